@@ -138,6 +138,7 @@ _TYPES = {
     "names": "Sequence[str] | str",
     "names_with_repeats": "Sequence[str] | str",
     "addresses": "str",
+    "name_servers": "str",
     "address_map": "Mapping[str, str] | str",
     "timestamp": "int | str",
     "consume_from": "int | str",

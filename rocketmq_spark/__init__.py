@@ -6,8 +6,10 @@ A name is imported when it is first used, so that a Spark worker that only sends
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
+from rocketmq_spark.base import extras
 from rocketmq_spark.spark import tuning
 
 if TYPE_CHECKING:
@@ -97,12 +99,39 @@ __all__ = [
     "write_rocketmq",
 ]
 
+# The packages that a home imports, by home; the other homes need none. A name whose packages are not installed is not listed, so
+# that ``import *``, ``help`` and ``inspect.getmembers`` work without extras.
+_ARROW = ("pyarrow", "numpy", "xxhash")
+_PACKAGES = {
+    "producer.rows.sent": ("numpy",),
+    "spark.datasource": ("pyspark",),
+    "spark.monitoring.listeners": ("pyspark",),
+    "spark.sink.foreach": ("pyspark", *_ARROW),
+}
+
+
+def _missing(name: str) -> list[str]:
+    return [package for package in _PACKAGES.get(_HOMES[name], ()) if not extras.installed(package)]
+
+
+if not TYPE_CHECKING:  # type checkers read the literal list
+    __all__ = [name for name in __all__ if not _missing(name)]
+
 
 def __getattr__(name: str) -> Any:
     if name == "aio":
         return importlib.import_module(f"{__name__}.aio")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if missing := _missing(name):
+        extra = extras.SPARK if "pyspark" in missing else extras.ARROW
+        problem = (
+            f"{__name__}.{name} needs {' and '.join(missing)}, not installed here. Install it: {extras.command(extra)}"
+        )
+        # ``hasattr`` expects an AttributeError. An import statement would replace it by one that does not say what is missing.
+        if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
+            raise ModuleNotFoundError(problem, name=missing[0])
+        raise AttributeError(problem)
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
@@ -110,5 +139,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "aio"})
 
 
-if tuning.in_a_driver():
-    tuning.warn_if_workers_differ(tuning.program_of_workers())
+tuning.check_workers_with_pyspark()

@@ -7,6 +7,7 @@ executors to the driver, and copied to every waiter of a broken connection.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -74,6 +75,18 @@ class RocketMQError(Exception):
         if self.remark:
             text += f": {self.remark}"
         return f"{text}. {self.remedy}" if self.remedy else text
+
+
+def copy_of(error: RocketMQError) -> RocketMQError:
+    """Return a copy of an exception, to keep it or for one of several callers; the copies share the cause.
+
+    Neither has a traceback: it would keep the frames of the first caller alive, and the objects that they refer to.
+    """
+    fresh = copy.copy(error)
+    fresh.__cause__ = error.__cause__
+    if fresh.__cause__ is not None:
+        fresh.__cause__.__traceback__ = None
+    return fresh
 
 
 class BrokerError(RocketMQError):

@@ -110,7 +110,7 @@ class Replies(Protocol):
         """Join; heartbeats then go to all brokers, because any of them may pass on a reply. Returns a function that leaves."""
 
     def announce(self, deadline: Deadline) -> None:
-        """Send that heartbeat now. Failures of single brokers are logged."""
+        """Send that heartbeat now. Failures of single brokers are logged. Raises ``NotSupported`` if a Proxy answers it."""
 
     def expect(self, correlation_id: str, done: Callable[[Reply | RocketMQError], object]) -> Callable[[], None]:
         """Call ``done`` at most once with the reply to that request; it may block. Returns a function that cancels this."""
@@ -247,10 +247,12 @@ class OffsetReader(Protocol):
         """Whether a broker indexes messages only after its replicas have confirmed them. True if unknown."""
 
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
-        """Whether a Proxy answers for the broker. A Proxy does not compile filters."""
+        """Whether a Proxy answers for the broker."""
 
-    def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> None:
-        """Have a broker compile an SQL expression. Raises ``BrokerError`` with the broker's text if that fails."""
+    def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> bool:
+        """Have a broker compile an SQL expression. Raises ``BrokerError`` with the broker's text if that fails. Returns False if
+        a Proxy answers for the broker: it compiles nothing.
+        """
 
 
 class OffsetCommitter(Protocol):
@@ -320,6 +322,12 @@ class GroupMember(Protocol):
 
     def filters(self, group: str, topic: str, deadline: Deadline, broker_name: str = "") -> dict[str, Filter]:
         """Return the subscriptions of the group's last heartbeat at this broker of the topic, or at a random one."""
+
+    def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> Mapping[tuple[str, str], str]:
+        """Return how members of the group should consume, ``PULL`` or ``POP``, by topic and broker. Operators set this mode.
+
+        Pairs whose mode is unknown are missing: brokers before 5.0 and Proxies do not report it.
+        """
 
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
         """Return the committed offset; None only if the master reports that there is none. A slave may lack recent offsets.

@@ -2,15 +2,17 @@
 
 ``rocketmq`` is one ``LocalBroker`` for the whole session. ``rocketmq_topic`` is a new topic on it for one test, and
 ``make_rocketmq_topic`` creates more. Nothing is downloaded, started or imported before the first test uses a fixture. When a
-test fails that got a ``LocalBroker`` from a fixture, the last 40 lines of the log of each of its masters are added to the report.
+test fails that got a ``LocalBroker`` from a fixture, its report has lines of the log of each master: the last 40 that are
+warnings or errors, or that name the test's topics.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from rocketmq_spark.localbroker import LocalBroker
 
 _LOG_LINES = 40
+_SERIOUS = re.compile(r"\b(?:WARN|ERROR|FATAL)\b|\b\w+(?:Exception|Error)\b")
+_topics = pytest.StashKey[list[str]]()
 _logger = logging.getLogger(__name__)
 
 
@@ -32,13 +36,14 @@ def rocketmq() -> Iterator[LocalBroker]:
 
 
 @pytest.fixture
-def make_rocketmq_topic(rocketmq: LocalBroker) -> Callable[..., str]:
+def make_rocketmq_topic(rocketmq: LocalBroker, request: pytest.FixtureRequest) -> Callable[..., str]:
     """A function that creates a topic with a new name and returns the name. It takes the arguments of
     ``LocalBroker.create_topic`` except ``name``.
     """
 
     def make(**how: Any) -> str:
         name = f"topic-{uuid.uuid4().hex[:12]}"
+        request.node.stash.setdefault(_topics, []).append(name)
         rocketmq.create_topic(name, **how)
         return name
 
@@ -68,7 +73,7 @@ def pytest_runtest_makereport(
 
 
 def _sections(item: pytest.Item) -> list[tuple[str, str]]:
-    """The end of the log of each running broker that the test was given, under whatever name."""
+    """The telling lines at the end of the log of each running broker that the test was given, under whatever name."""
     # A LocalBroker can only exist if its module was imported.
     module = sys.modules.get("rocketmq_spark.localbroker.cluster")
     fixtures = getattr(item, "funcargs", None)
@@ -77,9 +82,18 @@ def _sections(item: pytest.Item) -> list[tuple[str, str]]:
     # By its type: a mock says yes to isinstance, and whatever it is asked for.
     clusters = {id(value): value for value in fixtures.values() if issubclass(type(value), module.LocalBroker)}
     sections = []
+    topics = [
+        *item.stash.get(_topics, []),
+        *(value for value in fixtures.values() if type(value) is str and len(value) > 3),
+    ]
     for cluster in clusters.values():
         # A closed cluster has no logs any more, as after the teardown of the last test.
         for name in cluster.brokers if cluster.running else ():
-            lines = cluster.logs(name).splitlines()[-_LOG_LINES:]
+            lines = [line for line in cluster.logs(name).splitlines() if _tells(line, topics)][-_LOG_LINES:]
             sections.append((f"RocketMQ log of {name}", "\n".join(lines)))
     return sections
+
+
+def _tells(line: str, topics: Collection[str]) -> bool:
+    """Whether a line of a broker's log is a warning or an error, or names a topic."""
+    return _SERIOUS.search(line) is not None or any(topic in line for topic in topics)

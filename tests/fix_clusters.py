@@ -115,6 +115,13 @@ def proxied() -> Iterator[LocalBroker]:
 
 
 @pytest.fixture(scope="session")
+def asking_proxy() -> Iterator[LocalBroker]:
+    """A broker that asks soon about half messages, and a Proxy; not to be broken."""
+    with LocalBroker(conf={**WITHOUT_TIMERS, **ASKS}, proxy=True, quiet=True) as mq:
+        yield mq
+
+
+@pytest.fixture(scope="session")
 def slaved() -> Iterator[LocalBroker]:
     """A master with a slave; not to be broken."""
     with LocalBroker(slaves=1, conf=WITHOUT_TIMERS, quiet=True) as mq:

@@ -212,6 +212,10 @@ def refuse(code: int, remark: str = "", **ext: object) -> Command:
     return Command(code, {name: str(value) for name, value in ext.items()}, remark=remark)
 
 
+# What a Proxy adds to each answer, and a broker to answers to sends.
+OF_PROXY = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+
+
 def never(call: Call) -> None:
     """No answer."""
 

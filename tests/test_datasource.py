@@ -44,26 +44,6 @@ def test_options_travel_and_secrets_with_them_unseen():
     assert "s3cr3t" not in repr(again) + repr(again._parsed) + str(again._parsed.secret_key)
 
 
-@pytest.mark.parametrize(
-    ("make", "module", "version"),
-    [
-        ("reader", "source.readers", "4.2"),
-        ("streamReader", "source.readers", "4.2"),
-        ("writer", "sink.task", "4.1"),
-        ("streamWriter", "sink.task", "4.1"),
-    ],
-)
-def test_an_older_spark_is_named(monkeypatch, make, module, version):
-    """What the module imports is not there."""
-    monkeypatch.delitem(sys.modules, f"rocketmq_spark.spark.{module}", raising=False)
-    monkeypatch.setitem(sys.modules, "pyspark.sql.datasource", None)
-    given = [False] if "riter" in make else []
-    with pytest.raises(
-        OptionError, match=rf"needs PySpark {version} or newer, but PySpark here is \d.*foreach_batch_writer"
-    ):
-        getattr(source(), make)(struct(BASIC), *given)
-
-
 @pytest.mark.parametrize("kind", ["reader", "streamReader"])
 @pytest.mark.parametrize(
     ("options", "problem"),

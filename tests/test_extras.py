@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,11 @@ def test_installed() -> None:
     assert extras.installed("pytest")
     assert not extras.installed("no_such_package")
     assert not extras.installed("no_such_package.module")
+
+
+def test_a_module_that_a_program_made_counts_as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "made_by_a_program", types.ModuleType("made_by_a_program"))
+    assert extras.installed("made_by_a_program")
 
 
 def _without(absent: str, *arguments: str) -> subprocess.CompletedProcess[str]:

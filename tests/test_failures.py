@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rocketmq_spark.base.threads import Failure, attempt, start_thread, text_of
+from rocketmq_spark.base.threads import Failure, Tracebacks, attempt, start_thread, text_of
 from tests.helpers import RAISED, no_more_threads, raising
 from tests.mockbroker import eventually
 
@@ -27,6 +27,25 @@ def beside(code: Callable[[], object]) -> object:
     thread.start()
     thread.join(60)
     return found[0]
+
+
+def test_one_traceback_a_minute_is_logged_of_each_failure() -> None:
+    """A listener that fails for each message filled logs with the same traceback."""
+    now_s = [100.0]
+    tracebacks = Tracebacks(lambda: now_s[0])
+
+    def failing(error: BaseException) -> object:
+        return attempt(raising(error))
+
+    first = failing(ValueError("message 1"))
+    assert isinstance(first, Failure)
+    assert tracebacks.of(first) is first.error
+    assert [tracebacks.of(failing(ValueError(f"message {n}"))) for n in range(5)] == [None] * 5
+    assert isinstance(tracebacks.of(failing(KeyError("another kind"))), KeyError)
+    assert isinstance(tracebacks.of(attempt(int, "another place")), ValueError)
+    now_s[0] += 60.0
+    assert isinstance(tracebacks.of(failing(ValueError("later"))), ValueError)
+    assert tracebacks.of("no failure") is None
 
 
 def test_what_is_returned_is_returned() -> None:

@@ -27,7 +27,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 RANKS = """
     base daemon
     errors
-    base.java base.process base.retry
+    base.arguments base.java base.process base.retry
     model
     options ports wire
     queues remoting grpc_proxy
@@ -53,11 +53,11 @@ ORDER = {
     " push.rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
     " pull.upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
-    "pull": "answers missing requests reader puller reading",
+    "pull": "answers missing requests recreated reader puller reading",
     "delay": "release stream envelope_records queue_records service node",
-    "spark": "checkpoints monitoring sink source tuning source.offsets source.planner source.decisions source.filters"
-    " source.recreation source.catalog source.waiting source.commit source.tasks source.stream source.readers"
-    " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
+    "spark": "checkpoints monitoring sink source tuning compat source.offsets source.planner source.partitioning"
+    " source.decisions source.filters source.recreation source.catalog source.waiting source.commit source.tasks"
+    " source.stream source.readers checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
     " sink.checks sink.once sink.task datasource sink.foreach monitoring.queries"
     " monitoring.listeners",
     "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",
@@ -65,11 +65,11 @@ ORDER = {
     " decode.properties decode.rows decode.decoder encode.properties encode.columns"
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
-    "base": "codes extras exposition process java threads clock copies retry",
+    "base": "codes extras exposition process java threads arguments clock dropped copies retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names parsing transport table typed",
-    "cli": "output numbers command background connection broker cluster produce lag_view lag reading tail copy group"
+    "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command demo"
     " demo.feed demo.stage demo.play",
     "queues": "environment selection allocation",
@@ -102,13 +102,13 @@ BANNED = {
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
-    "pyspark": "daemon spark.datasource columnar.decode.schema spark.sink spark.source.tasks"
-    " spark.source.readers spark.monitoring.listeners spark.monitoring.queries cli delay.stream notebook",
+    "pyspark": "daemon spark.compat spark.datasource columnar.decode.schema spark.sink spark.source.tasks"
+    " spark.monitoring.listeners spark.monitoring.queries cli delay.stream notebook",
     **dict.fromkeys(("matplotlib", "IPython"), "notebook"),
     "opentelemetry": "session.telemetry",
     "py4j": "cli.demo.play spark.datasource",
     "pyarrow": "wire.compression columnar stored spark.source.tasks spark.checkpoints.entries spark.sink producer.rows",
-    "numpy": "remoting.bulk pull.answers columnar stored spark.sink producer.rows",
+    "numpy": "remoting.bulk pull.answers pull.recreated columnar stored spark.sink producer.rows",
     "xxhash": "columnar.encode.content_ids",
     "prometheus_client": "base.exposition spark.monitoring.listeners",
     "grpc": "grpc_proxy.channel",
@@ -120,7 +120,7 @@ OUTSIDE = {
     "ssl": "remoting.endpoint localbroker.maven",
     "select": "remoting.endpoint spark.sink.guarantee",
     "subprocess": "localbroker cli.background spark.tuning",
-    "threading": "base.process base.threads base.exposition spark.monitoring.listeners remoting.endpoint"
+    "threading": "base.process base.threads base.dropped base.exposition spark.monitoring.listeners remoting.endpoint"
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
     " producer.batching producer.destination producer.attempts"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
@@ -296,6 +296,7 @@ def test_what_spark_imports_is_light(package):
     assert roots <= sys.stdlib_module_names | {"pyspark" if package == "pyspark_rocketmq" else "rocketmq_spark"}
     assert {name for name in init.imports(top_level=True) if name.startswith("rocketmq_spark")} <= {
         "rocketmq_spark",
+        "rocketmq_spark.base.extras",
         "rocketmq_spark.spark.tuning",
     }
 

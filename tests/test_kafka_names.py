@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import StructType
 
+from rocketmq_spark import Consumer, Producer
 from rocketmq_spark.columnar.decode.schema import BASIC, chosen, columns_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import TABLE, names, parse
@@ -28,8 +29,49 @@ def test_an_option_of_kafka_names_options_that_there_are(name):
 
 
 def test_other_settings_of_its_clients_lead_to_the_page():
-    with pytest.raises(OptionError, match="rocketmq-spark help coming-from-kafka"):
-        parse({"kafka.linger.ms": "5"})
+    with pytest.raises(OptionError, match=r"see docs/coming-from-kafka\.md"):
+        parse({"kafka.metrics.num.samples": "5"})
+
+
+@pytest.mark.parametrize("name", names.CLIENT_OPTIONS)
+def test_an_option_of_another_client_names_options_that_there_are(name):
+    found = names.CLIENT_OPTIONS[name]
+    named = set(re.findall(r"'(\w+)'", found))
+    assert named <= OPTIONS
+    assert named or "bodies are bytes" in found
+    assert name not in {re.sub("[^a-z0-9]", "", spelt.lower()) for row in TABLE for spelt in (row.name, *row.aliases)}
+    with pytest.raises(OptionError) as caught:
+        parse({name: "x"})
+    assert f"option {name!r} is unknown: {found}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("retries", "'send_timeout'"),
+        ("max_retries", "'send_timeout'"),
+        ("retry_times_when_send_failed", "'send_timeout'"),
+        ("retryTimesWhenSendAsyncFailed", "'send_timeout'"),
+        ("linger_ms", "'batch_max_delay'"),
+        ("linger.ms", "'batch_max_delay'"),
+        ("kafka.linger.ms", "'batch_max_delay'"),
+        ("bootstrap_servers", "'name_server'"),
+        ("group.id", "'group'"),
+        ("auto_offset_reset", "'consume_from_where'"),
+        ("auto.offset.reset", "'consume_from_where'"),
+        ("consume_thread_max", "'consume_thread_min'"),
+        ("endpoints", "'proxy_endpoint'"),
+        ("key_serializer", "bodies are bytes"),
+    ],
+)
+def test_keywords_of_other_clients_name_keywords(name, expected):
+    """The nearest name misled: retries gave num_retries, which is for metadata, and linger_ms gave machine_rooms."""
+    for make in (Producer, Consumer):
+        with pytest.raises(OptionError) as caught:
+            make(name_server="h:1", group="g", **{name: "1"})
+        assert expected in str(caught.value)
+        assert "did you mean" not in str(caught.value)
+        assert "rocketmq-spark help" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["auto.offset.reset", "kafka.auto.offset.reset"])
@@ -50,7 +92,7 @@ def test_partitions_without_a_broker_are_refused_with_the_reason(option, value):
 
 
 def test_names_are_matched_without_case_and_others_are_left_to_the_nearest():
-    assert "'nameServer'" in (names.of_kafka_option("Kafka.Bootstrap.Servers") or "")
+    assert "'nameServer'" in (names.of_foreign_option("Kafka.Bootstrap.Servers") or "")
     with pytest.raises(OptionError, match="did you mean 'subscribe'"):
         parse({"subscrib": "x"})
 

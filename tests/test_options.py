@@ -13,6 +13,7 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import ROLES, TABLE, Options
 from rocketmq_spark.options.transport import NEEDS
+from rocketmq_spark.queues.environment import scope_of
 from tests.harness import in_one_test
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -237,7 +238,8 @@ def test_all_wrong_places_come_in_one_error():
 
 
 def test_unlike_names_get_no_guess():
-    assert refusal(zzzzzz="1") == "option 'zzzzzz' is unknown; all: rocketmq-spark help options"
+    for name in ("zzzzzz", "machine_time", "limit_rooms"):
+        assert refusal(**{name: "1"}) == f"option {name!r} is unknown; docs/options.md lists all options"
 
 
 def test_a_name_and_its_alias_are_one_option():
@@ -290,6 +292,29 @@ def test_names_are_unique():
     names = [name.lower() for row in TABLE for name in (row.name, *row.aliases)]
     assert len(names) == len(set(names))
     assert not set(names) & options.TOLERATED
+
+
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_the_instance_of_a_hosted_cluster_is_the_namespace(scheme):
+    """As in Java: ClientConfig.getNamespace and getNamesrvAddr."""
+    server = f"{scheme}MQ_INST_1_a.host:80"
+    found = options.parse({"nameServer": server})
+    assert (found.name_server, found.namespace) == (("MQ_INST_1_a.host:80",), "MQ_INST_1_a")
+    assert scope_of(found).on_wire("orders") == scope_of(found).on_wire("MQ_INST_1_a%orders") == "MQ_INST_1_a%orders"
+    assert options.parse({"nameServer": server, "namespace": "mine"}).namespace == "mine"
+    assert options.parse({"nameServer": f"{scheme}host:80"}).namespace is None
+    for role in ROLES:
+        if role != "simple consumer":
+            assert options.parse({"nameServer": server}).for_role(role).namespace == "MQ_INST_1_a"
+
+
+def test_wrong_addresses_are_errors_of_their_option():
+    for name in ("nameServer", "namesrvAddr", "proxyEndpoint"):
+        with pytest.raises(OptionError, match=f"option '{name.replace('namesrvAddr', 'nameServer')}' is 'tcp://a:1'"):
+            options.parse({name: "tcp://a:1"})
+    with pytest.raises(OptionError, match=r"option 'addressMap' is .*has a scheme"):
+        options.parse({"addressMap": {"a:1": "http://b:1"}})
+    assert options.parse({"transport": "grpc", "proxyEndpoint": "http://a:8081"}).proxy_endpoint == ("a:8081",)
 
 
 def test_the_public_name_of_a_field():

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -25,6 +26,7 @@ PARSERS = {
     "names": p.names,
     "names_with_repeats": p.names_with_repeats,
     "addresses": p.addresses,
+    "name_servers": p.name_servers,
     "address_map": p.address_map,
     "regex": p.regex,
     "assignment": p.assignment,
@@ -115,6 +117,63 @@ def test_addresses():
     for text in ("a", "a:", ":1", "a:0", "a:65536", "a:b", "a:1;b", "", ";"):
         with pytest.raises(ValueError, match="host:port, several separated by ; or ,"):
             p.addresses(text)
+
+
+def test_a_scheme_of_hosted_clusters_is_removed():
+    assert p.addresses("http://a:80; HTTP://b:81,c:82") == ("a:80", "b:81", "c:82")
+
+
+WRONG_ADDRESSES = [
+    ("tcp://a:1", r"'tcp://a:1' has a scheme: remove tcp://"),
+    ("https://a:1", r"'https://a:1' has a scheme: remove https://, and set tls=true"),
+    ("http://http://a:1", "has a scheme"),
+    ("http://a:1/", "'a:1/' has a path: remove it"),
+    ("http://a/rocketmq/nsaddr", "'a/rocketmq/nsaddr' has a path"),
+    ("a:1/b", "'a:1/b' has a path"),
+    ("http://a", "'a' is not host:port"),
+    ("::1", "'::1' is not host:port: an IPv6 address needs brackets"),
+    ("fe80::1:9876", "an IPv6 address needs brackets"),
+    ("[::1]", r"'\[::1\]' is not host:port"),
+    ("[1:2:3]:9876", "'1:2:3' is no IPv6 address"),
+    ("[]:1", "'' is no IPv6 address"),
+    ("[a]:1", "'a' is no IPv6 address"),
+    ("[127.0.0.1]:1", "'127.0.0.1' is no IPv6 address"),
+    ("[::1:1", "an IPv6 address needs brackets"),
+    ("a b:1", "'a b' is no name of a host"),
+    ("user@a:1", "'user@a' is no name of a host"),
+    ("a?b:1", r"'a\?b' is no name of a host"),
+    ("a:٣", "is not host:port"),
+    ("a:000001", "is not host:port"),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), WRONG_ADDRESSES)
+def test_what_is_no_address_is_an_error_that_says_why(text, why):
+    for value in (text, f"good:1;{text}"):
+        with pytest.raises(ValueError, match=why):
+            p.addresses(value)
+
+
+@pytest.mark.parametrize("text", ["http://a:1", "::1", "[1:2:3]:9876", "a:1/b", "a:0", "tcp://a:1"])
+def test_both_sides_of_an_address_map_are_addresses(text):
+    for pair in ({text: "b:1"}, {"b:1": text}):
+        with pytest.raises(ValueError, match=re.escape(f"({text!r} ")):
+            p.address_map(json.dumps(pair))
+    with pytest.raises(ValueError, match="5 is not host:port"):
+        p.address_map('{"a:1": 5}')
+
+
+@pytest.mark.parametrize("host", ["a", "a_b.c-d", "127.0.0.1", "[::1]", "[fe80::1%eth0]", "bücher.example"])
+def test_hosts(host):
+    assert p.addresses(f"{host}:9876") == (f"{host}:9876",)
+
+
+def test_the_instance_of_a_hosted_cluster():
+    assert p.instance_of(p.name_servers("http://MQ_INST_123_BXabc.mq-internet.example.com:80")) == "MQ_INST_123_BXabc"
+    for text in ("MQ_INST_1.a:80", "a.MQ_INST_1_b.c:80", "MQ_INST_1_b:80", "mq_inst_1_b.c:80", "a:1"):
+        assert p.instance_of(p.name_servers(text)) is None
+    with pytest.raises(ValueError, match=r"of one instance .these belong to MQ_INST_1_a, MQ_INST_1_b"):
+        p.name_servers("MQ_INST_1_a.h:80;MQ_INST_1_b.h:80")
 
 
 def test_an_address_map_names_the_bad_item():

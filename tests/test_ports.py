@@ -254,7 +254,7 @@ def reading() -> dict[str, Fake]:
             store_time_ms=lambda group, queue, offset, deadline: 5,
             sample=lambda group, queue, offset, deadline: (100, 10),
             is_proxy=lambda topic, broker, deadline: False,
-            check_filter=lambda broker, group, topic, sql, deadline: None,
+            check_filter=lambda broker, group, topic, sql, deadline: True,
         ),
         "pulls": Fake(ports.PullSource, batched=lambda queue: False),
     }

@@ -44,7 +44,8 @@ class Cluster(LocalBroker):
     running = True
 
     def logs(self, broker=None):
-        return "line of " + broker
+        lines = ["INFO channelInactive", "WARN line of " + broker, "INFO create orders"]
+        return "\\n".join(lines)
 
 class Unreadable(Cluster):
     def logs(self, broker=None):
@@ -58,6 +59,10 @@ def mine():
     return Cluster(brokers=2)
 
 @pytest.fixture
+def topic():
+    return "orders"
+
+@pytest.fixture
 def unreadable():
     return Unreadable()
 
@@ -69,7 +74,7 @@ def rocketmq():
 def breaks(mine):
     assert False, "in the set-up"
 
-def test_under_another_name(mine):
+def test_under_another_name(mine, topic):
     assert False
 
 def test_closed(rocketmq):
@@ -115,6 +120,8 @@ def test_logs_are_of_running_clusters_of_ours_under_any_name(
     outcomes, printed = _run(pytester, OURS, *workers)
     assert outcomes == {"failed": 3, "passed": 1, "errors": 1}, printed
     assert printed.count("line of broker-a") == printed.count("line of broker-b") == 2
+    assert printed.count("create orders") == 2, "two brokers, of the one test that has this topic"
+    assert "channelInactive" not in printed
     assert printed.count("not added, RuntimeError: no such log") == 1
     assert printed.count("RocketMQ log") == 5
 

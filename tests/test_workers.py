@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -62,14 +63,35 @@ def test_the_probe_finds_what_is_missing():
     ("code", "expected"),
     [
         ("import pyspark, rocketmq_spark", 1),
-        ("import rocketmq_spark, pyspark", 0),  # nobody has said yet that there will be Spark; ``register`` looks again
+        ("import rocketmq_spark, pyspark", 1),
+        ("from rocketmq_spark import Producer\nfrom pyspark.sql import SparkSession\nimport pyspark.errors", 1),
+        ("import importlib.util, rocketmq_spark\nassert importlib.util.find_spec('pyspark')", 0),
+        ("import pytest, rocketmq_spark, pyspark", 0),  # as pytest's plug-in
         ("import pyspark, rocketmq_spark.errors, rocketmq_spark.model", 1),
     ],
 )
-def test_11_24_importing_the_package_in_a_driver_warns(tmp_path, code, expected):
+def test_importing_both_packages_in_a_driver_warns_once(tmp_path, code, expected):
     env = {**environment(), "PYSPARK_PYTHON": program(tmp_path, 1)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stderr.count("Spark will not find the format 'rocketmq'") == expected
+
+
+def test_a_program_of_an_environment_that_is_not_activated_warns(tmp_path):
+    """As ``venv/bin/python job.py``: the Python of workers is the first ``python3`` of the path."""
+    Path(program(tmp_path, 1)).rename(tmp_path / "python3")
+    (tmp_path / "job.py").write_text("import rocketmq_spark\nfrom pyspark.sql import SparkSession\n")
+    env = {**environment(), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    del env["PYSPARK_PYTHON"]
+    done = subprocess.run([sys.executable, tmp_path / "job.py"], env=env, capture_output=True, text=True, check=True)
+    assert "Spark's workers run python3, which cannot import" in done.stderr
+
+
+def test_the_daemon_of_this_package_does_not_look(tmp_path):
+    env = {**environment(), "PYSPARK_PYTHON": program(tmp_path, 1)}
+    command = [sys.executable, "-m", "rocketmq_spark.daemon", "pyspark.worker"]
+    done = subprocess.run(command, env=env, input=b"", capture_output=True, timeout=60, check=False)
+    assert len(done.stdout) == 4  # the number of its port
+    assert b"Spark will not find the format" not in done.stderr
 
 
 def test_spark_itself_does_not_look(tmp_path):

@@ -58,11 +58,12 @@ def with_kept(
 ) -> dict[MessageQueue, QueueBounds]:
     """Return ``bounds`` with the real minimums of compaction topics, whose brokers keep messages below the minimum they report.
 
-    With the ``positions`` of a reader, only queues with a position below the reported minimum are checked. Their minimum in the
-    result is at most the position, because in a compaction topic a message that is not kept is no loss. With ``on_error``, queues
-    whose minimum could not be determined are omitted; without it, the error is raised.
+    With the ``positions`` of a reader, queues with a position at or above the reported minimum are not checked. The minimum of a
+    queue in the result is at most its position, because in a compaction topic a message that is not kept is no loss. With
+    ``on_error``, queues whose minimum could not be determined are omitted; without it, the error is raised.
     """
     unknown: set[MessageQueue] = set()
+    at = {queue: at for queue, at in (positions or {}).items() if at is not None}
 
     def failed(error: RocketMQError, queue: MessageQueue) -> None:
         if on_error is None:
@@ -70,14 +71,9 @@ def with_kept(
         unknown.add(queue)
         on_error(error, queue)
 
-    def begin(queue: MessageQueue) -> int:
-        return 0 if positions is None else bounds[queue].min_offset if (at := positions.get(queue)) is None else at
-
-    low = [queue for queue, of in bounds.items() if begin(queue) < of.min_offset]
+    low = [queue for queue, of in bounds.items() if at.get(queue, 0) < of.min_offset]
     kept = tools.brokers.kept_from(GROUP, low, deadline(tools), failed) if low else {}
-    first = {q: min(at, bounds[q].min_offset) for q, at in kept.items()}
-    if positions is not None:
-        first = {q: min(at, begin(q)) for q, at in first.items()}
+    first = {queue: min(offset, bounds[queue].min_offset, at.get(queue, offset)) for queue, offset in kept.items()}
     return {q: of._replace(min_offset=first.get(q, of.min_offset)) for q, of in bounds.items() if q not in unknown}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
+from rocketmq_spark.base import arguments
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import groups
 from rocketmq_spark.client.route import masters_of, registered
@@ -79,8 +80,12 @@ def near_groups(tools: AdminTools, group: str) -> str:
     return f"Did you mean {', '.join(near)}?" if near else ""
 
 
-def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> QueuePositions:
-    """The bounds of these queues, and the store time of the next message of each."""
+def look_at(
+    tools: AdminTools, positions: Mapping[MessageQueue, int | None], new: Collection[MessageQueue] = ()
+) -> QueuePositions:
+    """The bounds of these queues, and the store time of the next message of each. In ``new`` queues without a position, the
+    reader begins at the first message.
+    """
     bounds, errors = bounds_of(tools, positions)
     within = deadline(tools)
     rows = []
@@ -89,7 +94,10 @@ def look_at(tools: AdminTools, positions: Mapping[MessageQueue, int | None]) -> 
         if queue not in bounds:
             rows.append(QueueLag(queue, None, positions[queue], None))
             continue
-        row = QueueLag(queue, bounds[queue].min_offset, positions[queue], bounds[queue].max_offset)
+        bound, position = bounds[queue], positions[queue]
+        if position is None and queue in new:
+            position = bound.min_offset
+        row = QueueLag(queue, bound.min_offset, position, bound.max_offset)
         if row.lag and row.next_offset is not None and queue.broker_name not in silent:
             try:
                 stored_ms = tools.brokers.store_time_ms(GROUP, queue, row.next_offset, within)
@@ -127,7 +135,7 @@ def bounds_of(
     return with_kept(tools, bounds, positions, note), errors
 
 
-# ``earliest``, ``latest``, a time in ms since 1970, or an offset for each queue (-2 the first, -1 the end).
+# ``earliest`` or -2, ``latest`` or -1, a time in ms since 1970, or an offset for each queue (-2 the first, -1 the end).
 Wanted = str | int | Mapping[MessageQueue, int]
 
 
@@ -145,6 +153,7 @@ def offset_changes(
     """
     if problem := group_problem(group):
         raise OptionError(problem)
+    wanted = _checked(wanted, named)
     if isinstance(wanted, Mapping):
         mentioned = sorted({queue.topic for queue in wanted})
         if topics and (others := [topic for topic in mentioned if topic not in topics]):
@@ -167,6 +176,31 @@ def offset_changes(
     return [OffsetChange(queue, before[queue], after[queue]) for queue in sorted(after)]
 
 
+_MARKS = {EARLIEST: "earliest", LATEST: "latest"}
+
+
+def _checked(wanted: object, named: str) -> Wanted:
+    """Return where to go, with a mark as its word. Raises ``OptionError`` for other types, ``OffsetError`` for other values."""
+    expected = "earliest (or -2), latest (or -1), a time in ms since 1970, or offsets by queue"
+    if isinstance(wanted, Mapping):
+        for queue, offset in wanted.items():
+            arguments.instance(f"a queue of {named}", queue, MessageQueue, "a MessageQueue")
+            if not arguments.is_whole(offset):
+                raise arguments.wrong(
+                    f"{named} of {queue}", offset, "an offset, a whole number; -2 is the first, -1 the end"
+                )
+        return wanted
+    if arguments.is_whole(wanted):
+        moment: int = int(wanted)  # type: ignore[call-overload]
+        if moment >= 0 or moment in _MARKS:
+            return _MARKS.get(moment, moment)
+    elif not isinstance(wanted, str):
+        raise arguments.wrong(named, wanted, expected)
+    elif wanted in _MARKS.values():
+        return wanted
+    raise OffsetError(f"{named} is {arguments.shown(wanted)}; expected {expected}")
+
+
 def _resolved(
     tools: AdminTools, wanted: Wanted, bounds: Mapping[MessageQueue, QueueBounds], named: str
 ) -> dict[MessageQueue, int]:
@@ -175,8 +209,6 @@ def _resolved(
         answered = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
         return {queue: bounds[queue].clamp(offset) for queue, offset in answered.items()}
     if isinstance(wanted, str):
-        if wanted not in ("earliest", "latest"):
-            raise OffsetError(f"{named} is {wanted!r}; expected earliest, latest, a time in ms, or offsets by queue")
         return {queue: b.min_offset if wanted == "earliest" else b.max_offset for queue, b in bounds.items()}
     unknown = sorted(wanted.keys() - bounds.keys())
     if unknown:

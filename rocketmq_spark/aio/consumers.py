@@ -12,8 +12,9 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, Coroutines, EventLoop
+from rocketmq_spark.consumer.pop.simple_consumer import check_count
 from rocketmq_spark.consumer.pull.pull_consumer import POLL_S, checked_timeout, next_answer, some_of
-from rocketmq_spark.consumer.result import Listener
+from rocketmq_spark.consumer.result import Listener, check_listener
 from rocketmq_spark.consumer.settings import MAX_MESSAGES
 from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
@@ -67,6 +68,7 @@ class Consumer(Asynchronous):
         """
         self._check()
         settings = self._consumer.settings
+        check_listener(listener, settings.arrow, coroutines=True)
         code: Listener = functools.partial(self._loop.run, listener)
         if inspect.iscoroutinefunction(listener) and not settings.ordered and not settings.popped:
             code = Coroutines(self._loop, listener, settings.threads)
@@ -280,6 +282,7 @@ class SimpleConsumer(Asynchronous):
         next one, which waits for them if they have not arrived; their invisible time has begun.
         """
         self._check()
+        check_count(max_messages)
         while self._left and not self._unclaimed:
             await self._ended(self._left.pop())
             self._check()

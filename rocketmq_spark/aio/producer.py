@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, EventLoop
+from rocketmq_spark.base.arguments import function, seconds
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt, never_waiting, start_thread
 from rocketmq_spark.errors import SendFailed
@@ -109,6 +110,37 @@ class _Handed:
             return self._changed.wait_for(lambda: not self._futures, deadline.remaining())
 
 
+class _Line:
+    """Sends that one thread begins in their order. The thread refers only to the queue, and ends when the producer is dropped."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, begin: Callable[[], None]) -> None:
+        """Raises ``RuntimeError`` if the system has no more threads; then ``begin`` is not called."""
+        self._thread = self._thread or start_thread("rocketmq-aio-send", functools.partial(_begin_each, self._work))
+        self._work.put(begin)
+
+    def empty(self) -> bool:
+        return self._work.empty()
+
+    def end(self) -> None:
+        """End the thread after the work that it has. If the close fails after this, later sends start another one."""
+        if self._thread is not None:
+            self._thread = None
+            self._work.put(None)
+
+    def __del__(self) -> None:
+        self._work.put(None)
+
+
+def _begin_each(work: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (begin := work.get()) is not None:
+        begin()
+        del begin  # while this thread waits, it must not keep the producer
+
+
 class Producer(Asynchronous):
     """Sends messages from coroutines. Options, arguments and errors are those of ``rocketmq_spark.Producer``.
 
@@ -129,12 +161,14 @@ class Producer(Asynchronous):
         **options: Unpack[ProducerOptions],
     ) -> None:
         super().__init__()
-        check = None if transaction_check is None else functools.partial(self._loop.run, transaction_check)
+        check = None
+        if transaction_check is not None:
+            function("transaction_check", transaction_check, "message", coroutines=True)
+            check = functools.partial(self._loop.run, transaction_check)
         self._producer = producers.Producer(name_server, group, transaction_check=check, **options)
         self._fresh: deque[_Waiting] = deque()  # of this iteration of the event loop
         self._begun = 0  # number of sends that have begun since the start
-        self._line: SimpleQueue[_Waiting | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._line = _Line()
         self._handed = _Handed()
         self._rows = EventLoop()  # for calls that may take long, on separate threads
 
@@ -160,6 +194,8 @@ class Producer(Asynchronous):
         send that is cancelled has no effect if it had not begun; otherwise the message may be stored.
         """
         loop = self._check()
+        if timeout_s is not None:
+            seconds("timeout_s", timeout_s)  # here, because a thread may compare it
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         future = loop.create_future()
         self._fresh.append(_Waiting(future, message, how, time.monotonic(), copy_context()))
@@ -197,8 +233,7 @@ class Producer(Asynchronous):
         elif self._is_quick(message, how) and self._line.empty() and at_once(self._producer, message):
             self._begin(waiting)
         else:
-            self._thread = self._thread or start_thread("rocketmq-aio-send", self._send_each)
-            self._hand_over(waiting, lambda: self._line.put(waiting))
+            self._hand_over(waiting, lambda: self._line.put(functools.partial(self._begin_in_turn, waiting, _NO_ROOM)))
 
     def _is_quick(self, message: Message, how: How) -> bool:
         """Whether a send neither requests a broker's timer limit nor compresses a large body."""
@@ -211,10 +246,6 @@ class Producer(Asynchronous):
         except BaseException:  # the system has no more threads
             self._handed.discard(waiting)
             raise
-
-    def _send_each(self) -> None:
-        while (waiting := self._line.get()) is not None:
-            self._begin_in_turn(waiting, _NO_ROOM)
 
     def _begin_in_turn(self, waiting: _Waiting, why: tuple[str, str]) -> None:
         """Begin a send on a thread, or fail it with ``why`` (cause and remedy) if it waited for longer than its timeout."""
@@ -367,9 +398,7 @@ class Producer(Asynchronous):
     def _close(self, timeout_s: float | None) -> list[Unsent]:
         deadline = self._deadline(timeout_s)
         self._handed.none_left(deadline)  # sends that were passed to threads before are sent
-        if self._thread is not None:
-            self._line.put(None)
-            self._thread = None  # if the next step fails, later sends create another one
+        self._line.end()
         return self._producer.close(deadline.remaining())
 
     def _deadline(self, timeout_s: float | None) -> Deadline:

@@ -36,6 +36,8 @@ def installed(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # a finder may raise instead of returning None
         return False
+    except ValueError:  # a program put a module without a spec into sys.modules
+        return True
 
 
 def extra_of(module: str) -> str | None:

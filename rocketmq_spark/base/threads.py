@@ -50,6 +50,35 @@ class Failure:
         attempt(logger.error, text, *args, exc_info=self.error, stacklevel=3)
 
 
+# A failure of the same kind is logged without its traceback for so long.
+_QUIET_S = 60.0
+_KINDS = 100
+
+
+class Tracebacks:
+    """Limits the tracebacks of failures that repeat: of each error that one line of code raises, one a minute is logged."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._last_s: dict[object, float] = {}
+
+    def of(self, outcome: object) -> BaseException | None:
+        """Return the error whose traceback is to be logged; None if ``outcome`` is no failure, or if it was logged just now."""
+        if not isinstance(outcome, Failure):
+            return None
+        place = outcome.error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        kind = type(outcome.error), place and (place.tb_frame.f_code, place.tb_lineno)
+        now_s = self._now_s()
+        if now_s - self._last_s.get(kind, -_QUIET_S) < _QUIET_S:
+            return None
+        if len(self._last_s) >= _KINDS:
+            self._last_s.clear()
+        self._last_s[kind] = now_s
+        return outcome.error
+
+
 def attempt(code: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
     """Returns what ``code`` returns, or ``Failure``. Ctrl-C in the main thread is raised: it is for the user."""
     try:
@@ -214,6 +243,7 @@ class Aside:
     def _run(self, key: Hashable, mine: deque[Callable[[], None]]) -> None:
         while (work := self._next(key, mine)) is not None:
             work()
+            del work  # while this thread waits for the lock, it must not keep what the work refers to
 
     def _next(self, key: Hashable, mine: deque[Callable[[], None]]) -> Callable[[], None] | None:
         with self._lock:
@@ -333,6 +363,7 @@ class Timer:
     def _run(self) -> None:
         while (call := self._next()) is not None:
             call()
+            del call  # while this thread waits, it must not keep what the call refers to
 
     def _next(self) -> Callable[[], None] | None:
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from rocketmq_spark.errors import AccessDenied, NotSupported, OffsetError, Rocke
 from rocketmq_spark.model.admin import GROUP
 
 if TYPE_CHECKING:
-    from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
+    from rocketmq_spark.model import MessageQueue, OffsetRange
     from rocketmq_spark.session import Client
     from rocketmq_spark.spark.checkpoints.entries import Folder, LoggedBatch, Read
     from rocketmq_spark.spark.checkpoints.rewind import Drift, RewindPlan
@@ -104,7 +104,7 @@ def _batch(read: Read, machine: bool) -> dict[str, object]:
         "offsets": read.size,
     }
     if not machine:
-        return {**row, "queues": len(read.ranges)}
+        return {**row, "queues": len({part.queue for part in read.ranges})}
     return {**row, "ranges": list(map(_range, read.ranges)), "unknownQueues": len(read.unknown)}
 
 
@@ -157,7 +157,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
     The exit code is 1 if any queue has lost data or is not readable now.
     """
-    from rocketmq_spark.cli.lag import clusters, left_out
+    from rocketmq_spark.cli.query import clusters, left_out
     from rocketmq_spark.spark.checkpoints.entries import folder as opened
     from rocketmq_spark.spark.checkpoints.entries import last_batch
 
@@ -192,12 +192,12 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
 
 def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[str]]:
-    """Every queue of a batch and of its topics, as brokers have it now, and what they would not say."""
+    """Compare every queue that the query reads next with what brokers have now. Returns the comparison, and errors as text."""
     from rocketmq_spark.admin import deadline, with_kept
+    from rocketmq_spark.cli.query import unplanned
     from rocketmq_spark.spark.checkpoints.rewind import drift
     from rocketmq_spark.spark.source.recreation import RecreationWatch, share
 
-    bounds: dict[MessageQueue, QueueBounds] = {}
     away: set[str] = set()
     errors: list[str] = []
 
@@ -205,17 +205,12 @@ def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[s
         away.add(queue.broker_name)
         errors.append(str(error))
 
-    # Other queues of the topic are those of other environments, for all that a checkpoint says.
-    shared = {q.topic for offsets in batch.sources.values() if _has_queues(offsets.reads) for q in offsets.positions}
-    for topic in sorted({queue.topic for queue in batch.positions}):
-        try:
-            queues = client.routes.existing(topic, 0.0).readable()
-        except RouteNotFound as e:
-            errors.append(str(e))
-            continue
-        known = {queue for queue in batch.positions if queue.topic == topic}
-        known |= set() if topic in shared else set(queues)
-        bounds |= with_kept(client, client.brokers.bounds(known, deadline(client), note), batch.positions, note)
+    new, failed = unplanned(client, batch)
+    errors += map(str, failed)
+    positions: dict[MessageQueue, int | None] = {**batch.positions, **dict.fromkeys(new)}
+    lacking = {error.topic for error in failed if isinstance(error, RouteNotFound)}
+    there = {queue for queue in positions if queue.topic not in lacking}
+    bounds = with_kept(client, client.brokers.bounds(there, deadline(client), note), positions, note)
     remade: list[MessageQueue] = []
     for offsets in batch.sources.values():
         found = RecreationWatch(lambda: client.brokers, GROUP).look(offsets, bounds, deadline(client))
@@ -224,12 +219,9 @@ def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[s
             away.add(one[1])
             errors.append(str(error))
             bounds = {queue: of for queue, of in bounds.items() if share(queue) != one}
-    return drift(batch.positions, bounds, remade, away, _unregistered(client, batch)), errors
-
-
-def _has_queues(reads: Mapping[str, object]) -> bool:
-    """Whether a source reads the queues of an environment, not all of its topics."""
-    return "environment" in reads and reads.get("environmentMode") != "suffix"
+    # A queue that only the route knows is none.
+    seen = {q: at for q, at in positions.items() if q not in new or q in bounds or q.broker_name in away}
+    return drift(seen, bounds, remade, away, _unregistered(client, batch)), errors
 
 
 def _unregistered(client: Client, batch: LoggedBatch) -> set[str]:

@@ -9,8 +9,9 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -21,31 +22,24 @@ from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.numbers import FloatRange
 from rocketmq_spark.cli.output import Output, one_line, safe
-from rocketmq_spark.errors import (
-    AccessDenied,
-    BrokerError,
-    NotSupported,
-    OffsetError,
-    OptionError,
-    RocketMQError,
-    RouteNotFound,
-)
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.errors import OptionError, RocketMQError
+from rocketmq_spark.options.parsing import split_address
 
 if TYPE_CHECKING:
-    from rocketmq_spark.admin.groups import Positions, QueuePositions
+    from rocketmq_spark.admin.groups import QueuePositions
     from rocketmq_spark.cli.lag_view import LagSnapshot
-    from rocketmq_spark.session import Client
-    from rocketmq_spark.spark.checkpoints.entries import Read
 
 
 def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int] | None:
     if value is None:
         return None
-    host, _, port = value.rpartition(":")
-    if not port.isdecimal() or int(port) > 65_535:
-        raise click.BadParameter(f"{value!r} is not [HOST:]PORT, such as 9464 or 0.0.0.0:9464")
-    return host or exposition.DEFAULT_HOST, int(port)
+    has_host = value.rpartition(":")[0]
+    try:
+        return split_address(
+            value if has_host else f"{exposition.DEFAULT_HOST}:{value.removeprefix(':')}", lowest_port=0
+        )
+    except ValueError as e:
+        raise click.BadParameter(f"{value!r} is not [HOST:]PORT, such as 9464 or 0.0.0.0:9464 ({e})") from e
 
 
 @click.command(cls=CliCommand)
@@ -54,7 +48,8 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option(
     "--checkpoint",
     metavar="FOLDER",
-    help="The checkpointLocation of a query; its lag counts from the end of its last finished batch.",
+    help="The checkpointLocation of a query; its lag counts from the end of its last finished batch, and includes queues and"
+    " topics that the query has not read yet.",
 )
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C, with rates.")
 @click.option(
@@ -84,9 +79,10 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
     unknownQueues (number of queues whose lag is unknown), wentBackQueues (number of those that end before the position of the
     group or query), and queues. Unknown values, such as the rates of the first refresh, are null.
 
-    With --checkpoint, --json also prints batchId (the last finished batch), otherClusters (clusters that the query reads and the
-    command does not contact), and underWay, the unfinished batch: its batchId, forMs (time since it began) and waitsFor (brokers
-    that it reads and that do not answer). A checkpoint does not show whether its query runs.
+    With --checkpoint, --json also prints batchId (the last finished batch), newQueues (number of queues that no finished batch
+    has read, such as those of new topics of a pattern: they count from where the query will begin), otherClusters (clusters that
+    the query reads and the command does not contact), and underWay, the unfinished batch: its batchId, forMs (time since it
+    began) and waitsFor (brokers that it reads and that do not answer). A checkpoint does not show whether its query runs.
 
     If a broker is unavailable, --checkpoint shows '-' (JSON: null) for the queues of that broker and exits with 1; --group fails,
     because the brokers store the offsets of a group.
@@ -132,14 +128,17 @@ def _of_group(target: Target, group: str, topics: tuple[str, ...]) -> Ask:
 def _of_checkpoint(target: Target, name: str, topics: tuple[str, ...]) -> Ask:
     from rocketmq_spark.admin.groups import look_at
     from rocketmq_spark.cli.lag_view import under_way
+    from rocketmq_spark.cli.query import next_positions, waited_for
 
     def ask() -> tuple[dict[str, object], QueuePositions]:
-        client, reached = _reached(target, name, topics)
-        about: dict[str, object] = {"checkpoint": name, "batchId": reached.batch, "underWay": None}
-        about["otherClusters"] = list(reached.elsewhere)
-        if (read := reached.under_way) is not None:
+        client, query = next_positions(target, name, topics)
+        about: dict[str, object] = {"checkpoint": name, "batchId": query.batch, "underWay": None}
+        about["otherClusters"] = list(query.elsewhere)
+        about["newQueues"] = len(query.new)
+        if (read := query.under_way) is not None:
             about["underWay"] = under_way(read, waited_for(client, read), _now_ms())
-        return about, look_at(client, reached.positions)
+        look = look_at(client, query.positions, query.new)
+        return about, replace(look, errors=[*look.errors, *query.errors])
 
     return ask
 
@@ -155,6 +154,7 @@ def _complete(about: dict[str, object], look: QueuePositions) -> LagSnapshot:
 
 def _show(output: Output, sight: LagSnapshot) -> None:
     from rocketmq_spark.cli.lag_view import document, screen, summary, table, went_back
+    from rocketmq_spark.cli.query import left_out
     from rocketmq_spark.model.admin import total
 
     if output.machine:
@@ -167,6 +167,10 @@ def _show(output: Output, sight: LagSnapshot) -> None:
         output.note(", ".join(summary(sight)))
     if elsewhere := sight.about.get("otherClusters"):
         output.note(left_out(cast("list[str]", elsewhere)))
+    if new := sight.about.get("newQueues"):
+        output.note(
+            f"new queues, which no finished batch has read and which the query reads from their first message: {new}"
+        )
     every = total(sight.rows, sight.now_ms)
     if every.lost:
         output.note(f"{every.lost} messages were removed before they were read: the topic's retention is too short")
@@ -263,82 +267,3 @@ def own_group(target: Target, group: str) -> str:
     from rocketmq_spark.options import parse
 
     return isolated(parse({**target.settings(), "group": group}).for_role("pull consumer"))[1]
-
-
-class Reached(NamedTuple):
-    """The positions of a query: after its last finished ``batch``, or its start without one. ``under_way`` is the unfinished
-    batch. Sources that read from other clusters (``elsewhere``) are not included.
-    """
-
-    batch: int | None
-    positions: Positions
-    under_way: Read | None
-    elsewhere: Sequence[str] = ()
-
-
-def _reached(target: Target, name: str, topics: Sequence[str]) -> tuple[Client, Reached]:
-    """The positions of a checkpoint's query, and a client for its brokers.
-
-    Raises ``OffsetError`` for a folder that is no checkpoint, and for topics that the query does not read.
-    """
-    from rocketmq_spark.spark.checkpoints.entries import folder, last_batch, merged, under_way
-
-    opened = folder(name)
-    done = last_batch(opened)
-    chosen = done or last_batch(opened, committed=False)
-    if chosen is None:
-        raise OffsetError(f"{name} has no batch yet", remedy="Wait for the first one")
-    if not chosen.positions:
-        raise OffsetError(f"batch {chosen.number} in {name} reads no RocketMQ topic", remedy="Name another query's")
-    known = sorted({queue.topic for queue in chosen.positions})
-    if wrong := sorted(set(topics) - set(known)):
-        raise OffsetError(
-            f"the query of {name} does not read {', '.join(wrong)}", remedy=f"It reads: {', '.join(known)}"
-        )
-    client = target.within(chosen.reads).client()
-    here, elsewhere = chosen.within(clusters(client))
-    positions: Positions = dict(here.positions)
-    if done is None:
-        starts = merged(offsets.start for offsets in here.sources.values())
-        positions = {queue: starts.get(queue) for queue in positions}
-    mine = {q: at for q, at in positions.items() if not topics or q.topic in topics}
-    return client, Reached(done and done.number, mine, under_way(opened), elsewhere)
-
-
-def clusters(client: Client) -> set[str]:
-    """The clusters of all registered brokers; empty without the right to ask, and for a Proxy, which does not report them."""
-    try:
-        return {data.cluster for data in client.routes.cluster().values()}
-    except (AccessDenied, NotSupported):
-        return set()
-
-
-def waited_for(client: Client, read: Read) -> set[str]:
-    """Brokers of the client's cluster that a batch reads and that do not answer."""
-    here, _ = read.batch.within(clusters(client))
-    return silent(client, {part.queue for part in read.ranges if part.queue in here.positions})
-
-
-def left_out(elsewhere: Sequence[str]) -> str:
-    """The note about sources of other clusters."""
-    names = ", ".join(elsewhere)
-    return (
-        f"The query reads cluster {names}, too, which is not checked: to check it, give the name server of that cluster"
-    )
-
-
-def silent(client: Client, queues: Collection[MessageQueue]) -> set[str]:
-    """The brokers of these queues that do not answer, or that are in no route."""
-    from rocketmq_spark.admin import deadline
-
-    away: set[str] = set()
-
-    def note(error: RocketMQError, queue: MessageQueue) -> None:
-        if not isinstance(error, BrokerError):
-            away.add(queue.broker_name)
-
-    for topic in {queue.topic for queue in queues}:
-        with contextlib.suppress(RouteNotFound):
-            client.routes.get(topic)
-    client.brokers.bounds(queues, deadline(client), note)
-    return away

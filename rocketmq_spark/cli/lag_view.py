@@ -176,16 +176,16 @@ def summary(sight: LagSnapshot) -> list[str]:
     every, at = total(sight.rows, sight.now_ms), sight.pace
     whose = " ".join(f"{name} {sight.about[name]}" for name in ("group", "checkpoint") if name in sight.about)
     parts = [whose, behind_in(sight.rows, sight.now_ms)]
-    if back := went_back(sight.rows):
-        parts.append(f"{back} queues went back")
-    if state := sight.about.get("underWay"):
-        assert isinstance(state, dict)
-        parts.append(waiting(state))
     if every.behind_ms:
         parts.append(f"the oldest for {duration(every.behind_ms)}")
     if at.read_per_s is not None:
         parts += [f"read {rate(at.read_per_s)}/s", f"sent {rate(at.written_per_s)}/s"]
         parts.append("not catching up" if at.catch_up_s is None else f"done in {duration(at.catch_up_s * 1000)}")
+    if back := went_back(sight.rows):
+        parts.append(f"{back} queues went back")
+    if state := sight.about.get("underWay"):
+        assert isinstance(state, dict)
+        parts.append(waiting(state))
     return parts
 
 

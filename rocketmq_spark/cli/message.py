@@ -102,6 +102,7 @@ def show(
     help="Resend even if GROUP belongs to an environment and --environment is not given; the messages may go to queues of any "
     "environment.",
 )
+@click.option("--to-topic", metavar="NAME", help="Resend to this topic, wherever the dead letters came from.")
 @connected
 @click.pass_obj
 def resend(
@@ -114,13 +115,14 @@ def resend(
     really: bool,
     again: bool,
     any_queue: bool,
+    to_topic: str | None,
 ) -> None:
-    """Resend dead letters of GROUP to their topics. Every group that reads these topics receives them.
+    """Resend dead letters of GROUP to the topics in which GROUP read them. Every group that reads these topics receives them.
 
     The dead letters are kept. Each is sent as a new message with its tags, keys and properties, and with one more key: "dlq:" and
     the id of the dead letter. If brokers find that key in the topic, the dead letter was resent before and is skipped, unless
-    --again is given. Dead letters that cannot be decoded or sent, or whose topic is unknown or does
-    not exist, are reported and skipped.
+    --again is given. Dead letters that cannot be decoded or sent, or whose topic is unknown or does not exist, are reported and
+    skipped. The topic is unknown if GROUP reads the dead letters of another group, and the topic that these came from, too.
     """
     from rocketmq_spark.errors import RocketMQError
 
@@ -130,7 +132,8 @@ def resend(
     refused: list[RocketMQError] = []
     find, missing = _finder(target), _missing(target)
     with target.producer() as producer:
-        for message in _letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
+        for letter in _letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
+            message = replace(letter, topic=to_topic) if to_topic else letter
             row: dict[str, object] = {"topic": message.topic, "msgId": message.msg_id, "sent": really}
             text = f"{message.msg_id} to {message.topic}"
             if (why := _lacks(message) or missing(message.topic)) is not None:
@@ -158,9 +161,8 @@ def resend(
 
 def _lacks(letter: ReceivedMessage) -> str | None:
     """Why it is no message that could be sent."""
-    from rocketmq_spark.base.codes import DLQ_PREFIX
-
-    return letter.decode_error or ("it has no topic of its own" if letter.topic.startswith(DLQ_PREFIX) else None)
+    unknown = "it does not say in which topic the group read it. Name a topic with --to-topic"
+    return letter.decode_error or (unknown if letter.topic == letter.queue.topic else None)
 
 
 def _leave_out(output: Output, row: dict[str, object], what: str, why: object) -> None:
@@ -267,7 +269,7 @@ def _finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
 
 
 def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilter) -> Iterator[ReceivedMessage]:
-    """With the topics that they came from, in the user's names."""
+    """With the topics in which the group read them, in the user's names; with their own topic if that is unknown."""
     from rocketmq_spark.admin.groups import near_groups
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.cli import reading
@@ -291,10 +293,50 @@ def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilte
         hint = near_groups(target.client(), group)
         output.note(f"Group {group} has no dead letters: there is no topic {scope.on_wire(topic)}. {hint}".rstrip(". "))
         return
+    read_in = _read_in(output, target, own)
     for message in filter(wanted, reader.messages()):
         properties = message.properties
         origin = properties.get(Property.RETRY_TOPIC) or properties.get(Property.DLQ_ORIGIN_TOPIC)
-        yield replace(message, topic=scope.plain(normal_topic(origin, scope.on_wire(own)))) if origin else message
+        first = scope.plain(normal_topic(origin, scope.on_wire(own))) if origin else None
+        yield replace(message, topic=(read_in(message, first) if first else None) or message.topic)
+
+
+def _read_in(output: Output, target: Target, group: str) -> Callable[[ReceivedMessage, str], str | None]:
+    """Finds the topic in which a group read a message that became its dead letter; None if it may be one of several.
+
+    Brokers record only the ``first`` topic of a message, also if the group read it among the dead letters of another group.
+    """
+    from rocketmq_spark.base.codes import DLQ_PREFIX
+
+    @functools.cache
+    def consumed() -> set[str]:
+        from rocketmq_spark.errors import AccessDenied
+
+        try:
+            return set(target.client().admin.consumed_topics(group))
+        except AccessDenied as e:
+            output.note(f"Whether {group} reads dead letters of other groups cannot be looked up: {e}")
+            return set()
+
+    def find(letter: ReceivedMessage, first: str) -> str | None:
+        others = sorted(t for t in consumed() if t.startswith(DLQ_PREFIX) and t != letter.queue.topic)
+        holding = [topic for topic in others if _is_in(target, topic, letter.msg_id)]
+        possible = [first, *holding] if first in consumed() else holding or others or [first]
+        return possible[0] if len(possible) == 1 else None
+
+    return find
+
+
+def _is_in(target: Target, topic: str, msg_id: str) -> bool:
+    """Whether the index of a topic has a message with this id."""
+    from rocketmq_spark.admin import messages
+    from rocketmq_spark.errors import NotFound, RouteNotFound
+
+    try:
+        messages.message_by_id(target.client(), msg_id, topic)
+    except (NotFound, RouteNotFound):
+        return False
+    return True
 
 
 @click.group(cls=CliGroup)

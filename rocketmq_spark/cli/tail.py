@@ -70,10 +70,10 @@ def _begin(ctx: click.Context, param: click.Parameter, value: str | None) -> Pla
 
 
 def _tags(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    from rocketmq_spark.wire.properties import parse_subscription
+    from rocketmq_spark.wire.properties import user_subscription
 
     try:
-        parse_subscription(value)
+        user_subscription(value)
     except ValueError as e:
         raise click.BadParameter(str(e)) from e
     return value
@@ -131,8 +131,14 @@ def tail(
         begin = "latest" if follow else "earliest"
     if not isinstance(begin, dict):
         _seek(reader, begin)
-    for message in islice(reader.messages(follow), count):
+    if follow:
+        output.note(f"Waiting for messages of {topic} until Ctrl-C")
+    number = 0
+    for number, message in enumerate(islice(reader.messages(follow), count), 1):  # noqa: B007
         output.item(document(message), line(message))
+    if not number:
+        chosen = tags is not None or begin != "earliest"
+        output.note(f"{topic} has no messages{' from there on, or none with these tags' if chosen else ''}")
 
 
 def _seek(reader: TopicReader, begin: Place) -> None:

@@ -295,16 +295,17 @@ class Brokers:
         return "true" in (config.get("duplicationEnable"), config.get("enableControllerMode"))
 
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
-        """Whether a Proxy answers for a broker. A Proxy does not support statistics."""
-        command = rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker_name)
-        (answer,) = self.questions.ask_each([Question(broker_name, command, topic)], deadline)
-        return isinstance(answer, NotSupported)
+        (answer,) = self.questions.ask_each(
+            [self.questions.about(rpc.GET_MAX_OFFSET, MessageQueue(topic, broker_name, 0))], deadline
+        )
+        return isinstance(answer, Command) and answer.by_proxy
 
-    def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> None:
-        """Have a broker compile an SQL expression. With an invalid one in a pull, it would return every message."""
+    def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> bool:
+        """With an invalid expression in a pull, a broker would return every message."""
         body = bodies.client_config(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
-        self.questions.ask_all([Question(broker_name, command, topic)], deadline)
+        (answer,) = self.questions.ask_all([Question(broker_name, command, topic)], deadline)
+        return not answer.by_proxy
 
 
 def _passing(error: RocketMQError) -> RocketMQError:

@@ -134,10 +134,10 @@ def _on_wire(calls: Calls, table: Mapping[MessageQueue, Value]) -> dict[MessageQ
 def own(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     """A message in the user's names, and of the topic that it was first sent to where it comes from a retry topic.
 
-    Mirrors ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
+    A dead letter keeps its topic, as in Java. Mirrors ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
     """
     queue = message.queue._replace(topic=scope.plain(message.queue.topic))
-    origin = message.properties.get(Property.RETRY_TOPIC)
+    origin = message.properties.get(Property.RETRY_TOPIC) if queue.topic.startswith(RETRY_PREFIX) else None
     topic = scope.plain(origin) if origin else queue.topic
     return message if (queue, topic) == (message.queue, message.topic) else replace(message, queue=queue, topic=topic)
 

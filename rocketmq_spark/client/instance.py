@@ -20,6 +20,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rocketmq_spark.base import dropped
 from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import Property, Request, Response
 from rocketmq_spark.base.threads import Aside, Failure, Timer, attempt
@@ -98,7 +99,7 @@ class Groups:
             if member.consumes and members:
                 raise LocalProtocolError(
                     f"consumer group {member.group!r} has a member in this process already",
-                    remedy="Run the second one in another process, or with other connection options",
+                    remedy="Close the other one first, or run this one in another process",
                 )
             self._members[key] = (*members, member)
 
@@ -111,6 +112,11 @@ class Groups:
             else:
                 self._members.pop(key, None)
             return not others
+
+    def consumes(self, on_wire: str) -> bool:
+        """Whether the group has a consumer here."""
+        with self._lock:
+            return (True, on_wire) in self._members
 
     def each(self) -> list[tuple[str, Member]]:
         """One member of every group, with the group's name on the wire."""
@@ -214,6 +220,8 @@ class Instance:
     def join(self, member: Member) -> None:
         """Include ``member`` in heartbeats, the first one soon. A group may have only one consumer with this client id."""
         on_wire = self._calls.on_wire(member.group)
+        if member.consumes and self._groups.consumes(on_wire):
+            dropped.settle(Deadline.after(TIMEOUT_S))  # the other one may have been dropped without close()
         try:
             self._groups.add(on_wire, member)
             if member.asked is not None and not member.consumes:

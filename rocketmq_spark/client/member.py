@@ -86,6 +86,32 @@ class RemotingMember:
         scope = self._calls.scope
         return {scope.plain(name): wanted for name, wanted in found.items() if scope.reaches(name)}
 
+    def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> dict[tuple[str, str], str]:
+        wire = self._calls.on_wire(group)
+        asked = []
+        for topic in topics:
+            body = bodies.consume_mode_query(wire, self._calls.on_wire(topic), self.client_id)
+            try:
+                brokers = sorted(self._routes.recent(topic, deadline).brokers)
+            except RocketMQError as e:
+                logger.debug("the brokers of %s are unknown: %s", topic, e)
+                continue
+            asked += [Question(name, rpc.QUERY_ASSIGNMENT.request(body, bname=name), topic) for name in brokers]
+        modes = {}
+        for question, answer in zip(asked, self._questions.ask_each(asked, deadline), strict=True):
+            try:
+                if isinstance(answer, RocketMQError):
+                    raise answer
+                mode = bodies.consume_mode(answer.body)
+            except RocketMQError as e:  # such as NotSupported of a broker before 5.0, or of a Proxy
+                logger.debug(
+                    "%s does not report how group %s consumes %s: %s", question.broker_name, group, question.topic, e
+                )
+                continue
+            if mode is not None:
+                modes[question.topic, question.broker_name] = mode
+        return modes
+
     def _ask_any(self, topic: str, row: rpc.Row, group: str, deadline: Deadline, broker_name: str = "") -> Command:
         """Ask this broker of the topic, or a random one: all receive the same heartbeats of the group's members of this topic."""
         known = self._routes.recent(topic, deadline).brokers.values()

@@ -31,19 +31,27 @@ from rocketmq_spark.errors import (
     DecodeError,
     LocalProtocolError,
     MessageRefused,
+    NotSupported,
     RocketMQError,
 )
 from rocketmq_spark.model import Message, ReceivedMessage, Reply
 from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.wire import compression, rpc
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.properties import decode_properties, encode_properties, is_reserved, message_properties
+from rocketmq_spark.wire.properties import (
+    check_message,
+    decode_properties,
+    encode_properties,
+    is_reserved,
+    message_properties,
+)
 
 logger = logging.getLogger(__name__)
 
 # Java's MixAll.REPLY_MESSAGE_FLAG, the message type of a reply.
 _TYPE = "reply"
 _GONE = "Perhaps the requester has ended, or stopped waiting"
+_BROKERS = "Give the name server of the brokers as option 'nameServer'"
 Done = Callable[[Reply | RocketMQError], object]
 
 
@@ -141,6 +149,12 @@ class RemotingReplies:
         passing = self._awaited.passing()
         if not self._instance.connect(deadline, passing) and passing is not None:
             self._awaited.in_vain(passing)  # reported at the next call
+        proxy = next((data.master for data in self._routes.brokers() if self._is_proxy(data.master)), None)
+        if proxy is not None:
+            raise NotSupported("a Proxy does not forward replies", proxy, remedy=_BROKERS)
+
+    def _is_proxy(self, address: str | None) -> bool:
+        return address is not None and self._calls.pool.is_proxy(address)
 
     def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
         return self._awaited.expect(correlation_id, done)
@@ -158,7 +172,7 @@ class RemotingReplies:
                 last = e
             else:
                 return
-        last.remedy = last.remedy or _GONE
+        last.remedy = last.remedy or (_BROKERS if isinstance(last, NotSupported) else _GONE)
         raise last
 
     def _addresses(self, to: ReceivedMessage, deadline: Deadline) -> list[tuple[str, str]]:
@@ -170,6 +184,7 @@ class RemotingReplies:
         return sorted(masters, key=lambda master: master[0] != to.broker_name)
 
     def _command(self, to: ReceivedMessage, reply: Message, group: str) -> Callable[[str], Command]:
+        check_message(reply)
         names = Property.CLUSTER, Property.REPLY_TO_CLIENT, Property.CORRELATION_ID
         cluster, client, correlation_id = (to.properties.get(name) for name in names)
         if not (cluster and client and correlation_id):

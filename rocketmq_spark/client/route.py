@@ -307,7 +307,9 @@ class Routes:
 
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
         """The same error with the nearest existing names, as far as the name server lists them, and how to create the topic."""
-        return _with_nearest(self, error, f"Create it with: rocketmq-spark topic create {error.topic}")
+        return _with_nearest(
+            self, error, f"Create it with Admin.create_topic, or with: rocketmq-spark topic create {error.topic}"
+        )
 
 
 def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNotFound:

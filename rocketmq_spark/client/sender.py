@@ -212,12 +212,11 @@ class RemotingSender:
             e.unsent = True
             raise
         try:
-            transactions.end(self._calls, address, place, decision, deadline)
+            return transactions.end(self._calls, address, place, decision, deadline)
         except RuntimeError as e:
             lost = ConnectionLost(f"no connection can be made: {e}", address, topic=place.topic)
             lost.unsent = True
             raise lost from e
-        return True
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         answering = None if check is None else transactions.HalfChecks(self._calls, group, check)

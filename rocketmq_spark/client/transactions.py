@@ -59,8 +59,12 @@ def _commits() -> _Commits:
 
 
 def end(calls: Calls, address: str, place: HalfPlace, decision: TransactionState, deadline: Deadline,
-        asked: bool = False) -> None:  # fmt: skip
-    """A decision for the master at ``address``; ``asked`` if it is the answer to a question."""
+        asked: bool = False) -> bool:  # fmt: skip
+    """Send a decision to the master at ``address``; ``asked`` if it is the answer to a question.
+
+    Returns whether the answer proves that the broker has the decision. A Proxy answers without waiting for the broker, and before
+    the first check of a message it forwards no decision at all (``TransactionActivity``).
+    """
     known = decision is not TransactionState.UNKNOWN
     row = rpc.END_TRANSACTION
     command = (row.request if known else row.oneway)(
@@ -74,12 +78,13 @@ def end(calls: Calls, address: str, place: HalfPlace, decision: TransactionState
         transactionId=place.transaction_id,
         bname=place.broker_name,
     )
-    if known:
-        calls.ask(address, command, deadline)
-        if decision is TransactionState.COMMIT:
-            _commits().add(place.msg_id, address)
-    else:
+    if not known:
         calls.tell(address, command, deadline)
+        return False
+    proved = not calls.ask(address, command, deadline).by_proxy
+    if proved and decision is TransactionState.COMMIT:
+        _commits().add(place.msg_id, address)
+    return proved
 
 
 # Who asks, and about which copy.
@@ -140,11 +145,10 @@ class HalfChecks:
         if decision is TransactionState.ROLLBACK and _commits().elsewhere(place.msg_id, address):
             decision = TransactionState.COMMIT  # which may be the second one: that is better than none
         try:
-            end(self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), asked=True)
+            return end(self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), asked=True)
         except RocketMQError as e:
             logger.warning(
                 "the broker at %s will ask again about half message %s: %s did not arrive: %s",
                 address, place.msg_id, decision.value, e,
             )  # fmt: skip
             return False
-        return True

@@ -14,6 +14,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from rocketmq_spark.base.arguments import function, instance, wrong
 from rocketmq_spark.base.threads import Failure, text_of
 from rocketmq_spark.errors import NotSupported, OptionError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
@@ -34,6 +35,17 @@ class Listener(Protocol):
 
     # Positional, so that users may name the arguments freely. Their types depend on the kind of consumer.
     def __call__(self, messages: Any, context: Any, /) -> object: ...
+
+
+def check_listener(listener: object, arrow: bool, coroutines: bool = False) -> None:
+    """Raise ``OptionError`` unless ``listener`` can be called as a ``Listener``; ``coroutines``: or as a coroutine function.
+
+    Otherwise each call would fail, until the messages are dead letters. A class is no listener: its result would be an object.
+    """
+    takes = "batch, context" if arrow else "messages, context"
+    if isinstance(listener, type):
+        raise wrong("listener", listener, f"a function that takes ({takes})")
+    function("listener", listener, takes, coroutines=coroutines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +120,7 @@ class ReplyingContext:
                     f"the listener got {len(self._messages)} messages; expected reply(body, to=message) with one of them"
                 )
             to = self._messages[0]
+        instance("to", to, ReceivedMessage, "the ReceivedMessage that is a request")
         replier(to, body, properties)
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rocketmq_spark.base.arguments import synchronous, text, wrong
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.rebalance import WAIT_S, Allocate, ConsumeFrom
 from rocketmq_spark.errors import OptionError
@@ -21,11 +22,23 @@ from rocketmq_spark.options import Options, transport
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment, check_chosen, environment_of
 from rocketmq_spark.wire.names import group_problem, retry_topic, topic_problem
-from rocketmq_spark.wire.properties import parse_subscription
+from rocketmq_spark.wire.properties import user_subscription
+
+
+def checked_topic(topic: object) -> str:
+    """Return a topic that a user names. Raises ``OptionError`` for an invalid name and other types."""
+    if not isinstance(topic, str) or (problem := topic_problem(topic)):
+        raise wrong(
+            "topic", topic, f"the name of a topic ({problem})" if isinstance(topic, str) else "the name of a topic"
+        )
+    return topic
 
 
 def filter_of(tags: str | None, sql: str | None) -> Filter:
-    """Return the filter of one subscription. Raises ``OptionError`` for tags with SQL, empty tags, and other types."""
+    """Return the filter of one subscription. Raises ``OptionError`` for tags with SQL, blank ones, and other types."""
+    for name, given in (("tags", tags), ("sql", sql)):
+        if given is not None:
+            text(name, given, "a str")
     if tags is not None and sql is not None:
         raise OptionError(f"tags are {tags!r} and sql is {sql!r}; expected at most one of them")
     for name, given in (("tags are", tags), ("sql is", sql)):
@@ -34,12 +47,14 @@ def filter_of(tags: str | None, sql: str | None) -> Filter:
         except UnicodeEncodeError as e:  # encoding it for a heartbeat would fail for all topics
             raise OptionError(f"{name} {given!r}; expected characters that can be sent: {e}") from e
     if sql is not None:
+        if not sql.strip():
+            raise wrong("sql", sql, "an SQL92 expression, or None for all messages")
         return Filter(sql, "SQL92")
     try:
-        parse_subscription(tags)
+        wanted = user_subscription(tags)
     except ValueError as e:
         raise OptionError(f"tags are {tags!r}; expected '*' or such as 'a || b', one or several ({e})") from e
-    return Filter(tags) if tags else NO_FILTER
+    return Filter(tags) if tags and wanted.tags else NO_FILTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +88,7 @@ class Subscriptions:
         self._topics: dict[str, TopicFilter] = {}
 
     def add(self, topic: str, wanted: Filter) -> None:
-        """Subscribe to a topic. Raises ``OptionError`` for an invalid topic name."""
-        if problem := topic_problem(topic):
-            raise OptionError(f"topic is {topic!r}; expected the name of a topic ({problem})")
+        """Subscribe to a topic."""
         with self._lock:
             version_ms = self._later()
             self._topics = {**self._topics, topic: TopicFilter(wanted, version_ms, version_ms, self._lease_ms())}
@@ -291,6 +304,8 @@ def allocation(options: Options, on_wire: OnWire = str) -> Allocate:
     """Return the allocation strategy of the options with its parameters. Only its members share an environment's queues."""
     strategy, rooms = options.allocation_strategy, options.machine_rooms
     name = strategy.lower() if isinstance(strategy, str) else None
+    if name is None:
+        synchronous("option 'allocationStrategy'", strategy)
     if name == "environment":
         check_chosen(options, "allocationStrategy")
         return partial(allocate, "averagely")

@@ -1,7 +1,10 @@
-"""Looks for members of a group that have different subscriptions, which causes no error.
+"""Looks for what makes members of a group miss or repeat messages without an error: other subscriptions, another consume mode.
 
 Brokers keep one subscription per group, that of the last heartbeat, and filter the messages of all members by it; queues are
 shared among all members, also those without the topic. So messages that only one member subscribes to are lost or stay unread.
+
+An operator may switch a group to POP (``mqadmin setConsumeMode``). Java members with ``clientRebalance=false`` then pop, and the
+others pull: brokers deliver each message to both.
 
 Brokers that were restarted have forgotten the members of groups: ``Introductions`` makes a member known to them again.
 ``Complaints`` has the log levels of troubles that last: a line when one begins, and one when it ends.
@@ -80,6 +83,38 @@ def _meaning(wanted: Filter) -> object:
 
 def _shown(wanted: Filter | None) -> str:
     return "not subscribed to" if wanted is None else f"subscribed to with {wanted.expression!r}"
+
+
+POP = "POP"
+POP_REMEDY = (
+    "Set the mode back with mqadmin setConsumeMode -m PULL, or let all members of the group consume over gRPC "
+    "(option transport=grpc)"
+)
+
+
+class ConsumeModes:
+    """Warns of topics that brokers have the group pop, because members over remoting pull. Warns once for each broker."""
+
+    def __init__(self, port: GroupMember, group: str, subscriptions: Subscriptions) -> None:
+        self._port = port
+        self._group = group
+        self._subscriptions = subscriptions
+        self._popped: set[tuple[str, str]] = set()
+
+    def look(self, deadline: Deadline) -> None:
+        topics = [topic for topic in self._subscriptions.all() if not topic.startswith(RETRY_PREFIX)]
+        modes = self._port.consume_modes(self._group, topics, deadline)
+        popped = {place for place, mode in modes.items() if mode == POP}
+        for topic in sorted({topic for topic, _ in popped - self._popped}):
+            logger.warning(
+                "group %s: the consume mode of topic %s is POP at %s, but this member pulls. Other members may pop, such as Java "
+                "consumers with clientRebalance=false: then messages are delivered twice. %s",
+                self._group,
+                topic,
+                ", ".join(sorted(broker for of, broker in popped if of == topic)),
+                POP_REMEDY,
+            )
+        self._popped = (self._popped - modes.keys()) | popped
 
 
 class Complaints:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import VERSION
 from rocketmq_spark.base.threads import Failure, attempt, start_thread
-from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, copy_of
 from rocketmq_spark.grpc_proxy.channel import REST_S, Endpoints, Keys, ProxyChannel, Tls, metadata
 from rocketmq_spark.grpc_proxy.facts import TELEMETRY, AddressScheme, ClientType, Code, Language, Rpc
 from rocketmq_spark.grpc_proxy.protos import proto, refused, set_seconds
@@ -217,7 +217,9 @@ class Telemetry:
             self._changed.wait_for(over, deadline.remaining())
             if self._known >= self._version and not self._refused():
                 return None
-            return self._error or CallTimeout("the Proxy did not answer in time", self._channel.address)
+            if self._error is not None:
+                return copy_of(self._error)
+            return CallTimeout("the Proxy did not answer in time", self._channel.address)
 
     def close(self, deadline: Deadline) -> None:
         self._closed.set()

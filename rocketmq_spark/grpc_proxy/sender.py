@@ -94,8 +94,9 @@ class ProxySender:
         return False
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage:
-        """Unknown, because a Proxy does not report it."""
-        return BatchStorage()
+        """A Proxy reports only the types of messages that the topic accepts, in its route."""
+        route = self._routes.get(topic)
+        return BatchStorage(grouped=route is not None and route.types == {MessageType.FIFO})
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         if request.sys_flag & SysFlag.TRANSACTION_PREPARED:

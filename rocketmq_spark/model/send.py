@@ -32,11 +32,13 @@ class BatchStorage(NamedTuple):
     """How brokers store the batches of a topic.
 
     ``whole``: as one message, which needs a batch id (``queue.type=BatchCQ``). ``by_key``: messages without a key are left out
-    (a compaction topic), although the batch is acknowledged.
+    (a compaction topic), although the batch is acknowledged. ``grouped``: messages without a sharding key are rejected (by a
+    Proxy over gRPC, for a topic with ``message.type=FIFO``).
     """
 
     whole: bool = False
     by_key: bool = False
+    grouped: bool = False
 
 
 class SendResult(NamedTuple):

@@ -1,6 +1,6 @@
-"""Names in options: functions (``module:callable``), unknown names, and names of Spark's Kafka source.
+"""Names in options: functions (``module:callable``), unknown names, and names of Spark's Kafka source and of other clients.
 
-An error for a Kafka name contains the name here; docs/coming-from-kafka.md compares all of them.
+An error for a foreign name contains the name here; docs/coming-from-kafka.md compares those of Spark.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rocketmq_spark.base.arguments import synchronous, text
 from rocketmq_spark.errors import OptionError
 
 # A service that runs other people's queries must not import code that their options name.
@@ -21,7 +23,9 @@ _NO = ("0", "false", "no")
 def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
     """Return ``given`` if it is callable, else the function that ``module:callable`` names; ``option`` is for the error."""
     if callable(given):
+        synchronous(f"option {option!r}", given)
         return given
+    text(f"option {option!r}", given, "module:callable or a function")
     if os.environ.get(ALLOWED, "1").strip().lower() in _NO:
         raise OptionError(
             f"option {option!r} is {given!r}, which names code to run, but variable {ALLOWED} forbids that",
@@ -36,6 +40,7 @@ def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
         raise OptionError(f"option {option!r} is {given!r}; expected module:callable that can be imported ({e})") from e
     if not callable(thing):
         raise OptionError(f"option {option!r} is {given!r}; expected a callable, found {type(thing).__name__}")
+    synchronous(f"option {option!r}", thing)
     called: Callable[..., Any] = thing
     return called
 
@@ -79,6 +84,57 @@ KAFKA_OPTIONS = {
     "kafka.max.request.size": "the largest message that is sent is option 'maxMessageSize'",
 }
 
+# Names of the clients of Java, aiokafka, confluent-kafka and rocketmq-clients, without case and separators, by their equivalent.
+_OF_CLIENTS = {
+    "the address of the cluster is option "
+    "'nameServer', a name server's host:port": "bootstrapservers metadatabrokerlist nameserveraddress namesrv",
+    "the address of a Proxy is option 'proxyEndpoint', with 'transport' = grpc": "endpoints endpoint",
+    "the group of a producer or consumer is option 'group'": "groupid groupname producergroup consumergroup",
+    "as in Java, a send without a chosen queue is repeated up to two times, within option 'sendTimeout'; option "
+    "'onSendFailure' keeps what still fails": (
+        "retries maxretries retrytimes maxattempts messagesendmaxretries retrytimeswhensendfailed "
+        "retrytimeswhensendasyncfailed"
+    ),
+    "the required store status is option 'requireStoreOk'": "retryanotherbrokerwhennotstoreok acks requestrequiredacks",
+    "a look before a send is repeated is option 'confirmAmbiguous'": "enableidempotence transactionalid",
+    "the time for a send with its retries is option 'sendTimeout', that for one "
+    "request is option 'requestTimeout'": "sendmsgtimeout messagetimeoutms deliverytimeoutms timeout timeoutms",
+    "the time for one request is option 'requestTimeout'": "requesttimeoutms sockettimeoutms mqclientapitimeout",
+    "the pause between metadata requests is option 'retryInterval'": "retrybackoffms reconnectbackoffms",
+    "how long a batch waits is option 'batchMaxDelay', with 'autoBatch'": "lingerms linger queuebufferingmaxms",
+    "the size of a batch is option 'batchMaxBytes', with 'autoBatch'": "batchsize maxbatchsize",
+    "the size of all waiting batches is option 'totalBatchMaxBytes'": "buffermemory queuebufferingmaxkbytes",
+    "the largest message that is sent is option 'maxMessageSize'": "maxrequestsize messagemaxbytes",
+    "compression of messages is option 'compression'": "compressiontype compressiontypestr compresstype compressioncodec",
+    "the size from which on bodies are compressed is option 'compressAbove'": "compressmsgbodyoverhowmuch",
+    "avoiding slow brokers is option 'sendLatencyFault'": "sendlatencyfaultenable",
+    "where a new group starts is option 'consumeFromWhere'": "autooffsetreset consumetimestamp",
+    "automatic commits are option 'autoCommit'": "enableautocommit autocommitenable",
+    "the time between commits is option 'autoCommitInterval'": "autocommitintervalms",
+    "broadcasting is option 'model'": "messagemodel",
+    "the number of threads that call "
+    "the listener is option 'consumeThreadMin'": "consumethreadmax consumethreadnums consumptionthreadcount",
+    "how often a failed "
+    "message is delivered again is option 'maxReconsumeTimes'": "maxdeliveryattempts retrytimeswhenconsumefailed",
+    "the messages of one pull are option 'pullBatchSize'": "maxpollrecords fetchmaxmessages pullbatchnums",
+    "the bytes of one pull are option 'pullBatchSizeInBytes'": "fetchmaxbytes maxpartitionfetchbytes",
+    "messages that wait in a queue are bounded by option 'pullThresholdForQueue'": "maxcachemessagecount queuedminmessages",
+    "bytes that wait in a queue "
+    "are bounded by option 'pullThresholdSizeForQueue'": "maxcachemessagesizeinbytes queuedmaxmessageskbytes",
+    "the time that a listener may take is option 'consumeTimeout'": "maxpollintervalms",
+    "how queues are shared "
+    "among members is option 'allocationStrategy'": "allocatemessagequeuestrategy partitionassignmentstrategy",
+    "TLS is option 'tls', with 'tlsCaFile' and 'tlsCertFile'; users are options 'accessKey' and 'secretKey'": "securityprotocol",
+    "TLS is option 'tls', with 'tlsCaFile' and 'tlsCertFile'": "tlsenable usetls sslcontext",
+    "authorities to trust are option 'tlsCaFile', a PEM file": "sslcafile sslcalocation",
+    "the client's certificate is option 'tlsCertFile', a PEM file": "sslcertificatelocation sslcertfile",
+    "the key of the client's certificate is option 'tlsKeyFile', a PEM file": "sslkeylocation sslkeyfile",
+    "users are options 'accessKey' and 'secretKey'": "saslmechanism saslmechanisms saslusername saslpassword credentials ak sk",
+    "bodies are bytes; convert them "
+    "before you send and after you receive": "valueserializer keyserializer valuedeserializer keydeserializer",
+}
+CLIENT_OPTIONS = {name: here for here, clients in _OF_CLIENTS.items() for name in clients.split()}
+
 # Columns of Kafka's source, with the columns of this source that replace them.
 KAFKA_SOURCE_COLUMNS = {
     "key": "'keys' (array<string>)",
@@ -99,21 +155,34 @@ KAFKA_SINK_COLUMNS = {
 }
 
 
-def of_kafka_option(name: str) -> str | None:
-    """Return the equivalent of a Kafka option; None if ``name`` is not a Kafka option."""
+def of_foreign_option(name: str) -> str | None:
+    """Return the equivalent of an option of Spark's Kafka source or of another client; None if ``name`` is none of these."""
     lower = name.lower()
-    other = "settings of Kafka's clients have no effect here; for equivalents: rocketmq-spark help coming-from-kafka"
-    known = KAFKA_OPTIONS.get(lower) or KAFKA_OPTIONS.get(lower.removeprefix("kafka."))
+    short = lower.removeprefix("kafka.")
+    known = KAFKA_OPTIONS.get(lower) or KAFKA_OPTIONS.get(short) or CLIENT_OPTIONS.get(_bare(short))
+    other = "settings of Kafka's clients have no effect here; see docs/coming-from-kafka.md"
     return known or (other if lower.startswith("kafka.") else None)
 
 
-def unknown_option(name: str, options: Sequence[str]) -> str:
-    """Return the sentence about an unknown option, with the equivalent of a Kafka option or the nearest of ``options``."""
-    if of_kafka := of_kafka_option(name):
-        return f"option {name!r} is unknown: {of_kafka}"
-    known = {each.lower().replace("_", ""): each for each in options}
-    near = difflib.get_close_matches(name.lower().replace("_", ""), known, n=1, cutoff=0.6)
-    hint = f"; did you mean {known[near[0]]!r}?" if near else "; all: rocketmq-spark help options"
+def _bare(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+# Below this similarity a suggestion would mislead: "linger_ms" and "machine_rooms" have 0.6.
+_SIMILAR = 0.8
+
+
+def unknown_option(name: str, shown: Mapping[str, str]) -> str:
+    """Return the sentence about an unknown option, with its equivalent if it is a foreign one, or the nearest option.
+
+    ``shown`` is how errors spell each option.
+    """
+    if foreign := of_foreign_option(name):
+        here = re.sub(r"'(\w+)'", lambda quoted: repr(shown.get(quoted[1], quoted[1])), foreign)
+        return f"option {name!r} is unknown: {here}"
+    known = {_bare(spelt): spelt for spelt in shown.values()}
+    near = difflib.get_close_matches(_bare(name), known, n=1, cutoff=_SIMILAR)
+    hint = f"; did you mean {known[near[0]]!r}?" if near else "; docs/options.md lists all options"
     return f"option {name!r} is unknown{hint}"
 
 

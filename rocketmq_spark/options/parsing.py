@@ -5,6 +5,7 @@ Spark passes values as text, and Python calls as values; ``text`` converts the l
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections import Counter
@@ -19,6 +20,9 @@ LATEST = -1
 
 # Without leading zeros: otherwise one queue could be named twice in an option.
 QUEUE_ID = re.compile("0|[1-9][0-9]{0,9}")
+_HTTP = re.compile("^http://", re.IGNORECASE)
+_HOST = re.compile(r"[^\s:/\\\[\]@?#%]+")
+_INSTANCE = re.compile(r"(MQ_INST_\w+_\w+)\.", re.ASCII)
 # Stricter than ``int``, which reads 1_000 and digits of any script.
 _INTEGER = re.compile("[+-]?[0-9]{1,30}")
 _DURATION = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|m|h|d)?")
@@ -47,10 +51,15 @@ class Secret(str):
 
 def text(value: object) -> str:
     """Return the option text of a Python value: booleans in lower case, containers as JSON, everything else by ``str``."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise ValueError("a str, not bytes")
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, (str, bytes))):
-        return json.dumps(value)
+    if isinstance(value, Mapping) or (isinstance(value, Sequence) and not isinstance(value, str)):
+        try:
+            return json.dumps(value)
+        except TypeError as e:
+            raise ValueError(f"values that JSON can contain ({e})") from e
     return str(value)
 
 
@@ -165,26 +174,74 @@ def names(value: str) -> tuple[str, ...]:
     return items
 
 
+def split_address(item: str, lowest_port: int = 1) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[IPv6]:port``; the host keeps its brackets. The text of an error is about ``item``."""
+    scheme, separator, _ = item.partition("://")
+    if separator:
+        tls = ", and set tls=true" if scheme.lower() == "https" else ""
+        raise ValueError(f"{item!r} has a scheme: remove {scheme}://{tls}")
+    if "/" in item:
+        raise ValueError(f"{item!r} has a path: remove it, because lists of servers are not fetched by HTTP")
+    host, _, port = item.rpartition(":")
+    in_range = port.isascii() and port.isdecimal() and len(port) <= 5 and lowest_port <= int(port) < 65536
+    if not host or not in_range:
+        raise ValueError(f"{item!r} is not host:port")
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            ipaddress.IPv6Address(host[1:-1])
+        except ValueError:
+            raise ValueError(f"{item!r} is not host:port: {host[1:-1]!r} is no IPv6 address") from None
+    elif ":" in host:
+        raise ValueError(f"{item!r} is not host:port: an IPv6 address needs brackets, such as [::1]:9876")
+    elif not _HOST.fullmatch(host):
+        raise ValueError(f"{item!r} is not host:port: {host!r} is no name of a host")
+    return host, int(port)
+
+
 def addresses(value: str) -> tuple[str, ...]:
-    """``host:port`` items separated by ``;`` or ``,``."""
-    items = tuple(dict.fromkeys(item.strip() for item in re.split("[;,]", value) if item.strip()))
+    """``host:port`` items separated by ``;`` or ``,``.
+
+    Items may begin with ``http://``, as hosted clusters show them. It is removed, as by Java's clients: no connection uses HTTP.
+    """
+    expected = "host:port, several separated by ; or ,"
+    items = tuple(dict.fromkeys(_HTTP.sub("", item.strip()) for item in re.split("[;,]", value) if item.strip()))
     if not items:
-        raise ValueError("host:port, several separated by ; or ,")
+        raise ValueError(expected)
     for item in items:
-        host, _, port = item.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"host:port, several separated by ; or , ({item!r} is not)")
+        try:
+            split_address(item)
+        except ValueError as e:
+            raise ValueError(f"{expected} ({e})") from None
     return items
+
+
+def name_servers(value: str) -> tuple[str, ...]:
+    """As ``addresses``. Of a hosted cluster, all must belong to the same instance."""
+    items = addresses(value)
+    if len(instances := {instance_of((item,)) or "no instance" for item in items}) > 1:
+        raise ValueError(f"name servers of one instance (these belong to {', '.join(sorted(instances))})")
+    return items
+
+
+def instance_of(servers: Sequence[str]) -> str | None:
+    """The instance of a hosted cluster, which is its namespace, in ``MQ_INST_<account>_<id>.<host>:port``; None without one.
+
+    Mirrors ``NameServerAddressUtils``.
+    """
+    found = _INSTANCE.match(servers[0]) if servers else None
+    return None if found is None else found[1]
 
 
 def address_map(value: str) -> dict[str, str]:
     expected = 'JSON such as {"10.0.0.5:10911": "localhost:10911"}'
     found: dict[str, str] = _json(value, dict, expected)
     for item in (*found.keys(), *found.values()):
+        if not isinstance(item, str):
+            raise ValueError(f"{expected} ({item!r} is not host:port)")
         try:
-            addresses(item)
-        except (ValueError, TypeError, AttributeError):
-            raise ValueError(f"{expected} ({item!r} is not host:port)") from None
+            split_address(item)
+        except ValueError as e:
+            raise ValueError(f"{expected} ({e})") from None
     return found
 
 

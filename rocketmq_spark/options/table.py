@@ -99,10 +99,11 @@ class Options:
 
     # Connection
     name_server: tuple[str, ...] = _row(
-        p.addresses,
+        p.name_servers,
         (),
         _ALL,
-        "`host:port`, several separated by `;` or `,`; if one fails, the next one is tried",
+        "`host:port`, several separated by `;` or `,`; if one fails, the next one is tried. `http://` before it is ignored, and "
+        "`MQ_INST_a_b.host:port` also sets `namespace`, as in the Java client",
         shown="required, except with `transport=grpc`",
         aliases=("namesrvAddr",),
     )
@@ -336,7 +337,12 @@ class Options:
         "`full` adds offsetMsgId, flag, sysFlag, reconsumeTimes, bornHost, storeHost, commitLogOffset, storeSize",
     )
     topic_wait: float = _row(
-        p.duration, 0.0, _SOURCE, "how long a start waits until topics of `subscribe` or `assign` exist", shown="0"
+        p.duration,
+        0.0,
+        _SOURCE,
+        "how long a start waits until topics of `subscribe` or `assign` exist, or one that matches `subscribePattern`. After "
+        "that the start fails, except that a stream with `subscribePattern` starts, and waits for its first topic",
+        shown="0",
     )
     read_from: str = _row(
         p.choice("master", "hint", "slave"),
@@ -411,7 +417,8 @@ class Options:
         "roundRobin",
         ("sink",),
         "`roundRobin`, `random`, `hash` (of column `shardingKey`, as in Java), `machineRoom`, `environment`, `column` "
-        "(`queueId`, `brokerName`; the default if there is such a column), or `module:callable(queues, message, key)`",
+        "(`queueId`, `brokerName`; the default if there is such a column), or `module:callable(queues, message, key)`. Rows "
+        "whose `shardingKey` or `queueId` is null go round robin",
         raw=True,
     )
     send_timeout: float = _row(
@@ -747,7 +754,9 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
             continue
         row = _BY_NAME.get(name.lower())
         if row is None:
-            problems.append(names.unknown_option(name, [each.field if keywords else each.name for each in TABLE]))
+            problems.append(
+                names.unknown_option(name, {each.name: each.field if keywords else each.name for each in TABLE})
+            )
             continue
         called = row.field if keywords else row.name
         if row.field in values:
@@ -769,6 +778,9 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
     if problems:
         raise OptionError.of(problems)
     values |= from_environment
+    instance = p.instance_of(values.get("name_server", ()))
+    if instance is not None and "namespace" not in values and values.get("transport") != transport.GRPC:
+        values["namespace"] = instance
     return Options(**values, given=frozenset(values), from_variables=frozenset(from_environment), keywords=keywords)
 
 

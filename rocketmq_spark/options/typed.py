@@ -278,7 +278,7 @@ class SinkOptions(AdminOptions, total=False):
     queue_selector: Callable[..., Any] | str
     """``roundRobin``, ``random``, ``hash`` (of column ``shardingKey``, as in Java), ``machineRoom``, ``environment``,
     ``column`` (``queueId``, ``brokerName``; the default if there is such a column), or ``module:callable(queues, message,
-    key)``.
+    key)``. Rows whose ``shardingKey`` or ``queueId`` is null go round robin.
     """
     send_timeout: float | str
     """Timeout of one batch, including all retries. In the sink only round-robin, random and machine room batches may move to

@@ -185,14 +185,16 @@ class Attempts:
         assert self._first is not None
         if self.count == 1 and not late:
             return outcome
-        why = "the send timeout is over" if late else "all retries failed"
         sent = len(self.brokers)
+        over = "the send timeout expired" if late else "all retries failed"
+        after = f"after {sent} attempt{'' if sent == 1 else 's'}" if sent else "before the first attempt"
         tried = f"; brokers tried: {', '.join(self.brokers)}" if sent else ""
         if isinstance(outcome, OutOfTime):  # says nothing of the cause
             outcome = self._first
-        first = f"the first error: {self._first.message}; " if self._first.message != outcome.message else ""
+        differ = self._first.message != outcome.message
+        errors = f"the first error: {self._first.message}; the last error: " if differ else "the error: "
         failed = SendFailed(
-            f"{why} after {sent} attempt{'' if sent == 1 else 's'}{tried}; {first}the last one: {outcome.message}",
+            f"{over} {after}{tried}; {errors}{outcome.message}",
             outcome.addr,
             outcome.broker_code,
             outcome.topic,

@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 # A synchronous sender waits this much longer than its batch may take, because the error of the batch is more specific.
 _SLACK_S = 1.0
-# Storage of topics whose messages may be plain: ordinary topics, and topics of which it is unknown.
-_PLAIN_STORAGE = (BatchStorage(), None)
 _NOT_ASKED = BatchStorage(whole=True)
 # Combinations of topic and tag that are cached.
 _MAX_KINDS = 1024
@@ -254,24 +252,30 @@ class AccumulatorMember:
         """Return the future of a plain message that a batch took; it is encoded with the others when the batch is sent. None if
         ``add`` must handle the message, which also reports what is wrong with it.
         """
+        if not isinstance(message, Message):
+            return None  # type: ignore[unreachable]  # ``encoding.prepare`` reports it
         body, topic, tag, waits = message.body, message.topic, message.tags, message.wait_store_ok
-        if self._topics.storage.get(topic, _NOT_ASKED) not in _PLAIN_STORAGE or self._mixed:
+        if self._mixed:
             return None
         try:
+            storage = self._topics.storage.get(topic, _NOT_ASKED)  # None: unknown, and taken as ordinary
+            if storage is not None and (storage.whole or storage.by_key):
+                return None
             kind = self._kinds.get((topic, tag, waits)) or self._kind(topic, tag, waits)
-        except TypeError:  # a tag that is no str
+        except TypeError:  # a topic or a tag that is no str
             return None
         if kind is None or type(body) is not bytes or not 0 < len(body) <= self._max_body_bytes:
             return None
         text, size = kind.text, kind.size + len(body)
-        if message.keys or message.properties or message.flag or message.priority is not None:
+        flag = message.flag
+        if message.keys or message.properties or flag or type(flag) is not int or message.priority is not None:
             found = plain.plain_text(message, kind)
             if found is None:
                 return None
             text, more = found
             size += more
         promise = self._pending.expect(callback)
-        promise.body, promise.text, promise.flag = body, text, message.flag
+        promise.body, promise.text, promise.flag = body, text, flag
         return promise if self.batcher.add_plain(kind.key, promise, len(body), size, self._owner) else None
 
     def _kind(self, topic: str, tag: str | None, waits: bool) -> PlainKind | None:

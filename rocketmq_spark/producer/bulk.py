@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.base import extras
+from rocketmq_spark.base.arguments import function, instance, text
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.producer.requests import RequestProducer
@@ -55,7 +56,7 @@ class BulkProducer(RequestProducer):
             selector: ``"hash"`` (of column ``shardingKey``), ``"column"`` (``queueId``, and ``brokerName`` if there is one; the
                 default if there is a column ``queueId``), ``"random"``, ``"roundRobin"``, ``"environment"``,
                 ``"module:function"``, or a function of queues, message and sharding key that is called for each row. By default
-                queues take batches in turn.
+                queues take batches in turn; so they take rows whose ``shardingKey`` or ``queueId`` is null.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:
@@ -72,6 +73,8 @@ class BulkProducer(RequestProducer):
         """
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
         tools = self._call_tools("send_arrow", how_long)
+        if topic is not None:
+            text("topic", topic, "the name of a topic")
         from rocketmq_spark.producer.rows import inputs
 
         return inputs.send_arrow(tools, rows, inputs.RowTarget(topic, selector, how_long))
@@ -95,7 +98,7 @@ class BulkProducer(RequestProducer):
             queue: The queue of all messages. By default the queues of each topic take batches in turn.
             key: A function that returns the key of a message: a str, int or bool. Messages of one key go to the queue that
                 ``send`` chooses for it with selector ``"hash"``. They carry the key as their sharding key, over gRPC as their
-                message group.
+                message group. Messages without a key (None) go to any queue.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:
@@ -109,6 +112,11 @@ class BulkProducer(RequestProducer):
         """
         how_long = self.settings.send_timeout_s if timeout_s is None else timeout_s
         tools = self._call_tools("send_many", how_long)
+        instance("messages", messages, Iterable, "an iterable of messages")
+        if queue is not None:
+            instance("queue", queue, MessageQueue, "a MessageQueue, such as queues() returns")
+        if key is not None:
+            function("key", key, "message")
         from rocketmq_spark.producer.rows import inputs
 
         how = inputs.RowTarget(None, "hash" if key is not None else None, how_long)

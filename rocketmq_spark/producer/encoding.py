@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from rocketmq_spark.base import codes
+from rocketmq_spark.base.arguments import instance, text
 from rocketmq_spark.base.codes import LONGEST_DELAY_MS, Property, SysFlag
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
@@ -26,7 +27,7 @@ from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.wire.compression import smaller
 from rocketmq_spark.wire.names import is_send_forbidden, topic_problem
-from rocketmq_spark.wire.properties import encode_properties, message_properties
+from rocketmq_spark.wire.properties import check_message, encode_properties, message_properties
 
 _BODIES = (bytes, bytearray, memoryview)
 
@@ -81,6 +82,7 @@ class Prepared(NamedTuple):
 
 def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = ANYHOW) -> Prepared:
     """Check ``message`` and encode its properties; ``MessageRefused`` says what no broker would take."""
+    check_message(message)
     check_topic(message.topic)
     if (chooses := settings.features.chooses_queues) and how.queue is not None:
         raise MessageRefused(f"the message names {how.queue}, but {chooses}", topic=message.topic)
@@ -166,6 +168,8 @@ def _priority(message: Message, settings: ProducerSettings) -> str:
 
 def check_topic(topic: str) -> None:
     """Java's limits and alphabet, and the system topics that take no messages from clients."""
+    if topic is not None:
+        text("topic", topic, "the name of a topic")
     problem = _topic_problem(topic)
     if problem:
         raise MessageRefused(problem.rstrip("."), topic=topic or None)
@@ -195,6 +199,7 @@ def check_body(message: Message, settings: ProducerSettings) -> None:
 
 
 def check_queue(topic: str, queue: MessageQueue) -> None:
+    instance("queue", queue, MessageQueue, "a MessageQueue, such as queues() returns")
     if queue.topic != topic:
         raise MessageRefused(f"message's topic not equal mq's topic: {topic!r} and {queue}", topic=topic)
 

@@ -7,7 +7,7 @@ of ``encoding.prepare``. A message that is not plain, or that every broker would
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import Property
@@ -32,12 +32,15 @@ class PlainKind(NamedTuple):
 
 _AN_ID = "0" * 32
 _BLANK, _KEYS, _ID = codes.KEY_SEPARATOR, f"{Property.KEYS}\x01", f"{Property.UNIQ_KEY}\x01"
+_STR = {str}  # other types, None among them, are for ``encoding.prepare``
 _RESERVED, _TRANSIENT = codes.RESERVED_PROPERTIES, codes.TRANSIENT_PROPERTY_PREFIX
 
 
-def plain_kind(topic: str, tag: str | None, waits: bool, encoder: MessageEncoder) -> PlainKind | None:
+def plain_kind(topic: Any, tag: Any, waits: Any, encoder: MessageEncoder) -> PlainKind | None:
     """None for messages that are sent separately, or that every broker would reject."""
-    if topic.startswith(codes.RETRY_PREFIX) or not (tag is None or isinstance(tag, str)):
+    if not isinstance(topic, str) or not isinstance(tag, str | None) or not isinstance(waits, bool):
+        return None
+    if topic.startswith(codes.RETRY_PREFIX):
         return None
     try:
         check_topic(topic)
@@ -64,7 +67,12 @@ def plain_text(message: Message, kind: PlainKind) -> tuple[str, int] | None:
             more = f"{_KEYS}{words}\x02"
         if own:
             values = own.values()
-            if "" in own or "" in values or None in values or not _RESERVED.isdisjoint(own):
+            if (
+                not ({*map(type, own), *map(type, values)} <= _STR)
+                or "" in own
+                or "" in values
+                or not _RESERVED.isdisjoint(own)
+            ):
                 return None
             more += "".join([f"{name}\x01{value}\x02" for name, value in own.items()])
         size = len(more) if more.isascii() else len(more.encode())

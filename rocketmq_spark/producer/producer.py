@@ -15,10 +15,12 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 
+from rocketmq_spark.base.arguments import function, instance, seconds, synchronous, text, wrong
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Closing, Owner
+from rocketmq_spark.base.dropped import ClosedWhenDropped
+from rocketmq_spark.base.process import Owner
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError
+from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer import batching, encoding, topics
@@ -31,7 +33,17 @@ from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
 from rocketmq_spark.producer.in_flight import Pending
 from rocketmq_spark.producer.long_delays import LongDelays, Timers, cancelling_request, to_all, told
-from rocketmq_spark.producer.outgoing import Callback, Ended, Outcome, Outgoing, identified, ignore, in_turn, with_ids
+from rocketmq_spark.producer.outgoing import (
+    Callback,
+    Ended,
+    Outcome,
+    Outgoing,
+    PromptCallback,
+    identified,
+    ignore,
+    in_turn,
+    with_ids,
+)
 from rocketmq_spark.producer.plain import seal
 from rocketmq_spark.producer.settings import Hook, ProducerSettings
 from rocketmq_spark.producer.spooling import chooser
@@ -46,7 +58,7 @@ _ids = UniqKeys()
 _numbers = itertools.count()
 
 
-class BaseProducer(Closing):
+class BaseProducer(ClosedWhenDropped):
     """Sends messages of one group. Open when made; ``close`` it, or use it as a context manager.
 
     Producers with the same ``shared_as`` fill one accumulator together. Its ``spool`` is its own to close. With ``stored`` a
@@ -88,6 +100,10 @@ class BaseProducer(Closing):
         self._leave = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)
 
     @property
+    def _is_open(self) -> bool:
+        return not self._closing.locked()
+
+    @property
     def faults(self) -> FaultTable:
         """The table of avoided brokers (``sendLatencyFault``). ``help(producer.faults)`` describes what you may set."""
         return self._engine.faults
@@ -103,6 +119,9 @@ class BaseProducer(Closing):
             before: Called with a ``SendContext``: ``group``, ``queue``, ``mode``, ``attempt``, ``message``, ``msg_ids``.
             after: Called with the same object, which then has ``result`` or ``error``, and ``latency_ms``.
         """
+        for name, hook in (("before", before), ("after", after)):
+            if hook is not None:
+                function(name, hook, "context")
         self._engine.hooks.add(before, after)
 
     def queues(self, topic: str) -> list[MessageQueue]:
@@ -185,6 +204,8 @@ class BaseProducer(Closing):
             RocketMQError: Raised if ``queue``, ``selector``, ``delay`` or ``deliver_at`` needs the route, and it is unavailable.
             SendFailed: Raised if too many messages were unacknowledged during the whole timeout.
         """
+        if callback is not None and not isinstance(callback, PromptCallback):  # the package's own
+            _check_callback(callback)
         anyhow = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
         if self._membership is not None and anyhow and timeout_s is None:
             self._owner.check(self._closing.locked())
@@ -240,6 +261,7 @@ class BaseProducer(Closing):
         and ``MessageRefused`` if the batch is empty or too large, has a delayed message, or mixes topics or ``wait_store_ok``.
         """
         self._owner.check(self._closing.locked())
+        instance("messages", messages, Collection, "a list of messages")
         deadline, now_ms = self._deadline(timeout_s), self._engine.timer.wall_ms()
         ids = _ids.take(len(messages) + 1, now_ms)
         prepared = [
@@ -281,6 +303,8 @@ class BaseProducer(Closing):
                 be delivered.
         """
         self._owner.check(self._closing.locked())
+        text("recall_handle", recall_handle, "the recall_handle of a result")
+        encoding.check_topic(topic)
         deadline = self._deadline(None)
         if (waiting := DelayHandle.parse(recall_handle)) is not None:
             return self._recall_envelope(waiting, topic, deadline)
@@ -364,10 +388,7 @@ class BaseProducer(Closing):
         self._engine.timer.soon(self._engine.pump) if soon else self._engine.pump()
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
-        wait_s = self.settings.send_timeout_s if timeout_s is None else timeout_s
-        if wait_s != wait_s:  # a time that is no number never ends
-            raise OptionError(f"timeout_s is {timeout_s!r}; expected seconds, such as 3.0")
-        return Deadline.after(wait_s)
+        return Deadline.after(self.settings.send_timeout_s if timeout_s is None else seconds("timeout_s", timeout_s))
 
     def _admitted(self, message: Message, how: How) -> tuple[Prepared, How, Deadline]:
         """The checks in Java's order: state, message, route; then the queue if one was chosen."""
@@ -398,3 +419,10 @@ class BaseProducer(Closing):
             selection=selection,
         )
         return in_turn(made, self._membership is not None) if self.settings.features.chooses_queues else made
+
+
+def _check_callback(callback: object) -> None:
+    """Each send may have another callback, so only what costs little is checked."""
+    if not callable(callback):
+        raise wrong("callback", callback, "a function that takes (outcome)")
+    synchronous("callback", callback)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from rocketmq_spark.base.arguments import instance
 from rocketmq_spark.base.clock import LONGEST_S, Deadline
 from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.errors import ClosedError, NotSupported, ReplyTimeout, RocketMQError
@@ -137,7 +138,7 @@ class RequestProducer(TransactionProducer):
         Raises:
             ReplyTimeout: The request was stored, but no reply arrived in time.
             RocketMQError: The errors of ``send``.
-            NotSupported: Over gRPC, because a Proxy does not forward replies.
+            NotSupported: Through a Proxy, which does not forward replies. Nothing was sent.
         """
         return self.request_async(message, queue=queue, selector=selector, arg=arg, timeout_s=timeout_s).result()
 
@@ -198,10 +199,11 @@ class RequestProducer(TransactionProducer):
         Raises:
             MessageRefused: The message is not a request, or the answer is empty or too large. Nothing was sent.
             RocketMQError: The requester did not get the answer; perhaps it has ended.
-            NotSupported: Over gRPC, because a Proxy does not forward replies.
+            NotSupported: Through a Proxy, which does not forward replies. Nothing was sent.
         """
         replies = self._passed_on()
         self._owner.check(self._closing.locked())
+        instance("to", to, ReceivedMessage, "the ReceivedMessage that is a request")
         answer = Message(to.topic, body, properties=properties)
         replies.reply(to, answer, self.settings.group, self._deadline(timeout_s))
 

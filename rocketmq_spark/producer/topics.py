@@ -34,6 +34,7 @@ from rocketmq_spark.wire.envelope import INNER_TOPIC
 logger = logging.getLogger(__name__)
 
 REST_S = 0.5
+_MISSING = 1000  # topics that do not exist and whose nearest names are kept
 # Share of the send timeout for the request for a topic's type.
 _ASKING = 1 / 3
 
@@ -75,6 +76,7 @@ class Topics:
         self.storage: dict[str, BatchStorage | None] = {}  # how batches are stored, for topics that were asked about
         self.pinned: Mapping[str, tuple[MessageQueue, ...]] = {}  # these override the environment's
         self._rest = Deadline(0.0)
+        self._missing: dict[str, tuple[Deadline, str | None]] = {}
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """The queues to publish to, those of the producer's environment if it has one; raises ``RouteNotFound``.
@@ -89,11 +91,24 @@ class Topics:
             return self._keep(topic, self._ask(topic, deadline, refresh), deadline)
         except RocketMQError as e:
             if known is None:
-                raise
+                raise self._explained(topic, e) from e.__cause__
             logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
             if not isinstance(e, RouteNotFound):
                 self._rest = Deadline.after(REST_S)
             return known[1]
+
+    def _explained(self, topic: str, error: RocketMQError) -> RocketMQError:
+        """The error of a topic that does not exist, with the nearest names. They are looked up once for many sends."""
+        if not isinstance(error, RouteNotFound) or error.broker_code != codes.Response.TOPIC_NOT_EXIST:
+            return error
+        known = self._missing.get(topic)
+        if known is None or known[0].expired:
+            if len(self._missing) >= _MISSING:
+                self._missing.clear()
+            remedy = self._sender.missing_topic(error).remedy
+            known = self._missing[topic] = Deadline.after(REST_S), remedy
+        error.remedy = known[1]
+        return error
 
     def awaited(self, topic: str, deadline: Deadline, pause: Callable[[float], None]) -> Sequence[MessageQueue]:
         """As ``queues``, but waits for a name server that does not answer or a broker that is away. Raises the first

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from rocketmq_spark.base.arguments import function, seconds
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt, left_by_collection
 from rocketmq_spark.errors import (
@@ -43,6 +44,7 @@ from rocketmq_spark.producer.encoding import How
 from rocketmq_spark.producer.fates import DECIDING_S, HalfFate
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.wire.properties import check_message
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +110,8 @@ class HalfMessage:
     def _decide(self, decision: TransactionState, timeout_s: float | None) -> None:
         if left_by_collection(functools.partial(self._decide, decision, timeout_s)):
             return
-        if not self._fate.decide(decision, self._timeout_s if timeout_s is None else timeout_s):
+        wait_s = self._timeout_s if timeout_s is None else seconds("timeout_s", timeout_s)
+        if not self._fate.decide(decision, wait_s):
             raise LocalProtocolError(
                 f"the half message {self.result.msg_id} is {self.state.value} and takes no {decision.value}",
                 topic=self.message.topic,
@@ -214,6 +217,7 @@ class TransactionProducer(BaseProducer):
         self, sender: Sender, settings: ProducerSettings, check: TransactionCheck | None = None, **wiring: Any
     ) -> None:
         if check is not None:
+            function("transaction_check", check, "message")
             # Environments that share a topic have different groups, so they do not decide about each other's messages.
             group = settings.group if settings.environment is None else settings.environment.group(settings.group)
             settings = replace(settings, group=group, transaction_check=functools.partial(answer, check))
@@ -239,6 +243,7 @@ class TransactionProducer(BaseProducer):
         """
         if self.settings.transaction_check is None:
             raise OptionError("transactional messages need transaction_check: brokers ask it what was not decided")
+        check_message(message)
         if message.priority is not None:
             raise MessageRefused("a transactional message has no priority", topic=message.topic)
         prepared, place, deadline = self._admitted(message, How(timeout_s=timeout_s))

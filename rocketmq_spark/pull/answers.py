@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -279,6 +279,11 @@ class Collected:
         self.pieces.sort()
         split = bisect_left(self.pieces, frontier)
         return self.pieces[:split], self.pieces[split:]
+
+    def remove(self, pieces: Collection[Piece]) -> None:
+        """Drop pieces that nothing reads."""
+        self.pieces = [piece for piece in self.pieces if piece not in pieces]
+        self.rows -= covered(pieces)
 
     def give_back(self, pieces: Sequence[Piece]) -> None:
         """Return lent pieces, which are delivered again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OptionError, RocketMQError
@@ -16,6 +17,9 @@ from rocketmq_spark.pull.requests import PullSettings, Replica
 from rocketmq_spark.remoting.bulk import Keys, PullTemplate
 from rocketmq_spark.remoting.pool import Dialling
 from rocketmq_spark.wire import rpc
+
+if TYPE_CHECKING:
+    from rocketmq_spark.pull.recreated import RecreatedTopics
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +78,14 @@ class Puller:
         on_loss: OnLoss,
         filtered: Filter = NO_FILTER,
         known: str | None = None,
+        recreated: RecreatedTopics | None = None,
     ) -> RangeReader:
         """Of ranges of one broker, first from the address that the plan knew."""
         replica = self.replica(ranges[0].queue, known)
         made = {queue: self.template(queue, filtered) for queue in {r.queue for r in ranges}}
         templates = [made[r.queue] for r in ranges]
         settings = replace(self.settings, filtered=bool(filtered))
-        return RangeReader(ranges, replica, templates, settings, on_loss, on_hint=replica.hint)
+        return RangeReader(ranges, replica, templates, settings, on_loss, on_hint=replica.hint, recreated=recreated)
 
     def replica(self, queue: MessageQueue, known: str | None = None) -> Replica:
         return Replica(self.source, self.dialling, queue.broker_name, queue.topic, self.read_from, known)

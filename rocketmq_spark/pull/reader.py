@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import AccessDenied, BrokerError, ConnectionLost, RocketMQError
@@ -35,6 +36,9 @@ from rocketmq_spark.pull.answers import (
 from rocketmq_spark.pull.missing import Doubts, Missing, Slot, Trials, lasting, undoubted
 from rocketmq_spark.pull.requests import SILENCE_S, Hints, OnHint, Pacing, Patience, PullSettings, Requests
 from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, BulkStream, Found, PullTemplate
+
+if TYPE_CHECKING:
+    from rocketmq_spark.pull.recreated import RecreatedTopics
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +96,10 @@ class RangeReader:
         on_loss: OnLoss,
         clock: Clock | None = None,
         on_hint: OnHint | None = None,
+        recreated: RecreatedTopics | None = None,
     ) -> None:
         self._ranges = ranges
+        self._recreated = recreated
         self._connect = connect
         self._settings = settings
         self._on_loss = on_loss
@@ -105,6 +111,8 @@ class RangeReader:
         self._trials = Trials(grace_s, self._clock.pauses)
         self._doubts = Doubts(grace_s, self._clock.pauses)
         self._hints = Hints(on_hint)
+        # When the route may be asked for again. Each refused pull is a reason to ask, and a task has thousands of pulls.
+        self._route_due, self._route_pauses = 0.0, self._clock.pauses()
         self._patience = Patience(settings.read_deadline_s, self._clock)
         self._stream: BulkStream | None = None
         self._address: str | None = None
@@ -293,7 +301,7 @@ class RangeReader:
                 self._missing.put(slot._replace(start=at))
             case RepeatPull(reroute):
                 if reroute:
-                    self._hints.moving = True
+                    self._reroute()
                     self._hints.doubt()
                 self._again(slot)
             case Reset(at):
@@ -318,7 +326,8 @@ class RangeReader:
         if outlasted and not self._missing.misses_before(slot):
             self._lose(slot, until, cause)
             return
-        self._hints.moving = self._hints.moving or cause in (Cause.TOPIC_DELETED, Cause.QUEUE_GONE)
+        if cause in (Cause.TOPIC_DELETED, Cause.QUEUE_GONE):
+            self._reroute()
         self._again(slot)
 
     def _gone(self, slot: Slot, until: int, cause: Cause, below: bool) -> None:
@@ -343,6 +352,13 @@ class RangeReader:
     def _progress(self, slot: Slot) -> None:
         self._trials.end(slot[:2])
         self._patience.hope()
+
+    def _reroute(self) -> None:
+        """Have the next step ask for the route, unless the last time was a moment ago."""
+        now = self._clock.now()
+        if now >= self._route_due:
+            self._hints.moving = True
+            self._route_due = now + next(self._route_pauses)
 
     def _move(self) -> None:
         """Go to where the route leads by now. What still works is not given up for less."""
@@ -380,6 +396,9 @@ class RangeReader:
         if stream is None or not (hurry or self._collected.rows >= enough):
             return
         ready, rest = self._collected.before(self._missing.frontier())
+        while self._recreated is not None and (recreated := self._recreated.answers(stream.buffer, ready)):
+            self._lose_recreated(recreated)
+            ready, rest = self._collected.before(self._missing.frontier())  # less is missing now
         waiting = covered(rest)
         if not hurry and self._collected.rows - waiting < enough // 2:
             return
@@ -388,3 +407,13 @@ class RangeReader:
             yield Fetched(stream.buffer, ready)
             self._patience.renew()
         self._collected.keep(rest, waiting, stream)
+
+    def _lose_recreated(self, pieces: Sequence[Piece]) -> None:
+        """The topics of ``pieces`` were created again: the pieces, and what is missing of their ranges, are lost."""
+        self._collected.remove(pieces)
+        for piece in pieces:
+            self._missing.put(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)))
+        for number in sorted({piece.number for piece in pieces}):
+            whole = self._ranges[number]
+            for part in self._missing.cut(Slot(number, whole.start, whole.end)):
+                self._on_loss(OffsetRange(whole.queue, part.start, part.end), Cause.WENT_BACK)

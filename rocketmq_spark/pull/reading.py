@@ -23,7 +23,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
@@ -31,6 +31,9 @@ from rocketmq_spark.pull.answers import Cause, Fetched, Hole, OnLoss, Piece, fir
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.requests import DEPTH
+
+if TYPE_CHECKING:
+    from rocketmq_spark.pull.recreated import RecreatedTopics
 
 # Interval of checks during a read: messages that retention removes between two checks count as possibly skipped.
 _EVERY_S = 1.0
@@ -147,20 +150,28 @@ def read(
     on_loss: OnLoss,
     filtered: Filter = NO_FILTER,
     known: str | None = None,
+    recreated: RecreatedTopics | None = None,
 ) -> RangesReading:
     """A read of ``ranges``, all of one broker and in their order; ``known`` is the broker's address when the read was planned.
+    ``recreated`` recognises messages of topics that were created again since then; they count as lost.
 
     ``on_loss`` receives offsets that cannot be read any more; it may raise. ``filtered`` is what brokers filter by, for all
     queues alike: ``Puller.at_brokers``. Of batch topics they filter no single messages, only batches by the batch's own tags.
     """
-    return RangesReading(puller, ranges, on_loss, filtered, known)
+    return RangesReading(puller, ranges, on_loss, filtered, known, recreated)
 
 
 class RangesReading:
     """Ranges that are being read."""
 
     def __init__(
-        self, puller: Puller, ranges: Sequence[OffsetRange], on_loss: OnLoss, filtered: Filter, known: str | None
+        self,
+        puller: Puller,
+        ranges: Sequence[OffsetRange],
+        on_loss: OnLoss,
+        filtered: Filter,
+        known: str | None,
+        recreated: RecreatedTopics | None,
     ) -> None:
         self.queues = [r.queue for r in ranges]
         self._compacted = puller.compacted
@@ -170,7 +181,7 @@ class RangesReading:
             self._heads = Heads(functools.partial(puller.reader, known=known), puller.compacted)
             self._edge = Edge(ranges, self._heads, on_loss)
             on_loss = self._edge.lost
-        self._reader = puller.reader(ranges, on_loss, filtered, known)
+        self._reader = puller.reader(ranges, on_loss, filtered, known, recreated)
 
     def fetch(self) -> Generator[Fetched, None, None]:
         """All messages of the ranges, buffer by buffer. A dropped iterator closes the connection too."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Flag
 from rocketmq_spark.base.threads import Failure, attempt, may_wait
-from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
+from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError, copy_of
 from rocketmq_spark.remoting.endpoint import (
     TICK_S,
     UNDELIVERED,
@@ -30,7 +30,7 @@ from rocketmq_spark.remoting.endpoint import (
     connect,
     mapped,
 )
-from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, copy_of
+from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, is_of_proxy
 from rocketmq_spark.wire.header import Command
 
 logger = logging.getLogger(__name__)
@@ -97,9 +97,10 @@ OnRequest = Callable[[ServerRequest], bool]
 class _Waiter:
     """A caller that waits for an answer, with its deadline."""
 
-    __slots__ = ("deadline", "done", "opaque")
+    __slots__ = ("code", "deadline", "done", "opaque")
 
-    def __init__(self, done: Done, deadline: Deadline) -> None:
+    def __init__(self, code: int, done: Done, deadline: Deadline) -> None:
+        self.code = code
         self.done = done
         self.deadline = deadline
         self.opaque = -1
@@ -115,7 +116,10 @@ class _Reader(threading.Thread):
 
 
 class Connection:
-    """A connected conversation. Thread-safe; ``close`` fails all waiting requests."""
+    """A connected conversation. Thread-safe; ``close`` fails all waiting requests.
+
+    ``is_proxy``: an answer has shown that the server is a Proxy. Each later answer says so, too (``Command.by_proxy``).
+    """
 
     def __init__(
         self,
@@ -127,6 +131,7 @@ class Connection:
         undelivered: Undelivered = UNDELIVERED,
     ) -> None:
         self.address = address
+        self.is_proxy = False
         self._channel = SocketChannel(connect(address, deadline, tls, undelivered))
         self._drops = undelivered.drops is not Drops.NEVER
         self._in_doubt = False  # whether a request timed out that may not be sent yet
@@ -213,7 +218,7 @@ class Connection:
 
     def _queue(self, command: Command, deadline: Deadline, done: Done) -> _Waiter:
         """Call with the lock, and call ``_flush`` afterwards."""
-        waiter = _Waiter(done, deadline)
+        waiter = _Waiter(command.code, done, deadline)
         self._check_open()
         waiter.opaque = self._conversation.send(command, waiter)
         if self._silent_since is None:
@@ -293,6 +298,8 @@ class Connection:
         for event in events:
             if isinstance(event, Answered):
                 self._answered = True
+                self.is_proxy = self.is_proxy or is_of_proxy(event.waiter.code, event.command)
+                event.command.by_proxy = self.is_proxy
                 event.waiter.tell(event.command)
             else:
                 self._answer(event)
@@ -352,7 +359,7 @@ class Connection:
         with self._lock:
             if self._error is not None:
                 return
-            self._error = error
+            self._error = copy_of(error)
             lost = self._conversation.connection_lost(error)
         try:
             if self._drops and (lost or self._in_doubt):

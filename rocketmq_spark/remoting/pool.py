@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rocketmq_spark.base.clock import Deadline, backoff
-from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
+from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_of
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
 from rocketmq_spark.remoting.endpoint import UNDELIVERED, TlsSettings, Undelivered
-from rocketmq_spark.remoting.protocol import copy_of
 
 # Servers drop a connection after 120 s without traffic; the pool closes them earlier, so that no request is lost to this.
 IDLE_S = 100.0
@@ -108,6 +107,12 @@ class Pool:
             slot = self._slots.get(address)
             return slot is not None and slot.live is not None
 
+    def is_proxy(self, address: str) -> bool:
+        """Whether the current connection to the address has shown that a Proxy answers there."""
+        with self._lock:
+            slot = self._slots.get(address)
+            return slot is not None and slot.connection is not None and slot.connection.is_proxy
+
     def attempts(self, address: str) -> int:
         """The number of attempts to connect to the address so far. If it has changed, so has the connection."""
         with self._lock:
@@ -132,7 +137,7 @@ class Pool:
                 undelivered=self.dialling.undelivered,
             )
         except RocketMQError as e:
-            slot.attempts, slot.failure = slot.attempts + 1, e
+            slot.attempts, slot.failure = slot.attempts + 1, copy_of(e)
             slot.rests = slot.rests or backoff(FIRST_REST_S, LONGEST_REST_S)
             slot.rest_until = time.monotonic() + next(slot.rests)
             raise

@@ -7,18 +7,26 @@ stream or a lost connection fails every waiting request at once, each with its o
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import RocketMQError, copy_of
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command, FrameSplitter
 
 W = TypeVar("W")
 
 OPAQUE_MASK = 0x7FFFFFFF
+# ``AbstractRemotingActivity.writeResponse`` of a Proxy adds these fields to each answer, a broker only to answers to sends.
+_OF_PROXY = {codes.Property.MSG_REGION, codes.Property.TRACE_ON}
+_SENDS = {
+    codes.Request.SEND_MESSAGE,
+    codes.Request.SEND_MESSAGE_V2,
+    codes.Request.SEND_BATCH_MESSAGE,
+    codes.Request.SEND_REPLY_MESSAGE_V2,
+}
+
 SMALL_BODY = 16 << 10
 # Small requests that are queued together are written together, up to this many bytes.
 WRITE_BYTES = 64 << 10
@@ -117,11 +125,9 @@ class Conversation(Generic[W]):
         return lost
 
 
-def copy_of(error: RocketMQError) -> RocketMQError:
-    """Return a copy of an exception for one of several callers; the copies share the cause."""
-    fresh = copy.copy(error)
-    fresh.__cause__ = error.__cause__
-    return fresh
+def is_of_proxy(request_code: int, answer: Command) -> bool:
+    """Whether the answer shows that the server is a Proxy. False proves nothing."""
+    return request_code not in _SENDS and answer.ext.keys() >= _OF_PROXY
 
 
 def _not_supported(command: Command) -> Command:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rocketmq_spark import options as options_table
 from rocketmq_spark.admin import brokers, groups, messages
 from rocketmq_spark.admin.groups import Wanted
+from rocketmq_spark.base import arguments
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import BrokerData, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.admin import AccessPolicy, BrokerState, GroupDescription, OffsetChange, UserAccount
@@ -19,6 +20,9 @@ from rocketmq_spark.session.topics import AdminBase, TopicAdmin
 
 if TYPE_CHECKING:
     from rocketmq_spark.options.typed import AdminOptions
+
+
+_TOPICS = "a list of names of topics"
 
 
 class GroupAdmin(AdminBase):
@@ -80,6 +84,7 @@ class GroupAdmin(AdminBase):
         Raises:
             OffsetError: The group has no offsets in these topics.
         """
+        arguments.texts("topics", topics, _TOPICS)
         return groups.of_group(self._tools, self._own(group), topics)
 
     def set_offsets(
@@ -99,6 +104,7 @@ class GroupAdmin(AdminBase):
         Raises:
             OffsetError: A queue has no such offset, the group has members, or a broker did not store an offset.
         """
+        arguments.instance("offsets", offsets, Mapping, "a dict of offsets by MessageQueue")
         return self._change(group, (), offsets, preview, force)
 
     def reset_offsets(
@@ -116,7 +122,7 @@ class GroupAdmin(AdminBase):
 
         Args:
             group: The consumer group.
-            to: ``earliest``, ``latest``, a time in ms since 1970, or a ``datetime`` with a zone.
+            to: ``earliest`` or -2, ``latest`` or -1, a time in ms since 1970, or a ``datetime`` with a zone.
             topics: Only these topics (default: all in which it has offsets, without its retry topic).
             preview: Change nothing, and return what would change.
             force: Set them although the group has members, which soon commit their own offsets again.
@@ -125,21 +131,23 @@ class GroupAdmin(AdminBase):
             The old and the new offset of each queue.
 
         Raises:
-            OptionError: ``to`` is a ``datetime`` without a zone.
-            OffsetError: ``to`` is another text; the group has members; it has no offsets, and no ``topics`` are given; or a
-                broker did not store an offset.
+            OptionError: ``to`` is of another type, or a ``datetime`` without a zone; or ``topics`` is not a list of names.
+            OffsetError: ``to`` is another text, or another number below 0; the group has members; it has no offsets, and no
+                ``topics`` are given; or a broker did not store an offset.
         """
         if isinstance(to, datetime):
             if to.tzinfo is None:
                 raise OptionError(f"to is {to!r}; expected a datetime with a zone")
-            to = int(to.timestamp() * 1000)
+            to = max(0, int(to.timestamp() * 1000))  # below 0 are marks, and every message is newer
+        arguments.texts("topics", topics, _TOPICS)
         return self._change(group, topics, to, preview, force)
 
     def _change(
         self, group: str, of_topics: Sequence[str], wanted: Wanted, preview: bool, force: bool
     ) -> list[OffsetChange]:
         tools, group = self._tools, self._own(group)
-        changes = groups.offset_changes(tools, group, of_topics, wanted, environment_of(self._options))
+        named = "offsets" if isinstance(wanted, Mapping) else "to"
+        changes = groups.offset_changes(tools, group, of_topics, wanted, environment_of(self._options), named)
         if not preview:
             if not force:
                 groups.check_members(group, groups.members(tools, group, [change.queue for change in changes]))
@@ -161,6 +169,7 @@ class BrokerAdmin(AdminBase):
         Raises:
             NotFound: There is no such message, or brokers have deleted it.
         """
+        arguments.text("message_id", message_id, "the id of a message")
         return messages.message_by_id(self._tools, message_id, topic)
 
     def find_messages(
@@ -187,7 +196,9 @@ class BrokerAdmin(AdminBase):
         Raises:
             OptionError: ``limit`` is out of range, or ``end_ms`` is before ``begin_ms``.
         """
+        self._checked(topic)
         if key is not None:
+            arguments.text("key", key)
             return messages.messages_by_key(self._tools, topic, key, begin_ms, end_ms, limit)
         environment = environment_of(self._options)
         return messages.messages_of_time(self._tools, topic, begin_ms, end_ms, limit, environment)

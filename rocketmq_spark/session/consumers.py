@@ -69,7 +69,7 @@ class Consumer(group_consumer.BaseConsumer):
             )
             super().__init__(member(chosen), settings, tools)
         if telemetry := instrumentation(chosen, self.client_id):
-            telemetry.instrument_consumer(self)
+            telemetry.instrument_consumer(self, "_run_of")
 
 
 class PullConsumer(pull_consumer.BasePullConsumer):
@@ -96,6 +96,7 @@ class PullConsumer(pull_consumer.BasePullConsumer):
         super().__init__(member(chosen), settings, _arrow, read_ahead=_read_ahead(chosen, settings.group))
         if telemetry := instrumentation(chosen, self.client_id):
             telemetry.instrument_receives(self, "_polled", itemgetter(0))
+        self._watch(f"the pull consumer of group {chosen.group!r}")
 
 
 class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
@@ -126,6 +127,7 @@ class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
         super().__init__(pop_member(chosen), chosen.group, chosen.request_timeout)
         if telemetry := instrumentation(chosen, self.client_id):
             telemetry.instrument_receives(self, "receive")
+        self._watch(f"the simple consumer of group {chosen.group!r}")
 
 
 def _listener_traces(options: Options, group: str) -> ListenerTraces | None:

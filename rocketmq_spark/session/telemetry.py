@@ -165,11 +165,12 @@ class Instrumentation:
         if isinstance(made, Failure) and self._complaint.due():
             logger.warning("spans of sends are lost: an exporter is slow, or no thread can be started: %s", made)
 
-    def instrument_consumer(self, consumer: Any) -> None:
-        """Wrap the listener of a consumer that is started later, and observe its cache. A listener of record batches, which
-        have no context of a trace, has no spans.
+    def instrument_consumer(self, consumer: Any, name: str) -> None:
+        """Wrap the listener of a consumer, whose method ``name`` gets it at the start, and observe its cache.
+
+        A listener of record batches, which have no context of a trace, has no spans.
         """
-        start = consumer.start
+        start = getattr(consumer, name)
         model = "clustering" if consumer.settings.clustering else "broadcasting"
         common = {"messaging.rocketmq.consumption_model": model}
 
@@ -180,7 +181,7 @@ class Instrumentation:
             return start(functools.partial(self._listen, listener, common))
 
         if not consumer.settings.arrow:
-            consumer.start = traced
+            setattr(consumer, name, traced)
         _observed[consumer] = self._labels_of_group()
         _guarded(self._meter.create_observable_gauge, "rocketmq_consumer_cached_messages", [_cached], "{message}")
 

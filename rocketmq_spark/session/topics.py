@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rocketmq_spark.admin import AdminTools, topics
+from rocketmq_spark.base import arguments
 from rocketmq_spark.base.process import Closing, Owner
 from rocketmq_spark.model.admin import TopicDescription, TopicQueues
 from rocketmq_spark.options import Options
@@ -27,8 +28,18 @@ class AdminBase(Closing):
 
     def _own(self, group: str) -> str:
         """The group's name in the environment of the options."""
+        arguments.text("group", group, "the name of a consumer group")
         environment = environment_of(self._options)
         return group if environment is None else environment.group(group)
+
+    def _checked(self, topic: str, brokers: Sequence[str] | None = None, queues: int | None = None) -> str:
+        """Check the types of arguments that several methods have. Returns the topic."""
+        arguments.text("topic", topic, "the name of a topic")
+        if brokers is not None:
+            arguments.texts("brokers", brokers, "a list of names of brokers")
+        if queues is not None and not arguments.is_whole(queues):
+            raise arguments.wrong("queues", queues, "a whole number")
+        return topic
 
     def close(self) -> None:
         """Close this object; its methods then raise ``ClosedError``. Connections, which the process may share, stay open."""
@@ -55,7 +66,7 @@ class TopicAdmin(AdminBase):
         Raises:
             RouteNotFound: There is no such topic. The error names similar ones.
         """
-        return topics.describe(self._tools, topic)
+        return topics.describe(self._tools, self._checked(topic))
 
     def create_topic(
         self,
@@ -84,7 +95,9 @@ class TopicAdmin(AdminBase):
             NotSupported: ``attributes`` or ``batch`` are given, and a broker is older than RocketMQ 5.0. It has created the topic
                 without attributes.
         """
-        return topics.create(self._tools, topic, queues, brokers, attributes or {}, batch)
+        return topics.create(
+            self._tools, self._checked(topic, brokers, queues), queues, brokers, attributes or {}, batch
+        )
 
     def update_topic(
         self,
@@ -120,7 +133,7 @@ class TopicAdmin(AdminBase):
             RocketMQError: Another process changed the topic at the same time, and reverted this change.
         """
         change = topics.TopicChange(queues, permission, order, attributes or {})
-        return topics.update(self._tools, topic, change, brokers)
+        return topics.update(self._tools, self._checked(topic, brokers, queues), change, brokers)
 
     def widen_topic(self, topic: str, queues: int, brokers: Sequence[str] | None = None) -> TopicQueues:
         """Add queues. Messages stay in their queues; hash selectors use the new queues too, so a key may move to another queue.
@@ -137,7 +150,7 @@ class TopicAdmin(AdminBase):
             RouteNotFound: There is no such topic.
             OptionError: The topic has more queues than ``queues``, or is not on one of ``brokers``.
         """
-        return topics.widen(self._tools, topic, queues, brokers)
+        return topics.widen(self._tools, self._checked(topic, brokers, queues), queues, brokers)
 
     def shrink_topic(
         self, topic: str, queues: int, brokers: Sequence[str] | None = None, *, preview: bool = False
@@ -157,7 +170,7 @@ class TopicAdmin(AdminBase):
             RouteNotFound: There is no such topic.
             OptionError: The topic has fewer queues than ``queues``, or is not on one of ``brokers``.
         """
-        return topics.shrink(self._tools, topic, queues, brokers, preview)
+        return topics.shrink(self._tools, self._checked(topic, brokers, queues), queues, brokers, preview)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its messages, on masters, slaves and name servers (``mqadmin deleteTopic``).
@@ -169,4 +182,4 @@ class TopicAdmin(AdminBase):
             RouteNotFound: There is no such topic.
             BrokerNotFound: The master of a broker is not registered. Nothing was deleted.
         """
-        topics.delete(self._tools, topic)
+        topics.delete(self._tools, self._checked(topic))

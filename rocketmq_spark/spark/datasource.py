@@ -13,20 +13,17 @@ It also has tasks read every batch if Kryo demands to know all classes: see ``so
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import pyspark
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.spark import compat
 from rocketmq_spark.spark.tuning import READ_BY_TASKS, warn_if_workers_differ
 
 if TYPE_CHECKING:
@@ -37,21 +34,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.spark.source.readers import RocketMQReader, RocketMQStreamReader
 
 
-@contextlib.contextmanager
-def _needing(version: str) -> Iterator[None]:
-    """Around imports of classes that PySpark has since ``version``: reports an older PySpark as an ``OptionError``."""
-    try:
-        yield
-    except ImportError as e:
-        if not (e.name or "").startswith("pyspark"):
-            raise
-        raise OptionError(
-            f"this needs PySpark {version} or newer, but PySpark here is {pyspark.__version__}",
-            remedy="Older ones, from 3.5 on, can write with foreach_batch_writer and write_rocketmq",
-        ) from e
-
-
-class RocketMQDataSource(DataSource):
+class RocketMQDataSource(compat.DataSource):
     """Apache RocketMQ as a Spark data source; see docs/options.md."""
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -68,15 +51,15 @@ class RocketMQDataSource(DataSource):
         return ddl(columns_of(self._parsed))
 
     def reader(self, schema: StructType) -> RocketMQReader:
-        with _needing("4.2"):
-            from rocketmq_spark.spark.source.readers import PrunedReader, RocketMQReader, pushdown_enabled
+        compat.require('a batch read with format("rocketmq")', "DataSourceReader")
+        from rocketmq_spark.spark.source.readers import PrunedReader, RocketMQReader, pushdown_enabled
 
         kind = PrunedReader if self._parsed.predicate_pushdown and pushdown_enabled() else RocketMQReader
         return kind(*self._source("batch source", schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
-        with _needing("4.2"):
-            from rocketmq_spark.spark.source.readers import RocketMQStreamReader
+        compat.require('a stream from format("rocketmq")', "DataSourceStreamReader")
+        from rocketmq_spark.spark.source.readers import RocketMQStreamReader
 
         # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable, without comments.
         may_be_null = ("nullable", "containsNull", "valueContainsNull")
@@ -86,16 +69,16 @@ class RocketMQDataSource(DataSource):
         return RocketMQStreamReader(*self._source("stream source", schema), hands_over=plain)
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
-        with _needing("4.1"):
-            from rocketmq_spark.spark.sink.task import RocketMQWriter
+        compat.require('a write with format("rocketmq")', "DataSourceArrowWriter")
+        from rocketmq_spark.spark.sink.task import RocketMQWriter
 
         if overwrite:
             raise OptionError("rocketmq topics cannot be overwritten", remedy='Write with .mode("append")')
         return RocketMQWriter(self._parsed.for_role("sink"), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
-        with _needing("4.1"):
-            from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
+        compat.require('a stream to format("rocketmq")', "DataSourceStreamArrowWriter")
+        from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
 
         if overwrite:
             raise OptionError(
@@ -139,38 +122,50 @@ def register(spark: SparkSession) -> None:
     with ``addPyFile`` after Spark had looked up another source. It may be called again. On Spark Connect it only registers the
     format.
     """
+    compat.require("register", "DataSource")
     context = getattr(spark, "_sc", None)  # Spark Connect has none
     if context is not None:
         warn_if_workers_differ(str(context.pythonExec))
-        # The source that Spark found by itself serves the sessions that do not call this.
-        _try_to_complete_environment(spark)
-    spark.dataSource.register(RocketMQDataSource)
+        # A source that Spark found by itself is the same one, and serves all sessions. Spark would warn of another registration
+        # here, and again at the start of each stream.
+        if _try_to_complete_environment(spark):
+            return
+    try:
+        spark.dataSource.register(RocketMQDataSource)
+    except PySparkException as e:
+        # Spark found the package by itself. PySpark 4.0 refuses to replace that source, and newer versions replace it.
+        if "[DATA_SOURCE_ALREADY_EXISTS]" not in str(e):
+            raise
     if context is not None:
         _try_to_complete_environment(spark)
 
 
-def _try_to_complete_environment(spark: SparkSession) -> None:
-    """Add the entries. This uses internals of Spark, which may change; if it fails, the source works nevertheless."""
+def _try_to_complete_environment(spark: SparkSession) -> bool:
+    """Add the entries, and return whether Spark knows the source. This uses internals of Spark, which may change; if it fails,
+    the source works nevertheless.
+    """
     try:
-        _complete_environment(spark)
+        return _complete_environment(spark)
     except (Py4JError, PySparkException, AttributeError, TypeError) as e:
         warnings.warn(
             f"streams of format 'rocketmq' that start at once may break each other ({type(e).__name__}: {str(e)[:200]}): "
             "rocketmq_spark was not tested with this version of Spark. Start one after the other",
             stacklevel=3,
         )
+        return False
 
 
-def _complete_environment(spark: SparkSession) -> None:
+def _complete_environment(spark: SparkSession) -> bool:
     known = spark._jsparkSession.sessionState().dataSourceManager()
     if not known.dataSourceExists(RocketMQDataSource.name()):
-        return
+        return False
     variables = known.lookupDataSource(RocketMQDataSource.name()).dataSourceCls().envVars()
     for name, value in _of_a_runner(spark).items():
         if not variables.containsKey(name):
             variables.put(name, value)
     if spark.sparkContext.getConf().get("spark.kryo.registrationRequired", "false").lower() == "true":
         variables.put(READ_BY_TASKS, "1")
+    return True
 
 
 def _of_a_runner(spark: SparkSession) -> dict[str, str]:

@@ -89,14 +89,34 @@ def _imports(path: str) -> bool:
         return True  # unknown, so there is no reason for a warning
 
 
-def in_a_driver() -> bool:
-    """Whether this process uses Spark and is not one of its workers."""
+def check_workers_with_pyspark() -> None:
+    """Check the Python of Spark's workers if this program has imported PySpark, else when it imports PySpark.
+
+    pytest loads this package as a plug-in, before tests can choose the Python of workers, so there only ``register`` checks.
+    """
+    if "pyspark" in sys.modules:
+        _check_workers()
+    elif "pytest" not in sys.modules:
+        sys.meta_path.insert(0, _WithPySpark())
+
+
+class _WithPySpark:
+    """A finder of modules that finds none. It checks the Python of Spark's workers when PySpark is imported, once."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        # A program may look whether "pyspark" is installed and not import it; PySpark itself imports this package of it.
+        if name == "pyspark.sql":
+            sys.meta_path.remove(self)
+            _check_workers()
+
+
+def _check_workers() -> None:
     main = getattr(sys.modules["__main__"], "__spec__", None)
-    return "pyspark" in sys.modules and not (main and main.name.startswith(_OF_WORKERS))
+    if not (main and main.name.startswith(_OF_WORKERS)):
+        warn_if_workers_differ(program_of_workers())
 
 
 def program_of_workers() -> str:
     """The Python that Spark runs for workers: that of the session if there is one, else that of the environment variables."""
-    core = sys.modules.get("pyspark.core.context")
-    context = core.SparkContext._active_spark_context if core is not None else None
+    context = getattr(getattr(sys.modules["pyspark"], "SparkContext", None), "_active_spark_context", None)
     return str(context.pythonExec) if context is not None else os.environ.get("PYSPARK_PYTHON") or "python3"

@@ -313,6 +313,26 @@ def lock(group: str, client_id: str, queues: Sequence[MessageQueue], only_this_b
     )
 
 
+def consume_mode_query(group: str, topic: str, client_id: str) -> bytes:
+    """Body of QUERY_ASSIGNMENT. The answer for a broadcasting member has every queue, whoever is a member of the group."""
+    return _dump(
+        {
+            "clientId": client_id,
+            "consumerGroup": group,
+            "messageModel": "BROADCASTING",
+            "strategyName": "AVG",
+            "topic": topic,
+        }
+    )
+
+
+def consume_mode(body: Bytes) -> str | None:
+    """How the group is to consume the topic, PULL or POP, of an answer to QUERY_ASSIGNMENT. None if it assigns no queue."""
+    with _reading("assignment"):
+        modes = [str(item["mode"]) for item in read_json(body).get("messageQueueAssignments") or ()]
+        return modes[0] if modes else None
+
+
 def heartbeat(
     client_id: str, producer_groups: Sequence[str] = (), memberships: Sequence[GroupMembership] = ()
 ) -> bytes:

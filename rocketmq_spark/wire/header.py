@@ -94,6 +94,7 @@ class Command:
     """A request or response. The conversation sets ``opaque``; the caller sets everything else.
 
     ``received_s`` is the monotonic time at which an answer arrived. It is set only for requests to several servers at once.
+    ``by_proxy``: the answer came over a connection to a Proxy, which does not forward every request that it answers with success.
     """
 
     code: int
@@ -105,6 +106,7 @@ class Command:
     language: int = LanguageCode.PYTHON
     version: int = VERSION
     received_s: float = field(default=0.0, compare=False)
+    by_proxy: bool = field(default=False, compare=False)
 
     @property
     def is_response(self) -> bool:

@@ -9,10 +9,11 @@ A broker compares only 32-bit hashes of tags, so clients compare the texts of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rocketmq_spark.base.arguments import is_whole, shown
 from rocketmq_spark.base.codes import (
     KEY_SEPARATOR,
     MAX_PROPERTIES_BYTES,
@@ -54,6 +55,19 @@ def parse_subscription(expression: str | None) -> Subscription:
         raise ValueError(f"No tag in the expression {expression!r}")
     tags = tuple(sorted({part.strip(_BLANKS) for part in parts} - {""}))
     return Subscription(expression, tags, tuple(sorted({string_hash(tag) for tag in tags})))
+
+
+def user_subscription(expression: str | None) -> Subscription:
+    """As ``parse_subscription``, for an expression of a user. Raises ``ValueError`` for blanks, too.
+
+    Java's client accepts blanks: no message matches them, and the group's offsets pass all messages.
+    """
+    if expression and expression.strip(_BLANKS) == ALL:
+        return Subscription()
+    found = parse_subscription(expression)
+    if expression and expression != ALL and not found.tags:
+        raise ValueError(f"No tag in the expression {expression!r}")
+    return found
 
 
 _NAME_END = "\x01"
@@ -114,6 +128,40 @@ class StoredProperties(Mapping[str, str]):
 
     def __repr__(self) -> str:
         return repr(self._all())
+
+
+def message_problem(message: object) -> str | None:
+    """What is wrong with the types of a user's message, as a sentence without its full stop; None if they are right."""
+    if not isinstance(message, Message):
+        return f"the message is {shown(message)}; expected a Message"
+    given: Any = message  # its fields may have any type, whatever they are declared as
+    keys, own, flag = given.keys, given.properties, given.flag
+    listed = isinstance(keys, Collection) and not isinstance(keys, str | bytes | bytearray | memoryview | Mapping)
+    if not isinstance(given.topic, str | None):
+        return f"the message's topic is {shown(given.topic)}; expected a str"
+    if not isinstance(given.tags, str | None):
+        return f"the message's tags are {shown(given.tags)}; expected a str with one tag, or None"
+    if keys is not None and not (listed and all(isinstance(key, str) for key in keys)):
+        return f"the message's keys are {shown(keys)}; expected a str, or a list of str"
+    if own is not None and not isinstance(own, Mapping):
+        return f"the message's properties are {shown(own)}; expected a dict of str by str"
+    for name, value in (own or {}).items():
+        if not isinstance(name, str):
+            return f"the name of property {shown(name)} is {type(name).__name__}; expected a str"
+        if not isinstance(value, str | None):
+            return f"property {name!r} is {shown(value)}; expected a str"
+    if not is_whole(flag) or not -(2**31) <= flag < 2**31:
+        return f"the message's flag is {shown(flag)}; expected a signed 32-bit int"
+    if not isinstance(given.wait_store_ok, bool):
+        return f"the message's wait_store_ok is {shown(given.wait_store_ok)}; expected True or False"
+    return None
+
+
+def check_message(message: object) -> None:
+    """Raise ``MessageRefused`` if a part of a user's message has a wrong type."""
+    if problem := message_problem(message):
+        topic = getattr(message, "topic", None)
+        raise MessageRefused(problem, topic=topic if isinstance(topic, str) else None)
 
 
 def message_properties(message: Message, **system: str | None) -> dict[str, str | None]:

@@ -259,6 +259,7 @@ CONSUMER_SEND_MSG_BACK = _row(
 )
 LOCK_BATCH_MQ = _row(Request.LOCK_BATCH_MQ)
 UNLOCK_BATCH_MQ = _row(Request.UNLOCK_BATCH_MQ)
+QUERY_ASSIGNMENT = _row(Request.QUERY_ASSIGNMENT)
 GET_CONSUME_STATS = _row(Request.GET_CONSUME_STATS, "consumerGroup! topic topicList")
 INVOKE_BROKER_TO_RESET_OFFSET = _row(
     Request.INVOKE_BROKER_TO_RESET_OFFSET, "group! topic! queueId:int offset:int timestamp:int! isForce:bool!"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -95,7 +97,7 @@ def test_offsets_are_shown_before_they_are_set(served: MockBroker) -> None:
     ("wrong", "said"),
     [
         ({QUEUES[0]: 10}, "the queue has 2 to 9"),
-        ({MessageQueue("t", "broker-a", 7): 1}, "to names queues that do not exist: t/broker-a/7"),
+        ({MessageQueue("t", "broker-a", 7): 1}, "offsets names queues that do not exist: t/broker-a/7"),
     ],
 )
 def test_offsets_that_a_queue_does_not_have(wrong: dict[MessageQueue, int], said: str, served: MockBroker) -> None:
@@ -126,6 +128,58 @@ def test_offsets_by_time(served: MockBroker) -> None:
             admin.reset_offsets("g", datetime(2026, 1, 1), ["t"])
         with pytest.raises(OffsetError, match="to is 'soon'"):
             admin.reset_offsets("g", "soon", ["t"])
+
+
+@pytest.mark.parametrize(("mark", "word"), [(-1, "latest"), (-2, "earliest")])
+def test_marks_mean_the_same_in_all_methods(served: MockBroker, mark: int, word: str) -> None:
+    with Admin(served.address) as admin:
+        expected = admin.reset_offsets("g", word, ["t"], preview=True)
+        assert admin.reset_offsets("g", mark, ["t"], preview=True) == expected
+        assert admin.set_offsets("g", dict.fromkeys(QUEUES, mark), preview=True) == expected
+    assert not served.seen(Request.SEARCH_OFFSET_BY_TIMESTAMP)
+
+
+def test_a_time_before_1970_is_no_mark(served: MockBroker) -> None:
+    served.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, lambda call: ok(offset=0 if call.ext("timestamp") == "0" else 9))
+    with Admin(served.address) as admin:
+        before = datetime(1969, 12, 31, 23, 59, 59, 999_000, UTC)
+        assert {c.after for c in admin.reset_offsets("g", before, ["t"], preview=True)} == {2}
+
+
+@pytest.mark.parametrize("to", [None, 1.5, True, b"latest", ["t"], -3, "Latest", "-1"])
+def test_where_a_reset_goes_is_checked(served: MockBroker, to: Any) -> None:
+    refused = pytest.raises((OptionError, OffsetError), match=rf"to is {re.escape(repr(to))}; expected earliest")
+    with Admin(served.address) as admin, refused:
+        admin.reset_offsets("g", to, ["t"])
+    assert served.seen(COMMIT) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda admin: admin.reset_offsets("g", "latest", "t"), "topics is 't'; expected a list of names of topics"),
+        (lambda admin: admin.reset_offsets(b"g", "latest"), "group is b'g'; expected the name of a consumer group"),
+        (lambda admin: admin.offsets("g", "t"), "topics is 't'; expected a list of names of topics"),
+        (lambda admin: admin.set_offsets("g", [QUEUES[0]]), "offsets is .*; expected a dict of offsets"),
+        (
+            lambda admin: admin.set_offsets("g", {QUEUES[0]: None}),
+            "offsets of t/broker-a/0 is None; expected an offset",
+        ),
+        (lambda admin: admin.set_offsets("g", {QUEUES[0]: 1.5}), "offsets of t/broker-a/0 is 1.5; expected an offset"),
+        (lambda admin: admin.set_offsets("g", {"t": 1}), "a queue of offsets is 't'; expected a MessageQueue"),
+        (lambda admin: admin.describe_topic(5), "topic is 5; expected the name of a topic"),
+        (lambda admin: admin.delete_topic(None), "topic is None; expected the name of a topic"),
+        (lambda admin: admin.create_topic("t", "8"), "queues is '8'; expected a whole number"),
+        (lambda admin: admin.create_topic("t", 8, "broker-a"), "brokers is 'broker-a'; expected a list of names"),
+        (lambda admin: admin.find_messages("t", 5), "key is 5; expected a str"),
+        (lambda admin: admin.message(None), "message_id is None; expected the id of a message"),
+        (lambda admin: admin.describe_group(["g"]), r"group is .*; expected the name of a consumer group"),
+    ],
+)
+def test_arguments_of_wrong_types_are_refused(served: MockBroker, call: Any, text: str) -> None:
+    with Admin(served.address) as admin, pytest.raises(OptionError, match=text):
+        call(admin)
+    assert served.requests == []
 
 
 def test_in_an_environment_groups_and_queues_are_its_own(served: MockBroker) -> None:

@@ -8,7 +8,10 @@ import pytest
 
 from rocketmq_spark.admin import messages
 from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.client.pulls import wanted_of
 from rocketmq_spark.errors import AccessDenied, NotFound, OptionError
+from rocketmq_spark.model import MessageQueue, PullRequest
+from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.identifiers import OffsetMessageId
 from rocketmq_spark.wire.names import Scope
@@ -190,3 +193,18 @@ def test_names_are_the_users(broker: MockBroker, tools: Parts) -> None:
     (found,) = messages.messages_by_key(inside, "t", "k")
     assert (found.topic, found.queue.topic, broker.seen(QUERY)[0].ext["topic"]) == ("t", "t", "ns%t")
     inside.close()
+
+
+@pytest.mark.parametrize(("topic", "expected"), [("%DLQ%g", "%DLQ%g"), ("%RETRY%g", "t")])
+def test_a_stored_message_has_one_topic_in_all_searches(
+    broker: MockBroker, tools: Parts, topic: str, expected: str
+) -> None:
+    """A dead letter had its own by time, and the first one by key and by id."""
+    kept = stored(b"found", text(UNIQ_KEY="U1", KEYS="k", RETRY_TOPIC="t"), log_offset=AT, topic=topic)
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+    broker.on(VIEW, ok(kept))
+    broker.on(QUERY, ok(kept))
+    by_id, by_key = messages.message_by_id(tools, offset_id(broker)), messages.messages_by_key(tools, topic, "k")
+    queue = MessageQueue(topic, "broker-a", 0)
+    pulled = wanted_of(PullRequest(GROUP, queue, 0, 1), kept, Scope("", ""), 1)
+    assert [(m.topic, m.queue.topic) for m in (by_id, *by_key, *pulled)] == [(expected, topic)] * 3

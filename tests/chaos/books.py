@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-_PART = re.compile(r"(\S+)/(\S+)/(\d+) offsets (\d+) to (\d+) \(([^)]+)\)")
+_PART = re.compile(r"(\S+)/(\S+)/(\d+) (?:offsets (\d+) to (\d+)|from offset (\d+) on) \(([^)]+)\)")
 # With these causes everything of the queue from the first offset on may be gone, whatever the range says.
 _WHOLE = ("went back", "deleted", "queue gone")
 
@@ -59,7 +59,7 @@ def losses(log: str) -> list[Loss]:
     """The parts of all loss reports in a log."""
     lines = (line for line in log.splitlines() if "cannot be read any more" in line)
     found = [match for line in lines for match in _PART.finditer(line)]
-    return [Loss(Place(m[1].split()[-1], m[2], int(m[3])), int(m[4]), int(m[5]), m[6]) for m in found]
+    return [Loss(Place(m[1].split()[-1], m[2], int(m[3])), int(m[4] or m[6]), int(m[5] or m[6]), m[7]) for m in found]
 
 
 def row(line: str) -> Row:

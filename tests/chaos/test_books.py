@@ -8,8 +8,8 @@ A = Place("t", "broker-a", 0)
 SENT = [Sent(A, offset, "k", offset, 100.0 + offset) for offset in range(5)]
 ROWS = [Row(A, offset, "k", offset) for offset in range(5)]
 LINE = (
-    "WARN 3 offsets cannot be read any more: t/broker-a/0 offsets 1 to 4 (truncated by retention); "
-    "u/b/2 offsets 7 to 7 (topic deleted)"
+    "WARN at least 3 offsets cannot be read any more: t/broker-a/0 offsets 1 to 4 (truncated by retention); "
+    "u/b/2 from offset 7 on (topic deleted)"
 )
 
 

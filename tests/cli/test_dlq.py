@@ -171,7 +171,10 @@ def test_letters_that_are_no_messages_leave_the_others_to_be_sent(
     assert (told[False]["leftOut"], told[True]["topic"]) == ("its body does not match its CRC", topic)
     odd[b"a"] = {"topic": f"%DLQ%{dead}"}
     done = run("dlq", "resend", dead, "--yes", "--again")
-    assert (done.exit_code, "is skipped: it has no topic of its own" in done.stderr) == (0, True), done.output
+    assert (done.exit_code, "is skipped: it does not say in which topic the group read it" in done.stderr) == (
+        0,
+        True,
+    ), done.output
     awaited(lambda: [one["body"] for one in stored(run, topic)], lambda found: sorted(found) == ["a", "b", "b", "b"])
 
 
@@ -320,6 +323,7 @@ def test_letters_of_pops_in_a_namespace_have_the_topic_that_they_were_sent_to(
     """A group has a retry topic for each topic that it pops; both names in it have the namespace."""
     letter = replace(MESSAGE, topic="%DLQ%g", properties={"RETRY_TOPIC": f"%RETRY%shop%g{separator}shop%t"})
     reader = SimpleNamespace(seek=lambda place: None, messages=lambda: iter([letter]))
+    monkeypatch.setattr(BaseAdmin, "consumed_topics", lambda *asked: [])
     monkeypatch.setattr(reading, "TopicReader", lambda *asked: reader)
     given = ["g", "-o", "namespace=shop", "--name-server", "127.0.0.1:1", "--json"]
     (told,) = documents(CliRunner().invoke(app, ["dlq", "show", *given]).stdout)
@@ -330,9 +334,84 @@ def test_a_letter_that_only_its_broker_says_the_origin_of_has_that_topic(monkeyp
     """It would count as one without a topic of its own, and would not be sent again."""
     letter = replace(MESSAGE, topic="%DLQ%g", properties={"DLQ_ORIGIN_TOPIC": "orders"})
     reader = SimpleNamespace(seek=lambda place: None, messages=lambda: iter([letter]))
+    monkeypatch.setattr(BaseAdmin, "consumed_topics", lambda *asked: [])
     monkeypatch.setattr(reading, "TopicReader", lambda *asked: reader)
     (told,) = documents(CliRunner().invoke(app, ["dlq", "show", "g", "--name-server", "127.0.0.1:1", "--json"]).stdout)
     assert told["topic"] == "orders"
+
+
+def give_up(rocketmq: LocalBroker, group: str, topic: str) -> None:
+    """``group`` reads what there is of a topic, commits, and gives all of it up."""
+    member = session.client(parse({"nameServer": rocketmq.name_server}).for_role("producer")).member
+    expected = total(rocketmq, topic)
+    given = {"name_server": rocketmq.name_server, "group": group, "consume_from_where": "earliest"}
+    with PullConsumer(**given, auto_commit=False) as consumer:
+        consumer.assign(consumer.queues(topic))
+        for message in itertools.islice(consumer, expected):
+            member.send_back(group, message, -1, 16, Deadline.after(10))
+        consumer.commit()
+
+
+def test_letters_read_from_letters_go_back_to_these(run: Run, dead: str, topic: str, rocketmq: LocalBroker) -> None:
+    """They went to the first topic, and those of the first group were then skipped as sent."""
+    second, letters = f"{dead}-second", f"%DLQ%{dead}"
+    give_up(rocketmq, second, letters)
+    show = ("dlq", "show", second, "--json")
+    found = awaited(lambda: documents(run(*show).stdout), lambda found: len(found) == 2)
+    assert {one["topic"] for one in found} == {letters}
+    told = documents(run("dlq", "resend", second, "--yes", "--json").stdout)
+    assert [(one["topic"], one["sent"]) for one in told] == [(letters, True)] * 2
+    awaited(lambda: total(rocketmq, letters), lambda found: found == 4)
+    assert total(rocketmq, topic) == 2
+    first = documents(run("dlq", "resend", dead, "--yes", "--json").stdout)
+    assert sorted((one["topic"], one["sent"]) for one in first) == [
+        (letters, False), (letters, False), (topic, True), (topic, True),
+    ]  # fmt: skip
+    assert all("--to-topic" in one["leftOut"] for one in first if not one["sent"]), "the copies name no topic"
+    awaited(lambda: total(rocketmq, topic), lambda found: found == 4)
+    # Since the group reads the first topic, too, each letter may be of either.
+    give_up(rocketmq, second, topic)
+    found = awaited(lambda: documents(run(*show).stdout), lambda found: len(found) == 6)
+    assert sorted(one["topic"] for one in found) == sorted([topic] * 2 + [f"%DLQ%{second}"] * 4)
+    dry = documents(run("dlq", "resend", second, "--to-topic", topic, "--key", "k-a", "--again", "--json").stdout)
+    assert {(one["topic"], "leftOut" in one) for one in dry} == {(topic, False)}
+
+
+@pytest.mark.parametrize(
+    ("consumed", "holding", "expected"),
+    [
+        ([], [], "t"),
+        (["t"], [], "t"),
+        (["%RETRY%g"], [], "t"),
+        (["%DLQ%g"], [], "t"),  # its own
+        (["%DLQ%a"], [], "%DLQ%a"),
+        (["%DLQ%a", "%DLQ%b"], ["%DLQ%b"], "%DLQ%b"),
+        (["%DLQ%a", "%DLQ%b"], [], None),
+        (["%DLQ%a", "%DLQ%b"], ["%DLQ%a", "%DLQ%b"], None),
+        (["t", "%DLQ%a"], [], "t"),
+        (["t", "%DLQ%a"], ["%DLQ%a"], None),
+    ],
+)
+def test_in_which_topic_a_group_read_a_letter(
+    monkeypatch: pytest.MonkeyPatch, consumed: list[str], holding: list[str], expected: str | None
+) -> None:
+    admin = SimpleNamespace(consumed_topics=lambda group: consumed)
+    target = SimpleNamespace(client=lambda: SimpleNamespace(admin=admin))
+    monkeypatch.setattr(message, "_is_in", lambda target, topic, msg_id: topic in holding)
+    letter = replace(MESSAGE, queue=MESSAGE.queue._replace(topic="%DLQ%g"))
+    find = message._read_in(SimpleNamespace(), target, "g")  # type: ignore[arg-type]
+    assert find(letter, "t") == expected
+
+
+def test_without_the_right_to_look_the_first_topic_is_taken() -> None:
+    def denied(group: str) -> list[str]:
+        raise AccessDenied("access denied")
+
+    notes: list[str] = []
+    target = SimpleNamespace(client=lambda: SimpleNamespace(admin=SimpleNamespace(consumed_topics=denied)))
+    find = message._read_in(SimpleNamespace(note=notes.append), target, "g")  # type: ignore[arg-type]
+    assert [find(MESSAGE, "t"), find(MESSAGE, "t")] == ["t", "t"]
+    assert ["dead letters of other groups cannot be looked up" in note for note in notes] == [True]
 
 
 def test_a_misspelt_group_is_told_with_the_nearest(run: Run, dead: str) -> None:

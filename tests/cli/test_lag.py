@@ -26,7 +26,7 @@ from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.conftest import Process, documents
 from tests.helpers import awaited, killed, total
 from tests.mockbroker import MockBroker, ok, refuse, route
-from tests.source.test_checkpoint import entry
+from tests.source.test_checkpoint import entry, named
 from tests.test_exposition import get
 
 Run = Callable[..., Result]
@@ -113,11 +113,96 @@ def test_of_a_query_by_its_checkpoint(
     assert ask()["lag"] == 4
     entry(tmp_path, 0, json.dumps(Offsets({queues[1]: 9, MessageQueue("other", "broker-a", 0): 0}).to_json()))
     (part,) = documents(run("lag", "--checkpoint", str(tmp_path), "--topic", topic, "--json").stdout)
-    assert [(row["topic"], row["lag"]) for row in part["queues"]] == [(topic, 4)]
+    assert [(row["topic"], row["lag"]) for row in part["queues"]] == [(topic, 0), (topic, 4)]
     entry(tmp_path, 0, json.dumps(log.to_json()))
     other = run("lag", "--checkpoint", str(tmp_path), "--topic", "other")
     assert (other.exit_code, other.stdout) == (1, "")
     assert f"the query of {tmp_path} does not read other. It reads: {topic}" in other.stderr
+
+
+def test_queues_that_no_batch_has_planned_are_behind(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run, tmp_path: Path
+) -> None:
+    """They begin at their first message: a queue that a topic got later, and a topic that a pattern matches since."""
+    topic = make_topic(queues=2)
+    later = f"{topic}-later"
+    rocketmq.create_topic(later, 2)
+    for name, count in ((topic, 10), (later, 3)):
+        feed(rocketmq, name, count)
+    planned, other = MessageQueue(topic, "broker-a", 0), MessageQueue(topic, "broker-a", 1)
+    reads = {"namespace": "", "subscribePattern": f"{topic}.*"}
+
+    def ask(*more: str) -> dict[str, object]:
+        done = run("lag", "--checkpoint", str(tmp_path), "--json", *more)
+        assert done.exit_code == 0, done.output
+        (found,) = documents(done.stdout)
+        return found
+
+    entry(tmp_path, 0, json.dumps(Offsets({planned: 0}, reads=reads).to_json()))
+    found = ask()
+    assert (found["lag"], found["lost"], found["unknownQueues"], found["newQueues"]) == (13, 0, 0, 3)
+    assert [(row["topic"], row["queueId"], row["position"], row["lag"]) for row in found["queues"]] == [  # type: ignore[attr-defined]
+        (topic, 0, 0, 0), (topic, 1, 0, 10), (later, 0, 0, 0), (later, 1, 0, 3),
+    ]  # fmt: skip
+    assert ask("--topic", later)["lag"] == 3
+    text = run("lag", "--checkpoint", str(tmp_path))
+    assert "the query reads from their first message: 3" in text.stderr
+    label = f'{{broker="broker-a",checkpoint="{tmp_path}",queue="1",topic="{later}"}}'
+    assert f"reader_lag_messages{label} 3.0\n" in run("lag", "--checkpoint", str(tmp_path), "--prometheus").stdout
+    seen = documents(run("doctor", "--checkpoint", str(tmp_path), "--topic", later, "--json").stdout)
+    mine = [one for one in seen if one["check"] == f"checkpoint {tmp_path}"]
+    assert [one["level"] for one in mine] == ["ok", "ok"], mine
+    assert mine[-1]["found"].startswith("13 messages behind")
+    diff = documents(run("checkpoint", "diff", str(tmp_path), "--json").stdout)
+    assert [(row["topic"], row["queueId"], row["state"], row["offsets"]) for row in diff] == [
+        (topic, 0, "read", 0), (topic, 1, "new", 10), (later, 0, "new", 0), (later, 1, "new", 3),
+    ]  # fmt: skip
+    # Batch 1 has logged where it begins, and is not done.
+    unfinished = Offsets({planned: 0, other: 9}, {other: 4}, reads=reads)
+    entry(tmp_path, 1, json.dumps(unfinished.to_json()), done=False)
+    assert (ask()["lag"], ask()["newQueues"]) == (9, 3)
+    # Nothing else belongs to a query of these queues alone.
+    for reads in ({"namespace": "", "newQueues": False}, {"namespace": "", "environment": "1", "environments": 2}):
+        entry(tmp_path, 1, json.dumps(Offsets({planned: 0}, reads=reads).to_json()))
+        assert (ask()["lag"], ask()["newQueues"]) == (0, 0)
+
+
+def test_a_source_that_a_named_query_got_later_is_behind(
+    rocketmq: LocalBroker, make_topic: Callable[..., str], run: Run, tmp_path: Path
+) -> None:
+    """A query with named sources, whose log has version 2: only its unfinished batch has the second source."""
+    orders, prices = make_topic(queues=2), make_topic(queues=2)
+    for topic in (orders, prices):
+        feed(rocketmq, topic, 10)
+    read = {MessageQueue(orders, "broker-a", 0): 0, MessageQueue(orders, "broker-a", 1): 7}
+    begun = {MessageQueue(prices, "broker-a", 0): 0, MessageQueue(prices, "broker-a", 1): 6}
+    logged = json.dumps(Offsets(read).to_json())
+    named(tmp_path, 0, orders=logged)
+    named(tmp_path, 1, prices=json.dumps(Offsets({**begun}, begun).to_json()), orders=logged, done=False)
+    (found,) = documents(run("lag", "--checkpoint", str(tmp_path), "--json").stdout)
+    assert (found["lag"], found["newQueues"], found["underWay"]["batchId"]) == (7, 2, 1)
+    diff = documents(run("checkpoint", "diff", str(tmp_path), "--json").stdout)
+    assert [(row["topic"], row["state"], row["offsets"]) for row in diff] == [
+        (orders, "read", 0), (orders, "behind", 3),
+    ]  # fmt: skip
+    seen = documents(run("doctor", "--checkpoint", str(tmp_path), "--json").stdout)
+    assert [one["level"] for one in seen if one["check"] == f"checkpoint {tmp_path}"] == ["ok", "ok", "ok"]
+
+
+def test_topics_that_cannot_be_listed_are_an_error(tmp_path: Path, no_broker: Path) -> None:
+    """A lag without them would be too small, and no alarm is raised."""
+    bounds = json.dumps({"minOffset": 0, "maxOffset": 7, "lastUpdateTimestamp": 0})
+    stats = f'{{"offsetTable":{{{{"brokerName":"broker-a","queueId":0,"topic":"t"}}:{bounds}}}}}'
+    reads = {"namespace": "", "subscribePattern": "t.*"}
+    entry(tmp_path, 0, json.dumps(Offsets({MessageQueue("t", "broker-a", 0): 7}, reads=reads).to_json()))
+    with MockBroker({Request.GET_TOPIC_STATS_INFO: ok(stats.encode())}) as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, refuse(Response.NO_PERMISSION))
+        look = ("lag", "--checkpoint", str(tmp_path), "--name-server", broker.address, "--json")
+        done = CliRunner().invoke(app, look)
+    (found,) = documents(done.stdout)
+    assert (done.exit_code, found["lag"]) == (1, 0)
+    assert "[ROCKETMQ_ACCESS_DENIED]" in done.stderr
 
 
 def test_for_prometheus(half: tuple[str, str], run: Run) -> None:
@@ -161,6 +246,10 @@ def test_a_broker_that_does_not_answer_is_an_error_of_who_asks_for_metrics(monke
         done = CliRunner().invoke(app, ["lag", "--group", "g", "--serve", address, "--name-server", "127.0.0.1:1"])
         assert done.exit_code == 0, done.output
     assert served == [("127.0.0.1", 9464), ("0.0.0.0", 9464)], "without a host nobody else can read them"
+    for wrong in ("::1", "[1:2:3]:9464", "http://h:9464", "h:9464/metrics", "h", "70000"):
+        done = CliRunner().invoke(app, ["lag", "--group", "g", "--serve", wrong, "--name-server", "127.0.0.1:1"])
+        assert done.exit_code == 2
+        assert f"{wrong!r} is not [HOST:]PORT" in done.output
 
 
 def test_messages_that_were_removed_before_they_were_read_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

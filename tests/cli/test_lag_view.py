@@ -60,7 +60,10 @@ def test_a_batch_that_is_not_done() -> None:
     assert waiting(under_way(read, (), NOW_MS)) == f"batch 7 was begun 1 m 5 s ago and is {ended}"
     assert waiting(under_way(read._replace(batch=LoggedBatch(7, {})), (), NOW_MS)) == f"batch 7 is begun and {ended}"
     found = sight(ROW, checkpoint="/c", batchId=6, underWay=told)
-    assert summary(found)[:3] == ["checkpoint /c", "6 messages behind in 1 queues", waiting(told)]
+    behind = ["6 messages behind in 1 queues", "the oldest for 3 m 12 s"]
+    assert summary(found) == ["checkpoint /c", *behind, waiting(told)], (
+        "what is behind, and for how long, stand together"
+    )
     assert document(found)["underWay"] == told
     assert summary(sight(ROW, checkpoint="/c", batchId=6, underWay=None))[2].startswith("the oldest")
 
@@ -71,7 +74,8 @@ def test_queues_that_are_not_known_are_not_counted() -> None:
     assert summary(sight(ROW, away))[1:] == ["6 messages behind in 1 of 2 queues", "the oldest for 3 m 12 s"]
     assert summary(sight(away))[1:] == ["lag unknown in 1 queues"]
     found = sight(ROW, away, back)
-    assert summary(found)[1:3] == ["6 messages behind in 1 of 3 queues", "1 queues went back"]
+    behind = ["6 messages behind in 1 of 3 queues", "the oldest for 3 m 12 s"]
+    assert summary(found)[1:] == [*behind, "1 queues went back"]
     assert (document(found)["unknownQueues"], document(found)["wentBackQueues"]) == (2, 1)
     assert table(found)[-1].split() == ["orders", "broker-a", "3", "0", "1,205", "75", "-", "-"]
     assert "lag_messages{" not in prometheus(sight(back))

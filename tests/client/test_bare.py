@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 BLOCKED = """
 import importlib, pkgutil, sys
 
-ABSENT = {"pyarrow", "numpy", "pandas", "pyspark", "py4j"}
+ABSENT = {"pyarrow", "numpy", "pandas", "pyspark", "py4j", "xxhash"}
 
 class Block:
     def find_spec(self, name, path=None, target=None):
@@ -43,6 +43,26 @@ with Producer(name_server=sys.argv[1], group="g", compress_above="10b") as produ
     producer.send_oneway(Message("t", b"z"))
     producer.flush()
 """
+LOOKS_AT_THE_PACKAGE = """
+import inspect, pydoc
+import rocketmq_spark
+
+assert "Producer" in pydoc.render_doc(rocketmq_spark)
+assert dict(inspect.getmembers(rocketmq_spark))["Producer"] is rocketmq_spark.Producer
+names = {}
+exec("from rocketmq_spark import *", names)
+listed = set(rocketmq_spark.__all__)
+assert names.keys() - {"__builtins__"} == listed == {n for n in rocketmq_spark._HOMES if hasattr(rocketmq_spark, n)}
+print(sorted(rocketmq_spark._HOMES.keys() - listed))
+try:
+    from rocketmq_spark import MetricsListener
+except ModuleNotFoundError as e:
+    print(e)
+try:
+    rocketmq_spark.register
+except AttributeError as e:
+    print(e)
+"""
 LZ4 = """
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.errors import LocalProtocolError
@@ -65,6 +85,17 @@ def run(script: str, *arguments: str) -> list[str]:
 
 def test_every_module_of_the_client_can_be_imported() -> None:
     assert run(EVERYTHING) == ["[]"]
+
+
+def test_help_and_star_imports_work_without_extras() -> None:
+    hidden, imported, read = run(LOOKS_AT_THE_PACKAGE)
+    assert hidden == str(
+        ["GroupOffsetListener", "MetricsListener", "SentRows", "foreach_batch_writer", "register", "write_rocketmq"]
+    )
+    assert imported.startswith(
+        "rocketmq_spark.MetricsListener needs pyspark, not installed here. Install it: pip install"
+    )
+    assert read.startswith("rocketmq_spark.register needs pyspark, not installed here")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from rocketmq_spark.model import MessageQueue, QueueBounds, SendRequest
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
 from tests.harness import store
-from tests.mockbroker import Call, MockBroker, eventually, offsets, ok, refuse, route, topic_config
+from tests.mockbroker import OF_PROXY, Call, MockBroker, eventually, offsets, ok, refuse, route, topic_config
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
 QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
@@ -238,15 +238,16 @@ class TestSingleQuestions:
     def test_rule_9_filters_are_compiled_by_the_broker_before_they_are_used(
         self, broker: MockBroker, routed: Parts
     ) -> None:
-        broker.on(Request.CHECK_CLIENT_CONFIG, [ok(), refuse(23, "ParseException: a >>> 1")])
-        routed.brokers.check_filter("broker-a", "g", "t", "a > 1", routed.soon)
+        broker.on(Request.CHECK_CLIENT_CONFIG, [ok(), refuse(23, "ParseException: a >>> 1"), ok(**OF_PROXY)])
+        assert routed.brokers.check_filter("broker-a", "g", "t", "a > 1", routed.soon)
         assert b'"SQL92"' in bytes(broker.seen(Request.CHECK_CLIENT_CONFIG)[0].body)
         with pytest.raises(RocketMQError, match="ParseException"):
             routed.brokers.check_filter("broker-a", "g", "t", "a >>> 1", routed.soon)
+        assert not routed.brokers.check_filter("broker-a", "g", "t", "a >>> 1", routed.soon), "a Proxy compiles nothing"
 
     def test_a_proxy_is_recognised(self, broker: MockBroker, routed: Parts) -> None:
-        broker.on(Request.GET_TOPIC_STATS_INFO, [refuse(3), ok(stats()), refuse(2)])
-        assert [routed.brokers.is_proxy("t", "broker-a", routed.soon) for _ in range(3)] == [True, False, False]
+        broker.on(Request.GET_MAX_OFFSET, [refuse(2), ok(offset=1), ok(offset=1, **OF_PROXY)])
+        assert [routed.brokers.is_proxy("t", "broker-a", routed.soon) for _ in range(3)] == [False, False, True]
 
 
 def test_search_asks_for_the_lower_boundary(broker: MockBroker, routed: Parts) -> None:

@@ -126,6 +126,30 @@ def test_what_a_group_wants_as_its_broker_heard_it(broker: MockBroker) -> None:
     tenant.close()
 
 
+def test_each_broker_reports_the_consume_mode_of_a_topic(broker: MockBroker) -> None:
+    """Under the user's names; a broker that does not know the request is left out."""
+
+    def assigned(mode: str) -> Command:
+        queue = {"topic": "ns%t", "brokerName": "broker-a", "queueId": 0}
+        return ok(json.dumps({"messageQueueAssignments": [{"messageQueue": queue, "mode": mode}]}).encode())
+
+    ask = Request.QUERY_ASSIGNMENT
+    broker.on(ask, assigned("POP"))
+    with (
+        MockBroker({ask: refuse(Response.REQUEST_CODE_NOT_SUPPORTED)}) as old,
+        MockBroker({ask: ok(b"{]")}) as odd,
+        MockBroker({ask: ok(b"{}")}) as empty,
+    ):
+        addresses = {"broker-a": broker.address, "old": old.address, "odd": odd.address, "empty": empty.address}
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, addresses))
+        tenant = Parts(broker.address, scope=Scope("ns"))
+        assert tenant.member.consume_modes("g", ["t"], tenant.soon) == {("t", "broker-a"): "POP"}
+        tenant.close()
+    (asked,) = broker.seen(ask)
+    body = json.loads(asked.body)
+    assert (body["topic"], body["consumerGroup"], body["messageModel"]) == ("ns%t", "ns%g", "BROADCASTING")
+
+
 def test_a_named_broker_says_what_it_heard_itself(broker: MockBroker, parts: Parts) -> None:
     def heard(topic: str) -> Command:
         return ok(json.dumps({"subscriptionTable": {topic: {}}}).encode())

@@ -12,7 +12,15 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Request, Response, SysFlag
 from rocketmq_spark.client.instance import Member
-from rocketmq_spark.errors import BrokerNotFound, CallTimeout, DecodeError, MessageRefused, RocketMQError, ServerFault
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    CallTimeout,
+    DecodeError,
+    MessageRefused,
+    NotSupported,
+    RocketMQError,
+    ServerFault,
+)
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply
 from rocketmq_spark.producer.requests import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -23,7 +31,7 @@ from rocketmq_spark.wire.properties import decode_properties
 from tests.client.conftest import Parts
 from tests.consumer.messages import message
 from tests.helpers import no_more_threads
-from tests.mockbroker import Call, Held, MockBroker, eventually, never, ok, refuse, route
+from tests.mockbroker import OF_PROXY, Call, Held, MockBroker, eventually, never, ok, refuse, route
 
 SENT = {"msgId": "0", "queueId": "0", "queueOffset": "0"}
 OWN = "CORRELATION_ID\x01ID\x02REPLY_TO_CLIENT\x01me\x02MSG_TYPE\x01reply\x02PUSH_REPLY_TIME\x017\x02"
@@ -223,6 +231,27 @@ def test_every_broker_of_the_cluster_hears_of_a_requester(broker: MockBroker, pa
         assert json.loads(bytes(heartbeat.body))["producerDataSet"] == [{"groupName": "askers"}]
     leave(parts.soon)
     assert [len(one.seen(Request.UNREGISTER_CLIENT)) for one in (broker, two)] == [1, 1]
+
+
+def test_a_requester_whose_heartbeat_a_proxy_keeps_is_refused(broker: MockBroker, parts: Parts) -> None:
+    """Its brokers do not know the requester, so no reply would arrive."""
+    broker.on(Request.HEART_BEAT, ok(**OF_PROXY))
+    broker.on(Request.UNREGISTER_CLIENT, ok(**OF_PROXY))
+    parts.routes.get("t")
+    leave = parts.replies.join("askers", 0)
+    for _ in range(2):
+        with pytest.raises(NotSupported, match=r"a Proxy does not forward replies.*nameServer"):
+            parts.replies.announce(parts.soon)
+    leave(parts.soon)
+
+
+def test_a_reply_that_a_proxy_does_not_take_names_the_brokers(
+    broker: MockBroker, parts: Parts, two: MockBroker
+) -> None:
+    for one in (broker, two):
+        one.on(Request.SEND_REPLY_MESSAGE_V2, refuse(Response.REQUEST_CODE_NOT_SUPPORTED))
+    with pytest.raises(NotSupported, match="nameServer"):
+        parts.replies.reply(question(), ANSWER, "g", parts.soon)
 
 
 class Connected:

@@ -110,7 +110,7 @@ def test_topic_and_group_of_what_a_member_asks_of_a_queue(broker: MockBroker, te
 def test_topic_and_group_of_what_readers_ask(broker: MockBroker, tenant: Parts) -> None:
     """Else the topic of that name outside says how this one stores batches, or whether its filter is right."""
     broker.on(Request.CHECK_CLIENT_CONFIG, ok())
-    broker.on(Request.GET_TOPIC_STATS_INFO, ok())
+    broker.on(Request.GET_MAX_OFFSET, ok(offset=0))
     broker.on(Request.GET_TOPIC_CONFIG, topic_config())
     broker.on(Request.PULL_MESSAGE, ok(nextBeginOffset=1, minOffset=0, maxOffset=1))
     brokers, soon = tenant.brokers, tenant.soon
@@ -123,7 +123,7 @@ def test_topic_and_group_of_what_readers_ask(broker: MockBroker, tenant: Parts) 
     brokers.sample("g", QUEUE, 0, soon)
     kinds = [command.ext["topic"] for command in broker.seen(Request.GET_TOPIC_CONFIG)]
     assert kinds == ["ns%t"] * 3
-    assert broker.seen(Request.GET_TOPIC_STATS_INFO)[0].ext["topic"] == "ns%t"
+    assert broker.seen(Request.GET_MAX_OFFSET)[0].ext["topic"] == "ns%t"
     (check,) = broker.seen(Request.CHECK_CLIENT_CONFIG)
     told = json.loads(bytes(check.body))
     assert (told["group"], told["subscriptionData"]["topic"]) == ("ns%g", "ns%t")

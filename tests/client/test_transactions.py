@@ -22,7 +22,7 @@ from rocketmq_spark.wire.properties import decode_properties
 from tests.client.conftest import Parts
 from tests.harness import store
 from tests.helpers import no_more_threads
-from tests.mockbroker import Held, MockBroker, eventually, never, ok, refuse, route
+from tests.mockbroker import OF_PROXY, Held, MockBroker, eventually, never, ok, refuse, route
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 PLACE = HalfPlace("t", "broker-a", "pg", "ID", "TX", 5, 1234)
@@ -157,6 +157,35 @@ def test_a_commit_that_the_broker_refused_does_not_roll_back_what_it_asks_about_
         broker.wait_for(lambda count=count: len(broker.seen(Request.END_TRANSACTION)) == count)  # type: ignore[misc]
         eventually(lambda: not copies_of(tenant)._newest)
     assert [c.ext["commitOrRollback"] for c in broker.seen(Request.END_TRANSACTION)] == ["8", "8"]
+
+
+def test_a_commit_that_only_a_proxy_confirmed_is_sent_at_each_check(broker: MockBroker, tenant: Parts) -> None:
+    """A Proxy answers with success, and does not forward the decision before the first check."""
+    tenant.routes.get("t")
+    broker.on(Request.END_TRANSACTION, ok(**OF_PROXY))
+    assert tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon) is False
+    tenant.sender.join("pg", 0, lambda message, place: lambda: COMMIT)
+    for count in (2, 3):
+        broker.ask(question(HALF))
+        broker.wait_for(lambda count=count: len(broker.seen(Request.END_TRANSACTION)) == count)  # type: ignore[misc]
+        eventually(lambda: not copies_of(tenant)._newest)
+    assert [c.ext["commitOrRollback"] for c in broker.seen(Request.END_TRANSACTION)] == ["8", "8", "8"]
+
+
+def test_a_commit_over_a_connection_to_a_proxy_is_never_proved(broker: MockBroker, tenant: Parts) -> None:
+    """What an earlier answer has shown holds for the connection."""
+    tenant.routes.get("t")
+    broker.on(Request.HEART_BEAT, ok(**OF_PROXY))
+    tenant.calls.ask(broker.address, Command(Request.HEART_BEAT), tenant.soon)
+    assert tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon) is False
+
+
+def test_the_answer_to_a_half_message_makes_no_broker_a_proxy(broker: MockBroker, tenant: Parts) -> None:
+    tenant.routes.get("t")
+    broker.on(Request.SEND_MESSAGE_V2, ok(**SENT, **OF_PROXY))
+    half = SendRequest("pg", b"x", "UNIQ_KEY\x01ID\x02TRAN_MSG\x01true\x02", int(SysFlag.TRANSACTION_PREPARED))
+    tenant.sender.send(MessageQueue("t", "broker-a", 0), half, tenant.soon)
+    assert tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon) is True
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["by the program", "by an answer"])

@@ -61,6 +61,7 @@ class FakeMember:
         self.stored: dict[MessageQueue, int] = {}
         self.commits: list[dict[MessageQueue, int]] = []
         self.ids = ["me"]
+        self.modes: dict[str, str] = {}  # those that an operator set, by topic
         self.errors: list[RocketMQError] = []
         self.refused: dict[MessageQueue, RocketMQError] = {}
         self.unknown: dict[MessageQueue, RocketMQError] = {}
@@ -152,6 +153,10 @@ class FakeMember:
     def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
         self._check_online()
         return list(self.ids)
+
+    def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> dict[tuple[str, str], str]:
+        wanted = set(topics)
+        return {(q.topic, q.broker_name): self.modes.get(q.topic, "PULL") for q in self.high if q.topic in wanted}
 
     def filters(self, group: str, topic: str, deadline: Deadline, broker_name: str = "") -> dict[str, Filter]:
         self._check_online()

@@ -10,7 +10,7 @@ import itertools
 import random
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Response
+from rocketmq_spark.base.threads import Aside
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.push.workers import Work, Workers
@@ -55,6 +56,14 @@ GROUP = "g"
 RETRY = RETRY_PREFIX + GROUP
 
 Done = Callable[[PullAnswer | RocketMQError], None]
+
+
+class AwaitedAside(Aside):
+    """Its threads are real, and done before time goes on."""
+
+    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+        super().run(key, work)
+        self.wait(key, 60)
 
 
 class ManualWorkers(Workers):
@@ -121,6 +130,7 @@ class FakeBrokers:
         self.members: dict[str, FakeMember] = {}
         self.groups: set[str] = set()  # those that ever had a member, or pulled
         self.dead: list[ReceivedMessage] = []
+        self.modes: dict[tuple[str, str], str] = {}  # those that an operator set, by topic and broker
         self.failing: dict[str, RocketMQError] = {}  # by verb, or verb and broker name
         self.parked: list[tuple[PullRequest, Done]] = []
         self.random = random.Random(1)
@@ -253,6 +263,12 @@ class FakeMember:
             raise ServerFault("no consumer for this group", "a:1", Response.SYSTEM_ERROR, topic)
         return self.brokers.random.sample(sorted(self.brokers.members), len(self.brokers.members))
 
+    def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> dict[tuple[str, str], str]:
+        topics = list(topics)
+        self._call("modes", topics)
+        places = {(queue.topic, queue.broker_name) for topic in topics for queue in self.brokers.topics.get(topic, ())}
+        return {place: self.brokers.modes.get(place, "PULL") for place in places}
+
     def filters(self, group: str, topic: str, deadline: Deadline, broker_name: str = "") -> dict[str, Filter]:
         self._call("filters", topic)
         if not self.brokers.members:
@@ -364,6 +380,7 @@ class GroupBench:
         self.replies: list[tuple[ReceivedMessage, bytes, Mapping[str, str] | None]] = []
         self.traces: Callable[[], ListenerTraces | None] = lambda: None
         self.rows: RowsOfAnswers | None = None  # for listeners of record batches
+        self.aside: Callable[[], Aside] = AwaitedAside
         self.timers: dict[str, list[ManualTimer]] = {}  # by client id
         self.numbers = itertools.count(1)
 
@@ -380,7 +397,9 @@ class GroupBench:
             timers.append(one.timer)
             return one
 
-        make = ConsumerTools(timer, workers, None, lambda *given: self.replies.append(given), self.traces, self.rows)
+        make = ConsumerTools(
+            timer, workers, self.aside, None, lambda *given: self.replies.append(given), self.traces, self.rows
+        )
         made = BaseConsumer(port, ConsumerSettings(**{"group": GROUP, **settings}), make)
         self.consumers.append(made)
         return made, port

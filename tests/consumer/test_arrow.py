@@ -436,8 +436,8 @@ def test_each_row_is_traced(arrow: GroupBench) -> None:
 
 def test_calls_have_no_spans_and_the_cache_is_observed(seen: Seen, arrow: GroupBench) -> None:
     consumer, _ = arrow.consumer(arrow=True)
-    Instrumentation("g", "me", None).instrument_consumer(consumer)
-    assert "start" not in vars(consumer), "what has no context of a trace is not wrapped"
+    Instrumentation("g", "me", None).instrument_consumer(consumer, "_run_of")
+    assert "_run_of" not in vars(consumer), "what has no context of a trace is not wrapped"
     consumer.subscribe("T")
     consumer.start(lambda batch, context: arrow.got.append(("me", bodies(batch)[0], -1)))
     arrow.time.advance(3)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.base.threads import Aside, Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.consumer.push.concurrent import Concurrent
 from rocketmq_spark.consumer.push.member_state import MemberState
@@ -174,7 +174,7 @@ def test_1_20_whatever_a_listener_raises_is_a_failed_message(error: BaseExceptio
     held.queues[QUEUE] = queue
     back: list[int] = []
     send_back: Any = lambda message, level: not back.append(message.queue_offset)  # noqa: E731 - it is to be true
-    consuming = Concurrent(raising(error), ConsumerSettings(group="g"), held, workers, Timer("t"), send_back)
+    consuming = Concurrent(raising(error), ConsumerSettings(group="g"), held, workers, Timer("t"), send_back, Aside())
     queue.put(messages(*range(20)))
     consuming.submit(queue, messages(*range(20)))
     eventually(lambda: queue.count == 0)
@@ -363,7 +363,7 @@ def test_what_many_threads_finish_at_once_is_noted_to_the_last_message() -> None
     often = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        consuming = Concurrent(listener, ConsumerSettings(group="g"), held, workers, Timer("t"), None)
+        consuming = Concurrent(listener, ConsumerSettings(group="g"), held, workers, Timer("t"), None, Aside())
         queue.put(messages(*range(3000)))
         consuming.submit(queue, messages(*range(3000)))
         assert all_called.wait(60)

@@ -65,7 +65,7 @@ def test_a_stop_that_is_interrupted_is_continued_by_the_next(
 @pytest.mark.parametrize("timeout_s", ["30s", None, math.nan])
 def test_a_stop_with_a_timeout_that_is_none_changes_nothing(group: GroupBench, timeout_s: Any) -> None:
     consumer, port = group.start()
-    with pytest.raises(OptionError, match=f"timeout_s is {timeout_s!r}; expected seconds"):
+    with pytest.raises(OptionError, match=f"timeout_s is {timeout_s!r}; expected a number of seconds"):
         consumer.stop(timeout_s)
     group.time.advance(1)
     group.brokers.send(q("a:0"), b"1")

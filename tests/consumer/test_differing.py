@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.settings import Subscriptions
-from rocketmq_spark.consumer.troubles import SubscriptionConflicts, differences
+from rocketmq_spark.consumer.troubles import ConsumeModes, SubscriptionConflicts, differences
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import NO_FILTER, Filter
+from tests.consumer.fake_member import A, Hand, made
+from tests.consumer.fake_member import FakeMember as Pulled
 from tests.consumer.group import FakeMember, GroupBench
 
 
@@ -74,3 +78,49 @@ def test_members_that_differ_are_told_and_those_that_agree_are_not(group: GroupB
     group.time.advance(90)
     assert len(port.seen("filters")) == 4
     assert caplog.text.count("have different subscriptions") == told
+
+
+@pytest.mark.parametrize(("model", "warnings"), [("clustering", 1), ("broadcasting", 0)])
+def test_a_member_that_pulls_warns_if_the_group_is_to_pop(
+    group: GroupBench, caplog: pytest.LogCaptureFixture, tmp_path: Path, model: str, warnings: int
+) -> None:
+    group.brokers.modes["T", "b"] = "POP"
+    group.start(clustering=model == "clustering", offsets_folder=tmp_path)
+    group.time.advance(0)
+    assert caplog.text.count("group g: the consume mode of topic T is POP at b, but this member pulls") == warnings
+    assert caplog.text.count("mqadmin setConsumeMode -m PULL") == warnings
+    group.time.advance(60)
+    assert caplog.text.count("the consume mode") == warnings
+
+
+def test_a_switch_to_pop_while_members_run_is_one_warning(group: GroupBench, caplog: pytest.LogCaptureFixture) -> None:
+    group.start(ordered=True)
+    group.time.advance(30)
+    assert "the consume mode" not in caplog.text
+    for mode in ("POP", "PULL", "POP"):
+        group.brokers.modes["T", "a"] = mode
+        group.time.advance(60)
+    assert caplog.text.count("the consume mode of topic T is POP at a") == 2
+
+
+def test_a_broker_that_does_not_answer_is_not_switched_back(
+    group: GroupBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    subscriptions = Subscriptions("g", True, lambda: 1)
+    subscriptions.add("T", NO_FILTER)
+    member = FakeMember(group.brokers, "m")
+    modes = ConsumeModes(member, "g", subscriptions)
+    for answer in ({("T", "a"): "POP"}, {}, {("T", "a"): "POP"}):
+        member.consume_modes = lambda *_, answer=answer: answer  # type: ignore[method-assign]
+        modes.look(Deadline.after(1))
+    assert caplog.text.count("the consume mode") == 1
+
+
+def test_a_pull_consumer_warns_if_its_group_is_to_pop(caplog: pytest.LogCaptureFixture) -> None:
+    fake, hand = Pulled([A]), Hand()
+    fake.modes["t"] = "POP"
+    with made(fake, hand) as consumer:
+        consumer.subscribe("t")
+        consumer.poll(0)
+        hand.time.advance(0)
+    assert caplog.text.count("group g: the consume mode of topic t is POP at b, but this member pulls") == 1

@@ -87,9 +87,7 @@ def test_all_queues_that_are_still_here_are_sought_or_all_that_are_named() -> No
 @pytest.mark.parametrize("queues", [A, [("t", "b", 0)], "t", [A, None]])
 def test_what_is_no_queue_is_not_assigned(queues: Any) -> None:
     with made(FakeMember([A])) as consumer:
-        with pytest.raises(
-            OptionError, match=r"a queue is .*; expected a list of MessageQueue, such as queues\(\) returns"
-        ):
+        with pytest.raises(OptionError, match=r"a queue is .*; expected a MessageQueue, such as queues\(\) returns"):
             consumer.assign(queues)
         assert consumer.assignment() == []
 

@@ -418,3 +418,28 @@ def test_a_stop_waits_for_no_message_that_waits_for_its_next_try() -> None:
     eventually(lambda: running._listening._paused, 60)
     assert member.consumer.stop(0.1) == []
     assert (member.got, member.consumer.stats().cached) == (["A"], 0)
+
+
+def test_a_retry_in_order_does_not_wait_for_routes() -> None:
+    """The thread that looks for topics may hang with a Proxy."""
+    times: dict[str, Time] = {}
+
+    def timer(name: str) -> ManualTimer:
+        return ManualTimer(times.setdefault(name.rpartition("-")[2], Time()))
+
+    proxy = FakeProxy(Time().monotonic, t=1)
+    consumer = BaseConsumer(proxy, replace(SETTINGS, ordered=True), ConsumerTools(timer=timer))
+    attempts: list[int] = []
+
+    def listener(messages: Any, context: Any) -> object:
+        attempts.append(messages[0].delivery_attempt)
+        return context.retry() if len(attempts) == 1 else None
+
+    consumer.subscribe("t")
+    consumer.start(listener)
+    times["look"].run_due()
+    proxy.put(of("A", "group"))
+    eventually(lambda: bool(times["renew"].due) and consumer.stats().failed == 1, 60)
+    times["renew"].advance(5)
+    eventually(lambda: attempts == [1, 2], 60)
+    consumer.stop(30)

@@ -44,6 +44,18 @@ def test_an_unknown_topic_is_waited_for(group: GroupBench) -> None:
     assert group.got == [("me", b"1", 0)]
 
 
+def test_a_group_without_a_retry_topic_is_no_line_of_the_log(
+    group: GroupBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first failed message creates it; the line looked like a failure. A missing topic of the user is still named."""
+    caplog.set_level("INFO")
+    consumer, _ = group.consumer()
+    consumer.subscribe("LATER")
+    consumer.start(lambda messages, context: None)
+    assert "topic LATER has no route yet" in caplog.text
+    assert "%RETRY%g has no route yet" not in caplog.text
+
+
 def test_a_name_server_that_is_gone_stops_nobody(group: GroupBench) -> None:
     consumer, _ = group.start()
     group.time.advance(1)

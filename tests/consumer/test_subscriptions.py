@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.consumer.settings import Subscriptions, TopicFilter, filter_of
+from rocketmq_spark.consumer.settings import Subscriptions, TopicFilter, checked_topic, filter_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter
 
@@ -13,6 +13,7 @@ from rocketmq_spark.model import NO_FILTER, Filter
         (None, None, NO_FILTER),
         ("*", None, NO_FILTER),
         ("", None, NO_FILTER),
+        (" * ", None, NO_FILTER),
         ("a || b", None, Filter("a || b")),
         (None, "a > 1", Filter("a > 1", "SQL92")),
     ],
@@ -26,6 +27,11 @@ def test_a_subscription_has_tags_or_sql_or_neither(tags, sql, expected):
     [
         ("a", "b", "at most one"),
         ("||", None, "expected '\\*' or such as"),
+        (" ", None, "tags are ' '; expected '\\*' or such as"),
+        ("\t || ", None, "expected '\\*' or such as"),
+        (None, " ", "sql is ' '; expected an SQL92 expression"),
+        (b"a", None, "tags is b'a'; expected a str"),
+        (["a", "b"], None, "tags is ..a', 'b'.; expected a str"),
         ("a || \udc80", None, r"tags are 'a || .udc80'; expected characters that can be sent"),
         (None, "a = '\udc80'", "sql is .*; expected characters that can be sent"),
     ],
@@ -77,4 +83,4 @@ def test_what_is_not_subscribed_to_has_no_filter() -> None:
 
 def test_names_of_topics_are_checked() -> None:
     with pytest.raises(OptionError, match="topic is 'a b'; expected the name of a topic"):
-        Subscriptions("g", True, lambda: 5).add("a b", NO_FILTER)
+        checked_topic("a b")

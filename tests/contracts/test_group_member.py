@@ -76,6 +76,12 @@ def test_a_young_queue_without_an_offset_is_at_zero_unless_that_is_not_wanted(ca
 
 
 @every
+def test_a_group_that_no_operator_switched_pulls(case: Case) -> None:
+    topic, broker = case.queue.topic, case.queue.broker_name
+    assert case.port.consume_modes(case.group, [topic, "no-such-topic"], soon()) == {(topic, broker): "PULL"}
+
+
+@every
 def test_offsets_are_each_queues_own(case: Case) -> None:
     case.send(b"0", b"1")
     leave = case.join(case.port)

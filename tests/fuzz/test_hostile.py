@@ -146,7 +146,9 @@ def tried(act: Callable[[], object]) -> object:
 
 
 def threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("rocketmq")}
+    """Threads of the package, without the one that waits in each process for clients that are dropped without ``close``."""
+    named = (thread for thread in threading.enumerate() if thread.name.startswith("rocketmq"))
+    return {thread for thread in named if thread.name != "rocketmq-dropped"}
 
 
 def ends(call: Callable[[Peer], object], made: Callable[[int, int], AbstractContextManager[Peer]]) -> None:

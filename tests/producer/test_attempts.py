@@ -78,12 +78,12 @@ def test_11_17_a_name_server_that_does_not_answer_costs_no_retry_and_the_first_c
     assert tries.judge(q("a:0"), CallTimeout("late"), AB, 3.0).__class__ is RetryAttempt
     failed = tries.judge(None, OutOfTime("the send timeout is over"), AB, 0.0)
     assert isinstance(failed, SendFailed)
-    assert "the send timeout is over after 1 attempt; brokers tried: a; the last one: no name" in failed.message
+    assert "the send timeout expired after 1 attempt; brokers tried: a; the error: no name" in failed.message
     tries = attempts(retries=None)
     tries.judge(q("a:0"), LOST, AB, 3.0)
     failed = tries.judge(None, ConnectionLost("no name server answers"), AB, 0.0)
     assert isinstance(failed, SendFailed)
-    assert failed.message.endswith("the first error: the connection broke; the last one: no name server answers")
+    assert failed.message.endswith("the first error: the connection broke; the last error: no name server answers")
 
 
 def test_11_17_a_time_out_asks_for_the_route() -> None:
@@ -134,7 +134,7 @@ def test_three_attempts_then_an_error_with_everything_known() -> None:
     assert isinstance(failed, SendFailed)
     assert failed.message == (
         "all retries failed after 3 attempts; brokers tried: a, b, a; the first error: the connection broke; "
-        "the last one: no"
+        "the last error: no"
     )
     assert (failed.addr, failed.broker_code, failed.topic, failed.remark) == ("host:1", 2, "T", "remark")
     assert failed.__cause__ is busy
@@ -149,7 +149,7 @@ def test_a_single_attempt_that_may_not_be_repeated_gives_its_own_error() -> None
 def test_the_end_of_time_names_the_real_cause() -> None:
     failed = attempts().judge(q("a:0"), LOST, AB, 0.0)
     assert isinstance(failed, SendFailed)
-    assert "the send timeout is over after 1 attempt;" in str(failed)
+    assert "the send timeout expired after 1 attempt;" in str(failed)
     assert "the connection broke" in str(failed)
 
 

@@ -157,6 +157,29 @@ def test_a_column_names_the_queue(bulk: Bulk) -> None:
         bulk.producer().send_arrow(table("x", "y", queueId=[1, 7], brokerName=["b", "b"]), "T")
 
 
+@pytest.mark.parametrize("keys", [["k", None, "", None], [None] * 4], ids=["some", "none"])
+def test_rows_without_a_sharding_key_go_to_queues_in_turn(bulk: Bulk, keys: list[str | None]) -> None:
+    """Also if no row has one, so that the column has no type."""
+    producer = bulk.producer()
+    anywhere = [body for body, key in zip("wxyz", keys, strict=True) if key is None]
+    for _ in range(4):
+        producer.send_arrow(table(*"wxyz", shardingKey=keys), "T", selector="hash").raise_for_failed()
+    assert {at for at, found in bulk.sent if [body for body, _ in found] == anywhere} == {*qs("a:0-1 b:0-1")}
+
+
+@pytest.mark.parametrize("names", [["queueId"], ["queueId", "brokerName"]])
+@pytest.mark.parametrize("some", [False, True])
+def test_rows_that_name_no_queue_go_to_queues_in_turn(bulk: Bulk, names: list[str], some: bool) -> None:
+    named = {"queueId": 1, "brokerName": "b"}
+    bulk.sender.routes["T"] = tuple(qs("b:0-3"))
+    columns = {name: [named[name] if some else None, None] for name in names}
+    producer = bulk.producer()
+    for _ in range(4):
+        producer.send_arrow(table("x", "y", **columns), "T").raise_for_failed()
+    assert {at for at, found in bulk.sent if "y" in [body for body, _ in found]} == {*qs("b:0-3")}
+    assert not some or {at for at, found in bulk.sent if "x" in [body for body, _ in found]} == {*qs("b:1")}
+
+
 def test_a_function_chooses_for_each_row(bulk: Bulk) -> None:
     def last(queues: list[MessageQueue], message: Any, key: object) -> MessageQueue:
         return queues[-1] if message.body == b"x" else queues[0]

@@ -80,7 +80,7 @@ def test_a_topic_is_checked_as_that_of_a_message(bulk: Bulk, topic: str, why: st
 
 
 def test_a_time_that_is_no_number_is_refused(bulk: Bulk) -> None:
-    with pytest.raises(OptionError, match="timeout_s is nan; expected seconds"):
+    with pytest.raises(OptionError, match="timeout_s is nan; expected a number of seconds"):
         bulk.producer().send_arrow(table("a"), "T", timeout_s=float("nan"))
 
 

@@ -200,14 +200,14 @@ def test_flow_control_on_one_broker_is_waited_out_within_the_deadline(bench: Ben
     assert len(pauses) == 8
     assert all(late > early for early, late in zip(pauses, pauses[2:], strict=False) if late < 0.5)
     bench.sender.by_broker["a"] = lambda: refused(Response.FLOW_CONTROL)
-    with pytest.raises(SendFailed, match="the send timeout is over"):
+    with pytest.raises(SendFailed, match="the send timeout expired"):
         producer.send(M)
 
 
 def test_the_deadline_covers_all_attempts(bench: Bench) -> None:
     bench.sender.latency_s = {"a": 1.6, "b": 1.6}
     bench.sender.script = [CallTimeout("late")] * 2
-    with pytest.raises(SendFailed, match="the send timeout is over after 2 attempts"):
+    with pytest.raises(SendFailed, match="the send timeout expired after 2 attempts"):
         bench.producer().send(M)
     assert bench.sender.deadlines == [3.0, 1.4]
 

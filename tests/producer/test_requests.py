@@ -290,7 +290,7 @@ def test_a_time_without_end_has_none_and_leaves_nothing_behind(office: Office) -
     assert int(office.sent()[Property.TTL]) == 10**12
     office.arrive()
     assert asked.result(0) == YES
-    with pytest.raises(OptionError, match="timeout_s is nan; expected seconds"):
+    with pytest.raises(OptionError, match="timeout_s is nan; expected a number of seconds"):
         office.ask(timeout_s=math.nan)
 
 

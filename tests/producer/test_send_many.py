@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -79,9 +79,28 @@ def test_a_key_chooses_the_queue(bulk: Bulk) -> None:
         assert outcome.queue == select("hash", qs("a:0-1 b:0-1"), each, each.properties["user"])  # type: ignore[index]
     for _, found in bulk.sent:
         assert [int(body) for body, _ in found] == sorted(int(body) for body, _ in found)
-    for keys, why in (({b"x": None}, "message 0: its key is None"), ({}, r"message 0: KeyError: b'x'")):
-        with pytest.raises(MessageRefused, match=f"{why}($|\\. Mess)"):
-            bulk.producer().send_many([message()], key=lambda each, keys=keys: keys[each.body])  # type: ignore[misc]
+    with pytest.raises(MessageRefused, match=r"message 0: KeyError: b'x'($|\. Mess)"):
+        bulk.producer().send_many([message()], key=lambda each: {}[each.body])
+
+
+@pytest.mark.parametrize("as_key", [str, int], ids=["texts", "numbers"])
+def test_messages_without_a_key_go_to_queues_in_turn(bulk: Bulk, as_key: Callable[[int], object]) -> None:
+    """A batch of them stays together; those with a key go where they always go, with the key as their sharding key."""
+    given = [message(str(i).encode()) for i in range(20)]
+    keys = {each.body: None if i % 2 else as_key(i % 3) for i, each in enumerate(given)}
+    producer = bulk.producer()
+    for _ in range(4):
+        sent = producer.send_many(given, key=lambda each: keys[each.body])
+        assert all(isinstance(outcome, SendResult) for outcome in sent)
+    assert {q for q, found in bulk.sent if [b for b, _ in found] == [str(i) for i in range(1, 20, 2)]} == {
+        *qs("a:0-1 b:0-1")
+    }
+    for queue, found in bulk.sent:
+        for body, properties in found:
+            key = keys[body.encode()]
+            assert properties.get("__SHARDINGKEY") == (None if key is None else str(key))
+            if key is not None:
+                assert queue == select("hash", qs("a:0-1 b:0-1"), None, key)
 
 
 def test_a_queue_takes_all(bulk: Bulk) -> None:
@@ -110,8 +129,17 @@ def test_a_queue_takes_all(bulk: Bulk) -> None:
         ({"keys": ["a b"]}, "key 'a b' has a blank, and RocketMQ splits keys at blanks"),
         ({"properties": {"TAGS": "x"}}, "a property has a name that is RocketMQ's own, such as TAGS"),
         ({"properties": {"p": ""}}, "property 'p' is empty; .*"),
-        ({"flag": 2**31}, "flag takes more than 32 bits"),
-        ({"flag": 1.5}, "TypeError: flag and priority are whole numbers"),
+        (
+            {"flag": 2**31},
+            "the message's flag is 2147483648; expected a signed 32-bit int|flag takes more than 32 bits",
+        ),
+        ({"flag": 1.5}, "the message's flag is 1.5; expected a signed 32-bit int"),
+        ({"tags": b"a"}, "the message's tags are b'a'; expected a str with one tag, or None"),
+        ({"keys": [1]}, ".*keys are .1.; expected a str, or a list of str"),
+        ({"properties": {"p": b"v"}}, "property 'p' is b'v'; expected a str"),
+        ({"properties": {1: "v"}}, "the name of property 1 is int; expected a str"),
+        ({"wait_store_ok": "no"}, "the message's wait_store_ok is 'no'; expected True or False"),
+        ({"priority": "1"}, "TypeError: flag and priority are whole numbers"),
         ({"priority": 1}, ".* has a priority, which only gRPC supports|it has no priority.*"),
         ({"wait_store_ok": False}, "its wait_store_ok is False: send it with send"),
     ],

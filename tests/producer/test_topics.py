@@ -204,3 +204,25 @@ def test_an_environment_uses_all_queues_of_the_delay_service(sender: ScriptedSen
     sender.routes[INNER_TOPIC] = tuple(qs("a:0-1", INNER_TOPIC))
     for environment in (Environment.of(5), Environment.of(5, 5)):
         assert topics(sender, environment=environment).queues(INNER_TOPIC, SOON) == sender.routes[INNER_TOPIC]
+
+
+def test_a_missing_topic_names_near_topics_once_for_many_sends(
+    sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    def nearest(error: RouteNotFound) -> RouteNotFound:
+        asked.append(error.topic)
+        return RouteNotFound(error.message, error.addr, error.broker_code, error.topic, remedy="Did you mean orders?")
+
+    monkeypatch.setattr(sender, "missing_topic", nearest)
+    known = topics(sender)
+    sender.routes.clear()
+    for topic in ("ordres", "ordres", "prcies"):
+        with pytest.raises(RouteNotFound, match=r"knows no such topic.*Did you mean orders\?"):
+            known.queues(topic, SOON)
+    assert asked == ["ordres", "prcies"]
+    sender.routes["closed"] = RouteNotFound("no queue of the topic is writable", topic="closed")
+    with pytest.raises(RouteNotFound) as caught:
+        known.queues("closed", SOON)
+    assert (caught.value.remedy, asked) == (None, ["ordres", "prcies"])

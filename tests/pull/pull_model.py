@@ -348,7 +348,8 @@ def queues(draw: st.DrawFn) -> Queue:
             if at + size <= high:
                 queue.batches[at] = size
             at += size + draw(st.integers(0, 20))
-    visible, until = draw(st.integers(0, high)), 1000 + draw(st.floats(0, 14))
+    # An answer of before then arrives up to two seconds later (``Accidents.slow``), within the time of grace.
+    visible, until = draw(st.integers(0, high)), 1000 + draw(st.floats(0, 12))
     if draw(st.booleans()):
         queue.visible_from = lambda now: visible if now < until else high
     if draw(st.integers(0, 3)) == 0:

@@ -15,6 +15,7 @@ from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import OnLoss
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.reading import PlainRun
+from rocketmq_spark.pull.recreated import RecreatedTopics
 from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.remoting.bulk import Answer
 from tests.pull.pull_model import Accidents, Model, Queue, offset_at
@@ -32,7 +33,12 @@ class Puller:
     compacted: Callable[[MessageQueue], bool] = bool
 
     def reader(
-        self, ranges: Sequence[OffsetRange], on_loss: OnLoss, filtered: Filter = NO_FILTER, known: str | None = None
+        self,
+        ranges: Sequence[OffsetRange],
+        on_loss: OnLoss,
+        filtered: Filter = NO_FILTER,
+        known: str | None = None,
+        recreated: RecreatedTopics | None = None,
     ) -> RangeReader:
         return self.model.reader(ranges, self.settings, on_loss)
 

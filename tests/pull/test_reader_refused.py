@@ -61,3 +61,22 @@ def test_an_answer_that_leads_nowhere_is_asked_for_again_after_pauses_that_grow(
     model.max_asked, plain = 200, model.answer  # twelve for each of what is asked for at once
     model.answer = lambda *asked: ([], asked[1]) if model.time.now < 1005 else plain(*asked)  # type: ignore[method-assign]
     assert read(model, [(0, 40)]).of(0) == list(range(40))
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Answer(Response.TOPIC_NOT_EXIST, "topic[t] not exist", None, None, None, 0),
+        Answer(Response.INVALID_PARAMETER, "queueId[0] is illegal", None, None, None, 0),
+        Answer(Response.SERVICE_NOT_AVAILABLE, "shutting down", None, None, None, 0),
+    ],
+    ids=["topic deleted", "queue gone", "not available"],
+)
+def test_the_route_is_asked_for_after_pauses_not_for_each_pull(refusal: Answer) -> None:
+    """A task of thousands of messages has hundreds of pulls, each of which the broker refuses again and again."""
+    model = Model([Queue(0, 4000)])
+    plain = model.answer
+    model.answer = lambda *asked: refusal if model.time.now < 1010 else plain(*asked)  # type: ignore[method-assign]
+    assert read(model, [(0, 4000)]).of(0) == list(range(4000))
+    # The pauses grow to a second, less up to half of it.
+    assert 10 <= len(model.streams) <= 30

@@ -9,6 +9,7 @@ from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import Cause, Hole, OnLoss, Piece, first_offset
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.reading import Edge, RangesReading, read
+from rocketmq_spark.pull.recreated import RecreatedTopics
 from rocketmq_spark.pull.requests import PullSettings
 from tests.pull.pull_model import Model, Queue, holes
 
@@ -30,6 +31,7 @@ class Puller:
         on_loss: OnLoss,
         filtered: Filter = NO_FILTER,
         known: str | None = None,
+        recreated: RecreatedTopics | None = None,
     ) -> RangeReader:
         self.asked.append((filtered, known))
         return self.model.reader(ranges, PullSettings(filtered=bool(filtered)), on_loss)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Response, SerializeType
+from rocketmq_spark.base.codes import Request, Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest, together
 from rocketmq_spark.remoting.endpoint import SocketChannel
@@ -20,7 +20,7 @@ from rocketmq_spark.wire.header import Command
 from tests import mockbroker as mb
 from tests.fix_proxy import FaultyProxy
 from tests.helpers import RAISED, raising
-from tests.mockbroker import PING, MockBroker, eventually, ok, ping, refuse
+from tests.mockbroker import OF_PROXY, PING, MockBroker, eventually, ok, ping, refuse
 
 Connect = Callable[..., Connection]
 
@@ -54,6 +54,17 @@ def test_an_answer_whatever_its_code(broker: MockBroker, connect: Connect) -> No
     refused = connection.call(ping(), soon())
     assert (refused.code, refused.remark) == (2, "busy")
     assert connection.waiting == 0
+
+
+def test_answers_say_whether_they_came_from_a_proxy(broker: MockBroker, connect: Connect) -> None:
+    """From the first one that shows it: some answers of a Proxy have no such fields."""
+    sent = Request.SEND_MESSAGE_V2
+    broker.on(sent, ok(**OF_PROXY))
+    broker.on(PING, [ok(MSG_REGION="r"), ok(**OF_PROXY), refuse(3)])
+    connection = connect(broker.address)
+    answers = [connection.call(one, soon()).by_proxy for one in (Command(sent), ping(), ping(), ping(), Command(sent))]
+    assert answers == [False, False, True, True, True]
+    assert not connect(broker.address).is_proxy
 
 
 @pytest.mark.parametrize("kind", SerializeType)

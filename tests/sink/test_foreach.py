@@ -55,6 +55,21 @@ def test_the_selector_may_be_a_function(spark: SparkSession, rocketmq: LocalBrok
     assert set(by_queue(stored(rocketmq, topic, 20))) == {3}
 
 
+@pytest.mark.parametrize(
+    ("column", "given"),
+    [("if(id % 2 = 0, 'k', null) shardingKey", {"queueSelector": "hash"}), ("if(id % 2 = 0, 1, null) queueId", {})],
+)
+def test_rows_that_choose_no_queue_go_to_queues_in_turn(
+    spark: SparkSession, rocketmq: LocalBroker, topic: str, column: str, given: dict[str, str]
+) -> None:
+    frame = spark.range(0, 400, 1, 1).selectExpr("cast(id as string) body", column)
+    foreach_batch_writer(name_server=rocketmq.name_server, topic=topic, batch_max_bytes=400, **given)(frame, 0)
+    found = stored(rocketmq, topic, 400)
+    assert sorted(map(int, bodies(found))) == list(range(400))
+    assert len(by_queue([row for row in found if int(row.body) % 2])) > 1
+    assert len(by_queue([row for row in found if not int(row.body) % 2])) == 1
+
+
 def test_nothing_to_write_is_no_error(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:
     empty = spark.createDataFrame([], "body string")
     assert write_rocketmq(empty, name_server=rocketmq.name_server, topic=topic).rows == 0

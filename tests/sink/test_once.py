@@ -134,6 +134,25 @@ def test_a_batch_that_was_begun_sends_what_is_not_stored(
     assert all(len(message.msg_id) == 56 for message in found)
 
 
+@pytest.mark.parametrize(("name", "values"), [("shardingKey", ["k", None]), ("queueId", [1, None])])
+def test_rows_that_may_go_to_any_queue_are_stored_once(
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink, name: str, values: list[Any]
+) -> None:
+    topic = make_timerless_topic(queues=4)
+    selector = {"shardingKey": "hash", "queueId": "column"}[name]
+    options = sink.options(topic=topic, queueSelector=selector, batchMaxBytes=200)
+    rows = [values[i % 2] for i in range(40)]
+    column = pa.array(rows, pa.int32() if name == "queueId" else pa.string())
+    done = sink.attempt(sink.plan(options), options, frame(body=numbered(40), **{name: column}).slice(0, 30))
+    assert done.sent == 30
+    done = sink.attempt(sink.plan(options), options, frame(body=numbered(40), **{name: column}))
+    assert (done.sent, done.already_stored, done.unmatched) == (10, 30, 0)
+    found = stored(timerless, topic, 40)
+    assert sorted(bodies(found)) == numbered(40)
+    assert len({row.queue.queue_id for row in found if int(row.body) % 2}) > 1
+    assert len({row.queue.queue_id for row in found if not int(row.body) % 2}) == 1
+
+
 def test_equal_rows_are_counted(timerless: LocalBroker, make_timerless_topic: Make, sink: Sink) -> None:
     topic = make_timerless_topic(queues=2)
     options = sink.options(topic=topic)

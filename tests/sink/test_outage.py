@@ -134,7 +134,7 @@ def test_when_the_time_is_over_the_task_fails_with_the_cause(
 ) -> None:
     unwilling.on(Request.SEND_BATCH_MESSAGE, refuse(Response.SYSTEM_BUSY, "busy"))
     writes = Writes(unwilling.address, monkeypatch)
-    with pytest.raises(SendFailed, match=r"the send timeout is over after \d+ attempts; brokers tried: broker-a"):
+    with pytest.raises(SendFailed, match=r"the send timeout expired after \d+ attempts; brokers tried: broker-a"):
         writes(frame(body=["x"]), topic="t", sendTimeout="1s")
     assert len(writes.requests) > 2
 

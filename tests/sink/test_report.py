@@ -2,8 +2,10 @@
 
 import pickle
 
+import pytest
+
 from rocketmq_spark.errors import RocketMQError, SendFailed
-from rocketmq_spark.spark.sink.report import AtBroker, Tally, Written, total, with_report
+from rocketmq_spark.spark.sink.report import AtBroker, Tally, Written, total, warn_of_unmatched, with_report
 
 
 def test_a_tally_counts_by_broker():
@@ -44,3 +46,16 @@ def test_an_error_without_a_remedy_ends_with_what_was_acknowledged():
     assert str(with_report(RocketMQError("x"), Written())).endswith(
         "Acknowledged before that: 0 rows in 0 batches, 0 bytes, 0 retries"
     )
+
+
+@pytest.mark.parametrize(("sent", "twice"), [(500, 30), (10, 10), (0, 0)])
+def test_unmatched_messages_are_reported_with_rows_stored_twice(caplog, sent, twice):
+    warn_of_unmatched(Written(rows=sent, unmatched=30), "batch 4")
+    (record,) = caplog.records
+    assert record.getMessage().startswith("batch 4: 30 messages that an earlier attempt stored match no row")
+    assert record.getMessage().endswith(f"so up to {twice} rows may be in the topic twice")
+
+
+def test_a_repeat_whose_messages_all_match_is_no_warning(caplog):
+    warn_of_unmatched(Written(rows=5, already_stored=5), "batch 4")
+    assert not caplog.records

@@ -20,7 +20,7 @@ QUEUES = qs("a:0-3 b:0-1 c:7")
 def chosen(selector, batch, which=None):
     bad_rows = BadRows()
     found = selector(TopicRows(batch, "T", which, 100), QUEUES, bad_rows).tolist()
-    return [QUEUES[i] for i in found], dict(bad_rows.found())
+    return [[*QUEUES, None][i] for i in found], dict(bad_rows.found())
 
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=30))
@@ -30,11 +30,16 @@ def test_hash_is_what_one_message_gets(keys):
     assert bad_rows == {}
 
 
-def test_hash_of_some_rows_names_those_without_a_key():
+ANY = None  # any queue
+
+
+def test_rows_without_a_key_may_go_to_any_queue():
     rows = frame(k=["x", None, "y", None])
-    found, bad_rows = chosen(ByHash({"shardingkey": "k"}), rows, np.array([0, 3]))
-    assert found[0] == select("hash", QUEUES, None, "x")
-    assert bad_rows == {3: "k is null, and queueSelector 'hash' needs a key"}
+    found, bad_rows = chosen(ByHash({"shardingkey": "k"}), rows)
+    assert found == [select("hash", QUEUES, None, "x"), ANY, select("hash", QUEUES, None, "y"), ANY]
+    found, _ = chosen(ByHash({"shardingkey": "k"}), rows, np.array([0, 3]))
+    assert found == [select("hash", QUEUES, None, "x"), ANY]
+    assert bad_rows == {}
 
 
 @given(
@@ -44,22 +49,36 @@ def test_hash_of_some_rows_names_those_without_a_key():
     )
 )
 def test_column_with_brokers(rows):
-    batch = frame(q=pa.array([i for i, _ in rows], pa.int32()), b=[b for _, b in rows])
+    batch = frame(q=pa.array([i for i, _ in rows], pa.int32()), b=pa.array([b for _, b in rows], pa.string()))
     found, bad_rows = chosen(ByColumn({"queueid": "q", "brokername": "b"}), batch)
     for at, (queue_id, broker) in enumerate(rows):
+        if queue_id is None and broker is None:
+            assert found[at] is ANY
+            assert at not in bad_rows
+            continue
         wanted = MessageQueue("T", broker, queue_id) if broker is not None and queue_id is not None else None
         assert (at in bad_rows) == (wanted not in QUEUES)
         if wanted in QUEUES:
             assert found[at] == wanted
 
 
+def test_a_queue_that_a_row_names_by_half_is_an_error():
+    batch = frame(q=pa.array([None, 1], pa.int32()), b=["a", None])
+    _, bad_rows = chosen(ByColumn({"queueid": "q", "brokername": "b"}), batch)
+    assert bad_rows == {
+        0: "q is null, and b is 'a'; expected both or neither",
+        1: "b is null, and q is 1; expected both or neither",
+    }
+
+
 def test_column_without_brokers():
-    found, bad_rows = chosen(ByColumn({"queueid": "q"}), frame(q=pa.array([2, 7, 0, 99, None], pa.int16())))
+    found, bad_rows = chosen(ByColumn({"queueid": "q"}), frame(q=pa.array([2, 7, 0, 99, None, -1], pa.int16())))
     assert found[:2] == [MessageQueue("T", "a", 2), MessageQueue("T", "c", 7)]
+    assert found[4] is ANY
     assert bad_rows == {
         2: "queue 0 of topic 'T' is on several brokers; name the broker too",
         3: "topic 'T' has no queue 99 that takes messages",
-        4: "queueId is null or negative, and queueSelector 'column' needs one",
+        5: "topic 'T' has no queue -1 that takes messages",
     }
 
 

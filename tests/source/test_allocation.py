@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.source.planner import (
+from rocketmq_spark.spark.source.partitioning import (
     MAX_TASKS,
     ROWS_PER_TASK,
+    Partitioning,
     covered,
     partition_count,
     partition_id,
@@ -23,6 +24,10 @@ QUEUES = [MessageQueue(topic, broker, i) for topic in "tu" for broker in ("broke
 
 def options(**given):
     return options_table.parse({"nameServer": "h:1", "subscribe": "t,u", **given}).for_role("batch source")
+
+
+def rules(**given):
+    return Partitioning.of(options(**given))
 
 
 def everything_to_nobody_and_all(consumer, queues, consumers):
@@ -56,7 +61,7 @@ _STRATEGIES = st.sampled_from(
 def test_every_offset_is_in_exactly_one_task(wanted, strategy, partitions, min_tasks, max_rows):
     """What was planned is never dropped, even if the strategy would give it to nobody now."""
     given = {"numPartitions": partitions, "minPartitions": min_tasks, "maxRecordsPerPartition": max_rows, **strategy}
-    found = tasks(options(**{name: value for name, value in given.items() if value is not None}), QUEUES, wanted)
+    found = tasks(rules(**{name: value for name, value in given.items() if value is not None}), QUEUES, wanted)
     assert offsets_of(found) == offsets_of([wanted])
     assert all(r.size > 0 for task in found for r in task)
     assert all(sum(r.size for r in task) <= max_rows for task in found)
@@ -103,8 +108,8 @@ def test_parts_are_nearly_equal_over_several_ranges():
 def test_the_number_of_partitions_follows_the_backlog(rows, count):
     """Up to one per queue."""
     found = [OffsetRange(queue, 0, part) for queue, part in zip(QUEUES, (rows, 0, 0), strict=False)]
-    assert partition_count(options(), found) == count
-    assert partition_count(options(numPartitions=7), found) == 7
+    assert partition_count(rules(), found) == count
+    assert partition_count(rules(numPartitions=7), found) == 7
 
 
 def test_consumers_of_the_strategy_are_partitions():
@@ -115,7 +120,7 @@ def test_consumers_of_the_strategy_are_partitions():
         seen.append((consumer, tuple(consumers), {queue.topic for queue in queues}))
         return queues if consumer == consumers[0] else []
 
-    found = tasks(options(allocationStrategy=strategy, numPartitions=2), QUEUES, [OffsetRange(q, 0, 1) for q in QUEUES])
+    found = tasks(rules(allocationStrategy=strategy, numPartitions=2), QUEUES, [OffsetRange(q, 0, 1) for q in QUEUES])
     assert len(found) == 1
     assert {consumers for _, consumers, _ in seen} == {("partition-00000", "partition-00001")}
     assert all(len(topics) == 1 for _, _, topics in seen), "topic by topic, as in Java"
@@ -123,7 +128,7 @@ def test_consumers_of_the_strategy_are_partitions():
 
 def test_a_queue_given_to_several_is_read_by_the_first():
     given = options(allocationStrategy=everything_to_nobody_and_all, numPartitions=3)
-    found = tasks(given, QUEUES[:3], [OffsetRange(q, 0, 1) for q in QUEUES[:2]])
+    found = tasks(Partitioning.of(given), QUEUES[:3], [OffsetRange(q, 0, 1) for q in QUEUES[:2]])
     assert [[r.queue for r in task] for task in found] == [QUEUES[:2]]
 
 
@@ -162,5 +167,5 @@ def test_an_environment_is_a_part_of_the_queues():
 
 
 def test_nothing_to_read_is_no_task():
-    assert tasks(options(), QUEUES, []) == []
-    assert tasks(options(), QUEUES, [OffsetRange(QUEUES[0], 5, 5)]) == []
+    assert tasks(rules(), QUEUES, []) == []
+    assert tasks(rules(), QUEUES, [OffsetRange(QUEUES[0], 5, 5)]) == []

@@ -14,7 +14,7 @@ from rocketmq_spark.spark.checkpoints import entries
 from rocketmq_spark.spark.checkpoints.entries import LoggedBatch, folder, history, last_batch, read, under_way
 from rocketmq_spark.spark.source.offsets import Offsets
 
-Q = MessageQueue("t", "broker-a", 3)
+Q, P = MessageQueue("t", "broker-a", 3), MessageQueue("prices", "broker-a", 0)
 
 
 def entry(folder: Path, number: int, *sources: str, done: bool = True, begun_ms: int | None = None) -> None:
@@ -27,8 +27,19 @@ def entry(folder: Path, number: int, *sources: str, done: bool = True, begun_ms:
         (folder / "commits" / str(number)).write_text("v1\n{}")
 
 
+def named(folder: Path, number: int, done: bool = True, **sources: str) -> None:
+    """An entry of version 2."""
+    entry(folder, number, *(f"{name}:{offset}" for name, offset in sources.items()), done=done)
+    path = folder / "offsets" / str(number)
+    path.write_text(path.read_text().replace("v1", "v2", 1))
+
+
 def ours(offset: int, start: int | None = None) -> str:
     return json.dumps(Offsets({Q: offset}, {} if start is None else {Q: start}).to_json())
+
+
+def other(offset: int, start: int | None = None) -> str:
+    return json.dumps(Offsets({P: offset}, {} if start is None else {P: start}).to_json())
 
 
 def test_the_last_batch_that_is_done_and_that_was_begun(tmp_path: Path) -> None:
@@ -88,17 +99,22 @@ def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
     with pytest.raises(OffsetError, match="is not a checkpoint: it has no folder 'offsets'"):
         last_batch(folder(str(tmp_path)))
     entry(tmp_path, 0)
-    for text in ("something", "v2\n{}\n"):
+    for text in ("something", "v3\n{}\norders:{}"):
         (tmp_path / "offsets" / "0").write_text(text)
         with pytest.raises(
-            OffsetError, match="offsets/0 is not an entry of an offset log of version v1: it begins with"
+            OffsetError, match=r"offsets/0 begins with '(something|v3)'; expected the version.*v1 or v2"
         ):
             last_batch(folder(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
-    "content", ["", "v1", "v1\n{}", "v1\n{}\n" + ours(7)[:-9], "v1\n{}\n-\n" + ours(7)[:1]], ids=[*"abcde"]
-)
+    "content",
+    [
+        "", "v1", "v1\n{}", "v1\n{}\n" + ours(7)[:-9], "v1\n{}\n-\n" + ours(7)[:1],
+        "v2", "v2\n{}", "v2\n{}\norders:" + ours(7)[:-9], "v2\n{}\nord",
+    ],
+    ids=[*"abcdefghi"],
+)  # fmt: skip
 def test_a_damaged_entry_is_not_taken_for_one_without_a_source(tmp_path: Path, content: str) -> None:
     entry(tmp_path, 0, ours(1))
     entry(tmp_path, 1, ours(2))
@@ -106,6 +122,43 @@ def test_a_damaged_entry_is_not_taken_for_one_without_a_source(tmp_path: Path, c
     for look in (last_batch, history):
         with pytest.raises(OffsetError, match=r"offsets/1 is damaged.*Restore that file"):
             look(folder(str(tmp_path)))
+
+
+def test_sources_of_version_2_are_told_apart_by_name(tmp_path: Path) -> None:
+    """Their order may change, and sources come and go."""
+    named(tmp_path, 0, orders=ours(5, start=2), prices=other(4, start=1), rates='{"offset":3}')
+    named(tmp_path, 1, rates="-", prices=other(6), orders=ours(9))
+    named(tmp_path, 2, orders=ours(10))
+    named(tmp_path, 3, again=other(7, start=0), orders=ours(10), done=False)
+    found = history(folder(str(tmp_path)))
+    assert [read.ranges for read in found] == [
+        [OffsetRange(Q, 2, 5), OffsetRange(P, 1, 4)], [OffsetRange(P, 4, 6), OffsetRange(Q, 5, 9)],
+        [OffsetRange(Q, 9, 10)], [OffsetRange(P, 0, 7)],
+    ]  # fmt: skip
+    assert [list(read.batch.sources) for read in found] == [
+        ["orders", "prices"], ["prices", "orders"], ["orders"], ["again", "orders"],
+    ]  # fmt: skip
+    unfinished = under_way(folder(str(tmp_path)))
+    assert unfinished is not None
+    assert unfinished.ranges == [OffsetRange(P, 0, 7)]
+
+
+def test_a_source_with_nothing_new_reads_nothing(tmp_path: Path) -> None:
+    """Its entry is that of the batch before, with the start of that batch."""
+    entry(tmp_path, 0, ours(5, start=2), other(4, start=1))
+    entry(tmp_path, 1, ours(9), other(4, start=1))
+    assert history(folder(str(tmp_path)))[1].ranges == [OffsetRange(Q, 5, 9)]
+
+
+def test_a_self_join_reads_its_ranges_once(tmp_path: Path) -> None:
+    """Spark logs its one source twice. Two sources that are not equally far are two."""
+    entry(tmp_path, 0, ours(5, start=2), ours(5, start=2))
+    entry(tmp_path, 1, ours(9), ours(7))
+    first, second = history(folder(str(tmp_path)))
+    assert (first.ranges, first.size) == ([OffsetRange(Q, 2, 5)], 3)
+    assert (second.ranges, second.size) == ([OffsetRange(Q, 5, 9), OffsetRange(Q, 5, 7)], 6)
+    (tmp_path / "offsets" / "0").unlink()
+    assert history(folder(str(tmp_path)))[0].unknown == [Q]
 
 
 def test_batches_that_are_removed_during_a_look_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

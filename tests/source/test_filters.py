@@ -66,6 +66,46 @@ def test_offsets_remember_the_filter():
     assert filters.filter_of({"sql": "x > 5"}) == {"sql": "x > 5"}
 
 
+def test_offsets_remember_which_new_queues_are_read():
+    def kept(**given):
+        return {k: v for k, v in filters.recorded(options(**given)).items() if k != "namespace"}
+
+    assert kept(subscribe=None, subscribePattern="or.*") == {"subscribePattern": "or.*"}
+    internal = {"subscribePattern": "%DLQ%.*", "includeInternal": True}
+    assert kept(subscribe=None, **internal) == internal
+    assert kept(subscribe=None, assign='{"t":{"broker-a":[0]}}') == {"newQueues": False}
+    for strategy in ("averagely", "averagelyByCircle", "consistentHash"):
+        assert kept(allocationStrategy=strategy) == {}
+    assert kept(allocationStrategy="machineRoom", machineRooms="a") == {"newQueues": False}
+
+
+ZERO_TO_FIVE = [MessageQueue("t", broker, number) for broker in ("broker-a", "broker-b") for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "expected"),
+    [
+        ({}, None, [0, 1, 2, 3, 4, 5]),
+        ({"newQueues": False}, None, [1]),
+        ({"environment": "x", "environmentMode": "suffix"}, None, [0, 1, 2, 3, 4, 5]),
+        ({"environment": "2", "environments": 3}, None, [1, 4]),
+        ({"environment": "dev", "environments": ["*:1", "broker-b:0"]}, None, [1, 3, 4]),
+        ({"environment": "2"}, {ZERO_TO_FIVE[1]: 2}, [1]),
+        ({"environment": "dev", "environments": {}}, None, [1]),  # as older releases wrote it
+        ({"environment": "dev"}, None, [1]),
+    ],
+)
+def test_offsets_say_which_queues_are_read_next(given, environment, expected):
+    of = Offsets({ZERO_TO_FIVE[1]: 5}, reads=given, environment=environment or {})
+    assert filters.read_next(of, ZERO_TO_FIVE) == [ZERO_TO_FIVE[i] for i in expected]
+
+
+def test_a_new_topic_has_the_queue_of_an_environments_number():
+    of = Offsets({ZERO_TO_FIVE[1]: 5}, reads={"environment": "2"}, environment={ZERO_TO_FIVE[1]: 2})
+    new = [MessageQueue("u", "broker-a", number) for number in range(3)]
+    assert filters.read_next(of, [*ZERO_TO_FIVE, *new]) == [ZERO_TO_FIVE[1], new[1]]
+
+
 def validate(broker_cluster, topic, sql):
     found = options(broker_cluster.name_server, subscribe=topic, sql=sql)
     session.routes(found).get(topic)
@@ -197,16 +237,28 @@ def test_a_checkpoint_of_another_cluster(was, now, refused, caplog):
         filters.check_clusters(options(), begin, now)
 
 
-class Answers:
-    def is_proxy(self, topic, broker_name, deadline):
-        return False
+class Compiler:
+    """Brokers, or a Proxy, to which expressions are sent."""
+
+    def __init__(self, compiles=True):
+        self.compiles = compiles
+
+    def check_filter(self, broker_name, group, topic, sql, deadline):
+        return self.compiles
 
 
 def test_an_expression_for_a_batch_topic_is_refused():
     """Brokers would compare it with the properties of whole batches."""
     with pytest.raises(OptionError, match=r"t is a batch topic.*Filter with option 'tags'"):
         filters.validate(
-            Answers(), options(sql="a > 5"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: True
+            Compiler(), options(sql="a > 5"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: True
+        )
+
+
+def test_an_expression_that_a_proxy_did_not_compile_is_refused():
+    with pytest.raises(OptionError, match="a Proxy does not check the expression"):
+        filters.validate(
+            Compiler(False), options(sql="a >"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: False
         )
 
 
@@ -394,3 +446,11 @@ def test_a_checkpoint_of_other_topics_is_refused_unless_losses_are_allowed(given
 def test_one_topic_in_common_is_enough(given):
     """The others are left, or come anew."""
     filters.check_checkpoint(meaning(**given), Offsets({MessageQueue(t, "broker-a", 0): 1 for t in "tu"}))
+
+
+@pytest.mark.parametrize("given", [NAMED, {"environment": "2", "environments": "3"}])
+def test_recorded_environments_own_the_same_queues(given):
+    """What ``recorded`` writes is what ``read_next`` reads."""
+    found = options(**given)
+    of = Offsets({ZERO_TO_FIVE[0]: 1}, reads=filters.recorded(found))
+    assert filters.read_next(of, ZERO_TO_FIVE) == filters.environment_of(found).owned(ZERO_TO_FIVE)

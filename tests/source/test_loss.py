@@ -36,14 +36,20 @@ def test_other_policies_say_it_in_one_line(caplog, policy, level):
     assert record.getMessage().endswith(f"and 2 more; failOnDataLoss={policy}")
 
 
+def test_a_loss_of_unknown_size_is_not_called_0_offsets(caplog):
+    """How many messages of a topic were not read before it was made again is unknown."""
+    unknown = [(OffsetRange(MessageQueue("t", "b", 7), 100, 100), Cause.WENT_BACK)]
+    decisions.report("warn", unknown)
+    decisions.report("warn", [*lost(), *unknown])
+    first, second = [record.getMessage() for record in caplog.records]
+    assert first.startswith(
+        "an unknown number of offsets cannot be read any more: t/b/7 from offset 100 on (offset went back"
+    )
+    assert second.startswith(
+        "at least 7 offsets cannot be read any more: t/b/0 offsets 3 to 10 (truncated by retention); t/b/7"
+    )
+
+
 def test_nothing_lost_is_not_worth_a_word(caplog):
     decisions.report("fail", [])
     assert not caplog.records
-
-
-def test_a_plan_goes_on_with_what_is_left_when_that_is_allowed():
-    rest = [OffsetRange(MessageQueue("t", "b", 0), 10, 12)]
-    assert decisions.settled("ignore", rest, lost()) == rest
-    assert decisions.settled("fail", rest, []) == rest
-    with pytest.raises(DataLossError):
-        decisions.settled("fail", rest, lost())

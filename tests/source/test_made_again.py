@@ -61,7 +61,7 @@ def test_a_queue_that_was_refilled_to_the_old_position_is_noticed_whatever_moves
     """Its end says nothing, and it has nothing to be read; the other queue takes the stream on."""
     scripted.on(STATS, stats({A: (0, 100), B: (0, 9)}, newest={A: 2 * MARK, B: MARK}))
     begin = log({A: 100, B: 5})
-    with pytest.raises(DataLossError, match=r"t/broker-a/0 offsets 100 to 100 .offset went back"):
+    with pytest.raises(DataLossError, match=r"t/broker-a/0 from offset 100 on .offset went back"):
         Run(scripted.address, begin, **QUICK).latest()
     lenient = Run(scripted.address, begin, failOnDataLoss="warn", **QUICK)
     end = lenient.ahead()
@@ -83,7 +83,7 @@ def test_a_queue_whose_end_was_lost_and_refilled_by_a_restart_between_two_plans_
     assert run.latest() == run.offset
     scripted.drop()
     scripted.on(STATS, stats({A: (0, 10), B: (0, 100)}, newest={A: MARK, B: 2 * MARK}))
-    with pytest.raises(DataLossError, match=r"t/broker-a/1 offsets 50 to 50 .offset went back"):
+    with pytest.raises(DataLossError, match=r"t/broker-a/1 from offset 50 on .offset went back"):
         run.ahead()
 
 
@@ -108,7 +108,7 @@ def test_a_topic_that_is_made_again_before_the_first_batch(scripted):
     run = Run(scripted.address, **QUICK)
     assert run.latest() == run.offset
     scripted.on(STATS, stats({A: (0, 10), B: (0, 0)}, 2 * MARK))
-    with pytest.raises(DataLossError, match="t/broker-a/0 offsets 10 to 10"):
+    with pytest.raises(DataLossError, match="t/broker-a/0 from offset 10 on"):
         eventually(lambda: run.latest() != run.offset)
 
 
@@ -241,7 +241,7 @@ def test_a_topic_of_which_nothing_was_left_is_known_when_it_is_made_again(script
     if minimum:
         assert positions(run.ahead()) == {A: 150}
     else:
-        with pytest.raises(DataLossError, match=r"t/broker-a/0 offsets 100 to 100 .offset went back"):
+        with pytest.raises(DataLossError, match=r"t/broker-a/0 from offset 100 on .offset went back"):
             run.ahead()
 
 

@@ -338,7 +338,7 @@ def test_an_environment_goes_on_with_its_queue_after_a_restart_in_an_outage(scri
         assert again.latest() == run.offset
     session.close_all()
     with pytest.raises(OptionError, match="option 'environment' is 2; expected a whole number from 1 to 1"):
-        Run(scripted.address, startingOffsets="earliest", environment=2, **QUICK)
+        Run(scripted.address, startingOffsets="earliest", environment=2, **QUICK).latest()
 
 
 @pytest.mark.parametrize("logged", ["finished", "batch 0"])
@@ -414,7 +414,7 @@ def test_an_environment_counts_among_all_queues_of_a_topic_and_not_among_assigne
         with pytest.raises(
             OptionError, match=f"'assign' names {others}, which environment '{environment}' does not own"
         ):
-            start(environment, *numbers)
+            start(environment, *numbers).latest()
 
 
 def test_an_assigned_queue_whose_broker_leaves_the_route_is_waited_for_in_an_environment_too(scripted):
@@ -470,7 +470,7 @@ def test_a_run_that_goes_on_waits_for_the_read_permission_of_its_topic(scripted)
     assert positions(run.ahead()) == {A: 20}
     scripted.on(ROUTE, shut)
     for begin in (
-        lambda: Run(scripted.address, startingOffsets="earliest", **QUICK),
+        lambda: Run(scripted.address, startingOffsets="earliest", **QUICK).latest(),
         lambda: Run(scripted.address, log(6), readDeadline="300ms", **QUICK).latest(),
         lambda: Run(scripted.address, log(6), available_now=True, readDeadline="300ms", **QUICK).latest(),
     ):

@@ -207,6 +207,21 @@ def test_what_was_away_is_asked_about_as_at_a_start():
     assert [sorted(asked) for asked in brokers.asked] == [[A, B, ELSEWHERE], [ELSEWHERE], [A, B, ELSEWHERE]]
 
 
+@pytest.mark.parametrize("newest_of_a", [MARK, 3 * MARK])
+def test_a_queue_that_is_read_again_is_asked_about_itself(newest_of_a):
+    """The topic was made again with fewer queues, and later got more: that the others are its own says nothing of this one."""
+    brokers = Brokers({A: 10, B: 0}, {(B, 9): 2 * MARK})
+    watch, read = RecreationWatch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, marks={A: MARK, B: MARK})
+    assert looked(brokers, read, {A: QueueBounds(0, 10, MARK)}, watch).made_again == []
+    bounds = {A: QueueBounds(0, 30, newest_of_a), B: QueueBounds(0, 30, 2 * MARK)}
+    assert looked(brokers, read, bounds, watch).made_again == [B]
+    read = Offsets({A: 30, B: 30}, marks={A: newest_of_a, B: 2 * MARK})
+    brokers.asked.clear()
+    for newest in (3, 4):
+        looked(brokers, read, {A: QueueBounds(0, 40, newest * MARK), B: QueueBounds(0, 40, newest * MARK)}, watch)
+    assert [sorted(asked) for asked in brokers.asked[-1:]] == [[A]], "once"
+
+
 def test_what_was_connected_to_anew_is_asked_about_as_at_a_start():
     """A broker that crashes and is back before the next batch was away for nobody, and may have lost messages all the same."""
     read, bounds = open_at_10(A, B, ELSEWHERE)

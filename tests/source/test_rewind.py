@@ -15,7 +15,7 @@ from rocketmq_spark.spark import checkpoints
 from rocketmq_spark.spark.checkpoints import rewind
 from rocketmq_spark.spark.checkpoints.entries import Folder, folder, history, last_batch, numbers
 from rocketmq_spark.spark.source.offsets import Offsets
-from tests.source.test_checkpoint import Q, entry, ours
+from tests.source.test_checkpoint import P, Q, entry, named, other, ours
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -182,3 +182,17 @@ def test_when_it_was_changed(query: Folder) -> None:
     newest = max(path.stat().st_mtime_ns for path in Path(query.name).rglob("*") if path.is_file())
     assert rewind.changed_ms(query) == newest // 1_000_000
     assert rewind.changed_ms(folder(query.name + "-not")) is None
+
+
+def test_each_named_source_goes_back_to_its_own_position(tmp_path: Path) -> None:
+    """One was renamed since, so the query will read its topic from its start again."""
+    made = tmp_path / "query"
+    made.mkdir()
+    named(made, 0, orders=ours(5, start=2), prices=other(4, start=1))
+    named(made, 1, again=other(7, start=0), orders=ours(9))
+    query = folder(str(made))
+    reads = history(query)
+    planned = rewind.plan(query, reads, rewind.chosen(reads, 0, None))
+    assert planned.ranges == [OffsetRange(P, 0, 7), OffsetRange(Q, 5, 9)]
+    rewind.carry_out(query, planned, AT)
+    assert [read.batch.number for read in history(query)] == [0]

@@ -68,13 +68,17 @@ def test_the_start(page):
 def test_coming_from_kafka(page):
     kafka = page("coming-from-kafka.md")
     two_words = Message(kafka.topics["orders"], b'{"id": 10, "amount": 1.0}', keys="John Smith")
-    post(kafka.mq, [two_words])
+    without_keys = [Message(kafka.topics["orders"], b'{"id": %d, "amount": %d}' % (i, 1000 + i)) for i in (11, 12)]
+    post(kafka.mq, [two_words, *without_keys])
     ends = "query.processAllAvailable()\nquery.stop()"
     values = kafka.run(instead={"query.awaitTermination()": ends})
     big = kafka.stored("orders-big")
-    assert sorted(json.loads(body)["amount"] for body in bodies(big)) == [50.0 * number for number in range(3, 10)]
-    places = {row["keys"][0]: set() for row in big}
-    for row in big:
+    amounts = [*(50.0 * number for number in range(3, 10)), 1011.0, 1012.0]
+    assert sorted(json.loads(body)["amount"] for body in bodies(big)) == amounts
+    with_keys = [row for row in big if row["keys"]]
+    assert len(with_keys) == 7
+    places = {row["keys"][0]: set() for row in with_keys}
+    for row in with_keys:
         places[row["keys"][0]].add(row["queueId"])
     assert all(len(queues) == 1 for queues in places.values())
     names = ["key", "value", "topic", "partition", "offset", "timestamp", "headers"]

@@ -10,6 +10,7 @@ import pytest
 from py4j.protocol import Py4JError
 
 from rocketmq_spark import register
+from rocketmq_spark.spark import datasource
 from tests.fix_spark import ROOT
 from tests.reading import feed
 
@@ -77,6 +78,36 @@ def test_by_hand_in_a_spark_whose_inner_parts_are_others(error):
     with pytest.warns(UserWarning, match="that start at once may break each other .*Start one after the other"):
         register(Changed())
     assert registered == ["rocketmq"]
+
+
+def test_a_source_that_spark_has_found_is_not_registered_again():
+    """Spark warned that it was replaced, and again at the start of each stream."""
+    variables = {}
+
+    class Variables:
+        containsKey = staticmethod(variables.__contains__)
+        put = staticmethod(variables.__setitem__)
+
+    kept = SimpleNamespace(dataSourceCls=lambda: SimpleNamespace(envVars=lambda: Variables))
+    manager = SimpleNamespace(dataSourceExists=lambda name: name in known, lookupDataSource=lambda name: kept)
+    known: list[str] = []
+    context = SimpleNamespace(
+        pythonExec=sys.executable, getConf=lambda: SimpleNamespace(get=lambda name, default=None: default)
+    )
+    spark = SimpleNamespace(
+        _sc=context,
+        sparkContext=context,
+        _jsparkSession=SimpleNamespace(sessionState=lambda: SimpleNamespace(dataSourceManager=lambda: manager)),
+        dataSource=SimpleNamespace(register=lambda source: known.append(source.name())),
+        conf=SimpleNamespace(get=lambda name, default=None: default),
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(datasource, "_of_a_runner", lambda spark: {"A": "1"})
+        register(spark)
+        assert (known, variables) == (["rocketmq"], {"A": "1"}), "Spark had not found it"
+        variables.clear()
+        register(spark)
+    assert (known, variables) == (["rocketmq"], {"A": "1"})
 
 
 def test_by_hand_where_spark_finds_nothing(run_script, packages):

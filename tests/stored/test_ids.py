@@ -99,7 +99,9 @@ class Pulls:
     def __init__(self, fetched: Fetched, loss: Cause | None = None) -> None:
         self.fetched, self.loss = fetched, loss
 
-    def reader(self, ranges: Sequence[OffsetRange], on_loss: OnLoss, filtered: Filter, known: str | None) -> Pulls:
+    def reader(
+        self, ranges: Sequence[OffsetRange], on_loss: OnLoss, filtered: Filter, known: str | None, recreated: None
+    ) -> Pulls:
         assert filtered is NO_FILTER
         self.ranges, self.on_loss = ranges, on_loss
         return self

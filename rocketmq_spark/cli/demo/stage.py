@@ -188,7 +188,6 @@ def _locks(file: IO[str]) -> bool:
 @contextlib.contextmanager
 def spark_session(made: Stage) -> Iterator[SparkSession]:
     """A local Spark that says nothing here: what it prints goes to a file of the run."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName("rocketmq-spark demo")
     places = {"spark.sql.warehouse.dir": str(made.folder / "warehouse"), "spark.local.dir": str(made.folder / "local")}

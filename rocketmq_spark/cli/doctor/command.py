@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rocketmq_spark.admin import deadline
 from rocketmq_spark.admin.groups import QueuePositions, look_at, new_group, of_group
-from rocketmq_spark.cli import lag
+from rocketmq_spark.cli import lag, query
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.doctor import findings, servers
@@ -223,7 +224,12 @@ def of_readers(target: Target, client: Client, subject: Subject) -> Iterator[Fin
 
 
 def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Finding]:
-    yield servers.subscriptions(group, groups.wanted(client.calls, client.admin, group))
+    wanted = groups.wanted(client.calls, client.admin, group)
+    yield servers.subscriptions(group, wanted)
+    subscribed = {topic for filters in wanted.values() for topic in filters or ()}
+    yield from servers.consume_modes(
+        group, client.member.consume_modes(group, sorted({*topics, *subscribed}), deadline(client))
+    )
     found = of_group(client, group, topics)
     yield _kept(client, f"group {group}", look_at(client, found))
 
@@ -237,27 +243,27 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
 
     check = f"checkpoint {folder}"
     if (read := not_done(opened(folder))) is not None:
-        silent = lag.waited_for(target.within(read.batch.reads).client(), read)
+        silent = query.waited_for(target.within(read.batch.reads).client(), read)
         yield servers.under_way(check, under_way(read, silent, time.time_ns() // 1_000_000))
     batch = last_batch(opened(folder))
-    if batch is None or not batch.positions:
+    if batch is None or not batch.sources:
         yield broken(
             check, "has no finished batch that read RocketMQ", "Wait for the first one, or name another query's"
         )
         return
-    read_topics = {queue.topic for queue in batch.positions}
+    client = target.within(batch.reads).client()
+    batch, elsewhere = batch.within(query.clusters(client))
+    if elsewhere:
+        yield advice(check, query.left_out(elsewhere), "Run it again with that name server")
+    found, _ = differences(client, batch)
+    read_topics = {one.queue.topic for one in found}
     if topics and not read_topics.intersection(topics):
         yield servers.of_other_topics(check, read_topics, topics)
-    client = target.within(batch.reads).client()
-    batch, elsewhere = batch.within(lag.clusters(client))
-    if elsewhere:
-        yield advice(check, lag.left_out(elsewhere), "Run it again with that name server")
-    found, _ = differences(client, batch)
     yield from servers.drifted(check, found)
     fit = [one for one in found if one.state.lossless or one.state is DriftState.LOST]
-    there = {one.queue: one.position for one in fit if one.position is not None}
-    if there:
-        yield _kept(client, check, look_at(client, there))
+    if fit:
+        new = {one.queue for one in fit if one.state is DriftState.NEW}
+        yield _kept(client, check, look_at(client, {one.queue: one.position for one in fit}, new))
 
 
 def of_exactly_once(target: Target, subject: Subject) -> Finding:
@@ -354,7 +360,7 @@ def doctor(
         row = {"check": finding.check, "level": finding.level.value, "found": finding.found, "remedy": finding.remedy}
         output.item(row, "\n".join(lines(finding, width)))
     counts = {level: sum(one.level is level for one in found) for level in Level}
-    output.note(f"{counts[Level.BROKEN]} broken, {counts[Level.ADVICE]} with advice, {counts[Level.OK]} well")
+    output.note(f"{counts[Level.BROKEN]} broken, {counts[Level.ADVICE]} with advice, {counts[Level.OK]} ok")
     ctx.exit(code(found, strict))
 
 

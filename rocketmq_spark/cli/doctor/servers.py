@@ -13,6 +13,7 @@ from rocketmq_spark.base.codes import CLEANUP_POLICY, QUEUE_TYPE, Perm
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed, ok
 from rocketmq_spark.cli.lag_view import duration, waiting, went_back
 from rocketmq_spark.client.questions import is_compacted
+from rocketmq_spark.consumer.troubles import POP, POP_REMEDY
 from rocketmq_spark.errors import AccessDenied, CertificateRefused, NotSupported, RocketMQError
 from rocketmq_spark.model import BrokerData, Filter, TopicRoute
 from rocketmq_spark.model.admin import QueueLag, total
@@ -257,6 +258,19 @@ def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]
         )
     count = "1 member, which subscribes" if len(members) == 1 else f"{len(members)} members, all of which subscribe"
     return ok(check, f"{count} to {_shown(next(iter(known.values())))}")
+
+
+def consume_modes(group: str, modes: Mapping[tuple[str, str], str]) -> Iterator[Finding]:
+    """Topics that brokers have the group pop. ``modes`` are by topic and broker."""
+    popped = sorted(place for place, mode in modes.items() if mode == POP)
+    for topic in dict.fromkeys(topic for topic, _ in popped):
+        brokers = ", ".join(broker for of, broker in popped if of == topic)
+        yield advice(
+            f"group {group}",
+            f"its consume mode for topic {topic} is POP at {brokers}: members that pull, such as consumers of this package over "
+            "remoting, and members that pop each receive every message",
+            POP_REMEDY,
+        )
 
 
 def _meaning(wanted: Mapping[str, Filter]) -> frozenset[tuple[str, str, frozenset[str]]]:

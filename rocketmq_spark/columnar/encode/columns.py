@@ -25,6 +25,7 @@ from rocketmq_spark.errors import MessageRefused, OptionError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options.names import of_kafka_column
 from rocketmq_spark.options.transport import TransportFeatures
+from rocketmq_spark.wire.properties import message_problem
 
 # Name, permitted kinds, and their text in an error.
 COLUMNS: dict[str, str] = {
@@ -177,18 +178,22 @@ _OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], ...] = 
 )
 
 
+# Columns whose type may be null: the body, so that its rows are named, and those in which null means any queue.
+_OF_NULLS = {"body": BYTES, "value": BYTES, "shardingkey": TEXT, "queueid": INT, "brokername": TEXT}
+
+
 def of_arrow(schema: pa.Schema) -> list[RowColumn]:
-    """The columns of an Arrow schema. Columns of type null are omitted."""
+    """The columns of an Arrow schema. Other columns of type null are omitted."""
     return [
-        RowColumn(field.name, _kind(field.type), str(field.type))
+        RowColumn(field.name, _kind(field.name, field.type), str(field.type))
         for field in schema
-        if not pa.types.is_null(field.type) or field.name.lower() in ("body", "value")
+        if not pa.types.is_null(field.type) or field.name.lower() in _OF_NULLS
     ]
 
 
-def _kind(kind: pa.DataType) -> str:
+def _kind(name: str, kind: pa.DataType) -> str:
     if pa.types.is_null(kind):
-        return BYTES
+        return _OF_NULLS[name.lower()]
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return next((name for fits, name, _ in _OF_ARROW if fits(kind)), "")
@@ -230,6 +235,8 @@ def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
 
 def _plain(column: pa.Array, name: str) -> pa.Array:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_null(kind):
+        kind = next(wanted for _, named, wanted in _OF_ARROW if named == _kind(name, kind))
     target = next((wanted for fits, _, wanted in _OF_ARROW if fits(kind)), pa.binary())
     if column.type == target:
         return column
@@ -259,15 +266,17 @@ def batch_of(
 ) -> pa.RecordBatch:
     """The columns of ``messages`` by role; only columns that some message needs. Raises for values that fit in no column.
 
-    ``queue`` is the queue of all messages, ``key`` returns the sharding key of each.
+    ``queue`` is the queue of all messages, ``key`` returns the sharding key of each, or None.
     """
     try:
         found = _columns(messages, bad_rows, key)
     except Exception:
         for number, message in enumerate(messages):
-            found_out = attempt(_columns, [message], BadRows(), key)
-            if isinstance(found_out, Failure):
-                bad_rows.rows(np.array([number]), str(found_out))
+            problem = message_problem(message)
+            if problem is None and isinstance(found_out := attempt(_columns, [message], BadRows(), key), Failure):
+                problem = str(found_out)
+            if problem is not None:
+                bad_rows.rows(np.array([number]), problem)
         bad_rows.raise_if_any()
         raise
     if queue is not None:
@@ -279,7 +288,7 @@ def batch_of(
 def _columns(messages: Sequence[Message], bad_rows: BadRows, key: Key | None) -> dict[str, pa.Array]:
     found = {"body": _bodies([each.body for each in messages]), "topic": _topics([each.topic for each in messages])}
     if any(tags := [each.tags for each in messages]):
-        found["tags"] = _texts([tag or "" for tag in tags])
+        found["tags"] = _texts(["" if tag is None else tag for tag in tags])
     if any(keys := [each.keys for each in messages]):
         found["keys"] = _keys(keys, bad_rows)
     if any(own := [each.properties for each in messages]):
@@ -291,14 +300,15 @@ def _columns(messages: Sequence[Message], bad_rows: BadRows, key: Key | None) ->
         found["priority"] = _numbers([each or 0 for each in priorities])
         if without:
             bad_rows.add(_none(priorities), "it has no priority, and others have one: send it with another call")
-    if not all(waits := [each.wait_store_ok for each in messages]):
+    if not {*map(type, waits := [each.wait_store_ok for each in messages])} <= {bool}:
+        raise TypeError("wait_store_ok is True or False")
+    if not all(waits):
         bad_rows.add(~np.array(waits, np.bool_), "its wait_store_ok is False: send it with send")
     if key is not None:
         groups = [key(message) for message in messages]
-        if None in groups:
-            bad_rows.add(_none(groups), "its key is None")
-        found["shardingkey"] = _texts([str(group) for group in groups])
-        if not {*map(type, groups)} <= {str}:
+        texts = _texts(["" if group is None else str(group) for group in groups])
+        found["shardingkey"] = pc.if_else(pa.array(_none(groups)), None, texts) if None in groups else texts
+        if not {*map(type, groups)} <= {str, type(None)}:
             found[KEY_HASH] = _hashes(groups, bad_rows)
     return found
 
@@ -306,6 +316,8 @@ def _columns(messages: Sequence[Message], bad_rows: BadRows, key: Key | None) ->
 def _hashes(groups: Sequence[object], bad_rows: BadRows) -> pa.Array:
     found = np.zeros(len(groups), np.int64)
     for row, group in enumerate(groups):
+        if group is None:
+            continue
         try:
             found[row] = java_hash(group)
         except OptionError as e:
@@ -370,9 +382,11 @@ def _maps(own: Sequence[Any]) -> pa.Array:
     if None in values:  # omitted, as in Java
         maps = [{name: value for name, value in each.items() if value is not None} for each in maps]
         values = [value for each in maps for value in each.values()]
-    if not {*map(type, values)} <= {str}:
-        values = [str(value) for value in values]
     names = [name for each in maps for name in each]
+    if not {*map(type, names), *map(type, values)} <= {str}:
+        if not all(isinstance(part, str) for part in (*names, *values)):
+            raise TypeError("names and values of properties are texts")
+        values = [str(value) for value in values]
     return pa.MapArray.from_arrays(arrow.integers(_offsets(maps), pa.int32()), _texts(names), _texts(values))
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from rocketmq_spark.base.codes import DELAY_LEVELS
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt
 from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling, line_of
 from rocketmq_spark.consumer.push.workers import Workers
 from rocketmq_spark.consumer.result import AcknowledgingContext, Context, Listener, Step, concurrent, ordered
@@ -43,6 +43,7 @@ class InAnyOrder:
     ) -> None:
         self._listener = listener
         self._port = port
+        self._tracebacks = Tracebacks()
         self._in_hand = in_hand
         self._settling = settling
         self._workers = workers
@@ -67,7 +68,7 @@ class InAnyOrder:
     def _settle(self, lent: InvisibleMessage, outcome: object, context: Context) -> None:
         message, verdict = lent.message, concurrent(outcome, context, 1)
         if verdict.why:
-            _complain(lent, verdict.why, outcome)
+            _complain(lent, verdict.why, self._tracebacks.of(outcome))
         self._in_hand.called(lent, bool(verdict.done), self._timer.lease_ms())
         if verdict.done:
             self._settling.done(lent)
@@ -96,6 +97,7 @@ class InOrder:
     ) -> None:
         self._listener = listener
         self._port = port
+        self._tracebacks = Tracebacks()
         self._suspend_ms = round(1000 * settings.suspend_time_s)
         self._in_hand = in_hand
         self._settling = settling
@@ -153,7 +155,7 @@ class InOrder:
         verdict = ordered(outcome, context, self._suspend_ms)
         done = verdict.step is Step.COMMIT
         if verdict.why:
-            _complain(lent, verdict.why, outcome)
+            _complain(lent, verdict.why, self._tracebacks.of(outcome))
         self._in_hand.called(lent, done, self._timer.lease_ms())
         if not done and message.delivery_attempt < self._port.policy().max_attempts:
             message.delivery_attempt += 1
@@ -195,8 +197,7 @@ def pause_s(level: int, attempt: int, policy: GroupPolicy) -> float:
     return policy.pauses_s[min(attempt, len(policy.pauses_s)) - 1]
 
 
-def _complain(lent: InvisibleMessage, why: str, outcome: object) -> None:
-    trace = outcome.error if isinstance(outcome, Failure) else None
+def _complain(lent: InvisibleMessage, why: str, trace: BaseException | None) -> None:
     logger.warning("message %s of %s failed: %s", lent.message.msg_id, lent.message.queue, why, exc_info=trace)
 
 

@@ -213,7 +213,7 @@ class PopRunning:
         port, in_hand, settling, workers = self._port, self._in_hand, self._settling, self._workers
         if not self._settings.ordered:
             return InAnyOrder(listener, port, in_hand, settling, workers, self._renewals)
-        return InOrder(listener, port, self._settings, in_hand, settling, (workers, self._looks))
+        return InOrder(listener, port, self._settings, in_hand, settling, (workers, self._renewals))
 
     def _submit(self, lent: Sequence[InvisibleMessage]) -> None:
         self._listening.submit(lent)

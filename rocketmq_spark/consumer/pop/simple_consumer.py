@@ -10,15 +10,17 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
+from rocketmq_spark.base.arguments import instance, is_whole, wrong
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.process import Closing, Owner, entry, postponed
-from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S, filter_of
+from rocketmq_spark.base.dropped import ClosedWhenDropped
+from rocketmq_spark.base.process import Owner, entry, postponed
+from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S, checked_topic, filter_of
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Filter
 from rocketmq_spark.model.message import Place, PoppedMessage
 from rocketmq_spark.options.parsing import duration, text
 from rocketmq_spark.ports import PopMember
-from rocketmq_spark.wire.names import group_problem, topic_problem
+from rocketmq_spark.wire.names import group_problem
 
 # Invisible times that a Proxy accepts in a request for messages. ``change_invisible`` may shorten the time to 0 afterwards.
 MIN_INVISIBLE_S, MAX_INVISIBLE_S = 10.0, 43_200.0
@@ -27,7 +29,7 @@ MIN_WAIT_S = 5.0
 _START_S, _END_S = 10.0, 5.0
 
 
-class BaseSimpleConsumer(Closing):
+class BaseSimpleConsumer(ClosedWhenDropped):
     """Receives messages as a member of a group. Call ``subscribe`` first, and ``close`` at the end, or use a ``with`` block.
 
     It is safe to use from several threads. A forked process must create its own.
@@ -49,6 +51,10 @@ class BaseSimpleConsumer(Closing):
         self._turn = 0
         self._closed = self._leaves = self._left = False
 
+    @property
+    def _is_open(self) -> bool:
+        return not self._closed
+
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
         """Receive messages of ``topic``. May be called again to change the filter.
@@ -65,9 +71,7 @@ class BaseSimpleConsumer(Closing):
             ConnectionLost: No endpoint of the Proxy answers. The previous subscription stays, as after any error.
         """
         self._owner.check(False)  # a fork waits for no lock
-        if problem := topic_problem(topic):
-            raise OptionError(f"topic is {topic!r}; expected the name of a topic ({problem})")
-        added = {topic: filter_of(tags, sql)}
+        added = {checked_topic(topic): filter_of(tags, sql)}
         with self._changing:
             self._owner.check(self._closed)
             wanted = self._filters | added
@@ -83,6 +87,7 @@ class BaseSimpleConsumer(Closing):
     def unsubscribe(self, topic: str) -> None:
         """Receive no more messages of ``topic``. Takes effect even if no endpoint answers (``ConnectionLost``)."""
         self._owner.check(False)
+        checked_topic(topic)
         with self._changing:
             self._owner.check(self._closed)
             self._filters = {known: each for known, each in self._filters.items() if known != topic}
@@ -110,8 +115,7 @@ class BaseSimpleConsumer(Closing):
             RouteNotFound: A topic does not exist. Only a call that asks for this topic raises it; later calls ask for the others.
         """
         self._owner.check(self._closed)
-        if not isinstance(max_messages, int) or not 1 <= max_messages <= MAX_MESSAGES:
-            raise OptionError(f"max_messages is {max_messages!r}; expected a whole number from 1 to {MAX_MESSAGES}")
+        check_count(max_messages)
         if not self._filters:
             raise OptionError("the consumer has no subscription; expected subscribe() before receive()")
         invisible_s, end = _invisible("invisible", invisible, MIN_INVISIBLE_S), Deadline.after(_seconds("wait", wait))
@@ -152,6 +156,7 @@ class BaseSimpleConsumer(Closing):
             duration: From now, 0 s to 12 h: ``"30s"``, or seconds. Brokers deliver up to two seconds later.
         """
         self._owner.check(self._closed)
+        instance("message", message, PoppedMessage, "a message that receive() returned")
         self._member.change_invisible(message, _invisible("duration", duration, 0.0), Deadline.after(self._request_s))
 
     @entry
@@ -182,6 +187,7 @@ class BaseSimpleConsumer(Closing):
 
     def _ask(self, verb: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
         self._owner.check(self._closed)
+        instance("message", message, PoppedMessage, "a message that receive() returned")
         verb(message, Deadline.after(self._request_s))
 
     def _places(self) -> list[Place | RocketMQError]:
@@ -195,7 +201,14 @@ class BaseSimpleConsumer(Closing):
         return found
 
 
+def check_count(max_messages: object) -> None:
+    if not is_whole(max_messages) or not 1 <= max_messages <= MAX_MESSAGES:  # type: ignore[operator]
+        raise wrong("max_messages", max_messages, f"a whole number from 1 to {MAX_MESSAGES}")
+
+
 def _seconds(name: str, value: str | float) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise wrong(name, value, "a duration, such as 30s, or a number of seconds")
     try:
         return duration(text(f"{round(value * 1000)}ms" if isinstance(value, int | float) else value))
     except OverflowError:

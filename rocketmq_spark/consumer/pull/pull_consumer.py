@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from numbers import Real
 from typing import Any
 
+from rocketmq_spark.base.arguments import instance, is_whole, seconds, wrong
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.base.process import Closing, Owner, entry, postponed
-from rocketmq_spark.base.threads import Timer, text_of
+from rocketmq_spark.base.dropped import ClosedWhenDropped
+from rocketmq_spark.base.process import Owner, entry, postponed
+from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls, Positions, PullAnswers, check_offset
 from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
-from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, filter_of
+from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, filter_of
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
@@ -32,7 +33,7 @@ ARROW_PARTS = 1024
 POLL_S, MAX_POLL_S = 5.0, 1e9
 
 
-class BasePullConsumer(Closing):
+class BasePullConsumer(ClosedWhenDropped):
     """Returns messages of topics that its group shares, or of queues that its user names. ``close`` it at the end.
 
     Delivery is at least once: messages that a poll returned are finished when the next poll begins, or ``commit`` is called.
@@ -64,6 +65,10 @@ class BasePullConsumer(Closing):
         self._answers = PullAnswers(self._polls, shared.membership, upkeep.changed, upkeep.store, missed)
         self._named = False
 
+    @property
+    def _is_open(self) -> bool:
+        return not self._polls.closed
+
     # --- queues
 
     @entry
@@ -78,7 +83,7 @@ class BasePullConsumer(Closing):
             OptionError: No queue of the topic belongs to the environment.
         """
         self._owner.check(False)
-        return self._positions.queues(topic)
+        return self._positions.queues(checked_topic(topic))
 
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
@@ -100,14 +105,14 @@ class BasePullConsumer(Closing):
         self._owner.check(self._polls.closed)
         if self._named:
             raise _exclusive()
-        self._want(topic, filter_of(tags, sql))
+        self._want(checked_topic(topic), filter_of(tags, sql))
         self._upkeep.follow()
 
     @entry
     def unsubscribe(self, topic: str) -> None:
         """Stop reading ``topic``, and release its queues. With option 'autoCommit', its finished messages are committed."""
         self._owner.check(self._polls.closed)
-        if topic in self._shared.topics:
+        if checked_topic(topic) in self._shared.topics:
             self._want(topic, None)
             self._upkeep.rebalance()
 
@@ -138,12 +143,8 @@ class BasePullConsumer(Closing):
         self._owner.check(self._polls.closed)
         if self._shared.topics:
             raise _exclusive()
-        known, wanted = set(self._polls.queues()), set(queues)
-        for queue in wanted:
-            if not isinstance(queue, MessageQueue):  # one queue is a sequence, too
-                raise OptionError(
-                    f"a queue is {text_of(queue)}; expected a list of MessageQueue, such as queues() returns"
-                )
+        instance("queues", queues, Iterable, "a list of MessageQueue, such as queues() returns")
+        known, wanted = set(self._polls.queues()), {_checked(queue) for queue in queues}
         starts = {q: None if q in known else self._positions.start(q) for q in sorted(wanted)}
         self._named = True
         self._upkeep.have(starts)
@@ -161,13 +162,13 @@ class BasePullConsumer(Closing):
         A queue that goes to another member and comes back is not paused. Raises ``OffsetError`` if a queue is not assigned.
         """
         self._owner.check(self._polls.closed)
-        self._polls.pause(queues, True)
+        self._polls.pause([_checked(queue) for queue in queues], True)
 
     @entry
     def resume(self, *queues: MessageQueue) -> None:
         """Return messages of these queues again. Raises ``OffsetError`` if a queue is not assigned."""
         self._owner.check(self._polls.closed)
-        self._polls.pause(queues, False)
+        self._polls.pause([_checked(queue) for queue in queues], False)
 
     # --- positions
 
@@ -183,19 +184,21 @@ class BasePullConsumer(Closing):
             OffsetError: The queue is not assigned, or has no such offset.
         """
         self._owner.check(self._polls.closed)
-        self._polls.seek([queue], lambda queue: self._positions.checked(queue, offset))
+        self._polls.seek([_checked(queue)], lambda queue: self._positions.checked(queue, offset))
 
     @entry
     def seek_to_beginning(self, *queues: MessageQueue) -> None:
         """Continue ``queues``, by default all assigned queues, at the first message that the broker keeps."""
         self._owner.check(self._polls.closed)
-        self._polls.seek(queues, lambda queue: self._positions.bounds(queue, kept=True).min_offset)
+        self._polls.seek(
+            [_checked(queue) for queue in queues], lambda queue: self._positions.bounds(queue, kept=True).min_offset
+        )
 
     @entry
     def seek_to_end(self, *queues: MessageQueue) -> None:
         """Continue ``queues``, by default all assigned queues, after the last message."""
         self._owner.check(self._polls.closed)
-        self._polls.seek(queues, lambda queue: self._positions.bounds(queue).max_offset)
+        self._polls.seek([_checked(queue) for queue in queues], lambda queue: self._positions.bounds(queue).max_offset)
 
     @entry
     def seek_to_timestamp(self, epoch_ms: int, *queues: MessageQueue) -> None:
@@ -206,7 +209,9 @@ class BasePullConsumer(Closing):
             queues: The queues; all assigned ones if none is named.
         """
         self._owner.check(self._polls.closed)
-        self._polls.seek(queues, lambda queue: self._positions.at_time(queue, epoch_ms))
+        if not is_whole(epoch_ms):
+            raise wrong("epoch_ms", epoch_ms, "a whole number of milliseconds since 1970")
+        self._polls.seek([_checked(queue) for queue in queues], lambda queue: self._positions.at_time(queue, epoch_ms))
 
     @entry
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
@@ -222,8 +227,10 @@ class BasePullConsumer(Closing):
                 next commit; those that were passed as ``offsets`` are not.
         """
         self._owner.check(self._polls.closed)
+        if offsets is not None:
+            instance("offsets", offsets, Mapping, "a dict of offsets by MessageQueue")
         for queue, offset in (offsets or {}).items():
-            check_offset(queue, offset)
+            check_offset(_checked(queue), offset)
         for error in (self._upkeep.store_finished() if offsets is None else self._upkeep.store(offsets)).values():
             raise error
 
@@ -231,7 +238,7 @@ class BasePullConsumer(Closing):
     def committed(self, queue: MessageQueue) -> int | None:
         """Return the group's stored offset of ``queue``, or None if there is none."""
         self._owner.check(False)
-        return self._positions.stored(queue)
+        return self._positions.stored(_checked(queue))
 
     # --- messages
 
@@ -381,9 +388,13 @@ def some_of(consumer: BasePullConsumer, answer: Iterator[ReceivedMessage], most:
 
 def checked_timeout(timeout_s: object) -> float:
     """Return the timeout of a poll; raises ``OptionError`` if it is not a number, or longer than locks support."""
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real) or not timeout_s <= MAX_POLL_S:
-        raise OptionError(f"the timeout is {text_of(timeout_s)}; expected a number of seconds up to {MAX_POLL_S:.0f}")
-    return float(timeout_s)
+    return seconds("timeout_s", timeout_s, MAX_POLL_S)
+
+
+def _checked(queue: object) -> MessageQueue:
+    if not isinstance(queue, MessageQueue):  # one queue is a sequence, too
+        raise wrong("a queue", queue, "a MessageQueue, such as queues() returns")
+    return queue
 
 
 def _exclusive() -> LocalProtocolError:

@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.pull.assigned import FetchedPart, Left
 from rocketmq_spark.consumer.pull.polls import Polls, Positions
 from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.consumer.troubles import COMPARE_S, Complaints, SubscriptionConflicts
+from rocketmq_spark.consumer.troubles import COMPARE_S, Complaints, ConsumeModes, SubscriptionConflicts
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import Asked, Membership
@@ -51,6 +51,7 @@ class Subscribed:
         self._due_at = 0.0
         self._introductions = NowAndThen(INTRODUCED_S)
         self.conflicts = SubscriptionConflicts(member, settings.group, subscriptions)
+        self.modes = ConsumeModes(member, settings.group, subscriptions)
         self._unheard = False  # a broker does not list this member, because it restarted
         self._complaints = Complaints()  # of topics, and of queues
         self.balanced = False
@@ -260,6 +261,7 @@ class Upkeep:
         self._timer.later(FOLLOW_S, self._turn)
         self._following = True  # only now: without a thread the next call tries again
         self._timer.every(COMPARE_S, lambda: self._shared.conflicts.look(self._positions.soon()), COMPARE_S)
+        self._timer.every(COMPARE_S, lambda: self._shared.modes.look(self._positions.soon()), 0.0)
 
     def _turn(self) -> None:
         try:

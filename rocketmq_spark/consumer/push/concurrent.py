@@ -21,10 +21,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Aside, Failure, Timer, Tracebacks, attempt
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers
+from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers, send_each
 from rocketmq_spark.consumer.result import (
     Context,
     LaterListener,
@@ -44,7 +44,6 @@ _LOOK_S = 0.01
 _ASK_S = 1.0
 MAX_AT_ONCE = 16  # of one queue in one run; more if one call has more
 DELAY_LEVEL = 3
-HANGS_S = 10.0  # after a failure, no more messages of a late call are sent back after this time
 
 
 class Call(ListenerCall):
@@ -98,7 +97,10 @@ AGAIN_S = 5.0
 
 
 class Concurrent:
-    """Calls ``listener`` on the threads of the workers. Without ``send_back`` (broadcasting), failed messages are dropped."""
+    """Calls ``listener`` on the threads of the workers. Without ``send_back`` (broadcasting), failed messages are dropped.
+
+    ``late_returns`` has a thread for each queue whose late messages are sent back.
+    """
 
     def __init__(
         self,
@@ -108,6 +110,7 @@ class Concurrent:
         workers: Workers,
         timer: Timer,
         send_back: SendBack | None,
+        late_returns: Aside,
     ) -> None:
         self._listener = listener
         self._size = settings.consume_batch_max_size
@@ -116,14 +119,16 @@ class Concurrent:
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
+        self._tracebacks = Tracebacks()
         self.replier: Replier | None = None  # how requests are answered
         # Changed in single steps of the interpreter, without a lock: see ``_note_results``. A call stays until its messages are
         # finished or wait for another one, so that they expire whatever happens on the way.
         self._calls: dict[int, Call] = {}  # by identity
         self._results: deque[Call] = deque()
         self._noting = threading.Lock()
-        # Held while late messages are sent back, so that a call that fails at that time sends back only the others.
-        self._returning = threading.Lock()
+        self._late_returns = late_returns
+        # Of queues whose late messages are sent back. A call that fails at that time waits, and then sends back only the others.
+        self._returning: dict[ProcessQueue, threading.Lock] = {}
         self._closed = False
 
     def ready(self, queue: ProcessQueue) -> bool:
@@ -190,29 +195,53 @@ class Concurrent:
         return [message for call in list(self._calls.values()) for message in call.messages]
 
     def clean(self) -> None:
-        """Send back messages that a listener has had for longer than ``consumeTimeout``, so that the offset can advance."""
+        """Send back messages that a listener has had for longer than ``consumeTimeout``, so that the offset can advance.
+
+        Each queue has a separate thread for that: a slow broker takes minutes for the rows of a call, and must delay neither this
+        thread, which stores offsets, nor the late messages of other queues.
+        """
         for queue in self._held.owned():
-            room = MAX_AT_ONCE
-            while room > 0:
-                with self._returning:
+            if self._late_returns.busy(queue.queue) or not self._late(queue):
+                continue
+            try:
+                self._late_returns.run(queue.queue, partial(self._return_late, queue))
+            except RuntimeError as e:
+                logger.warning("late messages of %s are not sent back yet: no thread can start: %s", queue.queue, e)
+                return
+
+    def _late(self, queue: ProcessQueue) -> Sequence[ReceivedMessage]:
+        with self._held.lock:
+            return expired(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
+
+    def _return_late(self, queue: ProcessQueue) -> None:
+        """Send back the late messages of a queue, until it has none or no broker takes them."""
+        room = MAX_AT_ONCE
+        # Before late messages are looked for: a call that is settled later than that finds the lock.
+        turn = self._returning.setdefault(queue, threading.Lock())
+        try:
+            while room > 0 and not self._closed:
+                with turn:
                     late, left = self._returned(queue)
                 if left or not late:
-                    break  # they would be the next ones again; what else waits for this thread goes first
+                    return  # they would be the next ones again
                 room -= len(late)
+        finally:
+            del self._returning[queue]
 
     def _returned(self, queue: ProcessQueue) -> tuple[Sequence[ReceivedMessage], Sequence[ReceivedMessage]]:
-        """Send back late messages; returns these, and those that no broker took."""
-        with self._held.lock:
-            late = expired(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
+        """Send back late messages of one call; returns these, and those that no broker took."""
+        late = self._late(queue)
         what = "sent back" if self._send_back is not None else DROPPED
         for message in late:
             text = "the listener has had message %s of %s for too long: it is %s"
             logger.warning(text, message.msg_id, queue.queue, what)
-        left: list[ReceivedMessage] = []
-        until = Deadline.after(HANGS_S)  # a broker that hangs must not keep offsets of others from being stored
-        for message in late:
-            if (left and until.expired) or not self._took(queue.as_pulled(message), DELAY_LEVEL):
-                left.append(message)
+
+        def is_over() -> bool:
+            """Whether the call succeeded meanwhile, or the queue has another owner."""
+            with self._held.lock:
+                return queue.dropped or not queue.late(late)
+
+        left = send_each(late, lambda message: self._took(queue.as_pulled(message), DELAY_LEVEL), is_over)
         if late:
             with self._held.lock:
                 queue.settle(late, left)
@@ -233,7 +262,7 @@ class Concurrent:
         call.settled = True
         verdict = concurrent(outcome, call.context, len(messages))
         if verdict.why:
-            trace = outcome.error if isinstance(outcome, Failure) else None
+            trace = self._tracebacks.of(outcome)
             logger.warning("messages of %s failed: %s", queue.queue, verdict.why, exc_info=trace)
         failed = [] if queue.dropped else messages[verdict.done :]
         left = self._handed_back(call, failed, verdict.level) if failed else []
@@ -293,10 +322,11 @@ class Concurrent:
             for message in failed:
                 logger.warning("message %s failed and is %s", message.msg_id, DROPPED)
             return []
+        queue = call.queue
         is_late = self._timer.now_ms() - call.began_ms > self._timeout_ms
-        with self._returning if is_late else nullcontext(), self._held.lock:
-            here = call.queue.unfinished(call.messages, failed)
-        return [message for message in here if not self._took(call.queue.as_pulled(message), level)]
+        with (self._returning.get(queue) if is_late else None) or nullcontext(), self._held.lock:
+            here = queue.unfinished(call.messages, failed)
+        return send_each(here, lambda message: self._took(queue.as_pulled(message), level), lambda: queue.dropped)
 
     def _took(self, message: ReceivedMessage, level: int) -> bool:
         """Whether a broker has taken the message back. Broadcasting: True, because failed messages are dropped."""

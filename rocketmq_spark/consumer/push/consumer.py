@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 from dataclasses import replace
 from typing import Any
 
+from rocketmq_spark.base.arguments import seconds
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Closing, Owner, entry, on_signals, postponed
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.consumer.pop.running import PopRunning
 from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
-from rocketmq_spark.consumer.result import Listener
-from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, filter_of
+from rocketmq_spark.consumer.result import LaterListener, Listener, check_listener
+from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, filter_of
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats
@@ -66,8 +66,9 @@ class BaseConsumer(Closing):
             OptionError: The filter is wrong.
         """
         self._owner.check(self._closed)
-        before = self._subscriptions.get(topic)
-        self._subscriptions.add(topic, filter_of(tags, sql))
+        wanted = filter_of(tags, sql)
+        before = self._subscriptions.get(checked_topic(topic))
+        self._subscriptions.add(topic, wanted)
         try:
             self._changed()
         except RocketMQError as e:
@@ -79,7 +80,7 @@ class BaseConsumer(Closing):
     def unsubscribe(self, topic: str) -> None:
         """Stop consuming ``topic``. The offsets of its queues are committed, and other members get the queues."""
         self._owner.check(self._closed)
-        self._subscriptions.remove(topic)
+        self._subscriptions.remove(checked_topic(topic))
         self._changed()
 
     @entry
@@ -88,6 +89,8 @@ class BaseConsumer(Closing):
 
         Returns when the start offsets of the first assigned queues are set, so messages sent after that are not skipped; or, if
         a broker does not answer, after 6 s at most. Over gRPC it returns when the Proxy has accepted the subscriptions.
+
+        The consumer then runs until ``stop``, even if your program drops its last reference: keep one, to call ``stop``.
 
         If the listener returns None, the messages are done. If it returns ``context.retry()`` or another value, or raises,
         the messages are sent back and delivered again later; with option ``model`` broadcasting they are dropped, with a warning
@@ -102,11 +105,14 @@ class BaseConsumer(Closing):
 
         Raises:
             LocalProtocolError: This process already has a member of the group.
-            OptionError: The consumer has no subscription, or was started already; another broadcasting consumer uses the same
-                offset file; or, over gRPC, the consumer is ordered and its group is not.
+            OptionError: ``listener`` cannot be called with these arguments, or is a coroutine function, which
+                ``rocketmq_spark.aio`` awaits; the consumer has no subscription, or was started already; another broadcasting
+                consumer uses the same offset file; or, over gRPC, the consumer is ordered and its group is not.
             RocketMQError: Over gRPC, no endpoint of the Proxy accepted the subscriptions.
         """
         self._owner.check(self._closed)
+        if not isinstance(listener, LaterListener):
+            check_listener(listener, self.settings.arrow)
         with self._turn:
             self._owner.check(self._closed)
             if not self._subscriptions:
@@ -227,6 +233,4 @@ class BaseConsumer(Closing):
 
 def _wait_s(timeout_s: float) -> float:
     """The timeout of ``stop``, limited to the longest wait of threads, less the rounding error of adding it to a clock."""
-    if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
-        raise OptionError(f"timeout_s is {timeout_s!r}; expected seconds, such as 30.0")
-    return max(0.0, min(timeout_s, threading.TIMEOUT_MAX - 1))
+    return max(0.0, min(seconds("timeout_s", timeout_s), threading.TIMEOUT_MAX - 1))

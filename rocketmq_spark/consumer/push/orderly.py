@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt
 from rocketmq_spark.consumer.process_queue import ProcessQueue, full
 from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers
+from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers, send_each
 from rocketmq_spark.consumer.result import (
     MIN_SUSPEND_MS,
     Listener,
@@ -79,6 +79,7 @@ class Orderly:
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
+        self._tracebacks = Tracebacks()
         self.replier: Replier | None = None  # how requests are answered
         self.relock: Callable[[Sequence[ProcessQueue]], Collection[MessageQueue]] | None = None
         self.locks = timer
@@ -246,7 +247,7 @@ class Orderly:
         """Decide what a call's outcome means. Dead letters no longer block the queue, as in Java."""
         verdict = ordered(outcome, context, self._suspend_ms)
         if verdict.why:
-            trace = outcome.error if isinstance(outcome, Failure) else None
+            trace = self._tracebacks.of(outcome)
             logger.warning("messages of %s failed: %s", call.queue.queue, verdict.why, exc_info=trace)
         failed, messages = verdict.step in FAILED, call.messages
         limit = self._settings.max_reconsume_times
@@ -254,9 +255,10 @@ class Orderly:
             return _Judged(failed, verdict, messages)
         if any(message.reconsume_times < limit for message in messages):  # not all have come often enough
             return _Judged(failed, verdict, messages)
-        taken = [self._took(call.queue.as_pulled(message)) for message in messages]
-        left = [message for message, took in zip(messages, taken, strict=True) if not took]
-        dead = [message for message, took in zip(messages, taken, strict=True) if took]
+        queue = call.queue
+        left = send_each(messages, lambda message: self._took(queue.as_pulled(message)), lambda: queue.dropped)
+        waits = {message.queue_offset for message in left}
+        dead = [message for message in messages if message.queue_offset not in waits]
         if not left:
             verdict = OrderedVerdict(Step.COMMIT if context.auto_commit else Step.CONTINUE)
         return _Judged(failed, verdict, left, dead, refused=True)

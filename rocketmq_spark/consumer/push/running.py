@@ -1,9 +1,10 @@
 """A consumer between its start and its stop: its parts and their timers.
 
-Four threads besides those of the listener: pulls (which never wait), rebalances, commits with other upkeep, and locks. A broker
-that hangs delays only its own requests.
+Four threads besides those of the listener: pulls (which never wait), rebalances, commits with other upkeep, and locks. Each queue
+whose late messages are sent back has one more. A broker that hangs delays only its own requests.
 
-The upkeep commits, compares subscriptions (``consumer/conflicts``), and asks for the ends of queues that are not pulled.
+The upkeep commits, compares subscriptions and consume modes (``consumer/troubles``), and asks for the ends of queues that are
+not pulled.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.base.threads import Aside, Timer
 from rocketmq_spark.consumer.ahead import ReadAhead
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.concurrent import Concurrent
@@ -32,7 +33,7 @@ from rocketmq_spark.consumer.result import Listener, Replier
 from rocketmq_spark.consumer.rows import RowsOfAnswers, RowsQueue, of_batches
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tracing import ListenerTraces
-from rocketmq_spark.consumer.troubles import COMPARE_S, Introductions, SubscriptionConflicts
+from rocketmq_spark.consumer.troubles import COMPARE_S, ConsumeModes, Introductions, SubscriptionConflicts
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
@@ -54,12 +55,13 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class ConsumerTools:
-    """What a consumer is built with: a timer, threads, and optionally reading ahead, replies to requests, traces, and how answers
-    become rows for a listener of record batches.
+    """What a consumer is built with: timers, threads of listeners and of single queues, and optionally reading ahead, replies
+    to requests, traces, and how answers become rows for a listener of record batches.
     """
 
     timer: Callable[[str], Timer] = Timer
     workers: Callable[[str, int], Workers] = Workers
+    aside: Callable[[], Aside] = Aside
     read_ahead: ReadAhead | None = None
     replier: Replier | None = None
     traces: Callable[[], ListenerTraces | None] = lambda: None
@@ -98,7 +100,7 @@ class RunningConsumer:
         self._traces = make.traces()
         if self._traces is not None:
             listener = self._traces.around(listener, settings)
-        self._consuming = self._consumer_of(listener)
+        self._consuming = self._consumer_of(listener, make)
         self._consuming.replier = make.replier
         self._pulling.consuming, self._pulling.move = self._consuming, self.rebalancing.move
         introductions = Introductions(port, rebalances, self.rebalancing.wake)
@@ -108,6 +110,7 @@ class RunningConsumer:
         if make.read_ahead is not None and settings.reads_ahead:
             self._pulling.read_ahead(Backlog(settings, self.held, self._pulls, make.read_ahead))
         self._differing = SubscriptionConflicts(port, settings.group, subscriptions)
+        self._modes = ConsumeModes(port, settings.group, subscriptions)
         self._answers = Answers(self.held, self.rebalancing, self._membership, self._consuming, settings, self._upkeep)
         self._leave: Callable[[Deadline], None] | None = None
 
@@ -126,6 +129,8 @@ class RunningConsumer:
         self._upkeep.every(STATS_S, self._log_stats, STATS_S)
         self._upkeep.every(COMPARE_S, self._look_at_others, COMPARE_S)
         self._upkeep.every(ENDS_S, self._look_at_ends, ENDS_S)
+        if self._settings.clustering:
+            self._upkeep.every(COMPARE_S, self._look_at_modes, 0.0)
         if isinstance(self._consuming, Concurrent):
             timeout_s = self._settings.consume_timeout_s
             self._upkeep.every(timeout_s, self._consuming.clean, timeout_s)
@@ -191,13 +196,13 @@ class RunningConsumer:
         with self.held.lock:
             return self.held.figures.all(self._subscriptions.all(), self._pulls.now_ms())
 
-    def _consumer_of(self, listener: Listener) -> Concurrent | Orderly:
+    def _consumer_of(self, listener: Listener, make: ConsumerTools) -> Concurrent | Orderly:
         settings, held = self._settings, self.held
         send_back = None
         if settings.clustering:
             send_back = SendBack(self._port, settings.group, settings.max_reconsume_times, held)
         if not settings.ordered:
-            return Concurrent(listener, settings, held, self._workers, self._pulls, send_back)
+            return Concurrent(listener, settings, held, self._workers, self._pulls, send_back, make.aside())
         ordered = Orderly(listener, settings, held, self._workers, self._pulls, send_back)
         ordered.left = self.rebalancing.wake
         if settings.clustering:
@@ -234,7 +239,9 @@ class RunningConsumer:
             except OptionError:
                 raise
             except RocketMQError as e:
-                logger.info("topic %s has no route yet: %s", topic, e)
+                # The first failed message of a group creates its retry topic.
+                level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.INFO
+                logger.log(level, "topic %s has no route yet: %s", topic, e)
 
     def _persist(self) -> None:
         self._workers.start_missing()  # where the system had no threads to give, work waits for them
@@ -242,6 +249,9 @@ class RunningConsumer:
 
     def _look_at_others(self) -> None:
         self._differing.look(Deadline.after(TIMEOUT_S))
+
+    def _look_at_modes(self) -> None:
+        self._modes.look(Deadline.after(TIMEOUT_S))
 
     def _look_at_ends(self) -> None:
         """Ask for the ends of queues that are not pulled, such as full ones: the lag would be that of their last pull."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
 from rocketmq_spark.base.clock import Deadline
@@ -114,6 +114,7 @@ class Workers:
 
 TIMEOUT_S = 5.0
 COPY_TIMEOUT_S = 3.0
+HANGS_S = 10.0  # a broker that accepted nothing for this time is not asked to take the rest of a call
 DEAD = -1  # the level of what is to be a dead letter
 DROPPED = "dropped: the group is broadcasting"  # instead of being sent back
 
@@ -175,3 +176,21 @@ class SendBack:
             logger.warning("message %s could not be copied to the retry topic: %s", message.msg_id, e)
             return False
         return True
+
+
+def send_each(
+    messages: Iterable[ReceivedMessage], send: Callable[[ReceivedMessage], bool], is_over: Callable[[], bool]
+) -> list[ReceivedMessage]:
+    """Send messages of a call back one after the other; returns those that no broker accepted.
+
+    The rest is not sent once ``is_over``, because another call or the next owner of the queue has it, or if the broker hangs: a
+    call may have a thousand rows, and each would wait for the broker again.
+    """
+    left = []
+    hangs = Deadline.after(HANGS_S)
+    for message in messages:
+        if hangs.expired or is_over() or not send(message):
+            left.append(message)
+        else:
+            hangs = Deadline.after(HANGS_S)
+    return left

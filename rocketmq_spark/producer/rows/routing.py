@@ -1,8 +1,9 @@
 """Which queue each row goes to, and an Arrow batch as runs of rows of one topic and queue.
 
-A ``RowSelector`` returns an index into the topic's queues for each row, a whole column at once where possible. A row without
-a queue is added to ``BadRows`` and gets the first queue, which is never used. ``Router`` cuts an Arrow batch into runs of
-rows that go to one topic, and to one queue where rows name it.
+A ``RowSelector`` returns an index into the topic's queues for each row, a whole column at once where possible. Rows whose column
+is null get the index after the last queue: they may go to any queue, as in Kafka. A row whose queue does not exist is added to
+``BadRows`` and gets the first queue, which is never used. ``Router`` cuts an Arrow batch into runs of rows that go to one topic,
+and to one queue where rows choose it.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ class RowSelector(Protocol):
     loops: bool
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
-        """An index into ``queues`` per row."""
+        """An index into ``queues`` per row; ``len(queues)`` for a row that may go to any queue."""
 
 
 class ByHash:
-    """``SelectMessageQueueByHash`` of the sharding key."""
+    """``SelectMessageQueueByHash`` of the sharding key; any queue for a row without one."""
 
     loops = False
 
@@ -68,15 +69,16 @@ class ByHash:
         keys = rows.column(self._column)
         missing = arrow.nulls(keys)
         if missing is not None:
-            bad_rows.rows(rows.numbers()[missing], f"{self._column} is null, and queueSelector 'hash' needs a key")
             keys = pc.fill_null(keys, "")
         hashes = hash_codes(keys) if self._hashes is None else rows.column(self._hashes).to_numpy()
         chosen: Ints = np.abs(hashes.astype(np.int64)) % len(queues)
+        if missing is not None:
+            chosen[missing] = len(queues)
         return chosen
 
 
 class ByColumn:
-    """The queue that the row names."""
+    """The queue that the row names; any queue for a row whose columns are null."""
 
     loops = False
 
@@ -85,17 +87,26 @@ class ByColumn:
         self._broker = columns.get("brokername")
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
-        ids = pc.fill_null(rows.column(self._id).cast(pa.int64()), -1).to_numpy()
+        named = rows.column(self._id).cast(pa.int64())
+        anywhere = arrow.nulls(named)
+        ids = pc.fill_null(named, -1).to_numpy()
         brokers = rows.column(self._broker) if self._broker is not None else None
         chosen = self._look_up(ids, brokers, queues)
+        if anywhere is not None:
+            if brokers is not None:
+                anywhere &= ~arrow.flags(brokers.is_valid())
+            chosen[anywhere] = len(queues)
         bad = np.flatnonzero(chosen < 0)
         if len(bad):
             numbers = rows.numbers()
             for at in bad.tolist():
                 broker = brokers[at].as_py() if brokers is not None else None
-                reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=chosen[at] == AMBIGUOUS)
-                if brokers is not None and broker is None:
-                    reason = f"{self._broker} is null"
+                if not named[at].is_valid:
+                    reason = f"{self._id} is null, and {self._broker} is {broker!r}; expected both or neither"
+                elif brokers is not None and broker is None:
+                    reason = f"{self._broker} is null, and {self._id} is {int(ids[at])}; expected both or neither"
+                else:
+                    reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=chosen[at] == AMBIGUOUS)
                 bad_rows.rows(numbers[at : at + 1], reason)
             chosen = np.maximum(chosen, 0)
         return chosen
@@ -123,8 +134,6 @@ class ByColumn:
 
 
 def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> str:
-    if queue_id < 0:
-        return "queueId is null or negative, and queueSelector 'column' needs one"
     if ambiguous:
         return f"queue {queue_id} of topic {topic!r} is on several brokers; name the broker too"
     where = f" on broker {broker!r}" if broker is not None else ""
@@ -307,11 +316,10 @@ class Router:
         queues, chosen = self._choose(rows, bad_rows)
         narrow = chosen.astype(np.int16) if len(queues) < 1 << 15 else chosen  # sorted by digits, which is quick
         order = np.argsort(narrow, kind="stable")
-        counts = np.bincount(chosen, minlength=len(queues))
+        places: list[MessageQueue | None] = [*queues, None]
+        counts = np.bincount(chosen, minlength=len(places))
         ends = np.cumsum(counts)
-        parts: list[tuple[MessageQueue | None, int, int]] = [
-            (queues[i], int(ends[i] - counts[i]), int(ends[i])) for i in np.flatnonzero(counts).tolist()
-        ]
+        parts = [(places[i], int(ends[i] - counts[i]), int(ends[i])) for i in np.flatnonzero(counts).tolist()]
         return numbers[order], parts
 
     def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[Queues, npt.NDArray[np.int64]]:

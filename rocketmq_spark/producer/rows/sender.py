@@ -21,6 +21,7 @@ import pyarrow as pa
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
+from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.batch import About, KeptIds, Rows, UniqueIds, without_key
 from rocketmq_spark.columnar.encode.content_ids import ContentIds, Hashes
 from rocketmq_spark.columnar.encode.encoder import Checked, Encoded, EncodedItems, Encoder, Growth
@@ -28,7 +29,7 @@ from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.model.send import BatchStorage
-from rocketmq_spark.options import Options
+from rocketmq_spark.options import Options, transport
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
@@ -55,7 +56,7 @@ LOOKS = 4
 
 class StoragePlan:
     """What the storage of a topic requires of its rows: for a batch topic, which rows form a batch and which properties it has;
-    for a compaction topic, a key.
+    for a compaction topic, a key; for a topic of ordered messages over gRPC, a sharding key.
     """
 
     def __init__(self, options: Options, columns: Mapping[str, str], sender: Sender, now_ms: Callable[[], int]) -> None:
@@ -65,17 +66,25 @@ class StoragePlan:
         self._ids = UniqueIds(os.urandom(8), now_ms)
         self._about: About | None = None
         self._silent: dict[str, Deadline] = {}
+        # A broker rejects a single message itself, with the reason.
+        self._asks = options.auto_batch or bool(transport.features(options).chooses_queues)
 
     def check(self, batch: pa.RecordBatch, topics: Sequence[TopicRows], bad_rows: BadRows) -> None:
-        """Note rows that a broker would acknowledge in a batch, and drop."""
-        if not self._options.auto_batch:
-            return
-        for rows in topics:
+        """Note rows that a broker would acknowledge in a batch, and drop, and those that a Proxy would reject."""
+        for rows in topics if self._asks else ():
             found = self._storage(rows.topic)
             if found is not None and found.by_key:
                 numbers = rows.numbers()
                 missing = numbers[without_key(batch, self._columns)[numbers]]
                 bad_rows.rows(missing, encoding.no_key(rows.topic))
+            if found is not None and found.grouped:
+                bad_rows.rows(rows.numbers()[self._without_group(rows)], _no_group(rows.topic))
+
+    def _without_group(self, rows: TopicRows) -> npt.NDArray[np.bool_]:
+        if "shardingkey" not in self._columns:
+            return np.ones(len(rows.numbers()), np.bool_)
+        filled = arrow.filled(arrow.as_bytes(rows.column(self._columns["shardingkey"])))
+        return np.zeros(len(rows.numbers()), np.bool_) if filled is None else ~filled
 
     def look(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
         """The plan of ``batch`` with a share for each tag where that is right; ``properties`` are of its rows from now on."""
@@ -301,6 +310,10 @@ class RowSender:
 
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
         return self._engine.topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
+
+
+def _no_group(topic: str) -> str:
+    return f"there is no shardingKey, and topic {topic!r} (message.type=FIFO) takes only messages with one"
 
 
 def _alone(topic: str, body: memoryview) -> Prepared:

@@ -3,8 +3,11 @@
 ``Folder`` reads and writes files locally or at ``s3://``, ``hdfs://``, ``gs://`` and ``abfs://``; errors are an
 ``OffsetError`` that names the folder.
 
-``offsets/N`` has the positions at which batch N ends: a version, settings, then a line for each source of the query. Spark
-writes ``commits/N`` when the batch is done, and keeps the last hundred (``spark.sql.streaming.minBatchesToRetain``).
+``offsets/N`` has the positions at which batch N ends: a version, settings, then a line for each source of the query. In version 1
+the line of a source is its offset, and Spark knows the source by its place in the query. In version 2
+(``spark.sql.streaming.offsetLog.formatVersion``, and all queries with ``enableSourceEvolution``) its name precedes the offset,
+as in ``orders:{"topics":…}``, and sources may be added, removed and reordered. Spark writes ``commits/N`` when the batch is done,
+and keeps the last hundred (``spark.sql.streaming.minBatchesToRetain``).
 """
 
 from __future__ import annotations
@@ -218,17 +221,20 @@ def _last(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-VERSION = "v1"
+_VERSIONS = ("v1", "v2")
 _HEAD = 2  # lines before the first source
+
+# A source of a query: its place, or its name in a log of version 2.
+SourceId = int | str
 
 
 class LoggedBatch(NamedTuple):
-    """The positions at which batch ``number`` ends, by the index of the source in the query. Sources of other formats are
-    omitted. ``begun_ms`` is when Spark planned the batch; None if the entry does not have this time.
+    """The positions at which batch ``number`` ends, by source. Sources of other formats are omitted. ``begun_ms`` is when Spark
+    planned the batch; None if the entry does not have this time.
     """
 
     number: int
-    sources: dict[int, Offsets]
+    sources: dict[SourceId, Offsets]
     begun_ms: int | None = None
 
     @property
@@ -319,20 +325,29 @@ def read(folder: Folder, number: int) -> LoggedBatch:
     """Return one entry of the offset log. Raises ``OffsetError`` if it cannot be read."""
     path = f"offsets/{number}"
     lines = folder.read(path).splitlines()
-    if lines[:1] in ([], [VERSION]) and len(lines) <= _HEAD:
+    version = lines[0] if lines else ""
+    if version in ("", *_VERSIONS) and len(lines) <= _HEAD:
         raise _damaged(folder, path)
-    if lines[0] != VERSION:
+    if version not in _VERSIONS:
         raise OffsetError(
-            f"{folder.name}/{path} is not an entry of an offset log of version {VERSION}: it begins with {lines[:1]}",
-            remedy="For a new query, set spark.sql.streaming.offsetLog.formatVersion to 1, which is Spark's default",
+            f"{folder.name}/{path} begins with {version!r}; expected the version of Spark's offset log, v1 or v2",
+            remedy="If a newer Spark wrote it, upgrade rocketmq-spark",
         )
     try:
-        found = {at: _ours(line) for at, line in enumerate(lines[_HEAD:])}
+        logged = map(_named_line, lines[_HEAD:]) if version == "v2" else enumerate(lines[_HEAD:])
+        found = {source: _ours(text) for source, text in logged}
     except ValueError as e:
         raise _damaged(folder, path) from e
-    return LoggedBatch(
-        number, {at: offsets for at, offsets in found.items() if offsets is not None}, _begun(lines[1:2])
-    )
+    sources: dict[SourceId, Offsets] = {at: offsets for at, offsets in found.items() if offsets is not None}
+    return LoggedBatch(number, sources, _begun(lines[1:2]))
+
+
+def _named_line(line: str) -> tuple[SourceId, str]:
+    """The name of a source, and its offset. Raises ``ValueError`` for a truncated line."""
+    name, colon, offset = line.partition(":")
+    if not colon:
+        raise ValueError(line)
+    return name, offset
 
 
 def _damaged(folder: Folder, path: str) -> OffsetError:
@@ -368,16 +383,31 @@ def _kept(folder: Folder) -> Iterator[LoggedBatch]:
 
 
 def _ranges(before: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[OffsetRange], list[MessageQueue]]:
-    ranges, unknown = [], []
-    for at, offsets in batch.sources.items():
-        old: Positions = before.sources[at].positions if before is not None and at in before.sources else {}
-        begins = {**old, **offsets.start}
-        for queue, end in sorted(offsets.positions.items()):
+    starts: dict[SourceId, Positions] = {}
+    for source, offsets in batch.sources.items():
+        old = None if before is None else before.sources.get(source)
+        if old == offsets:  # nothing was new, and the entry repeats where an earlier batch began
+            starts[source] = offsets.positions
+        else:
+            starts[source] = {**(old.positions if old is not None else {}), **offsets.start}
+    return ranges(starts, batch)
+
+
+def ranges(starts: Mapping[SourceId, Positions], end: LoggedBatch) -> tuple[list[OffsetRange], list[MessageQueue]]:
+    """Return what the sources of a batch read from ``starts`` to its end, without empty ranges, and the queues without a start.
+
+    The same range of two sources is one: Spark logs the one source of a self-join twice.
+    """
+    found: dict[OffsetRange, None] = {}
+    unknown: dict[MessageQueue, None] = {}
+    for source, offsets in end.sources.items():
+        begins = starts.get(source, {})
+        for queue, at in sorted(offsets.positions.items()):
             if queue not in begins:
-                unknown.append(queue)
-            elif begins[queue] < end:
-                ranges.append(OffsetRange(queue, begins[queue], end))
-    return ranges, unknown
+                unknown[queue] = None
+            elif begins[queue] < at:
+                found[OffsetRange(queue, begins[queue], at)] = None
+    return list(found), list(unknown)
 
 
 def _begun(lines: list[str]) -> int | None:

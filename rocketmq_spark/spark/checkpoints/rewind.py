@@ -16,7 +16,8 @@ from typing import NamedTuple
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.spark.checkpoints.entries import Folder, LoggedBatch, Read, merged
+from rocketmq_spark.spark.checkpoints.entries import Folder, LoggedBatch, Read, SourceId, merged, ranges
+from rocketmq_spark.spark.source.offsets import Positions
 
 
 class DriftState(enum.Enum):
@@ -175,12 +176,12 @@ def _entry(log: str, number: int) -> tuple[str, str]:
 
 def _ranges(history: Sequence[Read], batch: LoggedBatch) -> list[OffsetRange]:
     """The ranges from the end of ``batch`` to the end of the last one; queues added since start where they were first read."""
-    start, ends = batch.positions, history[-1].batch.positions
-    added = merged(
-        offsets.start for read in history if read.batch.number > batch.number for offsets in read.batch.sources.values()
-    )
-    begins = {**added, **start}
-    return [OffsetRange(q, begins[q], ends[q]) for q in sorted(ends) if q in begins and begins[q] < ends[q]]
+    later = [read.batch for read in history if read.batch.number > batch.number]
+    starts: dict[SourceId, Positions] = {}
+    for source in history[-1].batch.sources:
+        added = merged(one.sources[source].start for one in later if source in one.sources)
+        starts[source] = {**added, **(batch.sources[source].positions if source in batch.sources else {})}
+    return sorted(ranges(starts, history[-1].batch)[0])
 
 
 def _refuse_lost_state(states: Mapping[str, int], version: int) -> None:

@@ -109,13 +109,17 @@ def total(tasks: Iterable[Written | None]) -> Written:
 
 
 def warn_of_unmatched(written: Written, what: str) -> None:
-    """Log one warning per batch with unmatched messages."""
+    """Log one warning per batch with unmatched messages.
+
+    Each of them may be an earlier copy of one row that was sent now, because it had another task or another content.
+    """
     if written.unmatched:
         logger.warning(
             "%s: %d messages that an earlier attempt stored match no row of the repeat, which produced other rows, or split "
-            "them into other tasks; these messages stay in the topic",
+            "them into other tasks; these messages stay in the topic, so up to %d rows may be in the topic twice",
             what,
             written.unmatched,
+            min(written.unmatched, written.rows),
         )
 
 

@@ -19,7 +19,7 @@ from rocketmq_spark.model import BrokerData, MessageQueue, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.queues.environment import environment_of
-from rocketmq_spark.spark.source import filters, planner
+from rocketmq_spark.spark.source import filters, partitioning
 from rocketmq_spark.spark.source.decisions import QueuesView
 from rocketmq_spark.spark.source.offsets import Offsets, listed
 from rocketmq_spark.spark.source.recreation import Unread, all_forgot, long_enough, share, shares, with_kept
@@ -36,6 +36,9 @@ _LONGEST_OF_ALL_S = 10.0
 _GRACE_S = 0.2
 # Spark takes a batch in steps: its end, a report, its tasks. What was seen for the first of them serves the others.
 _SAME_BATCH_S = 1.0
+# While no topic matches a pattern, name servers are asked this often: the first topic should not wait for ``routeRefresh``.
+_NO_MATCH_PAUSE_S = 1.0
+_NEVER_MATCHED = (float("-inf"), ())
 # When name servers that gave no answer are asked again; what was known of routes serves meanwhile.
 _ROUTES_PAUSE_S = 1.0
 
@@ -66,7 +69,7 @@ class OffsetCache:
         self._took_s = 0.0
         self._view = QueuesView()
         self._queues = filters.ReadQueues(options)
-        self._matched: tuple[float, tuple[str, ...]] = (0.0, ())
+        self._matched: tuple[float, tuple[str, ...]] = _NEVER_MATCHED
         self._left_out: frozenset[MessageQueue] | None = None
         self._had: dict[str, set[str]] = {}
         self._owned: set[MessageQueue] = set()
@@ -126,22 +129,31 @@ class OffsetCache:
             return tuple(dict.fromkeys(queue.topic for queue in self._options.assign))
         if self._options.subscribe_pattern is None:
             return self._options.subscribe
-        if self.clock.now() - self._matched[0] > self._options.route_refresh or not self._matched[1]:
+        matched_at, matched = self._matched
+        refresh_s = self._options.route_refresh
+        if self.clock.now() - matched_at > (refresh_s if matched else min(refresh_s, _NO_MATCH_PAUSE_S)):
             self._matched = (self.clock.now(), _matching(self.routes, self._options))
         return filters.with_known(self._options, self._matched[1], self._had)
 
     def sweep(self) -> QueuesView:
-        """Everything now, with retries; all that is missing is an error. For starts and for batches."""
+        """Everything now, with retries; all that is missing is an error. For starts and for batches.
+
+        A pattern that no topic matches within ``topicWait`` gives a view without queues.
+        """
         deadline = Deadline.after(self._options.topic_wait)
         retry = Retry(self._options.num_retries, self._options.retry_interval)
         while True:
             try:
-                return self._note(retry.run(self._ask))
+                view = self._note(retry.run(self._ask))
+                if self.known_routes or view.deleted or deadline.expired:
+                    return view
+                logger.info("waiting for a topic that matches %r", self._options.subscribe_pattern)
+                deadline.pause(1.0)
             except RouteNotFound as e:
-                if e.topic is None or e.broker_code is None:  # no topic matches, or a route without read permission
+                if e.broker_code is None:  # a route without read permission
                     raise
                 if self._options.subscribe_pattern is not None and e.topic not in self._had:
-                    self._matched = (0.0, ())
+                    self._matched = _NEVER_MATCHED
                     if e.topic not in self.topics():
                         continue  # it was deleted since topics were listed: no loss
                 if deadline.expired:
@@ -152,11 +164,6 @@ class OffsetCache:
 
     def _ask(self) -> QueuesView:
         topics = self.topics()
-        if not topics:
-            raise RouteNotFound(
-                f"no topic matches option 'subscribePattern' {self._options.subscribe_pattern!r}",
-                remedy="System, retry and dead-letter topics are omitted; see option 'includeInternal'",
-            )
         deleted = set()
         routes = {}
         age, self._doubt = 0.0 if self._doubt else self._options.route_refresh, False
@@ -330,7 +337,7 @@ class OffsetCache:
         self, queues: list[MessageQueue], may_lack: Container[str], there: list[MessageQueue] | None
     ) -> list[MessageQueue]:
         """Without the queues of other environments, and without those that the strategy gives to no consumer."""
-        covered, left_out = planner.covered(self._options, queues, self._owned, may_lack, there)
+        covered, left_out = partitioning.covered(self._options, queues, self._owned, may_lack, there)
         if self._options.environment is not None:
             self._owned.update(covered)
         if left_out != self._left_out and left_out:
@@ -378,8 +385,21 @@ def _elsewhere(error: RocketMQError, broker_name: str) -> BrokerNotFound:
     )
 
 
+def no_match(options: Options) -> RouteNotFound:
+    """The error for a batch read, which cannot wait for a topic of its pattern."""
+    return RouteNotFound(
+        f"no topic matches option 'subscribePattern' {options.subscribe_pattern!r}",
+        remedy="System, retry and dead-letter topics are omitted; see option 'includeInternal'. Option 'topicWait' lets the read "
+        "wait for a topic",
+    )
+
+
 def _matching(routes: RouteReader, options: Options) -> tuple[str, ...]:
-    """The topics of the pattern, as name servers list them now."""
+    """The topics of the pattern, as name servers list them now.
+
+    Raises ``BrokerNotFound`` if no broker is registered: the topics are then unknown, and a start without them would take them
+    for new ones later.
+    """
     try:
         cluster = routes.cluster()
         topics = routes.topics()
@@ -388,4 +408,9 @@ def _matching(routes: RouteReader, options: Options) -> tuple[str, ...]:
             "option 'subscribePattern' cannot be used here: the server does not list topics",
             remedy="A Proxy does not forward this request; name the topics with option 'subscribe'",
         ) from e
+    if not cluster:
+        raise BrokerNotFound(
+            f"no broker is registered, so the topics of option 'subscribePattern' {options.subscribe_pattern!r} are unknown",
+            remedy="Start a broker, or look into the logs of those that should be there",
+        )
     return filters.matching(options, topics, {*cluster, *(data.cluster for data in cluster.values())})

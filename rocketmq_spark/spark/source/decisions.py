@@ -6,7 +6,7 @@ that existed at its start (AvailableNow); None for other runs.
 
 The report (lag, unavailable brokers, losses) is beside the ends of queues in ``sources[i].latestOffset`` of a query's
 progress. It is made from the answers that planning needs anyway, without further requests. ``progress`` reads it. Every data
-loss passes through ``settled`` or ``report``, which option ``failOnDataLoss`` controls.
+loss passes through ``report``, which option ``failOnDataLoss`` controls.
 """
 
 from __future__ import annotations
@@ -285,20 +285,26 @@ _REMEDY = "Set option 'failOnDataLoss' to 'warn' or 'ignore' to go on without th
 _REMEDY_BACK = f"{_REMEDY}; a stream then reads all present messages of a queue that went back"
 
 
-def settled(policy: str, ranges: list[OffsetRange], lost: Sequence[tuple[OffsetRange, Cause]]) -> list[OffsetRange]:
-    """What is left of a plan after its losses were reported: the one step of batches and streams."""
-    report(policy, lost)
-    return ranges
+def _described(part: OffsetRange) -> str:
+    """The queue and the offsets. A part of no size is everything from its start on; how much that was is unknown."""
+    where = f"offsets {part.start} to {part.end}" if part.size > 0 else f"from offset {part.start} on"
+    return f"{part.queue} {where}"
+
+
+def _counted(parts: Sequence[OffsetRange]) -> str:
+    sizes = [part.size for part in parts if part.size > 0]
+    if not sizes:
+        return "an unknown number of"
+    return f"{'at least ' if len(sizes) < len(parts) else ''}{sum(sizes)}"
 
 
 def report(policy: str, lost: Sequence[tuple[OffsetRange, Cause]]) -> None:
     """Fail, warn or note that offsets cannot be read. One call is one line, or one error."""
     if not lost:
         return
-    count = sum(max(0, part.size) for part, _ in lost)
-    shown = "; ".join(f"{part.queue} offsets {part.start} to {part.end} ({cause.value})" for part, cause in lost[:10])
+    shown = "; ".join(f"{_described(part)} ({cause.value})" for part, cause in lost[:10])
     more = f" and {len(lost) - 10} more" if len(lost) > 10 else ""
-    text = f"{count} offsets cannot be read any more: {shown}{more}"
+    text = f"{_counted([part for part, _ in lost])} offsets cannot be read any more: {shown}{more}"
     if policy == "fail":
         first = lost[0][0].queue
         remedy = _REMEDY_BACK if any(cause is Cause.WENT_BACK for _, cause in lost) else _REMEDY

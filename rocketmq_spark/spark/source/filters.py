@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
@@ -18,7 +19,8 @@ from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, QueueData, Top
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.pull.puller import of_batch_topic
-from rocketmq_spark.queues.environment import Environment, environment_of
+from rocketmq_spark.queues.environment import ANY_BROKER, Environment, environment_of
+from rocketmq_spark.spark.source import partitioning
 from rocketmq_spark.spark.source.offsets import Offsets, listed
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.envelope import INNER_TOPIC
@@ -81,16 +83,8 @@ def validate(
         sql, broker = of_topic(options, topic), queue.broker_name
         if not sql:
             continue
-        if offsets.is_proxy(topic, broker, deadline):
-            raise OptionError(
-                "option 'sql' cannot be used here: a Proxy does not check the expression, and answers an "
-                "invalid one with every message",
-                remedy="Connect to the brokers, or filter with option 'tags'",
-            )
-        if topic in there and batched(queue):
-            raise of_batch_topic(sql, topic)
         try:
-            offsets.check_filter(broker, options.group, topic, sql.expression, deadline)
+            compiled = offsets.check_filter(broker, options.group, topic, sql.expression, deadline)
         except BrokerError as e:
             if e.retriable:
                 raise
@@ -105,11 +99,19 @@ def validate(
                 if "support" in (e.remark or "")
                 else None,
             ) from e
+        if not compiled:
+            raise OptionError(
+                "option 'sql' cannot be used here: a Proxy does not check the expression, and answers an "
+                "invalid one with every message",
+                remedy="Connect to the brokers, or filter with option 'tags'",
+            )
+        if topic in there and batched(queue):
+            raise of_batch_topic(sql, topic)
 
 
 def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
-    """What is read beside topics, as it stands in offsets: the namespace, and the clusters, environment and filter if there
-    are any; with the group whose offsets follow.
+    """What is read beside topics, as it stands in offsets: the namespace, and the clusters, environment, pattern and filter if
+    there are any; with the group whose offsets follow, and whether queues that are created later stay unread (``newQueues``).
     """
     record: dict[str, object] = {"namespace": options.namespace or ""}
     if "group" in options.given:
@@ -123,6 +125,12 @@ def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object
         layout = _layout_of(environment_of(options))
         if layout is not None:
             record["environments"] = layout
+    if options.subscribe_pattern is not None:
+        record["subscribePattern"] = options.subscribe_pattern
+        if options.include_internal:
+            record["includeInternal"] = True
+    if options.assign or not partitioning.reads_all(options):
+        record["newQueues"] = False
     if options.tags not in (None, "*"):
         record["tags"] = options.tags
     if options.sql is not None:
@@ -302,13 +310,60 @@ def _environment(named: tuple[object, ...]) -> str:
     return f"environment {' with '.join(map(repr, named))}" if named else "no environment"
 
 
-def matching(options: Options, topics: Iterable[str], internal: set[str]) -> tuple[str, ...]:
+class PatternChoice(Protocol):
+    """The options of a source that reads the topics of a pattern."""
+
+    @property
+    def subscribe_pattern(self) -> str | None: ...
+    @property
+    def include_internal(self) -> bool: ...
+
+
+class RecordedPattern(NamedTuple):
+    """``PatternChoice`` as offsets record it."""
+
+    subscribe_pattern: str | None
+    include_internal: bool
+
+
+def recorded_pattern(reads: Mapping[str, object]) -> RecordedPattern | None:
+    """The pattern that offsets record; None if their source names its topics, or if an older release wrote them."""
+    pattern = reads.get("subscribePattern")
+    return RecordedPattern(pattern, bool(reads.get("includeInternal"))) if isinstance(pattern, str) else None
+
+
+def read_next(of: Offsets, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """Return those of ``queues`` that a source with these offsets reads in its next batch, as far as the offsets say."""
+    there = list(queues)
+    known = [queue for queue in there if queue in of.positions]
+    if of.reads.get("newQueues") is False:
+        return known
+    if "environment" not in of.reads or of.reads.get("environmentMode") == "suffix":
+        return there
+    mine = _recorded_environment(of)
+    return known if mine is None else mine.owned(there, of.environment, {queue.topic for queue in there})
+
+
+def _recorded_environment(of: Offsets) -> Environment | None:
+    """The environment that offsets record; None if an older release wrote them, without the queues of the environment."""
+    name, layout = str(of.reads["environment"]), of.reads.get("environments")
+    if isinstance(layout, list):
+        pairs = (text.rpartition(":") for text in map(str, layout))
+        return Environment(
+            name, listed=frozenset((broker.replace("*", ANY_BROKER), int(id_)) for broker, _, id_ in pairs)
+        )
+    if isinstance(layout, int) or of.environment:
+        return Environment.of(name, layout)
+    return None
+
+
+def matching(options: PatternChoice, topics: Iterable[str], internal: set[str]) -> tuple[str, ...]:
     """Topics of the pattern that are for users; ``internal`` are names that RocketMQ itself uses in this cluster."""
     matches = re.compile(options.subscribe_pattern or "").fullmatch
     return tuple(topic for topic in topics if matches(topic) and _is_for_users(options, topic, internal))
 
 
-def _is_for_users(options: Options, topic: str, internal: set[str]) -> bool:
+def _is_for_users(options: PatternChoice, topic: str, internal: set[str]) -> bool:
     return options.include_internal if topic.startswith(_SPECIAL) else names.is_user_topic(topic, internal)
 
 

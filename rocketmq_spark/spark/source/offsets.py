@@ -8,10 +8,13 @@ positions are equal texts: Spark compares texts. What else a restart must know s
   what came in between.
 * ``marks``: store times (epoch ms) of what was the newest message, by which a topic is recognised that was deleted and
   made again although it has grown past the old position.
+* ``plan``: what decides the tasks of the batch that ends here, besides its ranges (``partitioning``). A batch that is repeated
+  has the same tasks, whatever the options are now. Without it an end is older.
 * ``environment``: the queues of a topic that an environment given by its number owns, with the number. A broker that is
   away would else shift it onto queues of another.
 * ``reads``: what the positions are of, beside the names of topics: clusters, namespace, environment and filter, so that a
-  checkpoint of another query is recognised, and the group whose offsets follow them. Offsets without a ``namespace`` or
+  checkpoint of another query is recognised, and the group whose offsets follow them. Commands also need the pattern of topics,
+  and ``newQueues``, which is false if queues that are created later stay unread. Offsets without a ``namespace`` or
   ``clusters`` there are older and of any; older ones call it ``filter``.
 
 A source starts, and ends, at ``earliest``, ``latest``, committed offsets, JSON, or times in three forms. That asks brokers, and
@@ -50,6 +53,7 @@ class Offsets:
     marks: Positions = field(default_factory=dict)
     reads: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[MessageQueue, int] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What a reader hands to Spark; key order is canonical."""
@@ -58,6 +62,8 @@ class Offsets:
             log_entry["environment"] = _nested(self.environment)
         if self.marks:
             log_entry["marks"] = _nested(self.marks)
+        if self.plan:
+            log_entry["plan"] = dict(self.plan)
         if self.reads:
             log_entry["reads"] = json.loads(json.dumps(self.reads, sort_keys=True))
         if self.start:
@@ -89,6 +95,7 @@ class Offsets:
             _flat(logged.get("marks") or {}),
             dict(_items(logged.get("reads", logged.get("filter")) or {}, "reads")),
             _flat(logged.get("environment") or {}),
+            dict(_items(logged.get("plan") or {}, "plan")),
         )
 
 

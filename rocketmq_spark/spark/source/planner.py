@@ -1,9 +1,4 @@
-"""What a batch reads, and in which partitions: arithmetic over positions, bounds and limits. Pure.
-
-Queues become Spark partitions by RocketMQ's allocation strategies, whose consumers are the partitions; then partitions are
-split as Spark's Kafka source does. Java leaves it to the group's members that a queue has exactly one owner. Here the plan
-ensures it: a queue that is given to several partitions is read by the first, and a queue that is given to none is not read
-at all.
+"""What a batch reads: arithmetic over positions, bounds and limits. Pure.
 
 Tasks cannot report back to a Python source, so the size of messages is estimated from samples of unread messages.
 """
@@ -11,179 +6,11 @@ Tasks cannot report back to a Python source, so the size of messages is estimate
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import cycle, groupby
-from typing import Any
 
-from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.options import Options
-from rocketmq_spark.queues.allocation import allocate_all
-from rocketmq_spark.queues.environment import Environment, environment_of
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
-
-Task = list[OffsetRange]
-
-# What one more task must be worth: it costs 25-30 ms of latency, in which a task reads about so many messages.
-ROWS_PER_TASK = 20_000
-# Spark's driver holds all tasks of a batch; offsets are numbers that a broker reports.
-MAX_TASKS = 10_000
-# Strategies that give every queue to exactly one consumer, whatever the queues are called.
-_COMPLETE = frozenset({"averagely", "averagelyByCircle", "consistentHash"})
-
-
-def partition_id(number: int) -> str:
-    return f"partition-{number:05d}"
-
-
-def covered(
-    options: Options,
-    queues: Sequence[MessageQueue],
-    kept: Collection[MessageQueue] = (),
-    may_lack: Container[str] = (),
-    there: Sequence[MessageQueue] | None = None,
-) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
-    """The queues that the source reads, and those that the strategy gives to no consumer.
-
-    ``kept`` are those that its environment had before, ``may_lack`` topics of which it may have none at the moment. Where
-    ``queues`` are assigned ones, ``there`` are all of their topics, among which an environment counts. Raises
-    ``OptionError`` for one of another environment.
-    """
-    mine = environment_of(options)
-    if mine is not None:
-        owned = mine.owned(queues if there is None else there, kept, may_lack)
-        if there is not None:
-            owned = _own(mine, queues, owned)
-        left = frozenset(queues) - set(owned) if options.allocation_strategy == "environment" else frozenset()
-        if left:
-            return owned, left
-        queues = owned
-    if options.allocation_strategy in _COMPLETE or not queues:
-        return sorted(queues), frozenset()
-    count = options.num_partitions or len(queues)
-    shared = {queue for share in _shares(options, queues, count) for queue in share}
-    return sorted(shared), frozenset(queues) - shared
-
-
-def _own(mine: Environment, assigned: Sequence[MessageQueue], owned: Collection[MessageQueue]) -> list[MessageQueue]:
-    others = sorted(set(assigned) - set(owned))
-    if others:
-        raise OptionError(
-            f"option 'assign' names {', '.join(map(str, others))}, which environment {mine.name!r} does not own; expected "
-            f"any of {', '.join(map(str, owned)) or 'none'}"
-        )
-    return sorted(assigned)
-
-
-def _shares(options: Options, queues: Sequence[MessageQueue], count: int) -> list[list[MessageQueue]]:
-    """What each partition is given, over all topics. Java allocates topic by topic."""
-    if options.allocation_strategy == "environment":  # gives all of them to everybody
-        return [sorted(queues)]
-    consumers = [partition_id(i) for i in range(count)]
-    config = _config(options, consumers)
-    shares: dict[str, list[MessageQueue]] = {consumer: [] for consumer in consumers}
-    for _, of_topic in groupby(sorted(queues), key=lambda queue: queue.topic):
-        for consumer, share in allocate_all(options.allocation_strategy, list(of_topic), consumers, **config).items():
-            shares[consumer] += share
-    return [shares[consumer] for consumer in consumers]
-
-
-def _config(options: Options, consumers: Sequence[str]) -> dict[str, Any]:
-    rooms = options.partition_rooms
-    config: dict[str, Any] = {
-        "allocationConfig": options.allocation_config,
-        "machineRooms": list(options.machine_rooms) or None,
-        "partitionRooms": dict(zip(consumers, cycle(rooms), strict=False)) if rooms else None,
-        "environment": options.environment,
-        "environments": options.environments,
-    }
-    return {name: value for name, value in config.items() if value is not None}
-
-
-def partition_count(options: Options, ranges: Sequence[OffsetRange]) -> int:
-    """How many partitions the strategy has: as many as the backlog is worth, one per queue at most."""
-    if options.num_partitions is not None:
-        return options.num_partitions
-    rows = _rows(ranges)
-    return max(1, min(len(ranges), -(-rows // ROWS_PER_TASK)))
-
-
-def tasks(options: Options, queues: Iterable[MessageQueue], ranges: Sequence[OffsetRange]) -> list[Task]:
-    """The ranges as tasks, each range exactly once and none empty."""
-    ranges = [r for r in ranges if r.size > 0]
-    if not ranges:
-        return []
-    wanted = {r.queue: r for r in ranges}
-    shares = _shares(options, sorted(dict.fromkeys((*queues, *wanted))), partition_count(options, ranges))
-    planned: list[Task] = []
-    left: Mapping[MessageQueue, OffsetRange] = dict(wanted)
-    for share in shares:
-        task = [left.pop(queue) for queue in dict.fromkeys(share) if queue in left]  # type: ignore[attr-defined]
-        if task:
-            planned.append(task)
-    # A strategy may know fewer partitions now than when the queues were chosen: nothing planned is ever dropped.
-    if left:
-        planned.append(sorted(left.values()))
-    return split(planned, options.min_partitions, options.max_records_per_partition)
-
-
-def split(tasks: Sequence[Task], min_tasks: int | None, max_rows: int | None) -> list[Task]:
-    """Cut tasks of more than ``max_rows``, then big ones until there are ``min_tasks``.
-
-    The arithmetic is that of Spark's ``KafkaOffsetRangeCalculator``, with tasks in the place of its ranges: small tasks
-    stay whole and do not count in the shares of the large ones.
-    """
-    if max_rows is not None:
-        max_rows = max(max_rows, -(-sum(map(_rows, tasks)) // MAX_TASKS))
-        tasks = [part for task in tasks for part in _cut(task, -(-_rows(task) // max_rows))]
-    if min_tasks is None or min_tasks <= len(tasks):
-        return list(tasks)
-    total = sum(_rows(task) for task in tasks)
-    whole = [task for task in tasks if _parts(_rows(task), total, min_tasks) == 1]
-    small = {id(task) for task in whole}
-    rest_rows = total - sum(_rows(task) for task in whole)
-    rest_min_tasks = max(min_tasks - len(whole), 1)
-    result: list[Task] = []
-    for task in tasks:
-        parts = 1 if id(task) in small else _parts(_rows(task), rest_rows, rest_min_tasks)
-        result += _cut(task, parts)
-    return result
-
-
-def _parts(rows: int, total: int, min_tasks: int) -> int:
-    return max(int(rows / total * min_tasks + 0.5), 1)
-
-
-def _rows(task: Sequence[OffsetRange]) -> int:
-    return sum(end - start for _, start, end in task)
-
-
-def _cut(task: Task, parts: int) -> list[Task]:
-    """``parts`` tasks of nearly equal size, in order; the last takes what rounding leaves."""
-    if parts <= 1:
-        return [task]
-    rows = _rows(task)
-    pieces: dict[int, Task] = defaultdict(list)
-    bounds, remaining, at = [], rows, 0
-    for part in range(parts):
-        size = remaining // (parts - part)
-        remaining -= size
-        at += size
-        bounds.append(at)
-    part, seen = 0, 0
-    for r in task:
-        start = r.start
-        while start < r.end:
-            while bounds[part] <= seen:
-                part += 1
-            size = min(r.end - start, bounds[part] - seen)
-            pieces[part].append(OffsetRange(r.queue, start, start + size))
-            start += size
-            seen += size
-    return [pieces[part] for part in sorted(pieces)]
-
 
 # A sample says a fifth; the rest is what earlier ones said.
 _LEARNING = 0.2
@@ -265,8 +92,10 @@ def truncated(planned: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRang
 
 
 def without(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """The ranges after what was lost at their beginnings."""
-    begins = {part.queue: part.end for part in lost}
+    """The ranges, or parts of them, after what was lost at the beginnings of queues."""
+    begins: dict[MessageQueue, int] = {}
+    for part in lost:
+        begins[part.queue] = max(part.end, begins.get(part.queue, 0))
     if not begins:
         return [r for r in planned if r.end > r.start]
     cut = [OffsetRange(r.queue, max(r.start, begins.get(r.queue, r.start)), r.end) for r in planned]

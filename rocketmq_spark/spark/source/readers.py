@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark.sql.datasource import (
+from rocketmq_spark import session
+from rocketmq_spark.base import process
+from rocketmq_spark.columnar.decode.schema import Column
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import OffsetReader
+from rocketmq_spark.spark.compat import (
     DataSourceReader,
     DataSourceStreamReader,
     EqualNullSafe,
@@ -28,8 +35,6 @@ from pyspark.sql.datasource import (
     InputPartition,
     LessThan,
     LessThanOrEqual,
-)
-from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
@@ -37,17 +42,10 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-
-from rocketmq_spark import session
-from rocketmq_spark.base import process
-from rocketmq_spark.columnar.decode.schema import Column
-from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.options import Options
-from rocketmq_spark.ports import OffsetReader
-from rocketmq_spark.spark.source import decisions, planner, tasks
-from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
+from rocketmq_spark.spark.source import decisions, partitioning, planner, tasks
+from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, no_match, planning_deadline
 from rocketmq_spark.spark.source.offsets import Offsets, check_order, ending, starting
+from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.planner import TriggerLimits
 from rocketmq_spark.spark.source.stream import Stream
 from rocketmq_spark.spark.source.tasks import Prefetch, may_hand_over
@@ -185,20 +183,23 @@ class RocketMQReader(DataSourceReader):
         options = self._options
         catalog = OffsetCache(options)
         view = whole(catalog)
+        if not catalog.known_routes:
+            raise no_match(options)
         bounds, offsets = view.bounds, catalog.offsets
         patiently(catalog, lambda: check_filter(options, bounds))
         start = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
         end = patiently(catalog, lambda: ending(offsets, options, bounds, planning_deadline(options)))
         check_order(options, start, end, bounds)
         view = begun(catalog, options, view, start)
-        readable = decisions.readable(planner.ranges(Offsets(start), Offsets(end)), view)
-        ranges = decisions.settled(options.fail_on_data_loss, *readable)
+        ranges, lost = decisions.readable(planner.ranges(Offsets(start), Offsets(end)), view)
+        decisions.report(options.fail_on_data_loss, lost)
         predicates = self._predicates
         if predicates is not None:
             planned = ranges
             ranges = patiently(catalog, lambda: _pruned(planned, predicates, catalog.offsets, options))
         others = tasks.differing(options, catalog.routes, catalog.offsets, ranges)
-        return list(tasks.partitions(catalog.routes, planner.tasks(options, bounds, ranges), others))
+        split = partitioning.tasks(Partitioning.of(options), bounds, ranges)
+        return list(tasks.partitions(catalog.routes, split, others))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return tasks.read(self._options, self._columns, partition)

@@ -13,15 +13,23 @@ from dataclasses import replace
 from typing import Any
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.errors import BrokerNotFound, OffsetError, RocketMQError
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    OffsetError,
+    OptionError,
+    RocketMQError,
+    RouteNotFound,
+    TopicNotFound,
+)
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import by_position
-from rocketmq_spark.spark.source import decisions, filters, planner, tasks
+from rocketmq_spark.spark.source import decisions, filters, partitioning, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.commit import GroupOffsets
 from rocketmq_spark.spark.source.decisions import Account, Loss, QueuesView
-from rocketmq_spark.spark.source.offsets import OffsetLog, Offsets, Positions, listed, starting
+from rocketmq_spark.spark.source.offsets import Bounds, OffsetLog, Offsets, Positions, listed, starting
+from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.planner import Admission, TriggerLimits
 from rocketmq_spark.spark.source.recreation import RecreationWatch, Share, share
 from rocketmq_spark.spark.source.tasks import RangePartition
@@ -49,10 +57,10 @@ class Stream:
         self._absence = Absence()
         self._looked: tuple[Offsets, QueuesView] | None = None
         self._initial: Offsets | None = None
-        self._unresolved: OffsetError | None = None
+        self._unresolved: RocketMQError | None = None
         self._to_freeze = False
         self._frozen: Positions | None = None
-        self._opened = False
+        self._opened = self._filter_checked = False
         self._watch = self._new_watch()
         self._began: RecreationWatch | None = None
         self._unproven = False
@@ -61,6 +69,8 @@ class Stream:
         self._idle: tuple[QueuesView, Offsets] | None = None
         self._waits: Offsets | None = None
         self._account = Account()
+        self._partitioning = Partitioning.of(options)
+        self._warned_of_split = False
         self._end: Offsets | None = None
         self._guessed = False
         self._newest: tuple[QueuesView, Offsets | None, dict[str, Any]] | None = None
@@ -68,24 +78,27 @@ class Stream:
     def initialOffset(self) -> Offsets:
         """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
         if self._initial is None:
-            catalog, options = self._catalog, self._options
-            view, offsets = whole(catalog), catalog.offsets
-            bounds, began = view.bounds, self._new_watch()
-            began.begin(view.of_masters())
-            patiently(catalog, lambda: check_filter(options, bounds))
-            begin: Positions = {}
             try:
-                begin = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
-                begun(catalog, options, view, begin)  # for the first plan, which may come at once
-            except OffsetError as e:
-                # Spark asks here, too, when batch 0 was logged and not finished, and then the logged end knows the start.
-                self._unresolved = e
-            marks = planner.marks(begin, Offsets({}), bounds)
-            marks |= self._watch.marks(Offsets(begin), bounds, Deadline.after(options.request_timeout))
-            self._initial = Offsets(begin, {}, marks, _reads(options, catalog), catalog.environment)
-            self._opened = self._unresolved is None
-            self._began = began
+                self._initial = self._resolved()
+            except (OffsetError, OptionError, RouteNotFound, TopicNotFound) as e:
+                # Spark asks here, too, when batch 0 was logged and not finished. The logged end then says where the batch starts,
+                # and what became of its topics and queues since is a question of loss. A new query fails in ``latestOffset``.
+                self._unresolved, self._initial = e, Offsets({})
         return self._initial
+
+    def _resolved(self) -> Offsets:
+        catalog, options = self._catalog, self._options
+        view, offsets = whole(catalog), catalog.offsets
+        bounds, began = view.bounds, self._new_watch()
+        began.begin(view.of_masters())
+        patiently(catalog, lambda: self._check_filter(bounds))
+        _warn_of_no_topic(options, bounds)
+        begin = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
+        begun(catalog, options, view, begin)  # for the first plan, which may come at once
+        marks = planner.marks(begin, Offsets({}), bounds)
+        marks |= self._watch.marks(Offsets(begin), bounds, Deadline.after(options.request_timeout))
+        self._opened, self._began = True, began
+        return Offsets(begin, {}, marks, _reads(options, catalog), catalog.environment)
 
     def _new_watch(self) -> RecreationWatch:
         return RecreationWatch(lambda: self._catalog.offsets, self._options.group)
@@ -121,6 +134,7 @@ class Stream:
         view = self._view(begin)
         if self._idle is not None and self._idle[0] is view and self._idle[1] is begin:
             return begin
+        self._check_filter(view.bounds)
         moved, readable = self._moved(begin, decisions.heard(view))
         ends = decisions.ends(readable, self._frozen)
         begins = {queue: readable.bounds[queue].min_offset for queue in ends}
@@ -143,7 +157,12 @@ class Stream:
         end = decisions.completed(begin, moved, end, readable, self._initial)
         marks = self._watch.marks(end, readable.bounds, Deadline.after(self._options.request_timeout))
         end = replace(end, marks={**end.marks, **marks}) if marks else end
-        return replace(end, reads=_reads(self._options, self._catalog), environment=self._catalog.environment)
+        return replace(
+            end,
+            reads=_reads(self._options, self._catalog),
+            environment=self._catalog.environment,
+            plan=self._partitioning.to_json(),
+        )
 
     def _view(self, begin: Offsets) -> QueuesView:
         """What exists now. A run that ends with what was there at its start waits for brokers that have some of it."""
@@ -212,30 +231,53 @@ class Stream:
         ranges = planner.ranges(start, end)
         if not ranges:
             return []
+        # The tasks of a batch depend on its log entry alone. Losses leave a task with fewer rows, or with none: other tasks,
+        # and those of the next source of a union, keep their numbers, which are part of the ids of exactly-once.
+        planned = partitioning.tasks(self._logged_partitioning(end, ranges), end.positions, ranges)
         if self._unresolved is not None and not start.positions:
             start = replace(end, positions=end.start)
         begins = {**start.positions, **end.start}  # with what begins in this batch, where its ranges do
         known = replace(start, positions=begins) if end.start else start
         self._catalog.expect(known)
+        losses: list[Loss] = []
         if not logged_before:
             view = self._catalog.recent(same_batch=True)
         else:
             view = _of_all(self._catalog)
             filters.check_clusters(self._options, end, _clusters(self._catalog))
             filters.check_owned(self._options, end, self._catalog.environment)
-            same = decisions.of_same_topics(ranges, view, self._made_again_since(end, view, ranges))
-            ranges = self._settled(*same)
+            ranges, lost = decisions.of_same_topics(ranges, view, self._made_again_since(end, view, ranges))
+            losses += self._accept(lost)
         self._open(known, view)
-        ranges = self._settled(*decisions.readable(ranges, view))
-        # By what is logged alone, so that a batch that is repeated has the same tasks, whatever queues and brokers came or went.
-        planned = planner.tasks(self._options, end.positions, ranges)
+        self._unresolved = None  # a logged batch began this query
+        ranges, lost = decisions.readable(ranges, view)
+        losses += self._accept(lost)
         others = tasks.differing(self._options, self._catalog.routes, self._catalog.offsets, ranges)
-        return tasks.partitions(self._catalog.routes, planned, others)
+        lost_ranges = [lost_range for lost_range, _ in losses]
+        left = [planner.without(task, lost_ranges) for task in planned]
+        return tasks.partitions(self._catalog.routes, left, others, end)
 
-    def _settled(self, ranges: list[OffsetRange], lost: Sequence[Loss]) -> list[OffsetRange]:
-        kept = decisions.settled(self._options.fail_on_data_loss, ranges, lost)
+    def _logged_partitioning(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:
+        """What decided the tasks of the batch when its end was logged; present options where the end does not say.
+
+        One row is one task whatever the options are, so only batches of several rows are worth the warning.
+        """
+        logged, unknown = partitioning.logged(end.plan, self._partitioning)
+        if unknown and not self._warned_of_split and sum(r.size for r in ranges) > 1:
+            self._warned_of_split = True
+            logger.warning(
+                "the offset of this batch does not say what decided its tasks (%s): another version of rocketmq-spark planned "
+                "the batch, or another callable as allocationStrategy did. The present options decide now. If the options "
+                "changed since the first attempt, a sink with deliveryGuarantee=exactly-once may store rows of this batch twice",
+                ", ".join(unknown),
+            )
+        return logged
+
+    def _accept(self, lost: Sequence[Loss]) -> Sequence[Loss]:
+        """``lost`` again, after it was reported. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
+        decisions.report(self._options.fail_on_data_loss, lost)
         self._account.lost(lost)
-        return kept
+        return lost
 
     def _made_again_since(self, end: Offsets, view: QueuesView, ranges: Sequence[OffsetRange]) -> list[MessageQueue]:
         """Queues of a logged batch whose topics were made again while the query was down."""
@@ -260,7 +302,8 @@ class Stream:
         bounds = (view or patiently(catalog, catalog.sweep)).bounds
         filters.check_clusters(options, begin, _clusters(catalog))
         filters.check_owned(options, begin, catalog.environment)
-        patiently(catalog, lambda: check_filter(options, bounds))
+        patiently(catalog, lambda: self._check_filter(bounds))
+        _warn_of_no_topic(options, bounds)
         self._opened = True
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
             logger.warning("the query continues from its checkpoint; starting options have no effect")
@@ -270,6 +313,12 @@ class Stream:
         added = sorted({queue.topic for queue in bounds} - {queue.topic for queue in begin.positions})
         if added:
             logger.warning("topics that are not in the checkpoint start at their first offset: %s", ", ".join(added))
+
+    def _check_filter(self, bounds: Bounds) -> None:
+        """Let brokers check the filter once, as soon as there is a queue: a pattern may match no topic when the run begins."""
+        if bounds and not self._filter_checked:
+            check_filter(self._options, bounds)
+            self._filter_checked = True
 
     def _moved(self, begin: Offsets, view: QueuesView) -> tuple[Offsets, QueuesView]:
         """``begin`` after what happened to its queues, losses that the user allows to be stepped over; and what can be read."""
@@ -328,6 +377,14 @@ class Stream:
             if not e.retriable:
                 raise
             return 0, 0  # what was learnt before has to do, or a cautious guess
+
+
+def _warn_of_no_topic(options: Options, bounds: Bounds) -> None:
+    if options.subscribe_pattern is not None and not bounds:
+        logger.warning(
+            "no topic matches option 'subscribePattern' %r yet; the stream waits for one, and reads it from its first message",
+            options.subscribe_pattern,
+        )
 
 
 def _reads(options: Options, catalog: OffsetCache) -> dict[str, object]:

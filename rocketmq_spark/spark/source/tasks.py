@@ -20,17 +20,17 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyspark
-from pyspark.sql.datasource import InputPartition
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.columnar.decode.schema import Bad, Column
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange
@@ -39,8 +39,13 @@ from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.answers import Cause, OnLoss
 from rocketmq_spark.pull.puller import Puller
+from rocketmq_spark.spark.compat import InputPartition
 from rocketmq_spark.spark.source import decisions, filters
+from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.spark.tuning import READ_BY_TASKS
+
+if TYPE_CHECKING:
+    from rocketmq_spark.pull.recreated import RecreatedTopics
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +57,15 @@ _SLAVE_S = 1.0
 class RangePartition(InputPartition):
     """What one task reads: ranges, and the addresses of their brokers as far as the driver knew them.
 
-    Of ``differing`` queues the slaves have other messages.
+    Of ``differing`` queues the slaves have other messages. For each range of a stream, ``queue_ends`` has where its queue ends in
+    the whole batch, and ``newest_ms`` when the newest message was stored that the plan saw, 0 if that is unknown.
     """
 
     ranges: tuple[OffsetRange, ...]
     addresses: tuple[tuple[str, str], ...] = ()
     differing: frozenset[MessageQueue] = frozenset()
+    queue_ends: tuple[int, ...] = ()
+    newest_ms: tuple[int, ...] = ()
 
     @property
     def value(self) -> Any:
@@ -67,7 +75,7 @@ class RangePartition(InputPartition):
         """As columns, which takes a quarter of the time: a batch may have 100,000 ranges."""
         queues = [r.queue for r in self.ranges]
         columns = [[queue[i] for queue in queues] for i in range(3)] + [[r[i] for r in self.ranges] for i in (1, 2)]
-        return _of_columns, (*columns, self.addresses, self.differing)
+        return _of_columns, (*columns, self.addresses, self.differing, self.queue_ends, self.newest_ms)
 
 
 def _of_columns(
@@ -122,9 +130,12 @@ def _has_both(routes: RouteReader, broker_name: str) -> bool:
 
 
 def partitions(
-    routes: RouteReader, tasks: Sequence[Iterable[OffsetRange]], differing: Collection[MessageQueue] = ()
+    routes: RouteReader,
+    tasks: Sequence[Iterable[OffsetRange]],
+    differing: Collection[MessageQueue] = (),
+    end: Offsets | None = None,
 ) -> list[RangePartition]:
-    """The tasks of a batch, each with the addresses that it needs."""
+    """The tasks of a batch, each with the addresses that it needs; ``end`` is that of a stream's batch."""
     known: dict[str, str] = {}
     for broker_name in {r.queue.broker_name for task in tasks for r in task}:
         try:
@@ -135,7 +146,10 @@ def partitions(
     for task in tasks:
         names = sorted({r.queue.broker_name for r in task} & known.keys())
         others = frozenset(r.queue for r in task if r.queue in differing)
-        planned.append(RangePartition(tuple(task), tuple((name, known[name]) for name in names), others))
+        addresses = tuple((name, known[name]) for name in names)
+        seen = () if end is None else [(end.positions[r.queue], end.marks.get(r.queue, 0)) for r in task]
+        queue_ends, newest_ms = zip(*seen, strict=True) if seen else ((), ())
+        planned.append(RangePartition(tuple(task), addresses, others, queue_ends, newest_ms))
     return planned
 
 
@@ -165,12 +179,21 @@ def read(
     at_brokers = functools.cache(
         lambda broker, topic, wanted: puller.at_brokers(MessageQueue(topic, broker, 0), wanted)
     )
+    seen = dict(
+        zip(
+            (r.queue for r in partition.ranges),
+            zip(partition.queue_ends, partition.newest_ms, strict=True),
+            strict=False,  # a batch read has none
+        )
+    )
     by_place = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
     for (broker_name, filtered, wanted, differs), group in groupby(
         by_place, key=lambda r: (*_stream_of(options, at_brokers, r), r.queue in partition.differing)
     ):
         mine = replace(puller, read_from="master") if differs else puller
-        pulls = reading.read(mine, list(group), lost, wanted, addresses.get(broker_name))
+        ranges = list(group)
+        recreated = _recreated(options, ranges, seen)
+        pulls = reading.read(mine, ranges, lost, wanted, addresses.get(broker_name), recreated)
         decoder = Decoder(
             pulls.queues, columns, options.include_properties, filtered, pulls.on_holes, pulls.bounded, bad
         )
@@ -178,6 +201,34 @@ def read(
             for fetched in pulls.fetch():
                 yield from filter(len, decoder.batches(fetched, _PORTION_BYTES))
     bad.summary()
+
+
+def _recreated(
+    options: Options, ranges: Sequence[OffsetRange], seen: Mapping[MessageQueue, tuple[int, int]]
+) -> RecreatedTopics | None:
+    newest_ms = [seen[r.queue][1] if r.queue in seen else 0 for r in ranges]
+    if not any(newest_ms):
+        return None
+    from rocketmq_spark.pull.recreated import RecreatedTopics  # needs numpy, and commands import this module
+
+    return RecreatedTopics(ranges, newest_ms, lambda queue: _is_recreated(options, queue, *seen[queue]))
+
+
+def _is_recreated(options: Options, queue: MessageQueue, end: int, newest_ms: int) -> bool:
+    """Whether the last message of the batch is now younger than all that the plan saw, or does not exist any more."""
+    routes, offsets = session.routes(options), session.offsets(options)
+
+    def ask() -> bool:
+        deadline = Deadline.after(options.request_timeout)
+        routes.get(queue.topic)  # a task knows no route yet
+        stored_ms = offsets.store_time_ms(options.group, queue, end - 1, deadline)
+        if stored_ms is not None:
+            return stored_ms > newest_ms
+        # Compaction may have removed the message; a queue that ends before it is another one.
+        bounds = offsets.bounds([queue], deadline).get(queue)
+        return bounds is not None and bounds.max_offset < end
+
+    return Retry(options.num_retries, options.retry_interval).run(ask)
 
 
 @contextlib.contextmanager

@@ -94,6 +94,15 @@ def test_what_members_want(members, level, words) -> None:
     assert words in found.found
 
 
+def test_a_group_that_is_to_pop_is_advice_with_the_remedy() -> None:
+    modes = {("t", "broker-a"): "POP", ("t", "broker-b"): "PULL", ("u", "broker-a"): "PULL", ("t", "broker-c"): "POP"}
+    (found,) = servers.consume_modes("g", modes)
+    assert (found.check, found.level) == ("group g", Level.ADVICE)
+    assert "consume mode for topic t is POP at broker-a, broker-c" in found.found
+    assert "mqadmin setConsumeMode -m PULL" in str(found.remedy)
+    assert not list(servers.consume_modes("g", {("t", "broker-a"): "PULL"}))
+
+
 @pytest.mark.parametrize(
     ("row", "kept_ms", "level", "words"),
     [

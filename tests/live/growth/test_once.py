@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from rocketmq_spark import options
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.spark.source import planner
+from rocketmq_spark.spark.source import partitioning, planner
 from rocketmq_spark.spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.partitioning import Partitioning
 from tests.reading import canonical
 from tests.scale import examples
 
@@ -59,11 +60,11 @@ def planned(draw: st.DrawFn) -> dict[str, object]:
 @given(states(), planned())
 def test_every_offset_is_in_exactly_one_range_and_in_order(state, how):
     parsed = options.parse({"nameServer": "h:1", "subscribe": "t", **how}).for_role("batch source")
-    covered, left_out = planner.covered(parsed, sorted(state))
+    covered, left_out = partitioning.covered(parsed, sorted(state))
     assert set(covered) | left_out <= set(state)
     assert not set(covered) & left_out
     ranges = [OffsetRange(queue, *state[queue]) for queue in covered]
-    tasks = planner.tasks(parsed, covered, ranges)
+    tasks = partitioning.tasks(Partitioning.of(parsed), covered, ranges)
     # The model: the offsets of each queue that is read, one by one.
     counted = Counter((r.queue, n) for task in tasks for r in task for n in range(r.start, r.end))
     expected = [(queue, n) for queue in covered for n in range(*state[queue])]

@@ -9,6 +9,7 @@ import pytest
 
 from rocketmq_spark import Message, SendResult
 from rocketmq_spark.errors import MessageIllegal, MessageRefused, OptionError, SendFailed
+from tests.helpers import stored
 from tests.live.grpc.proxied import forgotten, new_topic, producer, stored_rows
 
 __all__ = ["forgotten"]
@@ -32,6 +33,31 @@ def test_rows_and_messages_are_where_the_results_say_they_are(proxied):
         each.msg_id: each.queue_offset for each in sent if isinstance(each, SendResult)
     }
     assert [found[each.msg_id]["body"] for each in sent[:500]] == [f"{i}".encode() for i in range(500)]
+
+
+def test_rows_without_a_key_are_named_where_the_topic_takes_only_groups(proxied):
+    topic, keys = new_topic(proxied, "FIFO"), ["a", None, "", "b"]
+    rows = pa.table({"body": list("wxyz"), "shardingKey": keys})
+    with producer(proxied) as sends:
+        with pytest.raises(
+            MessageRefused, match=r"row 1: there is no shardingKey, and topic .* \(message.type=FIFO\)"
+        ) as e:
+            sends.send_arrow(rows, topic)
+        assert "2 rows" in str(e.value)
+        with pytest.raises(MessageRefused, match="message 1: there is no shardingKey"):
+            sends.send_many([Message(topic, b"k"), Message(topic, b"n")], key=lambda each: {b"k": "k"}.get(each.body))
+        sends.send_arrow(rows.take([0, 3]), topic).raise_for_failed()
+    assert {row["body"] for row in stored_rows(proxied, topic, 2)} == {b"w", b"z"}
+
+
+def test_rows_without_a_key_are_sent_where_the_topic_takes_them(make_cluster):
+    """A Proxy that does not compare types takes rows with a group and rows without one."""
+    mq = make_cluster(proxy={"enableTopicMessageTypeCheck": False})
+    topic = new_topic(mq)
+    with producer(mq) as sends:
+        sends.send_arrow(pa.table({"body": ["x", "y"], "shardingKey": ["a", None]}), topic).raise_for_failed()
+    found = {each.body: each.properties.get("__SHARDINGKEY") for each in stored(mq, topic, 2)}
+    assert found == {b"x": "a", b"y": None}
 
 
 def test_messages_of_a_group_keep_their_order_and_one_that_is_refused_fails_with_those_behind_it_alone(proxied):

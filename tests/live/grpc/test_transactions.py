@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,18 +10,10 @@ from rocketmq_spark import Message, PoppedMessage, Producer
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model.send import HalfState
 from rocketmq_spark.producer import transactions
-from tests.fix_clusters import ASKS, WITHOUT_TIMERS
 from tests.helpers import stored_now
 from tests.live.grpc.proxied import new_topic
 from tests.mockbroker import eventually
 from tests.witness import java_read
-
-
-@pytest.fixture(scope="module")
-def asking_proxy() -> Iterator[LocalBroker]:
-    """A broker that asks soon, and a Proxy."""
-    with LocalBroker(conf={**WITHOUT_TIMERS, **ASKS}, proxy=True, quiet=True) as mq:
-        yield mq
 
 
 def test_decisions_and_questions_go_through_the_proxy(asking_proxy: LocalBroker) -> None:

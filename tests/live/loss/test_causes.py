@@ -151,7 +151,7 @@ def test_one_of_two_topics_that_was_deleted_while_the_query_was_down(rocketmq, t
     assert Counter(row["body"].decode() for row in rows(logged.reader, logged.plan(unfinished))) == Counter(more)
     # A new query has lost nothing: it never had the topic.
     with pytest.raises(RouteNotFound, match=topic):
-        Run(rocketmq, startingOffsets="earliest", **both)
+        Run(rocketmq, startingOffsets="earliest", **both).latest()
 
 
 @pytest.mark.parametrize("available_now", [False, True])
@@ -216,6 +216,25 @@ def test_a_queue_that_was_read_to_its_end_may_go_quietly(rocketmq, make_topic, l
     assert lost_lines() == []
 
 
+@pytest.mark.parametrize("policy", ["fail", "warn"])
+def test_a_queue_of_a_topic_made_again_is_read_from_its_start(rocketmq, topic, policy):
+    """The new topic has fewer queues at first. The one that comes later has more messages than the old one by then."""
+    run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", failOnDataLoss="warn")
+    run.drain(feed(rocketmq, topic, 20))
+    made_again(rocketmq, topic, 1)
+    run.drain(feed(rocketmq, topic, 15))
+    run = Run(rocketmq, run.offset, subscribe=topic, failOnDataLoss=policy)
+    run.drain(feed(rocketmq, topic, 5, queues=[0]))
+    run.read.clear()
+    rocketmq.create_topic(topic, 2, resize=True)
+    more = feed(rocketmq, topic, 60)
+    if policy == "fail":
+        fails(run, "offset went back")
+    else:
+        run.drain(more)
+        assert Counter(run.read) == Counter(more)
+
+
 def test_an_operator_s_reset_of_the_group_moves_nothing(rocketmq, topic):
     """The next pull of the group is answered with where the operator wants it: before, or past what is there."""
     group = f"g-{topic}"
@@ -230,6 +249,52 @@ def test_an_operator_s_reset_of_the_group_moves_nothing(rocketmq, topic):
         run.read.clear()
         run.drain(sent)
         assert sorted(run.read) == sorted(sent)
+
+
+@pytest.mark.parametrize("change", ["fewer queues", "made again"])
+def test_queues_that_vanish_between_batches_of_available_now(rocketmq, topic, change, lost_lines):
+    """A run that may not end without what was there at its start fails, or reads each message that is left once."""
+    old = {queue: feed(rocketmq, topic, 10, queues=[queue]) for queue in (0, 1)}
+    given = {"available_now": True, "subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 8}
+    strict, lenient = (Run(rocketmq, failOnDataLoss=policy, **given) for policy in ("fail", "ignore"))
+    for run in (strict, lenient):
+        assert len(run.batch()) == 8
+    if change == "made again":
+        made_again(rocketmq, topic, 1)
+        left, cause = feed(rocketmq, topic, 7), "offset went back"
+    else:
+        rocketmq.admin.create_topic(topic, 1)
+        left, cause = old[0][4:], "queue gone"
+    fails(strict, cause)
+    first = [*lenient.read]
+    while lenient.batch():
+        pass
+    assert Counter(lenient.read) == Counter([*first, *left])
+    assert lost_lines()
+
+
+def test_a_topic_deleted_while_its_tasks_read_ends_no_run(rocketmq, topic, make_topic, lost_lines):
+    """Its rows are too many to be handed over with the plan; another topic of the same tasks is read, and read on."""
+    other = make_topic(queues=1)
+    given = {"subscribe": [topic, other], "startingOffsets": "earliest", "readDeadline": "4s"}
+    feed(rocketmq, topic, 1200)
+    sent = feed(rocketmq, other, 5)
+    strict, lenient = (Run(rocketmq, failOnDataLoss=policy, **given) for policy in ("fail", "ignore"))
+    end = lenient.ahead(1205)
+    planned = [(run, run.plan(end)) for run in (strict, lenient)]
+    delete(rocketmq, topic)
+    with ThreadPoolExecutor(2) as pool:
+        failed, found = (pool.submit(rows, run.reader, tasks) for run, tasks in planned)
+        with pytest.raises(DataLossError, match=f"{topic}/broker-a/0 .*topic deleted"):
+            failed.result(WAIT_S)
+        assert Counter(bodies(found.result(WAIT_S))) == Counter(sent)
+    lenient.offset = end
+    more = feed(rocketmq, other, 4)
+    lenient.drain(more)
+    assert Counter(lenient.read) == Counter(more)
+    assert {queue.topic for queue in lenient.positions} == {other}
+    lost = "\n".join(lost_lines())
+    assert all(f"{topic}/broker-a/{queue} offsets 0 to 600 (topic deleted)" in lost for queue in (0, 1))
 
 
 @pytest.fixture

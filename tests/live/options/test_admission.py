@@ -153,3 +153,12 @@ def made_again(mq, topic):
     mq.admin.delete_topic(topic)
     eventually(lambda: topic not in mq.admin.topics(), 60)
     mq.create_topic(topic, 8)
+
+
+@pytest.mark.parametrize("limit", [2**63 - 1, 2**63, 10**30])
+def test_max_offsets_per_trigger__may_be_larger_than_any_offset(rocketmq, topic, limit):
+    feed(rocketmq, topic, 32)
+    start = {topic: {"broker-a": {str(queue): 2 for queue in range(8)}}}
+    run = Run(rocketmq, subscribe=topic, startingOffsets=start, maxOffsetsPerTrigger=limit)
+    assert sizes(run) == [16]
+    assert {*run.positions.values()} == {4}

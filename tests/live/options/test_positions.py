@@ -257,3 +257,72 @@ def test_times__of_a_batch_topic(rocketmq, make_topic):
 def eventually_read(mq, topic, count):
     eventually(lambda: len(read(mq, subscribe=topic)) == count)
     return read(mq, subscribe=topic)
+
+
+@pytest.mark.parametrize("policy", ["fail", "ignore"])
+@pytest.mark.parametrize("by", ["subscribePattern", "assign"])
+def test_starts__are_alike_for_a_pattern_and_assigned_queues(rocketmq, story, by, policy):
+    """Each start of a stream, with a restart in between; then a queue and a topic that only the pattern reads."""
+    topic, new = story.topic, f"{story.topic}-new"
+    chosen = {"subscribePattern": f"{topic}(-new)?", "assign": {topic: {BROKER: [0, 1]}}}[by]
+    starts: dict[str, tuple[dict[str, object], set[str]]] = {
+        "earliest": ({"startingOffsets": "earliest"}, story.everything),
+        "latest": ({"startingOffsets": "latest"}, set()),
+        "by queue": ({"startingOffsets": story.by_queue(q0=7, q1=-1)}, {*story.late[0][2:]}),
+        "a time": ({"startingTimestamp": story.cut}, story.all_late),
+        "times by queue": (
+            {"startingOffsetsByTimestamp": story.by_queue(q0=story.cut, q1=0)},
+            {*story.late[0], *story.early[1], *story.late[1]},
+        ),
+    }
+    given = {name: {by: chosen, "failOnDataLoss": policy, **options} for name, (options, _) in starts.items()}
+    runs = {name: Run(rocketmq, **options) for name, options in given.items()}
+    more = feed(rocketmq, topic, 4)
+    for name, run in runs.items():
+        run.drain({*starts[name][1], *more})
+    again = {name: Run(rocketmq, run.offset, **given[name]) for name, run in runs.items()}
+    rocketmq.create_topic(topic, 3, resize=True)
+    rocketmq.create_topic(new, 1)
+    grown = [*feed(rocketmq, topic, 2, queues=[2]), *feed(rocketmq, new, 2)]
+    last = feed(rocketmq, topic, 4, queues=[0, 1])
+    for run in again.values():
+        run.drain([*last, *(grown if by == "subscribePattern" else ())])
+        assert run.batch() == []
+    found = {name: Counter(runs[name].read + again[name].read) for name in runs}
+    rest = [*more, *last, *(grown if by == "subscribePattern" else ())]
+    assert found == {name: Counter([*first, *rest]) for name, (_, first) in starts.items()}
+
+
+def test_starting_offsets_by_timestamp_strategy__of_a_pattern(rocketmq, story):
+    future, every = story.cut + 10**9, {"subscribePattern": f"{story.topic}.*"}
+    for option, before in (
+        ({"startingTimestamp": future}, []),
+        ({"startingOffsetsByTimestamp": story.by_queue(q0=0, q1=future)}, [*story.early[0], *story.late[0]]),
+    ):
+        with pytest.raises(OffsetError, match=f"{story.topic}/{BROKER}/1"):
+            Run(rocketmq, **every, **option).latest()
+        run = Run(rocketmq, **every, **option, startingOffsetsByTimestampStrategy="latest")
+        more = feed(rocketmq, story.topic, 2, queues=[1])
+        run.drain([*before, *more])
+        assert Counter(run.read) == Counter([*before, *more])
+
+
+def test_a_start_by_time_with_an_end_by_offset_and_the_reverse(rocketmq, story):
+    early, late = story.early, story.late
+    by_queue = story.by_queue
+    for options, expected in (
+        ({"startingTimestamp": story.cut, "endingOffsets": by_queue(q0=7, q1=-1)}, [*late[0][:2], *late[1]]),
+        (
+            {"startingOffsetsByTimestamp": by_queue(q0=story.cut, q1=0), "endingOffsets": by_queue(q0=6, q1=3)},
+            [*late[0][:1], *early[1][:3]],
+        ),
+        ({"startingOffsets": by_queue(q0=2, q1=-2), "endingTimestamp": story.cut}, [*early[0][2:], *early[1]]),
+        (
+            {
+                "startingOffsets": by_queue(q0=2, q1=6),
+                "endingOffsetsByTimestamp": by_queue(q0=story.cut, q1=story.cut + 10**9),
+            },
+            [*early[0][2:], *late[1][1:]],
+        ),
+    ):
+        assert Counter(bodies(read(rocketmq, subscribe=story.topic, **options))) == Counter(expected), options

@@ -134,6 +134,13 @@ def test_a_misspelt_topic_is_an_error_and_no_new_topic(rocketmq: LocalBroker, pr
     assert topic not in rocketmq.admin.topics()
 
 
+def test_a_misspelt_topic_names_the_near_one(rocketmq: LocalBroker, topic: str, producers: Any) -> None:
+    producer, _ = producers()
+    for send in (producer.send, lambda message: producer.send_async(message).result(60)):
+        with pytest.raises(RouteNotFound, match=f"Did you mean {topic}"):
+            send(Message(f"{topic}x", b"x"))
+
+
 def test_a_new_topic_is_created_by_its_first_message_where_brokers_do_that(
     make_cluster: Callable[..., LocalBroker],
 ) -> None:

@@ -1,0 +1,78 @@
+"""PySpark's data source API, as far as this PySpark has it; the only module that knows which parts may be missing.
+
+Vendors add parts of newer versions to older ones, so the classes that exist decide, never the version number. An empty class
+stands in for a missing one. It is never created: a PySpark without the class does not call the methods that would use it.
+``require`` raises the error of a use that is impossible without a class.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+import pyspark
+
+from rocketmq_spark.errors import OptionError
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSource as DataSource
+    from pyspark.sql.datasource import DataSourceArrowWriter as DataSourceArrowWriter
+    from pyspark.sql.datasource import DataSourceReader as DataSourceReader
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter as DataSourceStreamArrowWriter
+    from pyspark.sql.datasource import DataSourceStreamReader as DataSourceStreamReader
+    from pyspark.sql.datasource import EqualNullSafe as EqualNullSafe
+    from pyspark.sql.datasource import EqualTo as EqualTo
+    from pyspark.sql.datasource import Filter as Filter
+    from pyspark.sql.datasource import GreaterThan as GreaterThan
+    from pyspark.sql.datasource import GreaterThanOrEqual as GreaterThanOrEqual
+    from pyspark.sql.datasource import In as In
+    from pyspark.sql.datasource import InputPartition as InputPartition
+    from pyspark.sql.datasource import LessThan as LessThan
+    from pyspark.sql.datasource import LessThanOrEqual as LessThanOrEqual
+    from pyspark.sql.datasource import WriterCommitMessage as WriterCommitMessage
+    from pyspark.sql.streaming.datasource import ReadAllAvailable as ReadAllAvailable
+    from pyspark.sql.streaming.datasource import ReadLimit as ReadLimit
+    from pyspark.sql.streaming.datasource import ReadMaxBytes as ReadMaxBytes
+    from pyspark.sql.streaming.datasource import ReadMaxRows as ReadMaxRows
+    from pyspark.sql.streaming.datasource import ReadMinRows as ReadMinRows
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow as SupportsTriggerAvailableNow
+
+_API = "pyspark.sql.datasource"
+_STREAMING_API = "pyspark.sql.streaming.datasource"
+CLASSES = {
+    **dict.fromkeys(("DataSource", "DataSourceReader", "DataSourceStreamReader", "InputPartition"), _API),
+    **dict.fromkeys(("DataSourceArrowWriter", "DataSourceStreamWriter", "DataSourceStreamArrowWriter"), _API),
+    "WriterCommitMessage": _API,
+    **dict.fromkeys(("Filter", "EqualTo", "EqualNullSafe", "GreaterThan", "GreaterThanOrEqual"), _API),
+    **dict.fromkeys(("LessThan", "LessThanOrEqual", "In"), _API),
+    **dict.fromkeys(("ReadLimit", "ReadAllAvailable", "ReadMaxRows", "ReadMaxBytes", "ReadMinRows"), _STREAMING_API),
+    "SupportsTriggerAvailableNow": _STREAMING_API,
+}
+
+
+def _find(name: str) -> type | None:
+    module = CLASSES[name]
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as e:
+        if e.name != module:  # a package that PySpark needs
+            raise
+        return None
+
+
+_found = {name: _find(name) for name in CLASSES}
+_stream_writer, _arrow_writer = _found["DataSourceStreamWriter"], _found["DataSourceArrowWriter"]
+if _found["DataSourceStreamArrowWriter"] is None and _stream_writer is not None and _arrow_writer is not None:
+    # Such a PySpark passes Arrow batches to every DataSourceArrowWriter, also to the writer of a stream.
+    _found["DataSourceStreamArrowWriter"] = type("DataSourceStreamArrowWriter", (_stream_writer, _arrow_writer), {})
+globals().update({name: found or type(name, (), {}) for name, found in _found.items()})
+
+
+def require(use: str, *names: str) -> None:
+    """Raises ``OptionError`` if this PySpark lacks one of the classes ``names``, which ``use`` needs."""
+    missing = [f"{CLASSES[name]}.{name}" for name in names if _found[name] is None]
+    if missing:
+        raise OptionError(
+            f"{use} needs {' and '.join(missing)}, which the PySpark here ({pyspark.__version__}) does not have",
+            remedy="Read with read_rocketmq(spark, ...), and write with foreach_batch_writer or write_rocketmq",
+        )
