@@ -320,7 +320,7 @@ def offsets(*words: str) -> Callable[[str], str | GivenOffsets]:
         given: GivenOffsets = {}
         for topic, of_queues in _json(value, dict, expected).items():
             if not isinstance(of_queues, str):
-                given = {**given, **_numbers_of_topic(topic, of_queues, expected, EARLIEST)}
+                given.update(_numbers_of_topic(topic, of_queues, expected, EARLIEST).items())
             elif (word := of_queues.strip().lower()) in of_topic:
                 given[topic] = of_topic[word]
             else:
