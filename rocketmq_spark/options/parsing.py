@@ -24,7 +24,7 @@ _HTTP = re.compile("^http://", re.IGNORECASE)
 _HOST = re.compile(r"[^\s:/\\\[\]@?#%]+")
 _INSTANCE = re.compile(r"(MQ_INST_\w+_\w+)\.", re.ASCII)
 # Stricter than ``int``, which reads 1_000 and digits of any script.
-_INTEGER = re.compile("[+-]?[0-9]{1,30}")
+_INTEGER = re.compile("[+-]?[0-9]{1,100}")
 _DURATION = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|m|h|d)?")
 _DURATION_S = {None: 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
