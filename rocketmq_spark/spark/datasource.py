@@ -8,7 +8,8 @@ Python source has a map of environment variables that all its queries share. Eac
 into the map, on its own thread and without a lock (``PythonStreamingSourceRunner.init``). If two streams start at once, one
 entry may be lost while the map counts it: then no task of that source can be serialized until the driver ends ("Illegal size
 5 of collection, expected 6"). Entries that already exist are only replaced, which is safe. docs/upstream.md has the proof.
-It also has tasks read every batch if Kryo demands to know all classes: see ``source.tasks``.
+It also has tasks read every batch if Kryo demands to know all classes (see ``source.tasks``), and lets the sink check the
+settings of exactly-once before a query sends anything (see ``sink.guarantee``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pyspark.sql.types import StructType
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spark import compat
-from rocketmq_spark.spark.tuning import READ_BY_TASKS, warn_if_workers_differ
+from rocketmq_spark.spark.tuning import CONTEXT_SETTINGS, READ_BY_TASKS, context_settings, warn_if_workers_differ
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -163,7 +164,9 @@ def _complete_environment(spark: SparkSession) -> bool:
     for name, value in _of_a_runner(spark).items():
         if not variables.containsKey(name):
             variables.put(name, value)
-    if spark.sparkContext.getConf().get("spark.kryo.registrationRequired", "false").lower() == "true":
+    conf = spark.sparkContext.getConf()
+    variables.put(CONTEXT_SETTINGS, context_settings(conf.get))
+    if conf.get("spark.kryo.registrationRequired", "false").lower() == "true":
         variables.put(READ_BY_TASKS, "1")
     return True
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rocketmq_spark import exactly_once_conf, session
+from rocketmq_spark import exactly_once_conf, foreach_batch_writer, session
 from rocketmq_spark.base import extras, process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar.encode.content_ids import BatchName, RowHash
@@ -20,6 +22,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session.looks import noted_ids
+from rocketmq_spark.spark import tuning
 from rocketmq_spark.spark.sink import checks, guarantee, once
 from rocketmq_spark.spark.sink.once import OncePlan
 from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
@@ -99,6 +102,30 @@ def test_settings_that_allow_what_the_sink_cannot_see_are_refused(
         return
     with pytest.raises(OptionError, match=lacks):
         guarantee.check_settings(get, streaming, "it")
+
+
+def test_settings_that_register_saw_are_checked_before_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarantee.check_registered()  # without ``register`` nothing is known
+    monkeypatch.setenv(tuning.CONTEXT_SETTINGS, tuning.context_settings({**exactly_once_conf()}.get))
+    guarantee.check_registered()
+    monkeypatch.setenv(tuning.CONTEXT_SETTINGS, tuning.context_settings({}.get))
+    with pytest.raises(OptionError, match=r"the Spark context lacks spark.stage.maxConsecutiveAttempts=1") as e:
+        guarantee.check_registered()
+    assert guarantee.ADAPTIVE not in str(e.value), "a session may still set it"
+
+
+def test_a_writer_of_a_context_without_the_settings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = partial(
+        foreach_batch_writer, "h:1", topic="t", delivery_guarantee="exactly-once", checkpoint_location="/tmp/c"
+    )
+    for settings, lacks in ((exactly_once_conf(), None), ({}, "maxConsecutiveAttempts=1"), (None, None)):
+        context = None if settings is None else SimpleNamespace(getConf=lambda found=settings: found)
+        monkeypatch.setattr(SparkContext, "_active_spark_context", context)
+        if lacks is None:
+            writer()
+            continue
+        with pytest.raises(OptionError, match=lacks):
+            writer()
 
 
 def test_a_task_of_another_query_or_batch_than_the_note_s_is_refused() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rocketmq_spark import explain, write_rocketmq
+from rocketmq_spark import explain, register, write_rocketmq
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_spark import Finished
@@ -96,6 +96,10 @@ def test_settings_are_asked_for_before_anything_is_sent(spark: SparkSession, roc
     with pytest.raises(Exception, match="maxConsecutiveAttempts") as e:
         writer.option("deliveryGuarantee", "exactly-once").mode("append").save()
     assert "Start the Spark context with exactly_once_conf()" in str(explain(e.value))
+    register(spark)
+    with pytest.raises(Exception, match="maxConsecutiveAttempts") as e:
+        writer.option("deliveryGuarantee", "exactly-once").mode("append").save()
+    assert "the Spark context lacks" in str(explain(e.value)), "no task should have run"
     assert sum(bounds.max_offset for bounds in rocketmq.admin.describe_topic(topic).values()) == 0
 
 

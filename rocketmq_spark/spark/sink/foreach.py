@@ -18,6 +18,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import pyarrow as pa
+from pyspark import SparkContext
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base import process
@@ -156,7 +157,8 @@ def foreach_batch_writer(
         the last micro-batch, or None before the first one. Its ``total`` has the counts of all.
 
     Raises:
-        OptionError: An option is unknown, has a wrong value or does not belong to a sink. Lists all problems.
+        OptionError: An option is unknown, has a wrong value or does not belong to a sink. Lists all problems. Or with
+            exactly-once: the Spark context was started without ``exactly_once_conf()``.
     """
     parsed = _options(name_server, options)
     if not guarantee.wanted(parsed):
@@ -167,6 +169,7 @@ def foreach_batch_writer(
             "each batch are noted there",
             remedy="Give the checkpointLocation of the query",
         )
+    _check_context(SparkContext._active_spark_context, parsed, True)
     return ForeachBatchWriter(parsed, QueryBatch(checkpoint_location, _write_name(write_name, parsed)))
 
 
@@ -176,7 +179,7 @@ def _write(df: DataFrame, options: Options, what: str, once: bool, batch: QueryB
     _warn_of_speculation(df)
     if not guarantee.wanted(options):
         return _sent(df, options, names, None, what)
-    _check_context(df, options, batch is not None)
+    _check_context(getattr(df.sparkSession, "_sc", None), options, batch is not None)
     if batch is None:
         return _sent(df, options, names, plan_job(options), what)
     with _named(df, batch, guarantee.topics(options)):
@@ -197,9 +200,8 @@ def _sent(df: DataFrame, options: Options, names: dict[str, str], plan: OncePlan
     return written
 
 
-def _check_context(df: DataFrame, options: Options, streaming: bool) -> None:
-    context = getattr(df.sparkSession, "_sc", None)  # Spark Connect has none
-    if context is not None:
+def _check_context(context: SparkContext | None, options: Options, streaming: bool) -> None:
+    if context is not None:  # Spark Connect has none
         conf = context.getConf()
         guarantee.check_settings(conf.get, streaming, "the Spark context")
         guarantee.check_settle(conf.get, options.exactly_once_settle)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import os
 import select
@@ -24,7 +25,7 @@ from rocketmq_spark.columnar.encode.properties import TIMERS
 from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.parsing import duration
-from rocketmq_spark.spark.tuning import exactly_once_conf
+from rocketmq_spark.spark.tuning import CONTEXT_SETTINGS, exactly_once_conf
 
 EXACTLY_ONCE = "exactly-once"
 # Columns of a delayed message.
@@ -113,6 +114,16 @@ def check_settings(get: Callable[[str], str | None], streaming: bool, where: str
             remedy="Start the Spark context with exactly_once_conf(): SparkSession.builder.config(map=exactly_once_conf()). "
             "Set later, they change nothing",
         )
+
+
+def check_registered() -> None:
+    """As ``check_settings``, for the Spark context that ``register`` has seen; without ``register``, only tasks see settings.
+
+    ``ADAPTIVE`` belongs to a session and may still change, so it is left to the tasks.
+    """
+    settings = os.environ.get(CONTEXT_SETTINGS)
+    if settings is not None:
+        check_settings(json.loads(settings).get, streaming=False, where="the Spark context")
 
 
 def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:

@@ -280,6 +280,8 @@ class _Writer:
                 "show it spark.sql.streaming.checkpointLocation",
                 remedy="Give the writer .option('checkpointLocation', ...)",
             )
+        if guarantee.wanted(options):
+            guarantee.check_registered()
         if not process.is_for(_COMMITS):  # a commit of sent rows must not fail because brokers are down
             checks.check_brokers(options, self.names, once=stream)
         self.positions = checks.positions(options)
