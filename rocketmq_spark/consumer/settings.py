@@ -161,9 +161,9 @@ class ConsumerSettings:
 
     ``popped``: a Proxy hands the messages out. ``arrow``: the listener gets record batches. ``max_tries`` None: 16 repetitions
     of a failed message, endless ones where ``ordered``. ``topic_count`` and ``topic_bytes`` bound what is cached of a whole topic
-    instead of each queue. ``offsets_folder`` is where a broadcasting member keeps its offsets, under ``wire_group``: groups of
-    one name in two namespaces are two. ``consume_timeout_s`` is how long a listener may take; with ``popped`` it then does not
-    keep the message from others any more.
+    instead of each queue. ``offsets_folder`` is where a broadcasting member keeps its offsets, under ``wire_group`` and
+    ``name_servers``: groups of one name in two namespaces or clusters are two. ``consume_timeout_s`` is how long a listener may
+    take; with ``popped`` it then does not keep the message from others any more.
 
     ``pull_suspend_s`` is what brokers may take until they answer "nothing new".
 
@@ -173,6 +173,7 @@ class ConsumerSettings:
     group: str
     popped: bool = False
     wire_group: str | None = None
+    name_servers: tuple[str, ...] = ()
     environment: Environment | None = None
     clustering: bool = True
     ordered: bool = False
@@ -224,6 +225,7 @@ class ConsumerSettings:
             consume_from=ConsumeFrom.of(options.consume_from_where),
             allocate=allocation(options, on_wire),
             wire_group=on_wire(group),
+            name_servers=options.name_server,
             threads=options.consume_thread_min,
             consume_batch_max_size=batch_max_size,
             pull_batch_size=options.pull_batch_size,

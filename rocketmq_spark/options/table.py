@@ -692,7 +692,8 @@ class Options:
         p.string,
         None,
         _PUSH,
-        "where a broadcasting consumer stores its offsets, by host and group; give each consumer on a machine its own folder",
+        "where a broadcasting consumer stores its offsets, by host, group and name servers; give each consumer of a group on a "
+        "machine its own folder",
         shown="`~/.rocketmq_offsets`",
     )
 

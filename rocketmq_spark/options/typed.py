@@ -220,7 +220,9 @@ class ConsumerOptions(AdminOptions, total=False):
     post_subscription_when_pull: bool | str
     """Send the filter with each pull, not only with heartbeats."""
     local_offsets_dir: str
-    """Where a broadcasting consumer stores its offsets, by host and group; give each consumer on a machine its own folder."""
+    """Where a broadcasting consumer stores its offsets, by host, group and name servers; give each consumer of a group on a
+    machine its own folder.
+    """
 
 
 class PullConsumerOptions(AdminOptions, total=False):

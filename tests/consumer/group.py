@@ -400,7 +400,7 @@ class GroupBench:
         make = ConsumerTools(
             timer, workers, self.aside, None, lambda *given: self.replies.append(given), self.traces, self.rows
         )
-        made = BaseConsumer(port, ConsumerSettings(**{"group": GROUP, **settings}), make)
+        made = BaseConsumer(port, ConsumerSettings(**{"group": GROUP, "name_servers": ("ns:9876",), **settings}), make)
         self.consumers.append(made)
         return made, port
 

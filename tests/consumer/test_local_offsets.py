@@ -23,11 +23,11 @@ A, B = q("a:0"), q("b:7", "U")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return file_of(tmp_path, "host@DEFAULT", "g")
+    return file_of(tmp_path, "host@DEFAULT", "g", ("ns:9876",))
 
 
 def test_what_is_stored_is_there_after_a_restart_and_readable(path: Path) -> None:
-    assert path.parts[-3:] == ("host@DEFAULT", "g", "offsets.json")
+    assert path.parts[-4:] == ("host@DEFAULT", "g", "ns:9876", "offsets.json")
     assert LocalOffsets(path).load() == {}
     LocalOffsets(path).store({B: 2, A: 1})
     assert LocalOffsets(path).load() == {A: 1, B: 2}
@@ -42,7 +42,7 @@ def test_any_queues_come_back(tmp_path_factory: pytest.TempPathFactory, offsets:
 
 
 @pytest.mark.parametrize(
-    "damage", ["", '{"topics":{"T":{"a":{"0":1', "[]", '{"topics":{"T":{"a":{"0":-1}}}}', '{"v":1}']
+    "damage", ["", "[" * 100_000, '{"topics":{"T":{"a":{"0":1', "[]", '{"topics":{"T":{"a":{"0":-1}}}}', '{"v":1}']
 )
 def test_a_damaged_file_is_replaced_by_the_one_before_and_never_becomes_it(path: Path, damage: str) -> None:
     store = LocalOffsets(path)
@@ -67,6 +67,26 @@ def test_when_both_are_damaged_it_is_said_and_nothing_begins_anew(path: Path) ->
     assert str(path) in str(raised.value)
     assert str(backup) in str(raised.value)
     assert "start without offsets" in str(raised.value)
+
+
+def test_a_crash_while_a_file_is_removed_brings_no_old_offset_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, real, left = LocalOffsets(path), os.unlink, [1]
+    store.store({A: 1})
+    store.store({A: 2})
+
+    def dies(name: object, **how: object) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError("read-only")
+        real(name, **how)
+
+    monkeypatch.setattr(os, "unlink", dies)
+    with pytest.raises(OffsetError, match=r"cannot be removed from .*read-only"):
+        store.remove()
+    assert store.load() == {A: 2}
+    left[0] = 2
+    store.remove()
+    assert store.load() == {}
 
 
 def test_a_damaged_only_file_is_no_empty_one(path: Path) -> None:

@@ -177,10 +177,14 @@ def test_ctrl_c_at_any_line_of_a_commit_keeps_no_queue_from_the_next(group: Grou
             return
 
 
+def end(queue: MessageQueue, deadline: Deadline) -> int:
+    return 100
+
+
 def test_a_file_keeps_what_is_not_here_now(held: MemberState, tmp_path: Path) -> None:
     file = LocalOffsets(tmp_path / "g" / "offsets.json")
     file.store({B: 7})
-    store = FileOffsets(file, held)
+    store = FileOffsets(file, held, end)
     store.persist(SOON)
     held.offsets.put(A, 1)
     store.persist(SOON)
@@ -190,7 +194,7 @@ def test_a_file_keeps_what_is_not_here_now(held: MemberState, tmp_path: Path) ->
 
 def test_a_file_that_cannot_be_written_is_told_and_tried_again(held: MemberState, tmp_path: Path, caplog) -> None:
     (tmp_path / "g").write_text("a file where a folder should be")
-    store = FileOffsets(LocalOffsets(tmp_path / "g" / "offsets.json"), held)
+    store = FileOffsets(LocalOffsets(tmp_path / "g" / "offsets.json"), held, end)
     held.offsets.put(A, 1)
     for _ in range(3):
         store.persist(SOON)
@@ -206,7 +210,7 @@ def test_a_file_that_cannot_be_written_is_told_and_tried_again(held: MemberState
 def test_a_file_that_two_threads_store_has_what_the_last_one_knew(held: MemberState, tmp_path: Path) -> None:
     """As when a queue is reset, or given up at the end, while its turn to be stored has come."""
     file, inside, go_on = LocalOffsets(tmp_path / "g" / "offsets.json"), threading.Event(), threading.Event()
-    store, load = FileOffsets(file, held), file.load
+    store, load = FileOffsets(file, held, end), file.load
 
     def slowly() -> dict[MessageQueue, int]:
         if not inside.is_set():

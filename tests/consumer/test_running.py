@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,18 +175,27 @@ def test_a_broadcasting_members_file_has_the_name_of_the_group_on_the_wire(
     group.time.advance(0.1)
     consumer.stop()
     (file,) = tmp_path.rglob("offsets.json")
-    assert file.parent.name == folder
+    assert (file.parents[1].name, file.parent.name) == (folder, "ns:9876")
 
 
-def test_a_broadcasting_member_whose_host_has_another_name_says_that_it_begins_anew(
+def test_a_broadcasting_member_under_a_new_name_warns_that_it_begins_anew(
     group: GroupBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a container has after each restart: what was sent meanwhile is not read."""
-    for host, expected in (("one", False), ("one", False), ("two", True), ("two", False)):
+    """As a container has after each restart: what was sent meanwhile is not read. So it is with name servers of other names."""
+    steps = [
+        ("one", "a:1", 0),
+        ("one", "a:1", 0),
+        ("two", "a:1", 1),
+        ("two", "a:1", 0),
+        ("one", "b:1", 1),
+        ("one", "b:1", 0),
+    ]
+    for host, server, expected in steps:
         monkeypatch.setattr("platform.node", lambda host=host: host)
         caplog.clear()
-        consumer, _ = group.start(clustering=False, offsets_folder=tmp_path, consume_from=ConsumeFrom(Where.EARLIEST))
-        assert (f"host has another name than those whose offsets are there ({tmp_path}/one@" in caplog.text) == expected
+        how: dict[str, Any] = {"offsets_folder": tmp_path, "consume_from": ConsumeFrom(Where.EARLIEST)}
+        consumer, _ = group.start(clustering=False, name_servers=(server,), **how)
+        assert caplog.text.count(f"other hosts or name servers: {tmp_path}/one@DEFAULT/g/a:1/offsets.json") == expected
         consumer.stop()
 
 

@@ -107,7 +107,8 @@ def test_every_option_of_a_consumer_is_among_them() -> None:
 
 @pytest.mark.parametrize(("server", "role"), [(SERVER, "consumer"), (SERVER, "pull consumer"), (PROXY, "consumer")])
 def test_without_options_the_settings_are_the_defaults(server: dict[str, str], role: str) -> None:
-    plain = ConsumerSettings(group="g", wire_group="g", allocate=print, popped=server is PROXY)
+    servers = () if server is PROXY else ("a:9876",)
+    plain = ConsumerSettings(group="g", wire_group="g", name_servers=servers, allocate=print, popped=server is PROXY)
     assert replace(of(server, role), allocate=print) == plain
 
 

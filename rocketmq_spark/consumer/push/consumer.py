@@ -108,6 +108,7 @@ class BaseConsumer(Closing):
             OptionError: ``listener`` cannot be called with these arguments, or is a coroutine function, which
                 ``rocketmq_spark.aio`` awaits; the consumer has no subscription, or was started already; another broadcasting
                 consumer uses the same offset file; or, over gRPC, the consumer is ordered and its group is not.
+            OffsetError: The offset file of a broadcasting consumer and its backup cannot be read.
             RocketMQError: Over gRPC, no endpoint of the Proxy accepted the subscriptions.
         """
         self._owner.check(self._closed)

@@ -6,6 +6,9 @@ is whole whatever happens to the process. If neither can be read, loading raises
 repeat or lose messages. A file has one owner; if two consumers shared it, the slower one would continue at the faster one's
 offsets.
 
+A file belongs to one cluster, because brokers of two clusters may have the same names. Name servers identify the cluster: two
+lists with an address in common are lists of one cluster.
+
 ``consumer/push/running`` calls ``persist`` every ``persist_interval_s``, and ``ownership`` calls it when a queue is given
 up.
 """
@@ -47,9 +50,27 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def file_of(folder: Path, client: str, group: str) -> Path:
-    """Where the offsets of a group lie, which is named as on the wire, under a ``client`` that is the same after a restart."""
-    return folder / client / group / "offsets.json"
+FILE = "offsets.json"
+FOLDER_BYTES = 255  # the longest name that Linux and macOS accept
+
+
+def file_of(folder: Path, client: str, group: str, name_servers: Iterable[str]) -> Path:
+    """Return the path of a group's offsets at one cluster.
+
+    ``group`` is its name on the wire, and ``client`` is the same after a restart.
+    """
+    return folder / client / group / cluster_folder(name_servers) / FILE
+
+
+def cluster_folder(name_servers: Iterable[str]) -> str:
+    """Return the name of a cluster's folder: its name servers in sorted order, as many as the name of a folder can hold.
+
+    The others can be left out, because a name server belongs to one cluster.
+    """
+    name = ",".join(sorted({server.lower() for server in name_servers}))
+    while len(name.encode()) > FOLDER_BYTES and "," in name:
+        name = name.rpartition(",")[0]
+    return name
 
 
 class LocalOffsets:
@@ -59,6 +80,9 @@ class LocalOffsets:
         self._path = path
         self._backup = path.with_name(f"{path.name}.bak")
         self._lock: tuple[int, tuple[int, int, int]] | None = None
+
+    def __str__(self) -> str:
+        return str(self._path)
 
     def hold(self) -> None:
         """Keep others out until ``release``, or until the process ends. Raises ``OptionError`` where another one holds it."""
@@ -101,12 +125,60 @@ class LocalOffsets:
             remedy="Set a different 'localOffsetsDir' for each consumer on a machine, and keep it across restarts",
         )
 
+    @property
+    def exists(self) -> bool:
+        """Whether offsets were ever stored here."""
+        return any(path.exists() for path in (self._path, self._backup))
+
+    def earlier(self) -> LocalOffsets:
+        """Return the group's file of releases that stored the offsets of all clusters in one file."""
+        return LocalOffsets(self._path.parents[1] / self._path.name)
+
+    def take_over(self) -> None:
+        """Move a file here that was stored under another list of this cluster's name servers, unless offsets are here.
+
+        Raises ``OptionError`` if another consumer holds that file, and ``OffsetError`` if it cannot be moved.
+        """
+        with contextlib.suppress(OSError):  # a folder that cannot be read: ``load`` reports it
+            if self.exists or not (former := self._of_same_cluster()):
+                return
+            former.hold()
+            try:
+                self._replace_by(former)
+            finally:
+                former.release()
+
+    def _of_same_cluster(self) -> LocalOffsets | None:
+        """Return the group's newest file whose list of name servers has one in common with this file's list."""
+        servers = set(self._path.parent.name.split(","))
+        folders = [folder for folder in self._path.parents[1].iterdir() if servers & set(folder.name.split(","))]
+        files = [LocalOffsets(folder / self._path.name) for folder in folders if folder != self._path.parent]
+        return max((file for file in files if file.exists), key=lambda file: file._stored_at, default=None)
+
+    @property
+    def _stored_at(self) -> float:
+        return max(path.stat().st_mtime for path in (self._path, self._backup) if path.exists())
+
+    def _replace_by(self, former: LocalOffsets) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            for ours, theirs in ((self._path, former._path), (self._backup, former._backup)):
+                with contextlib.suppress(FileNotFoundError):
+                    theirs.replace(ours)
+        except OSError as e:
+            raise OffsetError(
+                f"offsets cannot be moved from {former._path} to {self._path}: {e}",
+                remedy="Make both folders writable, or move the file",
+            ) from e
+        logger.info("offsets of %s are now in %s: the list of name servers has changed", former._path, self._path)
+
     def elsewhere(self) -> list[Path]:
-        """Files of the group's offsets under other hosts' names, where there is none under this one's."""
-        group = self._path.parent
-        with contextlib.suppress(OSError):  # a folder that cannot be read: that is said where offsets are
-            if not self._path.exists() and not self._backup.exists():
-                return sorted(group.parents[1].glob(f"*/{group.name}/{self._path.name}"))
+        """Return the files of the group for other hosts and other name servers, if there is none for these."""
+        group = self._path.parents[1]
+        with contextlib.suppress(OSError):  # a folder that cannot be read: ``load`` reports it
+            if not self.exists and not self.earlier().exists:
+                places = (f"*/{group.name}/{FILE}", f"*/{group.name}/*/{FILE}")
+                return sorted(file for place in places for file in group.parents[1].glob(place))
         return []
 
     def load(self) -> dict[MessageQueue, int]:
@@ -122,7 +194,7 @@ class LocalOffsets:
         if problems:
             raise OffsetError(
                 f"stored offsets cannot be read: {'; '.join(problems)}",
-                remedy=f"Repair the file, or remove {self._path.parent} to start without offsets",
+                remedy=f"Repair {self._path}, or remove it and its .bak to start without offsets",
             )
         return {}
 
@@ -138,6 +210,16 @@ class LocalOffsets:
             raise OffsetError(
                 f"offsets cannot be stored in {self._path}: {e}",
                 remedy="Make the folder writable, or choose another one",
+            ) from e
+
+    def remove(self) -> None:
+        """Remove what is stored. Raises ``OffsetError`` when the files cannot be removed."""
+        try:
+            for path in (self._backup, self._path):  # the older one first: alone it would be read
+                path.unlink(missing_ok=True)
+        except OSError as e:
+            raise OffsetError(
+                f"offsets cannot be removed from {self._path}: {e}", remedy="Make the folder writable"
             ) from e
 
 
@@ -190,15 +272,15 @@ def _text(offsets: Mapping[MessageQueue, int]) -> str:
 
 
 def _parsed(text: str) -> dict[MessageQueue, int]:
-    found: Any = json.loads(text)
     try:
+        found: Any = json.loads(text)
         return {
             MessageQueue(topic, broker, int(number)): _offset(offset)
             for topic, brokers in found["topics"].items()
             for broker, queues in brokers.items()
             for number, offset in queues.items()
         }
-    except (AttributeError, KeyError, TypeError) as e:
+    except (AttributeError, KeyError, TypeError, RecursionError) as e:
         raise ValueError(f'expected {{"topics":{{"orders":{{"broker-a":{{"0":12}}}}}},"v":1}} ({e!r})') from e
 
 
@@ -232,7 +314,7 @@ class OffsetStore(Protocol):
     """Reads raise what they raise; what cannot be stored is logged, and stored with the next run."""
 
     def begin(self) -> None:
-        """Lock the file for this member. Raises ``OptionError`` if another one has it."""
+        """Lock the file for this member. Raises ``OptionError`` if another one has it, ``OffsetError`` if it is damaged."""
 
     def end(self) -> None:
         """Others may have it."""
@@ -317,28 +399,68 @@ class BrokerOffsets:
 
 
 class FileOffsets:
-    """``OffsetStore`` of a broadcasting member. What the file has of queues that are not here now stays in it."""
+    """``OffsetStore`` of a broadcasting member. Offsets of queues that the member does not have now stay in the file.
 
-    def __init__(self, file: LocalOffsets, held: MemberState) -> None:
+    A queue without an offset in ``file`` takes that of the file that earlier releases used for all clusters of a group. That
+    file does not name the cluster of an offset: the first member that starts the queue takes the offset, unless it is greater
+    than the ``end`` of the queue. An offset is stored in ``file`` before it is removed there, so a crash loses none.
+    """
+
+    def __init__(self, file: LocalOffsets, held: MemberState, end: Callable[[MessageQueue, Deadline], int]) -> None:
         self._file = file
+        self._earlier = file.earlier()
         self._held = held
+        self._end_of = end
         self._failing = False
         self._storing = threading.Lock()
 
     def begin(self) -> None:
         self._file.hold()
+        self._file.take_over()
+        for file in (self._file, self._earlier):
+            file.load()  # raises now, not when the first queue is started
         if files := self._file.elsewhere():
             text = (
-                "this broadcasting consumer begins anew: its host has another name than those whose offsets are there (%s); a "
-                "container needs a host name that stays the same after a restart"
+                "this broadcasting consumer starts without offsets, because %s does not exist. Its group has offsets for other "
+                "hosts or name servers: %s. If one of these files belongs to this consumer, stop the consumer and move the file "
+                "to the first path. A container needs a host name that stays the same after a restart"
             )
-            logger.warning(text, ", ".join(map(str, files)))
+            logger.warning(text, self._file, ", ".join(map(str, files)))
 
     def end(self) -> None:
         self._file.release()
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
-        return self._file.load().get(queue)
+        offset = self._file.load().get(queue)
+        if offset is None and queue in self._earlier.load():
+            end = self._end_of(queue, deadline)
+            with self._storing:
+                return self._adopted(queue, end)
+        return offset
+
+    def _adopted(self, queue: MessageQueue, end: int) -> int | None:
+        """Move the offset of ``queue`` from the earlier file. Returns None if it is another cluster's, or was moved meanwhile."""
+        self._earlier.hold()
+        try:
+            others = self._earlier.load()
+            offset = others.pop(queue, None)
+            if offset is None:
+                return None
+            if offset > end:
+                text = (
+                    "offset %d of %s in %s is greater than the end of the queue, %d: it belongs to another cluster, or the topic "
+                    "was created again. This consumer does not use the offset"
+                )
+                logger.warning(text, offset, queue, self._earlier, end)
+                return None
+            self._file.store({queue: offset, **self._file.load()})
+            if others:
+                self._earlier.store(others)
+            else:
+                self._earlier.remove()
+            return offset
+        finally:
+            self._earlier.release()
 
     def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
         with self._storing:

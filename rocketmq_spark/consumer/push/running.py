@@ -117,8 +117,8 @@ class RunningConsumer:
     def begin(self) -> None:
         """Join the group, send a heartbeat, and rebalance.
 
-        Raises ``LocalProtocolError`` for a second member in a process, and ``OptionError`` for an environment without queues
-        or if another member has locked the offset file.
+        Raises ``LocalProtocolError`` for a second member in a process, ``OptionError`` for an environment without queues
+        or if another member has locked the offset file, and ``OffsetError`` if that file is damaged.
         """
         self._store.begin()
         self._find_routes()
@@ -216,8 +216,9 @@ class RunningConsumer:
         if settings.clustering:
             return BrokerOffsets(self._port, settings.group, self.held, lambda queue: self._consuming.ready(queue))
         client = f"{platform.node()}@{INSTANCE_NAME}"
-        file = file_of(settings.offsets_folder, client, settings.wire_group or settings.group)
-        return FileOffsets(LocalOffsets(file), self.held)
+        group = settings.wire_group or settings.group
+        file = file_of(settings.offsets_folder, client, group, settings.name_servers)
+        return FileOffsets(LocalOffsets(file), self.held, lambda queue, by: self._port.bounds(queue, by).max_offset)
 
     def _membership(self) -> Membership:
         each = self._subscriptions.each()

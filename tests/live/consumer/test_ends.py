@@ -8,7 +8,10 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+from rocketmq_spark import Admin, Consumer
+from rocketmq_spark.localbroker import LocalBroker
 from tests.live.consumer.members import Members
 from tests.mockbroker import eventually
 from tests.reading import feed
@@ -82,3 +85,42 @@ def test_broadcasting_members_each_get_everything_and_go_on_after_a_restart(memb
     again = members.start(clustering=False, offsets_folder=folders[0])
     eventually(lambda: len(members.bodies()) == 96, 60)
     assert sorted(m.body.decode() for who, m in members.got if who == again.client_id) == sorted(more)
+
+
+def test_broadcasting_members_of_two_clusters_share_no_offsets(
+    rocketmq: LocalBroker, lone: LocalBroker, topic: str, tmp_path: Path
+) -> None:
+    """Brokers, topic and group have the same names in both. Neither member is running while its messages are sent."""
+    group, clusters = f"g-{topic}", (rocketmq, lone)
+    Admin(lone.name_server).create_topic(topic, 4)
+    sent, got = list[str](), list[str]()
+
+    def member(mq: LocalBroker) -> Consumer:
+        how = {"model": "broadcasting", "local_offsets_dir": str(tmp_path), "consume_from_where": "earliest"}
+        consumer = Consumer(name_server=mq.name_server, group=group, **how)
+        consumer.subscribe(topic)
+        consumer.start(lambda messages, context: got.extend(message.body.decode() for message in messages))
+        return consumer
+
+    for mq, count in zip(clusters * 2, (40, 8, 80, 16), strict=True):
+        sent.extend(feed(mq, topic, count))
+        with member(mq):
+            eventually(lambda: len(got) >= len(sent), 60)
+        assert Counter(got) == Counter(sent)
+    assert len(list(tmp_path.rglob("offsets.json"))) == 2
+
+
+def test_a_broadcasting_member_continues_at_the_offsets_of_an_earlier_release(members: Members, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"clustering": False, "offsets_folder": tmp_path, "name_servers": (members.mq.name_server,)}
+    sent = feed(members.mq, members.topic, 8)
+    first = members.start(**how)
+    eventually(lambda: len(members.bodies()) == len(sent), 60)
+    first.stop()
+    (file,) = tmp_path.rglob("offsets.json")
+    file.rename(file.parents[1] / file.name)
+    file.with_name("offsets.json.bak").unlink(missing_ok=True)
+    more = feed(members.mq, members.topic, 8)
+    again = members.start(**how)
+    eventually(lambda: len(members.bodies()) == 16, 60)
+    assert sorted(m.body.decode() for who, m in members.got if who == again.client_id) == sorted(more)
+    assert list(tmp_path.rglob("offsets.json")) == [file]
