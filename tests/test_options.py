@@ -247,7 +247,7 @@ def test_a_name_and_its_alias_are_one_option():
 
 
 def test_what_spark_passes_is_tolerated():
-    assert options.parse({"path": "p", "checkpointLocation": "c", "QueryName": "q", **SERVER}).given == {"name_server"}
+    assert options.parse({"checkpointLocation": "c", "QueryName": "q", **SERVER}).given == {"name_server"}
 
 
 def test_none_is_not_given():

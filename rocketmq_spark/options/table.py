@@ -31,7 +31,7 @@ _VARIABLES = {"environment": ENVIRONMENT_VARIABLE}
 
 # Options that Spark itself passes to a source or sink besides the user's.
 TOLERATED = frozenset(
-    {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval", "serializationformat"}
+    {"checkpointlocation", "queryname", "outputmode", "triggerinterval", "serializationformat"}
     # properties of a table in Spark's catalogue
     | {"provider", "owner", "location", "comment", "external", "is_managed_location", "collation"}
 )

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spark import compat
+from rocketmq_spark.spark import compat, spark_options
 from rocketmq_spark.spark.tuning import CONTEXT_SETTINGS, READ_BY_TASKS, context_settings, warn_if_workers_differ
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class RocketMQDataSource(compat.DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self._parsed = options_table.parse(options)
+        ours, self._of_spark = spark_options.split(options)
+        self._parsed = options_table.parse(ours)
 
     @classmethod
     def name(cls) -> str:
@@ -73,21 +74,26 @@ class RocketMQDataSource(compat.DataSource):
         compat.require('a write with format("rocketmq")', "DataSourceArrowWriter")
         from rocketmq_spark.spark.sink.task import RocketMQWriter
 
+        spark_options.check(self._of_spark, "batch sink")
         if overwrite:
             raise OptionError("rocketmq topics cannot be overwritten", remedy='Write with .mode("append")')
         return RocketMQWriter(self._parsed.for_role("sink"), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
         compat.require('a stream to format("rocketmq")', "DataSourceStreamArrowWriter")
+        from rocketmq_spark.spark.sink.guarantee import check_progress
         from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
 
+        spark_options.check(self._of_spark, "stream sink")
         if overwrite:
             raise OptionError(
                 "rocketmq topics cannot be overwritten",
                 remedy='Use outputMode("append"), or foreachBatch with foreach_batch_writer for other modes',
             )
         checkpoint = self.options.get("checkpointLocation") or self.options.get("checkpointlocation")
-        return RocketMQStreamWriter(self._parsed.for_role("sink"), schema, checkpoint)
+        options = self._parsed.for_role("sink")
+        check_progress(options, spark_options.tracks_asynchronously(self._of_spark))
+        return RocketMQStreamWriter(options, schema, checkpoint)
 
     def _source(self, role: str, schema: StructType) -> tuple[options_table.Options, tuple[Column, ...]]:
         """The options of a source, checked as far as no broker is needed, and the columns to build."""
@@ -96,6 +102,7 @@ class RocketMQDataSource(compat.DataSource):
         from rocketmq_spark.spark.source import filters
         from rocketmq_spark.spark.source.offsets import check_starting
 
+        spark_options.check(self._of_spark, role)
         options = self._parsed.for_role(role)
         ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
         if len(ways) != 1:

@@ -25,6 +25,7 @@ from rocketmq_spark.columnar.encode.properties import TIMERS
 from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.parsing import duration
+from rocketmq_spark.spark.spark_options import ASYNC
 from rocketmq_spark.spark.tuning import CONTEXT_SETTINGS, exactly_once_conf
 
 EXACTLY_ONCE = "exactly-once"
@@ -124,6 +125,16 @@ def check_registered() -> None:
     settings = os.environ.get(CONTEXT_SETTINGS)
     if settings is not None:
         check_settings(json.loads(settings).get, streaming=False, where="the Spark context")
+
+
+def check_progress(options: Options, asynchronous: bool) -> None:
+    """Raises ``OptionError`` if Spark may repeat rows in other batches, because it does not log a batch before it runs."""
+    if wanted(options) and asynchronous:
+        raise OptionError(
+            f"option 'deliveryGuarantee' is exactly-once, but option {ASYNC!r} is true: after a restart Spark may form other "
+            "batches of the same rows, and the sink would not recognise the rows",
+            remedy=f"Remove {ASYNC!r}, or write with deliveryGuarantee=at-least-once, which may repeat rows",
+        )
 
 
 def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:

@@ -42,7 +42,12 @@ def of_topic(options: Options, topic: str) -> Filter:
 
 
 def check(options: Options) -> None:
-    """What can be said without a broker: one kind of filter, tags that are tags, and delayed messages of all environments."""
+    """What can be said without a broker: legal topics, one kind of filter, tags that are tags, and delayed messages of all
+    environments.
+    """
+    for name, topics in (("subscribe", options.subscribe), ("assign", [queue.topic for queue in options.assign])):
+        for problem in filter(None, map(names.topic_problem, topics)):
+            raise OptionError(f"option {name!r}: {problem}", remedy=names.TOPIC_REMEDY)
     if INNER_TOPIC in options.subscribe and environment_of(options) is not None:
         raise OptionError(
             f"{options.environment_source} is {options.environment!r}, but with environmentMode=queues {INNER_TOPIC} has the "
