@@ -167,6 +167,9 @@ def _rows(settings: ConsumerSettings) -> RowsOfAnswers:
             return None
         return batch if whole else None
 
+    batch_of_messages(
+        ()
+    )  # pyarrow imports pandas for its first array: a second, in which the first call would seem slow
     return RowsOfAnswers(settings.consume_batch_max_size, by_columns, batch_of_messages)
 
 

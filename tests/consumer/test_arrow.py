@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
@@ -489,3 +491,19 @@ def test_closing_drops_what_waits(arrow: GroupBench) -> None:
         work()
     assert arrow.bodies() == []
     assert arrow.brokers.offsets.get(A, 0) == 0
+
+
+def test_the_first_call_with_a_batch_imports_nothing() -> None:
+    """pandas, which pyarrow imports, takes a second: the listener would seem too slow for reads ahead."""
+    script = (
+        "import sys\n"
+        "from rocketmq_spark import Consumer\n"
+        "from rocketmq_spark.columnar.decode.rows import batch_of_messages\n"
+        "from tests.consumer.messages import messages\n"
+        "consumer = Consumer('127.0.0.1:1', 'g', arrow=True)\n"
+        "before = set(sys.modules)\n"
+        "batch = batch_of_messages(messages(0, 1))\n"
+        "print(batch.num_rows, {name.partition('.')[0] for name in set(sys.modules) - before})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "2 set()\n", done.stderr

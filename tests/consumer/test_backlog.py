@@ -84,6 +84,13 @@ class Bench:
         return self.brokers.queues[queue].messages[start : start + len(stored)]
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No listener is slow: else pulls, which fill more, take over on a busy machine."""
+    monkeypatch.setattr(pulling, "PATIENCE_S", 600.0)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_backlog_of_rows_is_read_ahead_in_order(bench: Bench, ordered: bool) -> None:
     bench.rows = RowsOfAnswers(1024, lambda parts: None, batch_of_messages)
@@ -129,6 +136,7 @@ def bench() -> Iterator[Bench]:
     assert all(run.closed for run in made.reads.runs)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_backlog_is_read_ahead_and_what_comes_then_is_pulled(bench: Bench) -> None:
     bench.fill(A, 1000)
     bench.fill(B, 600)
@@ -236,8 +244,8 @@ def test_where_listeners_are_slow_pulls_go_on(bench: Bench, monkeypatch: pytest.
     assert len(bench.pulls(A)) > 200
 
 
-def test_no_more_waits_than_may(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulling, "PATIENCE_S", 600.0)  # else pulls, which fill more, take over on a busy machine
+@pytest.mark.usefixtures("patient")
+def test_no_more_waits_than_may(bench: Bench) -> None:
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
     consumer = bench.start(one_by_one(free))
