@@ -68,7 +68,7 @@ class InAnyOrder:
     def _settle(self, lent: InvisibleMessage, outcome: object, context: Context) -> None:
         message, verdict = lent.message, concurrent(outcome, context, 1)
         if verdict.why:
-            _complain(lent, verdict.why, self._tracebacks.of(outcome))
+            _complain(lent, verdict.why, self._tracebacks.due(outcome))
         self._in_hand.called(lent, bool(verdict.done), self._timer.lease_ms())
         if verdict.done:
             self._settling.done(lent)
@@ -155,7 +155,7 @@ class InOrder:
         verdict = ordered(outcome, context, self._suspend_ms)
         done = verdict.step is Step.COMMIT
         if verdict.why:
-            _complain(lent, verdict.why, self._tracebacks.of(outcome))
+            _complain(lent, verdict.why, self._tracebacks.due(outcome))
         self._in_hand.called(lent, done, self._timer.lease_ms())
         if not done and message.delivery_attempt < self._port.policy().max_attempts:
             message.delivery_attempt += 1

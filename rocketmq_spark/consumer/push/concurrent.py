@@ -262,7 +262,7 @@ class Concurrent:
         call.settled = True
         verdict = concurrent(outcome, call.context, len(messages))
         if verdict.why:
-            trace = self._tracebacks.of(outcome)
+            trace = self._tracebacks.due(outcome)
             logger.warning("messages of %s failed: %s", queue.queue, verdict.why, exc_info=trace)
         failed = [] if queue.dropped else messages[verdict.done :]
         left = self._handed_back(call, failed, verdict.level) if failed else []
