@@ -281,7 +281,7 @@ class Collected:
         return self.pieces[:split], self.pieces[split:]
 
     def remove(self, pieces: Collection[Piece]) -> None:
-        """Drop pieces that nothing reads."""
+        """Remove pieces that must not be delivered."""
         self.pieces = [piece for piece in self.pieces if piece not in pieces]
         self.rows -= covered(pieces)
 

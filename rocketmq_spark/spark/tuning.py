@@ -53,13 +53,13 @@ def exactly_once_conf() -> dict[str, Any]:
     }
 
 
-# ``register`` writes the settings of the Spark context into this variable of the environment, where the processes that plan a
-# write can see them: Spark shows its settings to tasks, and to no other process of a Python data source.
+# ``register`` writes the settings of the Spark context into this environment variable for the processes that plan a write: Spark
+# shows its settings to tasks, and to no other process of a Python data source.
 CONTEXT_SETTINGS = "ROCKETMQ_SPARK_CONTEXT_SETTINGS"
 
 
 def context_settings(get: Callable[[str], str | None]) -> str:
-    """The value of ``CONTEXT_SETTINGS``: JSON of the settings that exactly-once needs, null where one is not set."""
+    """Return the value of ``CONTEXT_SETTINGS``: JSON of the settings that exactly-once needs, null for those that are not set."""
     return json.dumps({name: get(name) for name in exactly_once_conf()})
 
 
@@ -102,21 +102,21 @@ def _imports(path: str) -> bool:
 
 
 def check_workers_with_pyspark() -> None:
-    """Check the Python of Spark's workers if this program has imported PySpark, else when it imports PySpark.
+    """Check the Python of Spark's workers now if this program has imported PySpark, otherwise when it imports PySpark.
 
-    pytest loads this package as a plug-in, before tests can choose the Python of workers, so there only ``register`` checks.
+    pytest loads this package as a plug-in before tests can choose the Python of workers, so there only ``register`` checks.
     """
     if "pyspark" in sys.modules:
         _check_workers()
     elif "pytest" not in sys.modules:
-        sys.meta_path.insert(0, _WithPySpark())
+        sys.meta_path.insert(0, _PySparkImportHook())
 
 
-class _WithPySpark:
-    """A finder of modules that finds none. It checks the Python of Spark's workers when PySpark is imported, once."""
+class _PySparkImportHook:
+    """An import hook that finds no module. It checks the Python of Spark's workers once, when PySpark is imported."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        # A program may look whether "pyspark" is installed and not import it; PySpark itself imports this package of it.
+        # Not "pyspark", because a program may only look whether that is installed. An import of PySpark imports "pyspark.sql".
         if name == "pyspark.sql":
             sys.meta_path.remove(self)
             _check_workers()

@@ -392,7 +392,7 @@ def checked_timeout(timeout_s: object) -> float:
 
 
 def _checked(queue: object) -> MessageQueue:
-    if not isinstance(queue, MessageQueue):  # one queue is a sequence, too
+    if not isinstance(queue, MessageQueue):  # such as a field of the one queue that was given instead of a list
         raise wrong("a queue", queue, "a MessageQueue, such as queues() returns")
     return queue
 

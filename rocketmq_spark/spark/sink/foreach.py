@@ -157,8 +157,8 @@ def foreach_batch_writer(
         the last micro-batch, or None before the first one. Its ``total`` has the counts of all.
 
     Raises:
-        OptionError: An option is unknown, has a wrong value or does not belong to a sink. Lists all problems. Or with
-            exactly-once: the Spark context was started without ``exactly_once_conf()``.
+        OptionError: An option is unknown, has a wrong value or does not belong to a sink; the error lists all problems. With
+            exactly-once, also if the Spark context was started without ``exactly_once_conf()``.
     """
     parsed = _options(name_server, options)
     if not guarantee.wanted(parsed):

@@ -118,9 +118,9 @@ def check_settings(get: Callable[[str], str | None], streaming: bool, where: str
 
 
 def check_registered() -> None:
-    """As ``check_settings``, for the Spark context that ``register`` has seen; without ``register``, only tasks see settings.
+    """As ``check_settings``, for the settings that ``register`` recorded; without ``register``, only tasks see the settings.
 
-    ``ADAPTIVE`` belongs to a session and may still change, so it is left to the tasks.
+    Tasks check ``ADAPTIVE``, because it is a setting of the session and may still change.
     """
     settings = os.environ.get(CONTEXT_SETTINGS)
     if settings is not None:

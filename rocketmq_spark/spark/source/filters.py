@@ -115,8 +115,8 @@ def validate(
 
 
 def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
-    """What is read beside topics, as it stands in offsets: the namespace, and the clusters, environment, pattern and filter if
-    there are any; with the group whose offsets follow, and whether queues that are created later stay unread (``newQueues``).
+    """What offsets record of a source beside its topics: the namespace; clusters, environment, pattern and filter if there are
+    any; the group whose offsets follow the query; and ``newQueues``, which is False if queues that are created later stay unread.
     """
     record: dict[str, object] = {"namespace": options.namespace or ""}
     if "group" in options.given:
@@ -332,25 +332,25 @@ class RecordedPattern(NamedTuple):
 
 
 def recorded_pattern(reads: Mapping[str, object]) -> RecordedPattern | None:
-    """The pattern that offsets record; None if their source names its topics, or if an older release wrote them."""
+    """Return the pattern that offsets record; None if their source names its topics, or if an older release wrote them."""
     pattern = reads.get("subscribePattern")
     return RecordedPattern(pattern, bool(reads.get("includeInternal"))) if isinstance(pattern, str) else None
 
 
 def read_next(of: Offsets, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Return those of ``queues`` that a source with these offsets reads in its next batch, as far as the offsets say."""
-    there = list(queues)
-    known = [queue for queue in there if queue in of.positions]
+    """Return those of ``queues`` that a source with these offsets reads in its next batch."""
+    candidates = list(queues)
+    known = [queue for queue in candidates if queue in of.positions]
     if of.reads.get("newQueues") is False:
         return known
     if "environment" not in of.reads or of.reads.get("environmentMode") == "suffix":
-        return there
+        return candidates
     mine = _recorded_environment(of)
-    return known if mine is None else mine.owned(there, of.environment, {queue.topic for queue in there})
+    return known if mine is None else mine.owned(candidates, of.environment, {queue.topic for queue in candidates})
 
 
 def _recorded_environment(of: Offsets) -> Environment | None:
-    """The environment that offsets record; None if an older release wrote them, without the queues of the environment."""
+    """Return the environment that offsets record; None if an older release wrote them, without the environment's queues."""
     name, layout = str(of.reads["environment"]), of.reads.get("environments")
     if isinstance(layout, list):
         pairs = (text.rpartition(":") for text in map(str, layout))

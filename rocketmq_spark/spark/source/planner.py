@@ -92,7 +92,7 @@ def truncated(planned: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRang
 
 
 def without(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """The ranges, or parts of them, after what was lost at the beginnings of queues."""
+    """The ranges, or parts of ranges, without the offsets that were lost at the beginnings of queues."""
     begins: dict[MessageQueue, int] = {}
     for part in lost:
         begins[part.queue] = max(part.end, begins.get(part.queue, 0))
@@ -153,8 +153,8 @@ class Admission:
         waited_s = now - self._admitted_at
         if total and waited_s < self._max_delay_s and total < (wanted.min_offsets or 0):
             return 0
-        # As in Spark's Kafka source, the first plan of a run takes what is unread, and from then on batches wait for more:
-        # otherwise runs that are shorter than the delay would read nothing.
+        # As in Spark's Kafka source, the first plan of a run takes what is unread, and only later batches wait for more.
+        # Otherwise runs that are shorter than the delay would read nothing.
         if total or waited_s == math.inf:
             self._admitted_at = now
         if not total or wanted.max_bytes is None:

@@ -4,8 +4,8 @@ The readers hold options and columns only; connections open where they are used.
 docs/design.md, "Readers". Three copies of a stream reader live in three kinds of process, so that nothing set in one call is seen
 by a task; only partitions travel.
 
-Of predicates nothing is taken off Spark's hands: it applies every one again, so that pruning may only ever be too generous.
-Predicates on times therefore prune nothing: a broker finds a time by a binary search, which skips matching messages if its clock
+Spark applies every predicate again. So a pruned read may have rows that do not match, but must have all rows that match.
+Predicates on times prune nothing: a broker finds a time by a binary search, which skips matching messages if the broker's clock
 was ever set back.
 """
 
@@ -66,7 +66,7 @@ def pushdown_enabled() -> bool:
 
 @dataclass(slots=True)
 class Predicates:
-    """What the predicates, all of which must hold, say of each column; None says nothing."""
+    """The conditions of all predicates on each column; None: no condition."""
 
     tests: dict[str, list[_Test]]
     offset_from: int | None = None
