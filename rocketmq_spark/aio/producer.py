@@ -31,7 +31,7 @@ from rocketmq_spark.producer.encoding import ANYHOW, How
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.outgoing import PromptCallback
 from rocketmq_spark.producer.requests import at_once, routed
-from rocketmq_spark.producer.transactions import HalfMessage
+from rocketmq_spark.producer.transactions import HalfMessage, unowned
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.session import producers
@@ -164,7 +164,8 @@ class Producer(Asynchronous):
         check = None
         if transaction_check is not None:
             function("transaction_check", transaction_check, "message", coroutines=True)
-            check = functools.partial(self._loop.run, transaction_check)
+            self._transaction_check = transaction_check
+            check = functools.partial(self._loop.run, unowned(transaction_check))
         self._producer = producers.Producer(name_server, group, transaction_check=check, **options)
         self._fresh: deque[_Waiting] = deque()  # of this iteration of the event loop
         self._begun = 0  # number of sends that have begun since the start
