@@ -131,7 +131,11 @@ class TriggerLimits:
 
 
 class Admission:
-    """State between batches: when the last one was admitted, and how large messages are."""
+    """State between batches: when the last one was planned, and how large messages are.
+
+    As in Spark's Kafka source, the first batch of a run takes what is unread, and only later batches wait for more. Otherwise
+    runs that are shorter than the delay would read nothing.
+    """
 
     def __init__(self, max_delay_s: float) -> None:
         self._max_delay_s = max_delay_s
@@ -150,18 +154,22 @@ class Admission:
         ``sample`` gives bytes of some messages that wait in a queue, and how many offsets they take.
         """
         total = sum(waiting.values())
-        waited_s = now - self._admitted_at
-        if total and waited_s < self._max_delay_s and total < (wanted.min_offsets or 0):
+        if total and now - self._admitted_at < self._max_delay_s and total < (wanted.min_offsets or 0):
             return 0
-        # As in Spark's Kafka source, the first plan of a run takes what is unread, and only later batches wait for more.
-        # Otherwise runs that are shorter than the delay would read nothing.
-        if total or waited_s == math.inf:
-            self._admitted_at = now
         if not total or wanted.max_bytes is None:
             return wanted.max_offsets
         self._learn(waiting, sample)
         fitting = max(1, int(wanted.max_bytes / (self._message_bytes or LARGEST_BYTES)))
         return fitting if wanted.max_offsets is None else min(wanted.max_offsets, fitting)
+
+    def admitted(self, now: float) -> None:
+        """A batch was planned."""
+        self._admitted_at = now
+
+    def found_nothing(self, now: float) -> None:
+        """All queues were looked at, and have nothing unread. For the first plan of a run, this counts as a batch."""
+        if self._admitted_at == -math.inf:
+            self._admitted_at = now
 
     @property
     def guesses(self) -> bool:

@@ -153,10 +153,13 @@ class Stream:
         end = planner.next_end(live, ends, begins, max_offsets)
         if end is begin:
             self._idle = None if waiting or self._unproven else (view, begin)
+            if not (waiting or view.silent or moved.positions.keys() - readable.bounds.keys()):
+                self._admission.found_nothing(self._clock.now())
             return begin
         end = decisions.completed(begin, moved, end, readable, self._initial)
         marks = self._watch.marks(end, readable.bounds, Deadline.after(self._options.request_timeout))
         end = replace(end, marks={**end.marks, **marks}) if marks else end
+        self._admission.admitted(self._clock.now())
         return replace(
             end,
             reads=_reads(self._options, self._catalog),
