@@ -77,6 +77,11 @@ def string(value: str) -> str:
     return value.strip()
 
 
+def optional(value: str) -> str | None:
+    """A text, or None for an empty one."""
+    return value.strip() or None
+
+
 def secret(value: str) -> Secret:
     return Secret(value)
 

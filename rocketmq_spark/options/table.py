@@ -141,7 +141,13 @@ class Options:
     tls_server_name: str | None = _row(
         p.string, None, _ALL, "for `transport=grpc`: the name in the certificate, if it differs from the host name"
     )
-    namespace: str | None = _row(p.string, None, _ALL, "namespace, prefixed to topics and groups as in the Java client")
+    namespace: str | None = _row(
+        p.optional,
+        None,
+        _ALL,
+        "namespace, prefixed to topics and groups as in the Java client. A `nameServer` such as `MQ_INST_a_b.host:port` sets it; "
+        "an empty text means none, also there",
+    )
     transport: str = _row(
         p.choice("remoting", "grpc"),
         "remoting",

@@ -8,10 +8,10 @@ import pytest
 
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import BrokerNotFound, OffsetError, OptionError, RouteNotFound
+from rocketmq_spark.errors import BrokerNotFound, CheckpointMismatch, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from tests.mockbroker import NO_ROUTE, MockBroker, ok, refuse, topic_config
-from tests.reading import Run, plan, ranges_of
+from tests.reading import Run, canonical, plan, positions, ranges_of
 from tests.source.scripted import cluster, route, stats
 
 A = MessageQueue("family-a", "broker-a", 0)
@@ -63,6 +63,22 @@ def test_a_new_query_waits_for_the_first_topic(broker, start, caplog):
     assert ranges_of(run.plan(end)) == [[OffsetRange(A, 0, 20)]]
     again = Run(broker.address, run.offset, **PATTERN)
     assert ranges_of(again.plan(end)) == [[OffsetRange(A, 0, 20)]]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_query_that_waits_keeps_its_namespace(broker, ended):
+    """Nothing is logged in another one, which would shut both out. So it is after all topics were deleted."""
+    run = Run(broker.address, namespace="dev", **PATTERN, startingOffsets="latest")
+    topics = ["prod%family-a", *(["dev%family-a"] if ended else [])]
+    expose(broker, *topics)
+    waiting = run.ahead() if ended else run.offset
+    if ended:
+        waiting = canonical({**json.loads(waiting), "topics": {}, "marks": {}})
+    with pytest.raises(CheckpointMismatch, match="of namespace 'dev', and this query of namespace 'prod'"):
+        Run(broker.address, waiting, namespace="prod", **PATTERN).latest()
+    expose(broker, "prod%family-a", "dev%family-a")
+    again = Run(broker.address, waiting, namespace="dev", **PATTERN)
+    assert list(positions(again.ahead())) == [A]
 
 
 @pytest.mark.parametrize("available_now", [False, True])

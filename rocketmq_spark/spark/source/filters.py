@@ -156,13 +156,19 @@ def filter_of(record: Mapping[str, object]) -> dict[str, object]:
 def check_checkpoint(options: Options, begin: Offsets) -> None:
     """That positions are of what the options read: else a forgotten variable would leave queues unread, or read others from
     positions that mean nothing there. Raises ``CheckpointMismatch``.
+
+    A query that waits for its first topic has no positions yet; its namespace and its environment are compared nevertheless.
     """
-    if not begin.positions:
-        return
     was, now = begin.reads, recorded(options)
     pairs = []
     if was.get("namespace", now["namespace"]) != now["namespace"]:
-        pairs.append((_namespace(was), _namespace(now), "option 'namespace'"))
+        pairs.append(
+            (
+                _namespace(was),
+                _namespace(now),
+                "option 'namespace'" if was["namespace"] else "an empty option 'namespace'",
+            )
+        )
     of, mine = _environment_of(was), _environment_of(now)
     if of != mine and (of or not _fits(options, begin)):
         pairs.append((_environment(of), _environment(mine), "option 'environment' (or variable ROCKETMQ_ENVIRONMENT)"))
@@ -175,7 +181,7 @@ def check_checkpoint(options: Options, begin: Offsets) -> None:
             remedy=f"Start it with {names} as before, or with a new checkpointLocation",
         )
     topics = sorted({queue.topic for queue in begin.positions})
-    if options.fail_on_data_loss == "fail" and not any(is_read(options, topic) for topic in topics):
+    if topics and options.fail_on_data_loss == "fail" and not any(is_read(options, topic) for topic in topics):
         raise CheckpointMismatch(
             f"the checkpoint is of {_named(topics)}, and this query of {_subscribed(options)}",
             remedy="Start it with a new checkpointLocation, or subscribe to a topic of the checkpoint, too. With "
