@@ -55,7 +55,8 @@ ORDER = {
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release stream envelope_records queue_records service node",
-    "spark": "checkpoints monitoring sink source tuning compat spark_options source.offsets source.planner source.partitioning"
+    "spark": "checkpoints monitoring sink source tuning compat spark_options context_settings source.offsets"
+    " source.planner source.partitioning"
     " source.decisions source.filters source.recreation source.catalog source.waiting source.commit source.tasks"
     " source.stream source.readers checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
     " sink.checks sink.once sink.task datasource sink.foreach monitoring.queries"
@@ -102,7 +103,7 @@ BANNED = {
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
-    "pyspark": "daemon spark.compat spark.datasource columnar.decode.schema spark.sink spark.source.tasks"
+    "pyspark": "spark.context_settings daemon spark.compat spark.datasource columnar.decode.schema spark.sink spark.source.tasks"
     " spark.monitoring.listeners spark.monitoring.queries cli delay.stream notebook",
     **dict.fromkeys(("matplotlib", "IPython"), "notebook"),
     "opentelemetry": "session.telemetry",

@@ -318,7 +318,9 @@ def _topic_finder(output: Output, target: Target, group: str) -> Callable[[Recei
         try:
             return set(target.client().admin.consumed_topics(group))
         except AccessDenied as e:
-            output.note(f"Cannot check whether {group} reads dead letters of other groups: {e}")
+            output.note(
+                f"Cannot check whether {group} reads dead letters of other groups; --to-topic says where to: {e}"
+            )
             return set()
 
     def find(letter: ReceivedMessage, first: str) -> str | None:

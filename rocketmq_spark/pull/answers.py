@@ -282,7 +282,8 @@ class Collected:
 
     def remove(self, pieces: Collection[Piece]) -> None:
         """Remove pieces that must not be delivered."""
-        self.pieces = [piece for piece in self.pieces if piece not in pieces]
+        removed = set(pieces)
+        self.pieces = [piece for piece in self.pieces if piece not in removed]
         self.rows -= covered(pieces)
 
     def give_back(self, pieces: Sequence[Piece]) -> None:

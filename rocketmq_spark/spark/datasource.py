@@ -24,8 +24,8 @@ from pyspark.sql.types import StructType
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spark import compat, spark_options
-from rocketmq_spark.spark.tuning import CONTEXT_SETTINGS, READ_BY_TASKS, context_settings, warn_if_workers_differ
+from rocketmq_spark.spark import compat, context_settings, spark_options
+from rocketmq_spark.spark.tuning import READ_BY_TASKS, warn_if_workers_differ
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -172,7 +172,7 @@ def _complete_environment(spark: SparkSession) -> bool:
         if not variables.containsKey(name):
             variables.put(name, value)
     conf = spark.sparkContext.getConf()
-    variables.put(CONTEXT_SETTINGS, context_settings(conf.get))
+    variables.put(context_settings.VARIABLE, context_settings.variable_of(conf.get))
     if conf.get("spark.kryo.registrationRequired", "false").lower() == "true":
         variables.put(READ_BY_TASKS, "1")
     return True

@@ -10,11 +10,9 @@ problem of new users.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 # The name in PySpark 4.2 and 4.3. Spark's default manager uses Hadoop's FileContext, which takes a large part of the time of a
@@ -51,16 +49,6 @@ def exactly_once_conf() -> dict[str, Any]:
         "spark.speculation": "false",
         "spark.sql.adaptive.streaming.stateless.enabled": "false",
     }
-
-
-# ``register`` writes the settings of the Spark context into this environment variable for the processes that plan a write: Spark
-# shows its settings to tasks, and to no other process of a Python data source.
-CONTEXT_SETTINGS = "ROCKETMQ_SPARK_CONTEXT_SETTINGS"
-
-
-def context_settings(get: Callable[[str], str | None]) -> str:
-    """Return the value of ``CONTEXT_SETTINGS``: JSON of the settings that exactly-once needs, null for those that are not set."""
-    return json.dumps({name: get(name) for name in exactly_once_conf()})
 
 
 _PROBE = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) is None for n in ('rocketmq_spark', 'pyarrow')))"

@@ -162,7 +162,8 @@ class LocalOffsets:
     def _replace_by(self, former: LocalOffsets) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            for ours, theirs in ((self._path, former._path), (self._backup, former._backup)):
+            # The backup first: after a crash between the two, the newest offsets decide again which file is taken over.
+            for ours, theirs in ((self._backup, former._backup), (self._path, former._path)):
                 with contextlib.suppress(FileNotFoundError):
                     theirs.replace(ours)
         except OSError as e:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import math
 import os
 import select
@@ -25,8 +24,9 @@ from rocketmq_spark.columnar.encode.properties import TIMERS
 from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.parsing import duration
+from rocketmq_spark.spark import context_settings
 from rocketmq_spark.spark.spark_options import ASYNC
-from rocketmq_spark.spark.tuning import CONTEXT_SETTINGS, exactly_once_conf
+from rocketmq_spark.spark.tuning import exactly_once_conf
 
 EXACTLY_ONCE = "exactly-once"
 # Columns of a delayed message.
@@ -122,9 +122,9 @@ def check_registered() -> None:
 
     Tasks check ``ADAPTIVE``, because it is a setting of the session and may still change.
     """
-    settings = os.environ.get(CONTEXT_SETTINGS)
+    settings = context_settings.registered()
     if settings is not None:
-        check_settings(json.loads(settings).get, streaming=False, where="the Spark context")
+        check_settings(settings.get, streaming=False, where="the Spark context")
 
 
 def check_progress(options: Options, asynchronous: bool) -> None:
