@@ -191,7 +191,7 @@ def _checked(wanted: object, named: str) -> Wanted:
             arguments.instance(f"a queue of {named}", queue, MessageQueue, "a MessageQueue")
             if not arguments.is_whole(offset):
                 raise arguments.wrong(
-                    f"{named} of {queue}", offset, "a whole number: an offset, -2 for the first one, or -1 for the end"
+                    f"{named} of {queue}", offset, "an offset (a whole number), -2 for the first one, or -1 for the end"
                 )
         return wanted
     if arguments.is_whole(wanted):
