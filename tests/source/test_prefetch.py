@@ -124,7 +124,7 @@ def test_large_rows_are_left_to_tasks_and_tried_again_when_they_may_be_small_aga
     assert one([partition(MAX_ROWS)]) == reads.batches
 
 
-@pytest.mark.parametrize("version", ["4.1.1", "4.4.0", "5.0.0"])
+@pytest.mark.parametrize("version", ["3.5.9", "4.4.0", "5.0.0"])
 def test_a_version_that_was_not_tried_reads_by_tasks(monkeypatch, version):
     monkeypatch.setattr(tasks.pyspark, "__version__", version)
     assert not may_hand_over(type("Some", (), {}))
