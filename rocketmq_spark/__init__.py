@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.spark.datasource import register
     from rocketmq_spark.spark.monitoring.listeners import GroupOffsetListener, MetricsListener
     from rocketmq_spark.spark.monitoring.queries import explain, progress
+    from rocketmq_spark.spark.read import read_rocketmq
     from rocketmq_spark.spark.sink.foreach import foreach_batch_writer, write_rocketmq
     from rocketmq_spark.spark.tuning import exactly_once_conf, low_latency_conf
 
@@ -62,6 +63,7 @@ _HOMES = {
     "foreach_batch_writer": "spark.sink.foreach",
     "low_latency_conf": "spark.tuning",
     "progress": "spark.monitoring.queries",
+    "read_rocketmq": "spark.read",
     "register": "spark.datasource",
     "write_rocketmq": "spark.sink.foreach",
 }
@@ -95,6 +97,7 @@ __all__ = [
     "foreach_batch_writer",
     "low_latency_conf",
     "progress",
+    "read_rocketmq",
     "register",
     "write_rocketmq",
 ]
@@ -106,6 +109,7 @@ _PACKAGES = {
     "producer.rows.sent": ("numpy",),
     "spark.datasource": ("pyspark",),
     "spark.monitoring.listeners": ("pyspark",),
+    "spark.read": ("pyspark", *_ARROW),
     "spark.sink.foreach": ("pyspark", *_ARROW),
 }
 

@@ -98,29 +98,10 @@ class RocketMQDataSource(compat.DataSource):
     def _source(self, role: str, schema: StructType) -> tuple[options_table.Options, tuple[Column, ...]]:
         """The options of a source, checked as far as no broker is needed, and the columns to build."""
         from rocketmq_spark.columnar.decode.schema import chosen, columns_of
-        from rocketmq_spark.queues.environment import check_chosen, environment_of
-        from rocketmq_spark.spark.source import filters
-        from rocketmq_spark.spark.source.offsets import check_starting
+        from rocketmq_spark.spark.source.checks import check_source
 
         spark_options.check(self._of_spark, role)
-        options = self._parsed.for_role(role)
-        ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
-        if len(ways) != 1:
-            raise OptionError(
-                "exactly one of the options 'subscribe', 'subscribePattern' and 'assign' says what to read; "
-                f"{'none is' if not ways else 'several are'} given"
-            )
-        filters.check(options)
-        check_starting(options, role)
-        environment_of(options)
-        if options.allocation_strategy == "environment":
-            check_chosen(options, "allocationStrategy")
-        min_offsets, max_offsets = options.min_offsets_per_trigger, options.max_offsets_per_trigger
-        if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
-            raise OptionError(
-                f"option 'minOffsetsPerTrigger' is {min_offsets}, more than 'maxOffsetsPerTrigger' {max_offsets}"
-            )
-        return options, chosen(columns_of(self._parsed), schema)
+        return check_source(self._parsed, role), chosen(columns_of(self._parsed), schema)
 
 
 def register(spark: SparkSession) -> None:

@@ -10,14 +10,20 @@ problem of new users.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import sys
 import warnings
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
-# The name in PySpark 4.2 and 4.3. Spark's default manager uses Hadoop's FileContext, which takes a large part of the time of a
-# small batch. This one renames through the FileSystem class, so it is as atomic as the rename of the file system.
-_CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+# Spark's default manager uses Hadoop's FileContext, which takes a large part of the time of a small batch. This one renames
+# through the FileSystem class, so it is as atomic as the rename of the file system. Spark 4.1 moved it to another package.
+_CHECKPOINT_MANAGERS = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+    "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager",
+)
 
 # If this variable of the environment is set, tasks read every batch of a stream: ``source.tasks``.
 READ_BY_TASKS = "ROCKETMQ_SPARK_READ_BY_TASKS"
@@ -27,14 +33,54 @@ def low_latency_conf() -> dict[str, Any]:
     """Return settings that shorten micro-batches, for ``SparkSession.builder.config(map=...)``.
 
     Set them before the session starts. Checkpoints must be on a local disk or on HDFS, whose renames are atomic. On an object
-    store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store.
+    store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. The setting is also absent if
+    Spark's jars are not beside PySpark, as with Spark Connect: the name of the class depends on the version of Spark.
     """
+    manager = _checkpoint_manager()
     return {
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.execution.python.udf.buffer.size": "1048576",
-        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_MANAGER,
+        **({"spark.sql.streaming.checkpointFileManagerClass": manager} if manager else {}),
         "spark.sql.adaptive.enabled": "false",
     }
+
+
+@functools.cache
+def _checkpoint_manager() -> str | None:
+    """The checkpoint manager's name in Spark's jars; None if they are not here."""
+    import zipfile  # here, because every worker imports this module, and few drivers call this
+
+    for jar in _jars("spark-sql_*.jar"):
+        try:
+            with zipfile.ZipFile(jar) as classes:
+                names = set(classes.namelist())
+        except (OSError, zipfile.BadZipFile):
+            continue
+        for manager in _CHECKPOINT_MANAGERS:
+            if f"{manager.replace('.', '/')}.class" in names:
+                return manager
+    return None
+
+
+def _jars(pattern: str) -> list[Path]:
+    """Spark's jars of this name, where PySpark's launcher takes them from: SPARK_HOME, else the package."""
+    home = os.environ.get("SPARK_HOME") or _package()
+    return sorted(Path(home, "jars").glob(pattern)) if home is not None else []
+
+
+def has_data_sources() -> bool:
+    """Whether PySpark here has data sources in Python. PySpark is not imported for it, which takes a second."""
+    package = _package()
+    return package is not None and PathFinder.find_spec("pyspark.sql.datasource", [f"{package}/sql"]) is not None
+
+
+def _package() -> str | None:
+    """The folder of PySpark; None if it is not installed."""
+    try:
+        found = importlib.util.find_spec("pyspark")
+    except (ModuleNotFoundError, ValueError):  # a finder may raise, and a program may have made a module without a spec
+        return None
+    return next(iter(found.submodule_search_locations or ()), None) if found is not None else None
 
 
 def exactly_once_conf() -> dict[str, Any]:

@@ -90,7 +90,15 @@ def test_every_module_of_the_client_can_be_imported() -> None:
 def test_help_and_star_imports_work_without_extras() -> None:
     hidden, imported, read = run(LOOKS_AT_THE_PACKAGE)
     assert hidden == str(
-        ["GroupOffsetListener", "MetricsListener", "SentRows", "foreach_batch_writer", "register", "write_rocketmq"]
+        [
+            "GroupOffsetListener",
+            "MetricsListener",
+            "SentRows",
+            "foreach_batch_writer",
+            "read_rocketmq",
+            "register",
+            "write_rocketmq",
+        ]
     )
     assert imported.startswith(
         "rocketmq_spark.MetricsListener needs packages that are not installed: pyspark. Install them: pip install"

@@ -84,6 +84,7 @@ def test_the_beginning_in_the_end_wins():
     first = planner.first_batch(Offsets({A: 3, B: 4}), Offsets({A: 8, B: 4, C: 2}, {C: 1}))
     assert first.start == {A: 3, B: 4, C: 1}
     assert ranges(Offsets({A: 100, B: 100, C: 100}), first) == [OffsetRange(A, 3, 8), OffsetRange(C, 1, 2)]
+    assert ranges(first, first) == []
 
 
 def test_queues_that_the_end_does_not_name_are_not_read():

@@ -216,13 +216,14 @@ class QueryFigures:
             "behind_seconds": None if last["behindMs"] is None else last["behindMs"] / 1000,
             "queues": last["queues"],
             "queues_away": last["queuesAway"],
-            "brokers_away": len(last["brokersAway"]) if last["sources"] else None,
+            "brokers_away": len(last["brokersAway"]) if last["sources"] and last["brokersAway"] is not None else None,
             "rows_total": self._rows,
             "batches_total": self._batches,
             "batch_seconds": None if last["batchMs"] is None else last["batchMs"] / 1000,
         }
         yield from ((name(which), {}, float(value)) for which, value in known.items() if value is not None)
-        for cause in (cause.name.lower() for cause in Cause if last["sources"]):
+        reported = last["sources"] and last["losses"] is not None
+        for cause in (cause.name.lower() for cause in Cause if reported):
             counts = last["losses"].get(cause, {"ranges": 0, "offsets": 0})
             yield name("lost_ranges_total"), {"cause": cause}, float(counts["ranges"])
             if counts["offsets"] is not None:

@@ -103,12 +103,12 @@ class Stream:
     def _new_watch(self) -> RecreationWatch:
         return RecreationWatch(lambda: self._catalog.offsets, self._options.group)
 
-    def latestOffset(self, begin: Offsets, wanted: TriggerLimits) -> Offsets:
-        """Where the next batch ends; ``begin`` itself when there is none. What lies before ``begin`` is finished work."""
-        self._end = self._next(begin, wanted)
+    def latestOffset(self, begin: Offsets, wanted: TriggerLimits, finished: bool = True) -> Offsets:
+        """Where the next batch ends; ``begin`` itself when there is none. ``finished``: what lies before ``begin`` was read."""
+        self._end = self._next(begin, wanted, finished)
         return self._end
 
-    def _next(self, begin: Offsets, wanted: TriggerLimits) -> Offsets:
+    def _next(self, begin: Offsets, wanted: TriggerLimits, finished: bool) -> Offsets:
         if self._unresolved is not None and not begin.positions:
             raise self._unresolved
         self._open(begin)
@@ -116,7 +116,8 @@ class Stream:
         if self._to_freeze:
             self._frozen = patiently(self._catalog, lambda: whole(self._catalog).ends())
             self._to_freeze = False
-        self._group_offsets.commit(begin.positions)
+        if finished:
+            self._group_offsets.commit(begin.positions)
         if self._frozen is not None:
             return patiently(self._catalog, lambda: self._planned(begin, wanted))
         try:

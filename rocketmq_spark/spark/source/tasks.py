@@ -269,7 +269,7 @@ def _lost(options: Options, puller: Puller, part: OffsetRange, cause: Cause) -> 
     decisions.report(options.fail_on_data_loss, [(part, cause)])
 
 
-TESTED = ("4.2.", "4.3.")
+TESTED = ("4.0.", "4.1.", "4.2.", "4.3.")
 # Starting a task takes 20 to 90 ms, and it reads as fast as the driver, so larger batches gain little.
 MAX_ROWS = 1000
 MAX_BYTES = 1 << 20
