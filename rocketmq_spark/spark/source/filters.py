@@ -159,6 +159,8 @@ def check_checkpoint(options: Options, begin: Offsets) -> None:
 
     A query that waits for its first topic has no positions yet; its namespace and its environment are compared nevertheless.
     """
+    if not (begin.positions or begin.reads):
+        return
     was, now = begin.reads, recorded(options)
     pairs = []
     if was.get("namespace", now["namespace"]) != now["namespace"]:
