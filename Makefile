@@ -67,7 +67,9 @@ soak-pyspark: java
 	@$(MAKE) --no-print-directory checkpoints-of-versions
 
 soak-on-older: $(READY)
-	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/kill tests/spark/test_restart.py tests/spark/test_available_now.py $(OPTIONS)
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/kill/test_kill_matrix.py \
+		tests/kill/test_exactly_once.py::test_a_driver_killed_in_the_midst_of_a_batch_and_workers_that_die tests/spark/test_restart.py tests/spark/test_available_now.py \
+		tests/spark/test_pruned_plans.py $(OPTIONS)
 
 checkpoints-of-versions: $(READY)
 	@$(BIN)/python -m tests.checkpoints_of_versions .venv-4.0 .venv-4.1 .venv-4.2 $(VENV)

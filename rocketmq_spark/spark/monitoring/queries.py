@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rocketmq_spark.errors import RocketMQError
 
 if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
     from rocketmq_spark.spark.sink.foreach import ForeachBatchWriter
@@ -171,6 +172,14 @@ def _age_ms(latest: Mapping[str, Any], now: datetime) -> int | None:
     except (KeyError, TypeError, ValueError):
         return None
     return max(0, round((now - begun - took) / timedelta(milliseconds=1)))
+
+
+def ends_of(progress: StreamingQueryProgress) -> list[Any]:
+    """Return where the batch ended for each source, as Spark's JSON has it.
+
+    The attribute ``endOffset`` of PySpark 4.0 and 4.1 may be the text of a Python object instead.
+    """
+    return [source.get("endOffset") for source in json.loads(progress.json)["sources"]]
 
 
 def of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
