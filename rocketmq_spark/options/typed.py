@@ -46,7 +46,9 @@ class AdminOptions(TypedDict, total=False):
     tls_server_name: str
     """For ``transport=grpc``: the name in the certificate, if it differs from the host name."""
     namespace: str
-    """Namespace, prefixed to topics and groups as in the Java client."""
+    """Namespace, prefixed to topics and groups as in the Java client. A ``nameServer`` such as ``MQ_INST_a_b.host:port`` sets
+    it; an empty text means none, also there.
+    """
     transport: str
     """``remoting``: directly to brokers, or through the Remoting port of a Proxy given as ``nameServer``; ``grpc``: through
     the Proxy at ``proxyEndpoint``, only for sinks, ``Producer``, ``Consumer`` and ``SimpleConsumer`` (docs/grpc.md).

@@ -88,6 +88,17 @@ def test_what_began_in_a_batch_that_was_not_logged_is_read_again(broker):
     assert ranges_of(again.plan(run.offset)) == [[OffsetRange(A, 3, 29), OffsetRange(b, 3, 29)]]
 
 
+def test_a_first_batch_that_began_before_the_newest_offsets_reads_nothing_older(broker):
+    """It was logged and not finished. A restart at ``latest`` finds a later start, and the logged end says that it was empty."""
+    expose(broker, "family-a")
+    logged = Run(broker.address, startingOffsets="latest", **PATTERN).offset
+    expose(broker, "family-a", end=30)
+    session.close_all()
+    again = Run(broker.address, startingOffsets="latest", **PATTERN)
+    assert (positions(logged), again.positions) == ({A: 20}, {A: 30})
+    assert again.plan(logged) == []
+
+
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_query_that_waits_keeps_its_namespace(broker, ended):
     """Nothing is logged in another one, which would shut both out. So it is after all topics were deleted."""

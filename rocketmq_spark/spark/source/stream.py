@@ -232,7 +232,8 @@ class Stream:
         logged_before = self._end is None  # a run plans before it reads, so this batch is of an earlier one
         if logged_before:
             filters.check_checkpoint(self._options, end)
-        begun = [] if start == end or self._unresolved is not None else planner.begun_between(start, end)
+        # A first batch may begin elsewhere than the start that was found anew; its end carries where.
+        begun = [] if start in (end, self._initial) else planner.begun_between(start, end)
         ranges = sorted([*planner.ranges(start, end), *begun])
         if not ranges:
             return []
