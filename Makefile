@@ -7,7 +7,7 @@ PYTEST = $(BIN)/python -m pytest
 # Containers set it to stay small. Every process of Spark's, of the tests and of the demo would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-4.2 source-4.2 check soak soak-pipelines soak-properties soak-compat soak-pyspark soak-python in-memory-and-spark soak-chaos soak-group soak-exactly-once soak-late-threads bench docs site site-check notebooks release clean java
+.PHONY: demo test test-3.5 test-4.0 test-4.1 test-4.2 on-older soak-on-older checkpoints-of-versions check soak soak-pipelines soak-properties soak-compat soak-pyspark soak-python in-memory-and-spark soak-chaos soak-group soak-exactly-once soak-late-threads bench docs site site-check notebooks release clean java
 .NOTPARALLEL:
 
 # TRANSPORT=grpc: its results go through a Proxy.
@@ -22,12 +22,22 @@ test: java $(READY)
 	@$(MAKE) --no-print-directory check & check=$$!; \
 	$(PYTEST) --complete -n 6 --dist loadfile --max-worker-restart 0 $(OPTIONS); tests=$$?; wait $$check && exit $$tests
 
-# The source on the oldest PySpark that is supported, in an environment of its own.
-test-4.2: java
-	@PIP_CONSTRAINT=$(CURDIR)/tests/pyspark-4.2.txt $(MAKE) --no-print-directory VENV=.venv-4.2 source-4.2
+# What a query does, on each PySpark that is older than the newest, each in an environment of its own. What differs is asserted.
+ON_OLDER := tests/source tests/live/options tests/live/growth tests/test_compat.py tests/test_tuning.py tests/test_worker_imports.py tests/kill \
+	$(addprefix tests/spark/test_,read.py read_function.py restart.py available_now.py source_together.py write.py sink_stream.py \
+	exactly_once.py progress.py registration.py)
 
-source-4.2: $(READY)
-	@$(PYTEST) tests/source tests/live/options tests/live/growth tests/spark/test_read.py tests/spark/test_restart.py tests/spark/test_source_together.py
+test-4.0 test-4.1 test-4.2: test-%: java
+	@PIP_CONSTRAINT=$(CURDIR)/tests/pyspark-$*.txt $(MAKE) --no-print-directory VENV=.venv-$* on-older
+
+on-older: $(READY)
+	@$(PYTEST) $(ON_OLDER) $(OPTIONS)
+
+# PySpark 3.5 has no data sources in Python: its functions read and write.
+test-3.5: java
+	@python=$$(.ci/machine python $(PYTHON)) && env=.venv-3.5 && { test -d $$env || $$python -m venv $$env; } && \
+		$$env/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[arrow,cli]' 'pandas<3' 'pyspark==3.5.*' && \
+		PYSPARK_PYTHON=$$env/bin/python $$env/bin/python -m tests.older_pyspark
 
 check: $(READY)
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
@@ -49,12 +59,20 @@ soak-properties: $(READY)
 soak-compat: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) tests/compat
 
-# The writers on PySpark that is too old for the source, each in an environment of its own.
+# Ten kills and more on each older PySpark, checkpoints that each continues of the others, and PySpark 3.5.
 soak-pyspark: java
-	@python=$$(.ci/machine python $(PYTHON)) && for version in 3.5 4.0 4.1; do \
-		env=.venv-pyspark-$$version; test -d $$env || $$python -m venv $$env || exit 1; \
-		$$env/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[arrow,cli]' 'pandas<3' "pyspark==$$version.*" && \
-		PYSPARK_PYTHON=$$env/bin/python $$env/bin/python -m tests.older_pyspark || exit 1; done
+	@$(MAKE) --no-print-directory test-3.5
+	@for version in 4.0 4.1 4.2; do PIP_CONSTRAINT=$(CURDIR)/tests/pyspark-$$version.txt \
+		$(MAKE) --no-print-directory VENV=.venv-$$version soak-on-older || exit 1; done
+	@$(MAKE) --no-print-directory checkpoints-of-versions
+
+soak-on-older: $(READY)
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s tests/kill/test_kill_matrix.py \
+		tests/kill/test_exactly_once.py::test_a_driver_killed_in_the_midst_of_a_batch_and_workers_that_die tests/spark/test_restart.py tests/spark/test_available_now.py \
+		tests/spark/test_pruned_plans.py $(OPTIONS)
+
+checkpoints-of-versions: $(READY)
+	@$(BIN)/python -m tests.checkpoints_of_versions .venv-4.0 .venv-4.1 .venv-4.2 $(VENV)
 
 # Everything in memory, and a read and a write through Spark, with Python 3.12 and 3.13 where the machine has them, or with PYTHON=
 # alone, each in an environment of its own.

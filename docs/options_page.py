@@ -143,10 +143,15 @@ _TYPES = {
     "timestamp": "int | str",
     "consume_from": "int | str",
     "string": "str",
+    "optional": "str",
     "secret": "str",
     "dotted": "str",
     "strategy": "Callable[..., Any] | str",
     "selector": "Callable[..., Any] | str",
+    "regex": "str",
+    "Options": "bool | str",
+    **dict.fromkeys(("assignment", "offsets", "queue_numbers"), "Mapping[str, Any] | str"),
+    **dict.fromkeys(("per_topic", "property_columns"), "Mapping[str, str] | str"),
 }
 # Options that JSON describes may be given as the mapping that it would be.
 _MAPPINGS = ("environments", "allocation_config")
@@ -156,6 +161,7 @@ _CLASSES = {
     "ConsumerOptions": ("consumer", "Keywords of ``Consumer``."),
     "PullConsumerOptions": ("pull consumer", "Keywords of ``PullConsumer``."),
     "SimpleConsumerOptions": ("simple consumer", "Keywords of ``SimpleConsumer``."),
+    "SourceOptions": ("batch source", "Keywords of ``read_rocketmq``."),
     "SinkOptions": ("sink", "Keywords of ``foreach_batch_writer`` and ``write_rocketmq``."),
 }
 # Those that may be positional are arguments of their own.

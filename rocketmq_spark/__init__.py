@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.spark.datasource import register
     from rocketmq_spark.spark.monitoring.listeners import GroupOffsetListener, MetricsListener
     from rocketmq_spark.spark.monitoring.queries import explain, progress
+    from rocketmq_spark.spark.read import read_rocketmq
     from rocketmq_spark.spark.sink.foreach import foreach_batch_writer, write_rocketmq
     from rocketmq_spark.spark.tuning import exactly_once_conf, low_latency_conf
 
@@ -62,6 +63,7 @@ _HOMES = {
     "foreach_batch_writer": "spark.sink.foreach",
     "low_latency_conf": "spark.tuning",
     "progress": "spark.monitoring.queries",
+    "read_rocketmq": "spark.read",
     "register": "spark.datasource",
     "write_rocketmq": "spark.sink.foreach",
 }
@@ -95,17 +97,19 @@ __all__ = [
     "foreach_batch_writer",
     "low_latency_conf",
     "progress",
+    "read_rocketmq",
     "register",
     "write_rocketmq",
 ]
 
-# The packages that a home imports, by home; the other homes need none. A name whose packages are not installed is not listed, so
-# that ``import *``, ``help`` and ``inspect.getmembers`` work without extras.
+# The packages that modules of ``_HOMES`` need; the other modules need none. ``__all__`` omits names whose packages are not
+# installed, so that ``import *``, ``help`` and ``inspect.getmembers`` work without extras.
 _ARROW = ("pyarrow", "numpy", "xxhash")
 _PACKAGES = {
     "producer.rows.sent": ("numpy",),
     "spark.datasource": ("pyspark",),
     "spark.monitoring.listeners": ("pyspark",),
+    "spark.read": ("pyspark", *_ARROW),
     "spark.sink.foreach": ("pyspark", *_ARROW),
 }
 
@@ -126,9 +130,11 @@ def __getattr__(name: str) -> Any:
     if missing := _missing(name):
         extra = extras.SPARK if "pyspark" in missing else extras.ARROW
         problem = (
-            f"{__name__}.{name} needs {' and '.join(missing)}, not installed here. Install it: {extras.command(extra)}"
+            f"{__name__}.{name} needs packages that are not installed: {', '.join(missing)}. Install them: "
+            f"{extras.command(extra)}"
         )
-        # ``hasattr`` expects an AttributeError. An import statement would replace it by one that does not say what is missing.
+        # ``hasattr`` needs an AttributeError. An import statement would replace an AttributeError by its own error, which does
+        # not name the missing package.
         if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
             raise ModuleNotFoundError(problem, name=missing[0])
         raise AttributeError(problem)

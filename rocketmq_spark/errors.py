@@ -78,9 +78,9 @@ class RocketMQError(Exception):
 
 
 def copy_of(error: RocketMQError) -> RocketMQError:
-    """Return a copy of an exception, to keep it or for one of several callers; the copies share the cause.
+    """Return a copy of an exception, for an object that stores it or for one of several callers. The copies share the cause.
 
-    Neither has a traceback: it would keep the frames of the first caller alive, and the objects that they refer to.
+    Copy and cause have no traceback, because a traceback keeps the frames of the first caller, and their objects, alive.
     """
     fresh = copy.copy(error)
     fresh.__cause__ = error.__cause__

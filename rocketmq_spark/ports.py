@@ -110,7 +110,7 @@ class Replies(Protocol):
         """Join; heartbeats then go to all brokers, because any of them may pass on a reply. Returns a function that leaves."""
 
     def announce(self, deadline: Deadline) -> None:
-        """Send that heartbeat now. Failures of single brokers are logged. Raises ``NotSupported`` if a Proxy answers it."""
+        """Send the heartbeat to all brokers now. Logs failures of single brokers. Raises ``NotSupported`` if a Proxy answers."""
 
     def expect(self, correlation_id: str, done: Callable[[Reply | RocketMQError], object]) -> Callable[[], None]:
         """Call ``done`` at most once with the reply to that request; it may block. Returns a function that cancels this."""
@@ -250,8 +250,9 @@ class OffsetReader(Protocol):
         """Whether a Proxy answers for the broker."""
 
     def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> bool:
-        """Have a broker compile an SQL expression. Raises ``BrokerError`` with the broker's text if that fails. Returns False if
-        a Proxy answers for the broker: it compiles nothing.
+        """Have a broker compile an SQL expression. Raises ``BrokerError`` with the broker's text if the expression is invalid.
+
+        Returns False if a Proxy answers for the broker, because a Proxy compiles no expressions.
         """
 
 
@@ -324,9 +325,9 @@ class GroupMember(Protocol):
         """Return the subscriptions of the group's last heartbeat at this broker of the topic, or at a random one."""
 
     def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> Mapping[tuple[str, str], str]:
-        """Return how members of the group should consume, ``PULL`` or ``POP``, by topic and broker. Operators set this mode.
+        """Return the consume mode of the group, ``PULL`` or ``POP``, for each topic and broker. Operators set this mode.
 
-        Pairs whose mode is unknown are missing: brokers before 5.0 and Proxies do not report it.
+        The result omits pairs whose mode is unknown: brokers before 5.0 and Proxies do not report the mode.
         """
 
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:

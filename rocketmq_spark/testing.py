@@ -73,13 +73,13 @@ def pytest_runtest_makereport(
 
 
 def _sections(item: pytest.Item) -> list[tuple[str, str]]:
-    """The telling lines at the end of the log of each running broker that the test was given, under whatever name."""
+    """The last relevant lines of the log of each running broker that a fixture gave to the test."""
     # A LocalBroker can only exist if its module was imported.
     module = sys.modules.get("rocketmq_spark.localbroker.cluster")
     fixtures = getattr(item, "funcargs", None)
     if module is None or not isinstance(fixtures, dict):
         return []
-    # By its type: a mock says yes to isinstance, and whatever it is asked for.
+    # Compare types, because a mock may pass ``isinstance``.
     clusters = {id(value): value for value in fixtures.values() if issubclass(type(value), module.LocalBroker)}
     sections = []
     topics = [
@@ -89,11 +89,11 @@ def _sections(item: pytest.Item) -> list[tuple[str, str]]:
     for cluster in clusters.values():
         # A closed cluster has no logs any more, as after the teardown of the last test.
         for name in cluster.brokers if cluster.running else ():
-            lines = [line for line in cluster.logs(name).splitlines() if _tells(line, topics)][-_LOG_LINES:]
+            lines = [line for line in cluster.logs(name).splitlines() if _is_relevant(line, topics)][-_LOG_LINES:]
             sections.append((f"RocketMQ log of {name}", "\n".join(lines)))
     return sections
 
 
-def _tells(line: str, topics: Collection[str]) -> bool:
+def _is_relevant(line: str, topics: Collection[str]) -> bool:
     """Whether a line of a broker's log is a warning or an error, or names a topic."""
     return _SERIOUS.search(line) is not None or any(topic in line for topic in topics)

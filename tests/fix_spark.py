@@ -19,6 +19,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rocketmq_spark import low_latency_conf
 from rocketmq_spark.localbroker.java import find_java
+from rocketmq_spark.spark import compat
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,12 +38,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 _CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
-_CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
+# The usual one starts a process for each look whether a file is a link: 17 in a micro-batch, two thirds of all.
+_QUICK_FILES = low_latency_conf()[_CHECKPOINT_FILES]
 # For tests of kills: what users have.
-CHECKPOINT_AS_USERS = {_CHECKPOINT_FILES: f"{_CHECKPOINTING}.FileContextBasedCheckpointFileManager"}
+CHECKPOINT_AS_USERS = {_CHECKPOINT_FILES: _QUICK_FILES.replace("FileSystemBased", "FileContextBased")}
 CONF = {
-    # The usual one starts a process for each look whether a file is a link: 17 in a micro-batch, two thirds of all.
-    _CHECKPOINT_FILES: f"{_CHECKPOINTING}.FileSystemBasedCheckpointFileManager",
+    _CHECKPOINT_FILES: _QUICK_FILES,
     "spark.ui.enabled": "false",
     "spark.python.daemon.module": "rocketmq_spark.daemon",
     "spark.ui.showConsoleProgress": "false",
@@ -80,6 +83,16 @@ spark.stop()
 """
 
 
+# Spark before 4.2 runs a query with availableNow or once as one batch.
+ONE_BATCH = not compat.has("SupportsTriggerAvailableNow")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if ONE_BATCH:  # PySpark before 4.2 leaves the sockets of collected rows to the garbage collector
+        config.addinivalue_line("filterwarnings", r"ignore:unclosed <socket\.socket:ResourceWarning")
+        config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """All JVMs of drivers find the class-data archive, which lies beside the PySpark that it is of.
 
@@ -112,7 +125,11 @@ def _compile_zips() -> None:
     for path in Path(pyspark.__file__).parent.glob("python/lib/*.zip"):
         part = path.with_suffix(f".{os.getpid()}")
         shutil.copy(path, part)
-        with zipfile.ZipFile(part, "a") as zipped, tempfile.TemporaryDirectory() as folder:
+        with (
+            zipfile.ZipFile(part, "a") as zipped,
+            tempfile.TemporaryDirectory() as folder,
+            warnings.catch_warnings(action="ignore"),  # of PySpark 4.0 and 4.1, about their own texts
+        ):
             known = set(zipped.namelist())
             source, code = Path(folder, "module.py"), Path(folder, "module.pyc")
             for name in known:
@@ -197,6 +214,18 @@ def finish(query: StreamingQuery, timeout_s: float = 360.0) -> None:
         pytest.fail(f"not finished within {timeout_s:g} s; last progress: {query.lastProgress}")
 
 
+def drain(start: Callable[[], StreamingQuery], timeout_s: float = 360.0) -> None:
+    """Run an AvailableNow query to its end; where a run is one batch, again until two runs read nothing.
+
+    The first of them may have repeated a batch without rows.
+    """
+    idle = 0
+    while idle < (2 if ONE_BATCH else 1):
+        query = start()
+        finish(query, timeout_s)
+        idle = 0 if ONE_BATCH and any(progress["numInputRows"] for progress in query.recentProgress) else idle + 1
+
+
 def without_frames(text: str) -> str:
     """What a driver said without the frames of its stacks, which hide the causes."""
     return "\n".join(line for line in text.splitlines() if not line.startswith("\tat "))
@@ -223,7 +252,7 @@ class Finished:
 _MARK = "##report "
 _PRELUDE = f"""\
 import json, sys
-from tests.fix_spark import finish, new_session, wait_until
+from tests.fix_spark import drain, finish, new_session, wait_until
 
 def report(value):
     print({_MARK!r} + json.dumps(value), flush=True)

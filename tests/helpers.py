@@ -9,6 +9,7 @@ import contextlib
 import dis
 import functools
 import gc
+import json
 import logging
 import os
 import signal
@@ -280,3 +281,8 @@ def _of_queue(client: session.Client, queue: MessageQueue, end: int) -> list[Rec
 def _short(answer: object) -> str:
     many = f"{len(answer)} of " if isinstance(answer, list) else ""
     return many + repr(answer)[:1000]
+
+
+def progress_json(*ends: str | None) -> str:
+    """Spark's JSON of a progress, as far as it has the ends of sources: an object where the text of the end is one."""
+    return json.dumps({"sources": [{"endOffset": json.loads(end) if end and end[0] == "{" else end} for end in ends]})

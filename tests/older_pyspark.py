@@ -1,19 +1,30 @@
-"""Writes with the PySpark of this Python, which may be older than the source needs, and reads it back.
+"""PySpark 3.5, without data sources in Python: ``write_rocketmq``, ``foreach_batch_writer`` and ``read_rocketmq``.
 
-``make soak ONLY=pyspark`` runs it with several.
+``make test-3.5`` runs it, with the PySpark of this Python.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyspark
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from rocketmq_spark import PullConsumer, exactly_once_conf, explain, foreach_batch_writer, write_rocketmq
+from rocketmq_spark import (
+    PullConsumer,
+    RocketMQError,
+    exactly_once_conf,
+    explain,
+    foreach_batch_writer,
+    low_latency_conf,
+    read_rocketmq,
+    register,
+    write_rocketmq,
+)
 from rocketmq_spark.localbroker import LocalBroker
 
 ROWS = 20_000
@@ -61,34 +72,34 @@ def written_by_streams(spark: SparkSession, name_server: str, folder: Path, topi
     assert read(name_server, topic, 2 * LINES) == wanted
 
 
+def read_by_function(spark: SparkSession, name_server: str) -> None:
+    """All columns of what was written, and the same in a second action."""
+    frame = read_rocketmq(spark, name_server, subscribe="batch", metadata="full", property_columns={"place": "bigint"})
+    wanted = Counter((str(i), "odd" if i % 2 else "even", f"k{i}", i % 7, str(i % 7)) for i in range(ROWS))
+    for _ in range(2):
+        rows = frame.select("body", "tags", "keys", "place", "properties", "storeTimestamp", "queueOffset").collect()
+        found = Counter(
+            (bytes(row.body).decode(), row.tags, row["keys"][0], row.place, row.properties["place"]) for row in rows
+        )
+        assert found == wanted
+        assert {row.storeTimestamp.year for row in rows} == {datetime.now(UTC).year}
+    assert frame.groupBy("tags").count().count() == 2
+
+
 def refused(spark: SparkSession, name_server: str) -> str:
-    """What a user reads who asks for the source, or the sink, where this PySpark is too old for it."""
-    frame: DataFrame = spark.range(1).selectExpr("cast(id as string) body")
-    said = []
-    for act in (
-        lambda: spark.read.format("rocketmq").option("nameServer", name_server).option("topic", "batch").load().count(),
-        lambda: (
-            frame.write.format("rocketmq")
-            .mode("append")
-            .option("nameServer", name_server)
-            .option("topic", "batch")
-            .save()
-        ),
-    ):
-        try:
-            act()
-        except Exception as e:  # noqa: BLE001 - whatever Spark raises
-            said.append(explain(e) or str(e).splitlines()[0])
-        else:
-            said.append("done")
-    return " / ".join(said)
+    """What a user reads who calls ``register`` where PySpark has no data sources in Python."""
+    try:
+        register(spark)
+    except RocketMQError as e:
+        return explain(e)
+    return "registered"
 
 
 def main() -> None:
     folder = Path(tempfile.mkdtemp())
     spark = (
         SparkSession.builder.master("local[2]")
-        .config(map=exactly_once_conf())
+        .config(map={**exactly_once_conf(), **low_latency_conf()})
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .getOrCreate()
@@ -97,13 +108,14 @@ def main() -> None:
         for topic in ("batch", "stream", "once"):
             broker.create_topic(topic, queues=4)
         written_by_batch(spark, broker.name_server)
+        read_by_function(spark, broker.name_server)
         written_by_streams(spark, broker.name_server, folder, "stream")
         written_by_streams(spark, broker.name_server, folder, "once", delivery_guarantee="exactly-once")
         said = refused(spark, broker.name_server)
     spark.stop()
-    print(
-        f"PySpark {pyspark.__version__}: {ROWS} rows and {4 * LINES} lines written and read back; the source and the sink: {said}"
-    )
+    has_sources = hasattr(spark, "dataSource")
+    assert said == "registered" if has_sources else "register needs pyspark.sql.datasource.DataSource" in said, said
+    print(f"PySpark {pyspark.__version__}: {ROWS} rows and {4 * LINES} lines written and read back; register: {said}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
-from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -35,6 +34,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, OffsetRange
+from rocketmq_spark.spark.compat import ReadLimit
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.source.readers import RocketMQReader, RocketMQStreamReader
 from tests.helpers import between_looks, indexed

@@ -121,6 +121,20 @@ def test_what_can_be_called_with_messages_is_a_listener(listener: Any) -> None:
     arguments.function("listener", listener, "messages, context")
 
 
+def test_a_decorator_gives_a_listener_the_arguments_that_it_lacks() -> None:
+    """``functools.wraps`` shows the parameters of the function inside, which the caller does not fill."""
+
+    def stored(database: Any, messages: Any, context: Any) -> None: ...
+
+    @functools.wraps(stored)
+    def listener(messages: Any, context: Any) -> None:
+        return stored(None, messages, context)
+
+    arguments.function("listener", listener, "messages, context")
+    with pytest.raises(OptionError, match="listener takes "):
+        arguments.function("listener", functools.wraps(listener)(stored), "messages, context")
+
+
 def test_the_parameters_of_a_built_in_function_are_unknown() -> None:
     arguments.function("key", str, "message")
 
@@ -326,6 +340,7 @@ PULLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "beginning": (lambda c: c.seek_to_beginning([A]), "a queue is [MessageQueue"),
     "end": (lambda c: c.seek_to_end([A]), "a queue is [MessageQueue"),
     "time": (lambda c: c.seek_to_timestamp(1.5), "epoch_ms is 1.5; expected a whole number"),
+    "end as time": (lambda c: c.seek_to_timestamp(-1), "epoch_ms is -1; expected a whole number"),
     "no time": (lambda c: c.seek_to_timestamp(A), "epoch_ms is MessageQueue"),
     "commit": (lambda c: c.commit([A]), "offsets is [MessageQueue"),
     "commit of": (lambda c: c.commit({"t": 1}), "a queue is 't'; expected a MessageQueue"),

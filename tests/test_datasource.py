@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -57,6 +58,12 @@ def test_options_travel_and_secrets_with_them_unseen():
             "option 'environment' is '1', but with environmentMode=queues dmq_inner_topic has the delayed",
         ),
         ({"sendTimeout": "3s"}, "option 'sendTimeout' does not belong to a"),
+        ({"subscribe": "orders,a.b"}, "option 'subscribe': The specified topic: a.b, contains illegal characters"),
+        (
+            {"subscribe": None, "assign": '{"тема":{"b":[0]}}'},
+            "option 'assign': The specified topic: тема, contains illegal",
+        ),
+        ({"asyncProgressTrackingEnabled": "false"}, "option 'asyncProgressTrackingEnabled' does not belong to a"),
         ({"startingOffsets": "committed"}, "give the group with option 'group'"),
         ({"nameServer": None}, "option 'nameServer' is required"),
     ],
@@ -91,6 +98,41 @@ def test_what_a_sink_refuses_without_a_broker(kind):
         getattr(made, kind)(struct("body binary, price double"), False)
     with pytest.raises(OptionError, match="option 'subscribe' does not belong to a sink"):
         getattr(source(topic="t"), kind)(struct("body binary"), False)
+
+
+@pytest.mark.parametrize("given", [{"path": "orders"}, {"PATH": "orders"}, {"paths": '["a","b"]'}])
+@pytest.mark.parametrize(
+    ("kind", "arguments", "call"),
+    [
+        ("reader", (), r".option\('subscribe', ...\).load\(\)"),
+        ("streamReader", (), r".option\('subscribe', ...\).load\(\)"),
+        ("writer", (False,), r".option\('topic', ...\).save\(\)"),
+        ("streamWriter", (False,), r".option\('topic', ...\).start\(\)"),
+    ],
+)
+def test_a_path_is_named_with_the_option_that_is_meant(kind, arguments, call, given):
+    """``load("orders")``, ``save("orders")`` and ``start("orders")`` give it, and nothing would read it."""
+    chosen = {"subscribe": "t"} if kind in ("reader", "streamReader") else {"topic": "t"}
+    for more in ({}, chosen):
+        made = RocketMQDataSource({"nameServer": "127.0.0.1:1", **given, **more})
+        with pytest.raises(OptionError, match=r"orders|a.*b") as caught:
+            getattr(made, kind)(struct("body binary"), *arguments)
+        assert re.search(call, str(caught.value)), caught.value
+
+
+TRACKING = {
+    "asyncProgressTrackingEnabled": "true",
+    "asyncProgressTrackingCheckpointIntervalMs": "1000",
+    "_asyncProgressTrackingOverrideSinkSupportCheck": "true",
+}
+
+
+def test_progress_that_spark_tracks_later_and_exactly_once():
+    given = {"nameServer": "127.0.0.1:1", "topic": "t", "checkpointLocation": "c", "deliveryGuarantee": "exactly-once"}
+    with pytest.raises(
+        OptionError, match="Remove 'asyncProgressTrackingEnabled', or write with deliveryGuarantee=at-least"
+    ):
+        RocketMQDataSource({**given, **TRACKING}).streamWriter(struct("body binary"), False)
 
 
 def test_the_package_that_spark_searches_is_light():

@@ -108,6 +108,43 @@ def test_a_dropped_producer_leaves_its_group(broker: MockBroker) -> None:
     eventually(lambda: unregistered(broker, "producerGroup") == ["dropped"])
 
 
+class Service:
+    """Owns a producer that asks a method of it."""
+
+    def __init__(self, kind: type[Producer] | type[aio.Producer], server: str) -> None:
+        self.producer: Any = kind(server, "dropped", transaction_check=self.check)
+
+    def check(self, half: object) -> str:
+        return "COMMIT"
+
+
+@pytest.mark.parametrize("kind", [Producer, aio.Producer])
+def test_a_dropped_owner_of_a_producer_leaves_no_thread(kind: type[Producer]) -> None:
+    async def made() -> weakref.ref[Any]:
+        return weakref.ref(Service(kind, NOWHERE))
+
+    gone(asyncio.run(made()))
+    eventually(lambda: gc.collect() >= 0 and not threads_of("dropped"))
+
+
+def test_a_check_is_kept_with_its_producer() -> None:
+    """Nobody else has the object of the method; the class of the second one cannot be referred to weakly."""
+
+    class Slots:
+        __slots__ = ()
+
+        def check(self, half: object) -> str:
+            return "ROLLBACK"
+
+    for check, decision in ((Service.__new__(Service).check, "COMMIT"), (Slots().check, "ROLLBACK")):
+        producer = Producer(NOWHERE, "dropped", transaction_check=check)
+        del check
+        gc.collect()
+        asked: Any = producer.settings.transaction_check
+        with contextlib.closing(producer):
+            assert asked.args[0](None) == decision
+
+
 def test_a_warning_names_what_was_dropped() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -238,7 +275,7 @@ def test_a_fork_does_not_close_what_its_parent_has() -> None:
     if (child := os.fork()) == 0:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            dropped._marked.begin()  # as another object of the child does
+            dropped._dropped.start()  # as another object of the child does
             del producer
             settle()
         os._exit(len(caught))

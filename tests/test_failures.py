@@ -39,13 +39,13 @@ def test_one_traceback_a_minute_is_logged_of_each_failure() -> None:
 
     first = failing(ValueError("message 1"))
     assert isinstance(first, Failure)
-    assert tracebacks.of(first) is first.error
-    assert [tracebacks.of(failing(ValueError(f"message {n}"))) for n in range(5)] == [None] * 5
-    assert isinstance(tracebacks.of(failing(KeyError("another kind"))), KeyError)
-    assert isinstance(tracebacks.of(attempt(int, "another place")), ValueError)
+    assert tracebacks.due(first) is first.error
+    assert [tracebacks.due(failing(ValueError(f"message {n}"))) for n in range(5)] == [None] * 5
+    assert isinstance(tracebacks.due(failing(KeyError("another kind"))), KeyError)
+    assert isinstance(tracebacks.due(attempt(int, "another place")), ValueError)
     now_s[0] += 60.0
-    assert isinstance(tracebacks.of(failing(ValueError("later"))), ValueError)
-    assert tracebacks.of("no failure") is None
+    assert isinstance(tracebacks.due(failing(ValueError("later"))), ValueError)
+    assert tracebacks.due("no failure") is None
 
 
 def test_what_is_returned_is_returned() -> None:

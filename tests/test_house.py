@@ -55,9 +55,11 @@ ORDER = {
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release stream envelope_records queue_records service node",
-    "spark": "checkpoints monitoring sink source tuning compat source.offsets source.planner source.partitioning"
+    "spark": "checkpoints monitoring sink source tuning compat spark_options context_settings source.offsets"
+    " source.planner source.partitioning"
     " source.decisions source.filters source.recreation source.catalog source.waiting source.commit source.tasks"
-    " source.stream source.readers checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
+    " source.stream source.reached source.lag_log source.readers source.checks map_in_arrow read"
+    " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
     " sink.checks sink.once sink.task datasource sink.foreach monitoring.queries"
     " monitoring.listeners",
     "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",
@@ -102,12 +104,15 @@ BANNED = {
 
 # Who may import what from outside; what is not named here comes from the standard library and is open to all.
 OUTSIDE = {
-    "pyspark": "daemon spark.compat spark.datasource columnar.decode.schema spark.sink spark.source.tasks"
+    "pyspark": "spark.context_settings daemon spark.compat spark.datasource spark.map_in_arrow spark.read"
+    " columnar.decode.schema spark.sink"
+    " spark.source.tasks"
     " spark.monitoring.listeners spark.monitoring.queries cli delay.stream notebook",
     **dict.fromkeys(("matplotlib", "IPython"), "notebook"),
     "opentelemetry": "session.telemetry",
     "py4j": "cli.demo.play spark.datasource",
-    "pyarrow": "wire.compression columnar stored spark.source.tasks spark.checkpoints.entries spark.sink producer.rows",
+    "pyarrow": "wire.compression columnar stored spark.read spark.source.tasks spark.checkpoints.entries spark.sink"
+    " producer.rows",
     "numpy": "remoting.bulk pull.answers pull.recreated columnar stored spark.sink producer.rows",
     "xxhash": "columnar.encode.content_ids",
     "prometheus_client": "base.exposition spark.monitoring.listeners",
@@ -408,7 +413,14 @@ def test_what_starts_a_cluster_has_a_name_of_its_own():
 
 def test_clusters_start_in_fixtures_that_marks_know():
     """So ``-m "not live"`` leaves them all out. Rooms of their own start what they want: LocalBroker's, the plug-in's, chaos."""
-    free = {"localbroker", "chaos", "test_testing.py", "test_packaging.py", "older_pyspark.py"}
+    free = {
+        "localbroker",
+        "chaos",
+        "test_testing.py",
+        "test_packaging.py",
+        "older_pyspark.py",
+        "checkpoints_of_versions.py",
+    }
     started = {
         f"{module.inner}: {node.name}"
         for module in sources()

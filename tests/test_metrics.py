@@ -46,6 +46,13 @@ def event(name="orders", ident="id-1", progress=None, run=1):
     return SimpleNamespace(id=ident, name=name, runId=of.runId, progress=of)
 
 
+def test_figures_that_spark_does_not_ask_for_have_no_samples() -> None:
+    figures = QueryFigures("q")
+    figures.progress({**told(), "sources": [{"latestOffset": '{"topics": {}, "v": 1}'}]}, 1.0)
+    names = {name.split("_", 2)[-1] for name, _, _ in figures.samples()}
+    assert names == {"query_active", "progress_timestamp_seconds", "rows_total", "batches_total", "batch_seconds"}
+
+
 def test_a_progress_as_figures():
     figures = QueryFigures("orders")
     figures.progress(told(sink_rows=5, losses={"truncated": {"ranges": 1, "offsets": 9}}), 17.5)

@@ -36,7 +36,7 @@ SAMPLES = {
     "tls_key_file": ("key.pem", "key.pem", "", "not empty"),
     "tls_key_password": ("shh", "shh", None, ""),
     "tls_check_hostname": ("false", False, "0", "true or false"),
-    "namespace": ("ns", "ns", "", "not empty"),
+    "namespace": (" ns ", "ns", None, ""),
     "proxy_endpoint": ("a:8081;b:8081", ("a:8081", "b:8081"), "a", "host:port"),
     "tls_server_name": ("proxy.example", "proxy.example", "", "not empty"),
     "transport": ("gRPC", "grpc", "http", "one of remoting, grpc"),
@@ -247,7 +247,7 @@ def test_a_name_and_its_alias_are_one_option():
 
 
 def test_what_spark_passes_is_tolerated():
-    assert options.parse({"path": "p", "checkpointLocation": "c", "QueryName": "q", **SERVER}).given == {"name_server"}
+    assert options.parse({"checkpointLocation": "c", "QueryName": "q", **SERVER}).given == {"name_server"}
 
 
 def test_none_is_not_given():
@@ -302,6 +302,7 @@ def test_the_instance_of_a_hosted_cluster_is_the_namespace(scheme):
     assert (found.name_server, found.namespace) == (("MQ_INST_1_a.host:80",), "MQ_INST_1_a")
     assert scope_of(found).on_wire("orders") == scope_of(found).on_wire("MQ_INST_1_a%orders") == "MQ_INST_1_a%orders"
     assert options.parse({"nameServer": server, "namespace": "mine"}).namespace == "mine"
+    assert options.parse({"nameServer": server, "namespace": ""}).namespace is None
     assert options.parse({"nameServer": f"{scheme}host:80"}).namespace is None
     for role in ROLES:
         if role != "simple consumer":

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import EqualTo
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from rocketmq_spark import options as options_table
@@ -44,6 +43,7 @@ from rocketmq_spark.pull import requests
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.requests import PullSettings
 from rocketmq_spark.remoting.pool import Dialling
+from rocketmq_spark.spark.compat import EqualTo
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.spark.source.commit import GroupOffsets

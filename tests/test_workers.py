@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,20 @@ def test_spark_itself_does_not_look(tmp_path):
         command = [sys.executable, "-m", name]
         done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stderr.count("Spark will not find the format") == expected
+
+
+@pytest.mark.parametrize("has_them", [True, False])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_data_sources_are_looked_for_without_an_import(tmp_path, zipped, has_them):
+    """A platform may have PySpark as a zip file."""
+    files = {"__init__.py": "raise ImportError", "sql/__init__.py": "", "sql/datasource.py": ""}
+    with zipfile.ZipFile(tmp_path / "pyspark.zip", "w") as archive:
+        for name, text in list(files.items())[: 3 if has_them else 2]:
+            archive.writestr(f"pyspark/{name}", text)
+    if not zipped:
+        zipfile.ZipFile(tmp_path / "pyspark.zip").extractall(tmp_path / "folder")
+    where = tmp_path / ("pyspark.zip" if zipped else "folder")
+    code = f"import sys\nsys.path.insert(0, {str(where)!r})\nfrom rocketmq_spark.spark import tuning\n"
+    command = [sys.executable, "-c", f"{code}print(tuning.has_data_sources())"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.stdout == f"{has_them}\n", done.stderr

@@ -58,12 +58,12 @@ def with_kept(
 ) -> dict[MessageQueue, QueueBounds]:
     """Return ``bounds`` with the real minimums of compaction topics, whose brokers keep messages below the minimum they report.
 
-    With the ``positions`` of a reader, queues with a position at or above the reported minimum are not checked. The minimum of a
-    queue in the result is at most its position, because in a compaction topic a message that is not kept is no loss. With
-    ``on_error``, queues whose minimum could not be determined are omitted; without it, the error is raised.
+    With the ``positions`` of a reader, queues with a position at or above the reported minimum are not checked. The returned
+    minimum of a queue is at most the position, because in a compaction topic a message that is not kept is no loss. With
+    ``on_error``, queues whose minimum could not be determined are omitted; without ``on_error``, the error is raised.
     """
     unknown: set[MessageQueue] = set()
-    at = {queue: at for queue, at in (positions or {}).items() if at is not None}
+    known = {queue: position for queue, position in (positions or {}).items() if position is not None}
 
     def failed(error: RocketMQError, queue: MessageQueue) -> None:
         if on_error is None:
@@ -71,9 +71,9 @@ def with_kept(
         unknown.add(queue)
         on_error(error, queue)
 
-    low = [queue for queue, of in bounds.items() if at.get(queue, 0) < of.min_offset]
+    low = [queue for queue, of in bounds.items() if known.get(queue, 0) < of.min_offset]
     kept = tools.brokers.kept_from(GROUP, low, deadline(tools), failed) if low else {}
-    first = {queue: min(offset, bounds[queue].min_offset, at.get(queue, offset)) for queue, offset in kept.items()}
+    first = {queue: min(offset, bounds[queue].min_offset, known.get(queue, offset)) for queue, offset in kept.items()}
     return {q: of._replace(min_offset=first.get(q, of.min_offset)) for q, of in bounds.items() if q not in unknown}
 
 

@@ -83,13 +83,14 @@ def near_groups(tools: AdminTools, group: str) -> str:
 def look_at(
     tools: AdminTools, positions: Mapping[MessageQueue, int | None], new: Collection[MessageQueue] = ()
 ) -> QueuePositions:
-    """The bounds of these queues, and the store time of the next message of each. In ``new`` queues without a position, the
-    reader begins at the first message.
+    """Return the bounds of these queues, and the store time of the next message of each.
+
+    A reader begins at the first message of a queue in ``new`` that has no position.
     """
     bounds, errors = bounds_of(tools, positions)
     within = deadline(tools)
     rows = []
-    silent: set[str] = set()  # brokers that are not asked again
+    silent: set[str] = set()  # brokers that did not answer: they get no further requests
     for queue in sorted(positions):
         if queue not in bounds:
             rows.append(QueueLag(queue, None, positions[queue], None))
@@ -180,20 +181,23 @@ _MARKS = {EARLIEST: "earliest", LATEST: "latest"}
 
 
 def _checked(wanted: object, named: str) -> Wanted:
-    """Return where to go, with a mark as its word. Raises ``OptionError`` for other types, ``OffsetError`` for other values."""
+    """Return ``wanted``, with -2 as ``earliest`` and -1 as ``latest``.
+
+    Raises ``OptionError`` for a wrong type, and ``OffsetError`` for a wrong value.
+    """
     expected = "earliest (or -2), latest (or -1), a time in ms since 1970, or offsets by queue"
     if isinstance(wanted, Mapping):
         for queue, offset in wanted.items():
             arguments.instance(f"a queue of {named}", queue, MessageQueue, "a MessageQueue")
             if not arguments.is_whole(offset):
                 raise arguments.wrong(
-                    f"{named} of {queue}", offset, "an offset, a whole number; -2 is the first, -1 the end"
+                    f"{named} of {queue}", offset, "an offset (a whole number), -2 for the first one, or -1 for the end"
                 )
         return wanted
     if arguments.is_whole(wanted):
-        moment: int = int(wanted)  # type: ignore[call-overload]
-        if moment >= 0 or moment in _MARKS:
-            return _MARKS.get(moment, moment)
+        number: int = int(wanted)  # type: ignore[call-overload]
+        if number >= 0 or number in _MARKS:
+            return _MARKS.get(number, number)
     elif not isinstance(wanted, str):
         raise arguments.wrong(named, wanted, expected)
     elif wanted in _MARKS.values():

@@ -31,7 +31,7 @@ from rocketmq_spark.producer.encoding import ANYHOW, How
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.outgoing import PromptCallback
 from rocketmq_spark.producer.requests import at_once, routed
-from rocketmq_spark.producer.transactions import HalfMessage
+from rocketmq_spark.producer.transactions import HalfMessage, unowned
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.session import producers
@@ -110,35 +110,35 @@ class _Handed:
             return self._changed.wait_for(lambda: not self._futures, deadline.remaining())
 
 
-class _Line:
-    """Sends that one thread begins in their order. The thread refers only to the queue, and ends when the producer is dropped."""
+class _SendThread:
+    """Begins sends one after the other. The thread refers only to the queue, so that a dropped producer ends the thread."""
 
     def __init__(self) -> None:
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._sends: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def put(self, begin: Callable[[], None]) -> None:
-        """Raises ``RuntimeError`` if the system has no more threads; then ``begin`` is not called."""
-        self._thread = self._thread or start_thread("rocketmq-aio-send", functools.partial(_begin_each, self._work))
-        self._work.put(begin)
+        """Have the thread call ``begin``. Raises ``RuntimeError``, and does not, if the system has no more threads."""
+        self._thread = self._thread or start_thread("rocketmq-aio-send", functools.partial(_begin_each, self._sends))
+        self._sends.put(begin)
 
     def empty(self) -> bool:
-        return self._work.empty()
+        return self._sends.empty()
 
     def end(self) -> None:
-        """End the thread after the work that it has. If the close fails after this, later sends start another one."""
+        """End the thread after the sends of the queue. ``put`` starts a new thread, as after a close that failed."""
         if self._thread is not None:
             self._thread = None
-            self._work.put(None)
+            self._sends.put(None)
 
     def __del__(self) -> None:
-        self._work.put(None)
+        self._sends.put(None)
 
 
-def _begin_each(work: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (begin := work.get()) is not None:
+def _begin_each(sends: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (begin := sends.get()) is not None:
         begin()
-        del begin  # while this thread waits, it must not keep the producer
+        del begin  # otherwise the waiting thread would keep the producer alive
 
 
 class Producer(Asynchronous):
@@ -164,11 +164,12 @@ class Producer(Asynchronous):
         check = None
         if transaction_check is not None:
             function("transaction_check", transaction_check, "message", coroutines=True)
-            check = functools.partial(self._loop.run, transaction_check)
+            self._transaction_check = transaction_check
+            check = functools.partial(self._loop.run, unowned(transaction_check))
         self._producer = producers.Producer(name_server, group, transaction_check=check, **options)
         self._fresh: deque[_Waiting] = deque()  # of this iteration of the event loop
         self._begun = 0  # number of sends that have begun since the start
-        self._line = _Line()
+        self._send_thread = _SendThread()
         self._handed = _Handed()
         self._rows = EventLoop()  # for calls that may take long, on separate threads
 
@@ -195,7 +196,7 @@ class Producer(Asynchronous):
         """
         loop = self._check()
         if timeout_s is not None:
-            seconds("timeout_s", timeout_s)  # here, because a thread may compare it
+            seconds("timeout_s", timeout_s)  # an error on a thread would leave the future without a result
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         future = loop.create_future()
         self._fresh.append(_Waiting(future, message, how, time.monotonic(), copy_context()))
@@ -230,10 +231,11 @@ class Producer(Asynchronous):
         elif not routed(self._producer, message.topic, how.timeout_s is how.delay_level is None):
             # A slow route must not hold up other topics.
             self._hand_over(waiting, lambda: self._loop.start(self._begin_in_turn, waiting, _NO_ROUTE))
-        elif self._is_quick(message, how) and self._line.empty() and at_once(self._producer, message):
+        elif self._is_quick(message, how) and self._send_thread.empty() and at_once(self._producer, message):
             self._begin(waiting)
         else:
-            self._hand_over(waiting, lambda: self._line.put(functools.partial(self._begin_in_turn, waiting, _NO_ROOM)))
+            begin = functools.partial(self._begin_in_turn, waiting, _NO_ROOM)
+            self._hand_over(waiting, lambda: self._send_thread.put(begin))
 
     def _is_quick(self, message: Message, how: How) -> bool:
         """Whether a send neither requests a broker's timer limit nor compresses a large body."""
@@ -398,7 +400,7 @@ class Producer(Asynchronous):
     def _close(self, timeout_s: float | None) -> list[Unsent]:
         deadline = self._deadline(timeout_s)
         self._handed.none_left(deadline)  # sends that were passed to threads before are sent
-        self._line.end()
+        self._send_thread.end()
         return self._producer.close(deadline.remaining())
 
     def _deadline(self, timeout_s: float | None) -> Deadline:

@@ -13,13 +13,13 @@ from typing import Any
 from rocketmq_spark.base.threads import text_of
 from rocketmq_spark.errors import OptionError
 
-_MOST_SHOWN = 100
+_MAX_CHARACTERS = 100
 
 
 def shown(value: object) -> str:
-    """The value as an error shows it: a long one, such as a message with its body, is cut."""
+    """Return the text of a value for an error. A long text, such as that of a message with its body, is cut."""
     text = text_of(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
 
 
 def wrong(name: str, value: object, expected: str) -> OptionError:
@@ -27,7 +27,7 @@ def wrong(name: str, value: object, expected: str) -> OptionError:
 
 
 def instance(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
-    """Raise ``OptionError`` unless ``value`` is of the ``kind``."""
+    """Raise ``OptionError`` unless ``value`` is an instance of ``kind``."""
     if not isinstance(value, kind):
         raise wrong(name, value, expected)
 
@@ -37,38 +37,38 @@ def text(name: str, value: object, expected: str = "a str") -> None:
 
 
 def texts(name: str, value: object, expected: str) -> None:
-    """Raise ``OptionError`` unless ``value`` is a collection of texts. One text is none, although it has characters."""
+    """Raise ``OptionError`` unless ``value`` is a collection of str. A single str is rejected, although it has characters."""
     if not isinstance(value, Collection) or isinstance(value, str) or not all(isinstance(each, str) for each in value):
         raise wrong(name, value, expected)
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is a whole number, also one of numpy's. A bool is none, although Python derives it from int."""
+    """Whether a value is an integer, of Python or of numpy. A bool does not count, although Python derives bool from int."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def seconds(name: str, value: object, most_s: float = math.inf) -> float:
-    """Return a timeout. Raises ``OptionError`` if it is not a number, or more than ``most_s``."""
+    """Return a timeout as a float. Raises ``OptionError`` if the timeout is not a number, or more than ``most_s``."""
     if isinstance(value, bool) or not isinstance(value, Real) or not value <= most_s:
         raise wrong(name, value, "a number of seconds" + (f" up to {most_s:.0f}" if most_s < math.inf else ""))
     return float(value)
 
 
 def function(name: str, value: Any, takes: str, *, coroutines: bool = False) -> None:
-    """Raise ``OptionError`` unless ``value`` can be called with the arguments that ``takes`` lists: ``messages, context``.
+    """Raise ``OptionError`` unless ``value`` can be called with the arguments in ``takes``, such as ``messages, context``.
 
-    Without ``coroutines`` a coroutine function is wrong: nothing would await its coroutines.
+    Without ``coroutines``, a coroutine function is rejected, because no caller would await its coroutines.
     """
     expected = f"a function that takes ({takes})"
     if not callable(value):
         raise wrong(name, value, expected)
     if (kind := _kind(value)) and not (coroutines and kind == "coroutine function"):
-        aside = "; rocketmq_spark.aio awaits coroutines" if kind == "coroutine function" else ""
-        raise OptionError(
-            f"{name} is the {kind} {shown(value)}, whose body would never run; expected {expected}{aside}"
-        )
+        hint = "; rocketmq_spark.aio awaits coroutines" if kind == "coroutine function" else ""
+        raise OptionError(f"{name} is the {kind} {shown(value)}, whose body would never run; expected {expected}{hint}")
     try:
-        signature = inspect.signature(value)
+        signature = inspect.signature(
+            value, follow_wrapped=False
+        )  # a decorator may take other arguments than what it wraps
     except (TypeError, ValueError):  # a built-in function may have none
         return
     try:
@@ -78,8 +78,8 @@ def function(name: str, value: Any, takes: str, *, coroutines: bool = False) -> 
 
 
 def _kind(code: Any) -> str | None:
-    """The kind of a function that only creates an object when it is called; None for others."""
-    if isinstance(code, FunctionType) and not code.__code__.co_flags & _CREATES:  # by far the most, at every send
+    """Return the kind of a function whose call does not run its body, but returns a coroutine or generator; None for others."""
+    if isinstance(code, FunctionType) and not code.__code__.co_flags & _CREATES:  # the usual case: it must be fast
         return None
     while isinstance(code, functools.partial):
         code = code.func
@@ -100,6 +100,6 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 
 
 def synchronous(name: str, value: Any) -> None:
-    """Raise ``OptionError`` unless a callable runs its body when it is called."""
+    """Raise ``OptionError`` if a callable is a coroutine function or generator function: a call would not run its body."""
     if kind := _kind(value):
         raise OptionError(f"{name} is the {kind} {shown(value)}; expected a function that returns its result")

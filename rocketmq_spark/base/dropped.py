@@ -1,8 +1,8 @@
-"""Closes public objects that were dropped without ``close``.
+"""Closes producers and consumers that a program dropped without ``close``.
 
-Python runs a finalizer on any thread and between any two statements, perhaps while this thread holds a lock that ``close`` needs.
-So a finalizer only marks its object: it puts the object into a queue, which also keeps it alive. One thread of the process
-closes the objects of the queue. It is not the thread of the heartbeats, because a close waits for brokers that hang.
+Python runs a finalizer on any thread and between any two statements, perhaps while that thread holds a lock that ``close`` needs.
+So a finalizer only puts its object into a queue, which also keeps the object alive. One thread of the process closes the objects
+of the queue. The heartbeat thread does not do this, because ``close`` waits for brokers that hang.
 """
 
 from __future__ import annotations
@@ -26,27 +26,26 @@ _NAME = "rocketmq-dropped"
 
 
 class ClosedWhenDropped(Closing):
-    """Is closed by a thread of the process if its last reference is dropped before ``close``.
+    """An object that a thread of the process closes if the program drops the last reference before ``close``.
 
-    Threads and registries must not refer to it while it is idle. Its constructor calls ``_watch`` at its end.
+    Threads and registries must not refer to an idle object of this class. The constructor of a subclass ends with ``_watch``.
     """
 
     _owner: Owner
-    _dropped_as: str | None = (
-        None  # names the object in the warning; None before it is complete, and nothing is to be closed
-    )
+    # The object's name in the warning; None until the constructor has finished: an incomplete object is not closed.
+    _dropped_as: str | None = None
 
     @property
     def _is_open(self) -> bool:
         raise NotImplementedError
 
     def _watch(self, name: str) -> None:
-        """Close this object, called ``name`` in the warning, when it is dropped."""
-        _marked.begin()
+        """Close this object when it is dropped. The warning calls it ``name``."""
+        _dropped.start()
         self._dropped_as = name
 
     def _close_dropped(self) -> None:
-        attempt(self._warn)  # a filter may raise the warning
+        attempt(self._warn)  # a filter of warnings may turn the warning into an error
         closed = attempt(self.close)
         if isinstance(closed, Failure):
             closed.log(logger, "%s, which was dropped, could not be closed: %s", self._dropped_as, closed)
@@ -57,19 +56,22 @@ class ClosedWhenDropped(Closing):
 
     def __del__(self) -> None:
         if self._dropped_as is not None and self._owner.here and self._is_open:
-            _marked.put(self)
+            _dropped.put(self)
 
 
-class _Marked:
-    """The dropped objects of one process. ``SimpleQueue.put`` may interrupt any method of the queue, as finalizers do."""
+class _DroppedObjects:
+    """The dropped objects of one process that are not closed yet.
+
+    ``SimpleQueue`` is reentrant: a finalizer may call ``put`` while its thread is inside another method of the queue.
+    """
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[ClosedWhenDropped | Latch] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def begin(self) -> None:
-        """Start the thread: a finalizer cannot. If the system allows no more threads, the next object starts it."""
+    def start(self) -> None:
+        """Start the thread, because a finalizer cannot. If the system has no more threads, the next new object tries again."""
         with self._lock, contextlib.suppress(RuntimeError):
             if self._thread is None:
                 self._thread = start_thread(_NAME, functools.partial(_close_all, self._queue))
@@ -78,6 +80,7 @@ class _Marked:
         self._queue.put(dropped)
 
     def settle(self, deadline: Deadline) -> None:
+        """Wait until the objects that are in the queue now are closed, or until ``deadline``."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
@@ -86,26 +89,26 @@ class _Marked:
         settled.wait(deadline.remaining())
 
 
-_marked = _Marked()
+_dropped = _DroppedObjects()
 
 
-def _begin_in_child() -> None:
-    global _marked
-    _marked = _Marked()
+def _forget_in_child() -> None:
+    global _dropped
+    _dropped = _DroppedObjects()
 
 
-os.register_at_fork(after_in_child=_begin_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def settle(deadline: Deadline) -> None:
     """Collect garbage, and wait until the objects that were dropped so far are closed, or until ``deadline``."""
     gc.collect()
-    _marked.settle(deadline)
+    _dropped.settle(deadline)
 
 
 def _close_all(queue: SimpleQueue[ClosedWhenDropped | Latch]) -> None:
     while True:
-        _close_next(queue)  # its frame ends here: while this thread waits, it refers to no object
+        _close_next(queue)  # a call, so that the waiting thread keeps no reference to the object that it closed
 
 
 def _close_next(queue: SimpleQueue[ClosedWhenDropped | Latch]) -> None:

@@ -50,30 +50,33 @@ class Failure:
         attempt(logger.error, text, *args, exc_info=self.error, stacklevel=3)
 
 
-# A failure of the same kind is logged without its traceback for so long.
+# After a failure was logged with its traceback, failures of the same kind are logged without one for this time.
 _QUIET_S = 60.0
-_KINDS = 100
+_MAX_KINDS = 100
 
 
 class Tracebacks:
-    """Limits the tracebacks of failures that repeat: of each error that one line of code raises, one a minute is logged."""
+    """Limits the tracebacks of repeated failures to one a minute for each type of error and line of code that raises it."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._last_s: dict[object, float] = {}
 
-    def of(self, outcome: object) -> BaseException | None:
-        """Return the error whose traceback is to be logged; None if ``outcome`` is no failure, or if it was logged just now."""
+    def due(self, outcome: object) -> BaseException | None:
+        """Return the error of ``outcome`` if its traceback is to be logged now.
+
+        Returns None if ``outcome`` is not a ``Failure``, or if a failure of its kind was logged within the last minute.
+        """
         if not isinstance(outcome, Failure):
             return None
-        place = outcome.error.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        kind = type(outcome.error), place and (place.tb_frame.f_code, place.tb_lineno)
+        innermost = outcome.error.__traceback__
+        while innermost is not None and innermost.tb_next is not None:
+            innermost = innermost.tb_next
+        kind = type(outcome.error), innermost and (innermost.tb_frame.f_code, innermost.tb_lineno)
         now_s = self._now_s()
         if now_s - self._last_s.get(kind, -_QUIET_S) < _QUIET_S:
             return None
-        if len(self._last_s) >= _KINDS:
+        if len(self._last_s) >= _MAX_KINDS:
             self._last_s.clear()
         self._last_s[kind] = now_s
         return outcome.error
@@ -243,7 +246,7 @@ class Aside:
     def _run(self, key: Hashable, mine: deque[Callable[[], None]]) -> None:
         while (work := self._next(key, mine)) is not None:
             work()
-            del work  # while this thread waits for the lock, it must not keep what the work refers to
+            del work  # otherwise the waiting thread would keep the objects of the work alive
 
     def _next(self, key: Hashable, mine: deque[Callable[[], None]]) -> Callable[[], None] | None:
         with self._lock:
@@ -363,7 +366,7 @@ class Timer:
     def _run(self) -> None:
         while (call := self._next()) is not None:
             call()
-            del call  # while this thread waits, it must not keep what the call refers to
+            del call  # otherwise the waiting thread would keep the objects of the call alive
 
     def _next(self) -> Callable[[], None] | None:
         while True:

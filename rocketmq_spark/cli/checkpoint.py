@@ -192,7 +192,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
 
 
 def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[str]]:
-    """Compare every queue that the query reads next with what brokers have now. Returns the comparison, and errors as text."""
+    """Compare the queues that the query reads next with the brokers. Returns a ``Drift`` for each queue, and errors as texts."""
     from rocketmq_spark.admin import deadline, with_kept
     from rocketmq_spark.cli.query import unplanned
     from rocketmq_spark.spark.checkpoints.rewind import drift
@@ -208,24 +208,24 @@ def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[s
     new, failed = unplanned(client, batch)
     errors += map(str, failed)
     positions: dict[MessageQueue, int | None] = {**batch.positions, **dict.fromkeys(new)}
-    lacking = {error.topic for error in failed if isinstance(error, RouteNotFound)}
-    there = {queue for queue in positions if queue.topic not in lacking}
-    bounds = with_kept(client, client.brokers.bounds(there, deadline(client), note), positions, note)
-    remade: list[MessageQueue] = []
+    missing_topics = {error.topic for error in failed if isinstance(error, RouteNotFound)}
+    queues = {queue for queue in positions if queue.topic not in missing_topics}
+    bounds = with_kept(client, client.brokers.bounds(queues, deadline(client), note), positions, note)
+    recreated: list[MessageQueue] = []
     for offsets in batch.sources.values():
         found = RecreationWatch(lambda: client.brokers, GROUP).look(offsets, bounds, deadline(client))
-        remade += found.made_again
+        recreated += found.made_again
         for one, error in found.unanswered.items():
             away.add(one[1])
             errors.append(str(error))
             bounds = {queue: of for queue, of in bounds.items() if share(queue) != one}
-    # A queue that only the route knows is none.
-    seen = {q: at for q, at in positions.items() if q not in new or q in bounds or q.broker_name in away}
-    return drift(seen, bounds, remade, away, _unregistered(client, batch)), errors
+    # A new queue may be in the route only: if its broker answers and does not have the queue, the query reads no such queue.
+    existing = {q: at for q, at in positions.items() if q not in new or q in bounds or q.broker_name in away}
+    return drift(existing, bounds, recreated, away, _unregistered(client, batch)), errors
 
 
 def _unregistered(client: Client, batch: LoggedBatch) -> set[str]:
-    """Brokers of a batch that no name server knows now; a Proxy does not say it."""
+    """Return the brokers of a batch that are not registered at a name server now. Through a Proxy this is unknown."""
     try:
         return {queue.broker_name for queue in batch.positions} - client.routes.cluster().keys()
     except (AccessDenied, NotSupported):

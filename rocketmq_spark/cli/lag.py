@@ -48,7 +48,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option(
     "--checkpoint",
     metavar="FOLDER",
-    help="The checkpointLocation of a query; its lag counts from the end of its last finished batch, and includes queues and"
+    help="The checkpointLocation of a query. Its lag counts from the end of the last finished batch, and includes queues and"
     " topics that the query has not read yet.",
 )
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C, with rates.")
@@ -169,7 +169,7 @@ def _show(output: Output, sight: LagSnapshot) -> None:
         output.note(left_out(cast("list[str]", elsewhere)))
     if new := sight.about.get("newQueues"):
         output.note(
-            f"new queues, which no finished batch has read and which the query reads from their first message: {new}"
+            f"new queues: {new}; no finished batch has read them, and the query reads them from their first message"
         )
     every = total(sight.rows, sight.now_ms)
     if every.lost:

@@ -46,7 +46,7 @@ class DeadLetterFilter:
 
         if self.since_ms is not None and self.until_ms is not None and self.since_ms > self.until_ms:
             since, until = utc_text(self.since_ms), utc_text(self.until_ms)
-            raise OptionError(f"--since is {since}, but --until is {until}; expected a start up to the end")
+            raise OptionError(f"--since is {since}, but --until is {until}; expected --since not after --until")
 
     def __call__(self, message: ReceivedMessage) -> bool:
         if self.keys and not self.keys & {message.msg_id, *message.keys}:
@@ -102,7 +102,9 @@ def show(
     help="Resend even if GROUP belongs to an environment and --environment is not given; the messages may go to queues of any "
     "environment.",
 )
-@click.option("--to-topic", metavar="NAME", help="Resend to this topic, wherever the dead letters came from.")
+@click.option(
+    "--to-topic", metavar="NAME", help="Resend all to this topic, not to the topics in which GROUP read them."
+)
 @connected
 @click.pass_obj
 def resend(
@@ -122,7 +124,8 @@ def resend(
     The dead letters are kept. Each is sent as a new message with its tags, keys and properties, and with one more key: "dlq:" and
     the id of the dead letter. If brokers find that key in the topic, the dead letter was resent before and is skipped, unless
     --again is given. Dead letters that cannot be decoded or sent, or whose topic is unknown or does not exist, are reported and
-    skipped. The topic is unknown if GROUP reads the dead letters of another group, and the topic that these came from, too.
+    skipped. The topic is unknown if GROUP reads both a topic and the dead letters of another group from that topic: --to-topic
+    then names the topic.
     """
     from rocketmq_spark.errors import RocketMQError
 
@@ -160,8 +163,8 @@ def resend(
 
 
 def _lacks(letter: ReceivedMessage) -> str | None:
-    """Why it is no message that could be sent."""
-    unknown = "it does not say in which topic the group read it. Name a topic with --to-topic"
+    """Return why a dead letter cannot be resent; None if it can."""
+    unknown = "the topic in which the group read it is unknown. Name a topic with --to-topic"
     return letter.decode_error or (unknown if letter.topic == letter.queue.topic else None)
 
 
@@ -269,7 +272,7 @@ def _finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
 
 
 def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilter) -> Iterator[ReceivedMessage]:
-    """With the topics in which the group read them, in the user's names; with their own topic if that is unknown."""
+    """Yield dead letters. The ``topic`` of each is that in which the group read it, or the dead-letter topic if unknown."""
     from rocketmq_spark.admin.groups import near_groups
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.cli import reading
@@ -293,18 +296,18 @@ def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilte
         hint = near_groups(target.client(), group)
         output.note(f"Group {group} has no dead letters: there is no topic {scope.on_wire(topic)}. {hint}".rstrip(". "))
         return
-    read_in = _read_in(output, target, own)
+    topic_of = _topic_finder(output, target, own)
     for message in filter(wanted, reader.messages()):
         properties = message.properties
         origin = properties.get(Property.RETRY_TOPIC) or properties.get(Property.DLQ_ORIGIN_TOPIC)
         first = scope.plain(normal_topic(origin, scope.on_wire(own))) if origin else None
-        yield replace(message, topic=(read_in(message, first) if first else None) or message.topic)
+        yield replace(message, topic=(topic_of(message, first) if first else None) or message.topic)
 
 
-def _read_in(output: Output, target: Target, group: str) -> Callable[[ReceivedMessage, str], str | None]:
-    """Finds the topic in which a group read a message that became its dead letter; None if it may be one of several.
+def _topic_finder(output: Output, target: Target, group: str) -> Callable[[ReceivedMessage, str], str | None]:
+    """Return a function that finds the topic in which the group read a dead letter; None if several topics are possible.
 
-    Brokers record only the ``first`` topic of a message, also if the group read it among the dead letters of another group.
+    Brokers record only the ``first`` topic of a message, even if the group read it in the dead-letter topic of another group.
     """
     from rocketmq_spark.base.codes import DLQ_PREFIX
 
@@ -315,19 +318,21 @@ def _read_in(output: Output, target: Target, group: str) -> Callable[[ReceivedMe
         try:
             return set(target.client().admin.consumed_topics(group))
         except AccessDenied as e:
-            output.note(f"Whether {group} reads dead letters of other groups cannot be looked up: {e}")
+            output.note(
+                f"Cannot check whether {group} reads dead letters of other groups; --to-topic says where to: {e}"
+            )
             return set()
 
     def find(letter: ReceivedMessage, first: str) -> str | None:
         others = sorted(t for t in consumed() if t.startswith(DLQ_PREFIX) and t != letter.queue.topic)
-        holding = [topic for topic in others if _is_in(target, topic, letter.msg_id)]
-        possible = [first, *holding] if first in consumed() else holding or others or [first]
+        holding = [topic for topic in others if _has_message(target, topic, letter.msg_id)]
+        possible = list(dict.fromkeys([first, *holding])) if first in consumed() else holding or others or [first]
         return possible[0] if len(possible) == 1 else None
 
     return find
 
 
-def _is_in(target: Target, topic: str, msg_id: str) -> bool:
+def _has_message(target: Target, topic: str, msg_id: str) -> bool:
     """Whether the index of a topic has a message with this id."""
     from rocketmq_spark.admin import messages
     from rocketmq_spark.errors import NotFound, RouteNotFound

@@ -1,4 +1,4 @@
-"""Numbers of the command line. They are of plain digits, as in options: click itself reads 1_000 and digits of any script."""
+"""Types of numbers on the command line. As in options, only plain digits count: click itself accepts 1_000 and other scripts."""
 
 from __future__ import annotations
 

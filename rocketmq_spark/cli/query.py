@@ -1,4 +1,4 @@
-"""The query of a checkpoint, as brokers see it now: which queues it reads, where it continues, and which brokers it waits for."""
+"""The query of a checkpoint: which queues it reads next, from which positions, and which brokers it waits for."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class QueryPositions(NamedTuple):
-    """Where a query continues: after its last finished ``batch``, or at its start without one. ``under_way`` is the unfinished
-    batch.
+    """The positions at which a query continues: after its last finished ``batch``, or at its start if no batch is finished.
 
-    ``new`` are the queues that no finished batch has planned: without a position, the query begins at their first message.
-    ``errors`` say why it is unknown whether there are more of them. Sources of other clusters (``elsewhere``) are not included.
+    ``new`` are the queues that no finished batch has planned; one without a position is read from its first message.
+    ``under_way`` is the unfinished batch. ``elsewhere`` are clusters whose sources are not included. ``errors`` are failures
+    because of which ``new`` may be incomplete.
     """
 
     batch: int | None
@@ -40,7 +40,7 @@ class QueryPositions(NamedTuple):
 
 
 def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Client, QueryPositions]:
-    """The positions of a checkpoint's query, and a client for its brokers.
+    """Return the positions of a checkpoint's query, and a client for its brokers.
 
     Raises ``OffsetError`` for a folder that is no checkpoint, and for topics that the query does not read.
     """
@@ -59,7 +59,7 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     here, elsewhere = chosen.within(names)
     new, errors = unplanned(client, here)
     starts: dict[MessageQueue, int] = {}
-    if unfinished is not None:  # it has logged where it begins, also in sources that no finished batch has
+    if unfinished is not None:  # it has logged its starts, also those of sources that are in no finished batch
         planned = unfinished.batch.within(names)[0].sources
         starts = merged(offsets.start for offsets in planned.values())
         new |= {queue for at, offsets in planned.items() if at not in here.sources for queue in offsets.start}
@@ -72,14 +72,15 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
         raise OffsetError(
             f"the query of {name} does not read {', '.join(wrong)}", remedy=f"It reads: {', '.join(known)}"
         )
-    mine = {q: at for q, at in positions.items() if not topics or q.topic in topics}
+    chosen_positions = {queue: at for queue, at in positions.items() if not topics or queue.topic in topics}
+    new_queues = frozenset(new & chosen_positions.keys())
     number = None if done is None else done.number
-    return client, QueryPositions(number, mine, frozenset(new & mine.keys()), unfinished, elsewhere, errors)
+    return client, QueryPositions(number, chosen_positions, new_queues, unfinished, elsewhere, errors)
 
 
 def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], list[RocketMQError]]:
-    """The queues that the sources of a batch read in the next one, and that this one does not name: new queues, and those of
-    new topics of a pattern. Also the errors because of which there may be more.
+    """Return the queues that the next batch reads in addition to those of ``batch``: new queues, and queues of new topics that
+    match a pattern. Also returns the errors because of which queues may be missing.
     """
     from rocketmq_spark.spark.source import filters
 
@@ -100,14 +101,14 @@ def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], li
             try:
                 queues += client.routes.existing(topic, 0.0).readable()
             except RouteNotFound as e:
-                if topic in known:  # else it was deleted since topics were listed
+                if topic in known:  # otherwise the topic was deleted since the name server listed it
                     errors.append(e)
         new |= {*filters.read_next(offsets, queues)} - offsets.positions.keys()
     return new, errors
 
 
 def clusters(client: Client) -> set[str]:
-    """The clusters of all registered brokers; empty without the right to ask, and for a Proxy, which does not report them."""
+    """Return the clusters of all registered brokers; empty without permission, and for a Proxy, which does not report them."""
     try:
         return {data.cluster for data in client.routes.cluster().values()}
     except (AccessDenied, NotSupported):
@@ -115,13 +116,13 @@ def clusters(client: Client) -> set[str]:
 
 
 def waited_for(client: Client, read: Read) -> set[str]:
-    """Brokers of the client's cluster that a batch reads and that do not answer."""
+    """Return the brokers of the client's cluster that a batch reads and that do not answer."""
     here, _ = read.batch.within(clusters(client))
     return silent(client, {part.queue for part in read.ranges if part.queue in here.positions})
 
 
 def left_out(elsewhere: Sequence[str]) -> str:
-    """The note about sources of other clusters."""
+    """Return the note about sources of other clusters."""
     names = ", ".join(elsewhere)
     return (
         f"The query reads cluster {names}, too, which is not checked: to check it, give the name server of that cluster"
@@ -129,7 +130,7 @@ def left_out(elsewhere: Sequence[str]) -> str:
 
 
 def silent(client: Client, queues: Collection[MessageQueue]) -> set[str]:
-    """The brokers of these queues that do not answer, or that are in no route."""
+    """Return the brokers of these queues that do not answer, or that are in no route."""
     from rocketmq_spark.admin import deadline
 
     away: set[str] = set()

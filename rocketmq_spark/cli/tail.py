@@ -137,8 +137,9 @@ def tail(
     for number, message in enumerate(islice(reader.messages(follow), count), 1):  # noqa: B007
         output.item(document(message), line(message))
     if not number:
-        chosen = tags is not None or begin != "earliest"
-        output.note(f"{topic} has no messages{' from there on, or none with these tags' if chosen else ''}")
+        which = " with these tags" if tags is not None else ""
+        where = "" if begin == "earliest" else " from that position on"
+        output.note(f"{topic} has no messages{which}{where}")
 
 
 def _seek(reader: TopicReader, begin: Place) -> None:

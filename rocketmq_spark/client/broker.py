@@ -305,7 +305,7 @@ class Brokers:
         return isinstance(answer, Command) and answer.by_proxy
 
     def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> bool:
-        """With an invalid expression in a pull, a broker would return every message."""
+        """Without this check, a broker would answer pulls with an invalid expression by returning every message."""
         body = bodies.client_config(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
         (answer,) = self.questions.ask_all([Question(broker_name, command, topic)], deadline)

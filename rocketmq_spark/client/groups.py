@@ -132,9 +132,10 @@ def _on_wire(calls: Calls, table: Mapping[MessageQueue, Value]) -> dict[MessageQ
 
 
 def own(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
-    """A message in the user's names, and of the topic that it was first sent to where it comes from a retry topic.
+    """Return a message with its topic and queue in the user's names.
 
-    A dead letter keeps its topic, as in Java. Mirrors ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
+    A message of a retry topic gets the topic that it was first sent to. A dead letter keeps the dead-letter topic, as in Java.
+    Mirrors ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
     """
     queue = message.queue._replace(topic=scope.plain(message.queue.topic))
     origin = message.properties.get(Property.RETRY_TOPIC) if queue.topic.startswith(RETRY_PREFIX) else None

@@ -221,7 +221,7 @@ class Instance:
         """Include ``member`` in heartbeats, the first one soon. A group may have only one consumer with this client id."""
         on_wire = self._calls.on_wire(member.group)
         if member.consumes and self._groups.consumes(on_wire):
-            dropped.settle(Deadline.after(TIMEOUT_S))  # the other one may have been dropped without close()
+            dropped.settle(Deadline.after(TIMEOUT_S))  # the other consumer may have been dropped without close()
         try:
             self._groups.add(on_wire, member)
             if member.asked is not None and not member.consumes:

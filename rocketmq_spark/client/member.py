@@ -87,23 +87,23 @@ class RemotingMember:
         return {scope.plain(name): wanted for name, wanted in found.items() if scope.reaches(name)}
 
     def consume_modes(self, group: str, topics: Iterable[str], deadline: Deadline) -> dict[tuple[str, str], str]:
-        wire = self._calls.on_wire(group)
-        asked = []
+        wire_group = self._calls.on_wire(group)
+        questions = []
         for topic in topics:
-            body = bodies.consume_mode_query(wire, self._calls.on_wire(topic), self.client_id)
+            body = bodies.consume_mode_query(wire_group, self._calls.on_wire(topic), self.client_id)
             try:
                 brokers = sorted(self._routes.recent(topic, deadline).brokers)
             except RocketMQError as e:
                 logger.debug("the brokers of %s are unknown: %s", topic, e)
                 continue
-            asked += [Question(name, rpc.QUERY_ASSIGNMENT.request(body, bname=name), topic) for name in brokers]
+            questions += [Question(name, rpc.QUERY_ASSIGNMENT.request(body, bname=name), topic) for name in brokers]
         modes = {}
-        for question, answer in zip(asked, self._questions.ask_each(asked, deadline), strict=True):
+        for question, answer in zip(questions, self._questions.ask_each(questions, deadline), strict=True):
             try:
                 if isinstance(answer, RocketMQError):
                     raise answer
                 mode = bodies.consume_mode(answer.body)
-            except RocketMQError as e:  # such as NotSupported of a broker before 5.0, or of a Proxy
+            except RocketMQError as e:  # such as NotSupported from a broker before 5.0, or from a Proxy
                 logger.debug(
                     "%s does not report how group %s consumes %s: %s", question.broker_name, group, question.topic, e
                 )

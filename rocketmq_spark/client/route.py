@@ -197,9 +197,8 @@ class Routes:
             answer = self._name_servers.ask(lambda: self._question(topic), deadline)
         except TopicNotFound as e:
             self.forget(topic)
-            raise RouteNotFound(
-                "the name server knows no such topic, or all its brokers are down", e.addr, e.broker_code, topic
-            ) from e
+            why = names.topic_problem(topic) or "the name server knows no such topic, or all its brokers are down"
+            raise RouteNotFound(why, e.addr, e.broker_code, topic) from e
         return self._settled(bodies.route(topic, answer.body), deadline)
 
     def _settled(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
@@ -314,8 +313,10 @@ class Routes:
 
 def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNotFound:
     near: list[str] = []
+    if names.topic_problem(error.topic or ""):
+        remedy = names.TOPIC_REMEDY
     try:
-        if not routes.any_broker():
+        if remedy != names.TOPIC_REMEDY and not routes.any_broker():
             remedy = "No broker is registered: start one, or look into the logs of those that should be there"
         existing = [topic for topic in routes.topics() if names.is_user_topic(topic) and topic != error.topic]
         near = difflib.get_close_matches(error.topic or "", existing, n=3, cutoff=0.5)

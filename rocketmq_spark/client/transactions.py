@@ -60,7 +60,7 @@ def _commits() -> _Commits:
 
 def end(calls: Calls, address: str, place: HalfPlace, decision: TransactionState, deadline: Deadline,
         asked: bool = False) -> bool:  # fmt: skip
-    """Send a decision to the master at ``address``; ``asked`` if it is the answer to a question.
+    """Send a decision to the master at ``address``; ``asked`` if the decision answers a check of the broker.
 
     Returns whether the answer proves that the broker has the decision. A Proxy answers without waiting for the broker, and before
     the first check of a message it forwards no decision at all (``TransactionActivity``).

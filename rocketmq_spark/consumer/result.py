@@ -38,9 +38,10 @@ class Listener(Protocol):
 
 
 def check_listener(listener: object, arrow: bool, coroutines: bool = False) -> None:
-    """Raise ``OptionError`` unless ``listener`` can be called as a ``Listener``; ``coroutines``: or as a coroutine function.
+    """Raise ``OptionError`` unless ``listener`` can be called as a ``Listener``. ``coroutines`` allows coroutine functions, too.
 
-    Otherwise each call would fail, until the messages are dead letters. A class is no listener: its result would be an object.
+    Without this check, each call would fail until the messages are dead letters. A class is rejected, because a call of a class
+    only creates an object.
     """
     takes = "batch, context" if arrow else "messages, context"
     if isinstance(listener, type):
@@ -109,7 +110,7 @@ class ReplyingContext:
             OptionError: The listener got several messages, and ``to`` is not given.
             MessageRefused: The message is not a request, or the answer is empty or too large. Nothing was sent.
             RocketMQError: The requester did not get the answer. If the listener does not catch the error, the message fails.
-            NotSupported: Over gRPC, because a Proxy does not forward replies.
+            NotSupported: The answer went through a Proxy, which does not forward replies.
         """
         replier = getattr(self, "_replier", None)
         if replier is None:

@@ -162,8 +162,8 @@ class ConsumerSettings:
     ``popped``: a Proxy hands the messages out. ``arrow``: the listener gets record batches. ``max_tries`` None: 16 repetitions
     of a failed message, endless ones where ``ordered``. ``topic_count`` and ``topic_bytes`` bound what is cached of a whole topic
     instead of each queue. ``offsets_folder`` is where a broadcasting member keeps its offsets, under ``wire_group`` and
-    ``name_servers``: groups of one name in two namespaces or clusters are two. ``consume_timeout_s`` is how long a listener may
-    take; with ``popped`` it then does not keep the message from others any more.
+    ``name_servers``: groups of one name in two namespaces or clusters are different groups. ``consume_timeout_s`` is how long a
+    listener may take; with ``popped``, other members then get the message.
 
     ``pull_suspend_s`` is what brokers may take until they answer "nothing new".
 

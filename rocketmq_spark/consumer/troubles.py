@@ -1,4 +1,4 @@
-"""Looks for what makes members of a group miss or repeat messages without an error: other subscriptions, another consume mode.
+"""Detects what makes members of a group miss or repeat messages without an error: different subscriptions, and POP.
 
 Brokers keep one subscription per group, that of the last heartbeat, and filter the messages of all members by it; queues are
 shared among all members, also those without the topic. So messages that only one member subscribes to are lost or stay unread.
@@ -6,8 +6,8 @@ shared among all members, also those without the topic. So messages that only on
 An operator may switch a group to POP (``mqadmin setConsumeMode``). Java members with ``clientRebalance=false`` then pop, and the
 others pull: brokers deliver each message to both.
 
-Brokers that were restarted have forgotten the members of groups: ``Introductions`` makes a member known to them again.
-``Complaints`` has the log levels of troubles that last: a line when one begins, and one when it ends.
+A restarted broker has forgotten the members of groups: ``Introductions`` registers a member with it again.
+``Complaints`` chooses the log level of a problem that lasts: a warning when it begins, and one when it ends.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ POP_REMEDY = (
 
 
 class ConsumeModes:
-    """Warns of topics that brokers have the group pop, because members over remoting pull. Warns once for each broker."""
+    """Warns if the consume mode of a topic is POP, because members over remoting pull. Warns once for each topic and broker."""
 
     def __init__(self, port: GroupMember, group: str, subscriptions: Subscriptions) -> None:
         self._port = port
@@ -111,26 +111,26 @@ class ConsumeModes:
                 "consumers with clientRebalance=false: then messages are delivered twice. %s",
                 self._group,
                 topic,
-                ", ".join(sorted(broker for of, broker in popped if of == topic)),
+                ", ".join(sorted(broker for name, broker in popped if name == topic)),
                 POP_REMEDY,
             )
         self._popped = (self._popped - modes.keys()) | popped
 
 
 class Complaints:
-    """What is wrong now with each of some things, such as topics. What is tried again each second would flood the log."""
+    """The present problem of each thing, such as a topic or queue. Attempts that are repeated each second log one warning."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Hashable] = {}
 
     def level(self, thing: Hashable, why: object) -> int:
-        """WARNING for a trouble of another kind than that of before, INFO for the same one."""
+        """Return INFO if the thing had a problem of the same kind already, else WARNING."""
         kind = type(why), why.broker_code if isinstance(why, RocketMQError) else None
         before, self._known[thing] = self._known.get(thing), kind
         return logging.INFO if before == kind else logging.WARNING
 
     def over(self, thing: Hashable) -> bool:
-        """Note that nothing is wrong with it; returns whether something was."""
+        """Note that the thing has no problem. Returns whether it had one."""
         return self._known.pop(thing, None) is not None
 
 
@@ -140,9 +140,9 @@ LOOK_S, LOST_S = 1.0, 60.0  # between heartbeats while a broker is away, and aft
 
 
 class Introductions:
-    """Sends heartbeats to brokers that do not know this member, because they were restarted. They notify all members then.
+    """Sends heartbeats to brokers that were restarted and do not know this member. These brokers then notify all members.
 
-    The route of a broker that was away may be gone, and its address with it: ``rebalance`` asks for it, and who is listed.
+    The route may have lost a broker that was away, with its address: ``rebalance`` requests the route and the list of members.
     """
 
     def __init__(self, port: GroupMember, timer: Timer, rebalance: Callable[[], None]) -> None:

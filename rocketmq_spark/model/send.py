@@ -32,8 +32,8 @@ class BatchStorage(NamedTuple):
     """How brokers store the batches of a topic.
 
     ``whole``: as one message, which needs a batch id (``queue.type=BatchCQ``). ``by_key``: messages without a key are left out
-    (a compaction topic), although the batch is acknowledged. ``grouped``: messages without a sharding key are rejected (by a
-    Proxy over gRPC, for a topic with ``message.type=FIFO``).
+    (a compaction topic), although the batch is acknowledged. ``grouped``: a Proxy rejects messages without a sharding key (over
+    gRPC, in a topic with ``message.type=FIFO``).
     """
 
     whole: bool = False

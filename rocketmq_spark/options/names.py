@@ -84,7 +84,8 @@ KAFKA_OPTIONS = {
     "kafka.max.request.size": "the largest message that is sent is option 'maxMessageSize'",
 }
 
-# Names of the clients of Java, aiokafka, confluent-kafka and rocketmq-clients, without case and separators, by their equivalent.
+# Sentences about our options, with the names that other clients (Java, aiokafka, confluent-kafka, rocketmq-clients) use for them,
+# in lower case and without separators.
 _OF_CLIENTS = {
     "the address of the cluster is option "
     "'nameServer', a name server's host:port": "bootstrapservers metadatabrokerlist nameserveraddress namesrv",
@@ -96,7 +97,7 @@ _OF_CLIENTS = {
         "retrytimeswhensendasyncfailed"
     ),
     "the required store status is option 'requireStoreOk'": "retryanotherbrokerwhennotstoreok acks requestrequiredacks",
-    "a look before a send is repeated is option 'confirmAmbiguous'": "enableidempotence transactionalid",
+    "the check before a send is repeated is option 'confirmAmbiguous'": "enableidempotence transactionalid",
     "the time for a send with its retries is option 'sendTimeout', that for one "
     "request is option 'requestTimeout'": "sendmsgtimeout messagetimeoutms deliverytimeoutms timeout timeoutms",
     "the time for one request is option 'requestTimeout'": "requesttimeoutms sockettimeoutms mqclientapitimeout",
@@ -156,7 +157,7 @@ KAFKA_SINK_COLUMNS = {
 
 
 def of_foreign_option(name: str) -> str | None:
-    """Return the equivalent of an option of Spark's Kafka source or of another client; None if ``name`` is none of these."""
+    """Return a sentence with the equivalent of an option of Spark's Kafka source or another client; None for other names."""
     lower = name.lower()
     short = lower.removeprefix("kafka.")
     known = KAFKA_OPTIONS.get(lower) or KAFKA_OPTIONS.get(short) or CLIENT_OPTIONS.get(_bare(short))
@@ -173,9 +174,9 @@ _SIMILAR = 0.8
 
 
 def unknown_option(name: str, shown: Mapping[str, str]) -> str:
-    """Return the sentence about an unknown option, with its equivalent if it is a foreign one, or the nearest option.
+    """Return the sentence about an unknown option: with the equivalent of another client's option, or with the nearest option.
 
-    ``shown`` is how errors spell each option.
+    ``shown`` has the spelling of each option in errors, by the option's name.
     """
     if foreign := of_foreign_option(name):
         here = re.sub(r"'(\w+)'", lambda quoted: repr(shown.get(quoted[1], quoted[1])), foreign)

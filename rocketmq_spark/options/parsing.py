@@ -77,6 +77,11 @@ def string(value: str) -> str:
     return value.strip()
 
 
+def optional(value: str) -> str | None:
+    """A text, or None for an empty one."""
+    return value.strip() or None
+
+
 def secret(value: str) -> Secret:
     return Secret(value)
 
@@ -89,7 +94,7 @@ def boolean(value: str) -> bool:
 
 
 def whole_number(value: str) -> int | None:
-    """The number that a text is; None if it is none."""
+    """Return the integer that a text consists of; None for other texts."""
     stripped = value.strip()
     return int(stripped) if _INTEGER.fullmatch(stripped) else None
 
@@ -175,7 +180,7 @@ def names(value: str) -> tuple[str, ...]:
 
 
 def split_address(item: str, lowest_port: int = 1) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[IPv6]:port``; the host keeps its brackets. The text of an error is about ``item``."""
+    """Return host and port of ``host:port`` or ``[IPv6]:port``; the host keeps its brackets. Raises ``ValueError``."""
     scheme, separator, _ = item.partition("://")
     if separator:
         tls = ", and set tls=true" if scheme.lower() == "https" else ""
@@ -190,18 +195,18 @@ def split_address(item: str, lowest_port: int = 1) -> tuple[str, int]:
         try:
             ipaddress.IPv6Address(host[1:-1])
         except ValueError:
-            raise ValueError(f"{item!r} is not host:port: {host[1:-1]!r} is no IPv6 address") from None
+            raise ValueError(f"{item!r} is not host:port: {host[1:-1]!r} is not an IPv6 address") from None
     elif ":" in host:
         raise ValueError(f"{item!r} is not host:port: an IPv6 address needs brackets, such as [::1]:9876")
     elif not _HOST.fullmatch(host):
-        raise ValueError(f"{item!r} is not host:port: {host!r} is no name of a host")
+        raise ValueError(f"{item!r} is not host:port: {host!r} is not a host name")
     return host, int(port)
 
 
 def addresses(value: str) -> tuple[str, ...]:
     """``host:port`` items separated by ``;`` or ``,``.
 
-    Items may begin with ``http://``, as hosted clusters show them. It is removed, as by Java's clients: no connection uses HTTP.
+    Hosted clusters show addresses with ``http://``. This prefix is removed, as in the Java client: no connection uses HTTP.
     """
     expected = "host:port, several separated by ; or ,"
     items = tuple(dict.fromkeys(_HTTP.sub("", item.strip()) for item in re.split("[;,]", value) if item.strip()))
@@ -216,7 +221,7 @@ def addresses(value: str) -> tuple[str, ...]:
 
 
 def name_servers(value: str) -> tuple[str, ...]:
-    """As ``addresses``. Of a hosted cluster, all must belong to the same instance."""
+    """As ``addresses``; all name servers of a hosted cluster must belong to one instance."""
     items = addresses(value)
     if len(instances := {instance_of((item,)) or "no instance" for item in items}) > 1:
         raise ValueError(f"name servers of one instance (these belong to {', '.join(sorted(instances))})")
@@ -224,9 +229,9 @@ def name_servers(value: str) -> tuple[str, ...]:
 
 
 def instance_of(servers: Sequence[str]) -> str | None:
-    """The instance of a hosted cluster, which is its namespace, in ``MQ_INST_<account>_<id>.<host>:port``; None without one.
+    """Return the instance in the address of a hosted cluster: ``MQ_INST_a_b`` in ``MQ_INST_a_b.host:port``; None for others.
 
-    Mirrors ``NameServerAddressUtils``.
+    The instance is the namespace. Mirrors ``NameServerAddressUtils``.
     """
     found = _INSTANCE.match(servers[0]) if servers else None
     return None if found is None else found[1]
@@ -307,9 +312,9 @@ GivenOffsets = dict[MessageQueue | str, int]
 
 
 def offsets(*words: str) -> Callable[[str], str | GivenOffsets]:
-    """One of ``words``; or JSON with offsets by queue or, for all queues of a topic, a word for its end or beginning."""
-    of_topic = {word: end for word, end in (("earliest", EARLIEST), ("latest", LATEST)) if word in words}
-    expected = f"JSON such as {_OFFSETS}, or with {' or '.join(of_topic)} for a topic"
+    """One of ``words``; or JSON with offsets by queue, or with ``earliest`` or ``latest`` for all queues of a topic."""
+    marks = {word: mark for word, mark in (("earliest", EARLIEST), ("latest", LATEST)) if word in words}
+    expected = f"JSON such as {_OFFSETS}, or with {' or '.join(marks)} for a topic"
 
     def parse(value: str) -> str | GivenOffsets:
         if value.lstrip()[:1] != "{":
@@ -321,10 +326,10 @@ def offsets(*words: str) -> Callable[[str], str | GivenOffsets]:
         for topic, of_queues in _json(value, dict, expected).items():
             if not isinstance(of_queues, str):
                 given.update(_numbers_of_topic(topic, of_queues, expected, EARLIEST).items())
-            elif (word := of_queues.strip().lower()) in of_topic:
-                given[topic] = of_topic[word]
+            elif (word := of_queues.strip().lower()) in marks:
+                given[topic] = marks[word]
             else:
-                raise ValueError(f"{expected} ({topic}: {of_queues!r} is neither)")
+                raise ValueError(f"{expected} ({topic}: {of_queues!r} is not allowed)")
         if not given:
             raise ValueError(f"{expected}, with at least one queue")
         return given

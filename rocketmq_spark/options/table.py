@@ -31,7 +31,7 @@ _VARIABLES = {"environment": ENVIRONMENT_VARIABLE}
 
 # Options that Spark itself passes to a source or sink besides the user's.
 TOLERATED = frozenset(
-    {"path", "checkpointlocation", "queryname", "outputmode", "triggerinterval", "serializationformat"}
+    {"checkpointlocation", "queryname", "outputmode", "triggerinterval", "serializationformat"}
     # properties of a table in Spark's catalogue
     | {"provider", "owner", "location", "comment", "external", "is_managed_location", "collation"}
 )
@@ -141,7 +141,13 @@ class Options:
     tls_server_name: str | None = _row(
         p.string, None, _ALL, "for `transport=grpc`: the name in the certificate, if it differs from the host name"
     )
-    namespace: str | None = _row(p.string, None, _ALL, "namespace, prefixed to topics and groups as in the Java client")
+    namespace: str | None = _row(
+        p.optional,
+        None,
+        _ALL,
+        "namespace, prefixed to topics and groups as in the Java client. A `nameServer` such as `MQ_INST_a_b.host:port` sets it; "
+        "an empty text means none, also there",
+    )
     transport: str = _row(
         p.choice("remoting", "grpc"),
         "remoting",

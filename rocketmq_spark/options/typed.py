@@ -46,7 +46,9 @@ class AdminOptions(TypedDict, total=False):
     tls_server_name: str
     """For ``transport=grpc``: the name in the certificate, if it differs from the host name."""
     namespace: str
-    """Namespace, prefixed to topics and groups as in the Java client."""
+    """Namespace, prefixed to topics and groups as in the Java client. A ``nameServer`` such as ``MQ_INST_a_b.host:port`` sets
+    it; an empty text means none, also there.
+    """
     transport: str
     """``remoting``: directly to brokers, or through the Remoting port of a Proxy given as ``nameServer``; ``grpc``: through
     the Proxy at ``proxyEndpoint``, only for sinks, ``Producer``, ``Consumer`` and ``SimpleConsumer`` (docs/grpc.md).
@@ -268,6 +270,114 @@ class SimpleConsumerOptions(AdminOptions, total=False):
 
     open_telemetry: bool | str
     """Create OpenTelemetry spans and metrics, and propagate trace contexts in messages' properties (docs/opentelemetry.md)."""
+
+
+class SourceOptions(AdminOptions, total=False):
+    """Keywords of ``read_rocketmq``."""
+
+    route_refresh: float | str
+    """Maximum age of a route when a batch is planned."""
+    subscribe: Sequence[str] | str
+    """Topics to read; required, or ``subscribePattern``/``assign``."""
+    subscribe_pattern: str
+    """Regular expression for whole topic names, without system, retry and dead-letter topics."""
+    assign: Mapping[str, Any] | str
+    """Queues to read, JSON ``{"t":{"broker-a":[0,1]}}``; only those of the ``environment``."""
+    include_internal: bool | str
+    """Let ``subscribePattern`` also match retry and dead-letter topics."""
+    tags: Mapping[str, str] | str
+    """Tags to read, ``a || b``, filtered by the broker and checked again by the reader; JSON for a filter per topic. A filter
+    leaves gaps in the offsets, which is normal.
+    """
+    sql: Mapping[str, str] | str
+    """SQL92 expression over properties, instead of ``tags``; JSON for one per topic. Requires ``enablePropertyFilter=true`` on
+    brokers (not their default); not through a Proxy, nor for batch topics.
+    """
+    starting_offsets: Mapping[str, Any] | str
+    """``earliest``, ``latest``, ``committed`` (with ``group``), or JSON ``{"t":{"broker-a":{"0":17,"1":-2}}}`` (−2 earliest,
+    −1 latest) for every queue, or ``{"t":"earliest"}`` for all queues of a topic, also mixed. A stream's checkpoint
+    overrides it; a batch cannot start at the end.
+    """
+    committed_fallback: str
+    """Where a queue without a committed offset of the group starts: ``earliest`` or ``latest``; ``error`` raises instead."""
+    starting_timestamp: int | str
+    """First message stored from a time on (ISO-8601 or epoch ms); overrides ``startingOffsets``,
+    ``startingOffsetsByTimestamp``.
+    """
+    starting_offsets_by_timestamp: Mapping[str, Any] | str
+    """First message stored at or after a time, in epoch ms: JSON ``{"t":{"broker-a":{"0":1767225600000}}}`` for every queue;
+    overrides ``startingOffsets``.
+    """
+    starting_offsets_by_timestamp_strategy: str
+    """If all messages of a queue are older than the starting time: ``latest`` starts at its end, ``error`` raises; for
+    ``startingTimestamp``, too. An empty queue starts at its end.
+    """
+    ending_offsets: Mapping[str, Any] | str
+    """``latest``, or JSON ``{"t":{"broker-a":{"0":17,"1":-1}}}`` (−1 latest) for every queue: the first offset not to read;
+    ``{"t":"latest"}`` for all queues of a topic.
+    """
+    ending_timestamp: int | str
+    """Messages stored before this time; overrides the two other ending options. A queue that starts after its end is an error,
+    except with ``startingOffsets=committed``.
+    """
+    ending_offsets_by_timestamp: Mapping[str, Any] | str
+    """Messages stored before a time, in epoch ms: JSON ``{"t":{"broker-a":{"0":1767225600000}}}`` for every queue; overrides
+    ``endingOffsets``.
+    """
+    fail_on_data_loss: bool | str
+    """What to do if offsets no longer exist when they are to be read: ``fail``/``true``, ``warn`` or ``ignore``/``false``."""
+    allocation_strategy: Callable[..., Any] | str
+    """How queues are assigned to Spark partitions: ``averagely``, ``averagelyByCircle``, ``consistentHash``, ``config``,
+    ``machineRoom``, ``machineRoomNearby``, ``environment``, or ``module:callable``. For the strategy, partitions are
+    consumers named ``partition-00000``, …; a queue that it assigns to no partition (as ``config``, ``machineRoom`` or a
+    callable may) is not read, and a warning names it. In a ``Consumer`` or ``PullConsumer``: how queues are assigned to the
+    members of the group, with the same strategies except ``machineRoomNearby``.
+    """
+    allocation_config: Mapping[str, Any] | str
+    """Queues for the strategy ``config``: JSON ``{"orders":{"broker-a":[0,1]}}``, or the same by partition:
+    ``{"partition-00000":{"orders":{"broker-a":[0]}}}``.
+    """
+    machine_rooms: Sequence[str] | str
+    """Rooms whose queues the strategy or selector ``machineRoom`` uses; brokers are named ``room@name``."""
+    partition_rooms: Sequence[str] | str
+    """For ``machineRoomNearby``: room of each partition in order, repeated for further ones; brokers are named ``room@name``."""
+    num_partitions: int | str
+    """Number of partitions to which the strategy assigns queues; ``auto``: one per 20,000 offsets, at most one per queue."""
+    min_partitions: int | str
+    """Split large ranges into about this many tasks."""
+    max_records_per_partition: int | str
+    """Maximum number of offsets of a task; larger ranges are split. Tasks are larger if more than 10,000 would be needed."""
+    predicate_pushdown: bool | str
+    """Let Spark predicates on topic, brokerName, queueId, queueOffset and tags shorten the read, if
+    ``spark.sql.python.filterPushdown.enabled`` is set; for times use ``startingTimestamp`` and ``endingTimestamp``. Only
+    for DataFrames that are used once: if a DataFrame is used again, Spark reads only the range of the first predicate.
+    """
+    columns: Sequence[str] | str
+    """Columns to build, any of the schema; other columns are not decoded."""
+    include_properties: str
+    """Content of ``properties``: ``none`` (null), ``user`` (the properties of the user), or ``all`` (also those of RocketMQ)."""
+    property_columns: Mapping[str, str] | str
+    """Properties as additional typed columns: ``amount:bigint, region:string``; null if absent or not of the type."""
+    metadata: str
+    """``full`` adds offsetMsgId, flag, sysFlag, reconsumeTimes, bornHost, storeHost, commitLogOffset, storeSize."""
+    topic_wait: float | str
+    """How long a start waits until topics of ``subscribe`` or ``assign`` exist, or one that matches ``subscribePattern``.
+    After that the start fails, except that a stream with ``subscribePattern`` starts, and waits for its first topic.
+    """
+    read_from: str
+    """``master``, a ``slave`` if there is one, or the replica that the broker suggests (``hint``)."""
+    max_bytes_in_flight: int | str
+    """Maximum bytes requested by the unanswered pulls of a task."""
+    pull_depth: int | str
+    """Maximum number of unanswered pulls of a task."""
+    pull_batch_size: int | str
+    """Maximum number of messages to request per pull; the broker may send fewer. At most 1024 for consumers."""
+    bad_message: str
+    """For a message that cannot be decoded: ``fail`` raises an error that names the message and the remedies; ``null`` returns
+    a row with a null body and the cause in ``decodeError`` (with ``metadata=full``); ``skip`` counts and logs it.
+    """
+    read_deadline: float | str
+    """How long a task waits for a silent broker before it fails."""
 
 
 class SinkOptions(AdminOptions, total=False):

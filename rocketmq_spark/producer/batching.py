@@ -258,11 +258,11 @@ class AccumulatorMember:
         if self._mixed:
             return None
         try:
-            storage = self._topics.storage.get(topic, _NOT_ASKED)  # None: unknown, and taken as ordinary
+            storage = self._topics.storage.get(topic, _NOT_ASKED)  # None: unknown, treated as an ordinary topic
             if storage is not None and (storage.whole or storage.by_key):
                 return None
             kind = self._kinds.get((topic, tag, waits)) or self._kind(topic, tag, waits)
-        except TypeError:  # a topic or a tag that is no str
+        except TypeError:  # a topic or tag that is not a str
             return None
         if kind is None or type(body) is not bytes or not 0 < len(body) <= self._max_body_bytes:
             return None

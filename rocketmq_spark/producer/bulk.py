@@ -56,7 +56,8 @@ class BulkProducer(RequestProducer):
             selector: ``"hash"`` (of column ``shardingKey``), ``"column"`` (``queueId``, and ``brokerName`` if there is one; the
                 default if there is a column ``queueId``), ``"random"``, ``"roundRobin"``, ``"environment"``,
                 ``"module:function"``, or a function of queues, message and sharding key that is called for each row. By default
-                queues take batches in turn; so they take rows whose ``shardingKey`` or ``queueId`` is null.
+                batches go to the queues round robin, as do rows whose ``shardingKey`` (``"hash"``) or ``queueId``
+                (``"column"``) is null.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:

@@ -32,7 +32,7 @@ class PlainKind(NamedTuple):
 
 _AN_ID = "0" * 32
 _BLANK, _KEYS, _ID = codes.KEY_SEPARATOR, f"{Property.KEYS}\x01", f"{Property.UNIQ_KEY}\x01"
-_STR = {str}  # other types, None among them, are for ``encoding.prepare``
+_STR = {str}  # ``encoding.prepare`` handles other types, such as None
 _RESERVED, _TRANSIENT = codes.RESERVED_PROPERTIES, codes.TRANSIENT_PROPERTY_PREFIX
 
 

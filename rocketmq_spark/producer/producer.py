@@ -204,7 +204,7 @@ class BaseProducer(ClosedWhenDropped):
             RocketMQError: Raised if ``queue``, ``selector``, ``delay`` or ``deliver_at`` needs the route, and it is unavailable.
             SendFailed: Raised if too many messages were unacknowledged during the whole timeout.
         """
-        if callback is not None and not isinstance(callback, PromptCallback):  # the package's own
+        if callback is not None and not isinstance(callback, PromptCallback):  # this package creates those
             _check_callback(callback)
         anyhow = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
         if self._membership is not None and anyhow and timeout_s is None:
@@ -422,7 +422,7 @@ class BaseProducer(ClosedWhenDropped):
 
 
 def _check_callback(callback: object) -> None:
-    """Each send may have another callback, so only what costs little is checked."""
+    """Check a callback, but not its parameters: each send may have another callback, and the check must be fast."""
     if not callable(callback):
         raise wrong("callback", callback, "a function that takes (outcome)")
     synchronous("callback", callback)

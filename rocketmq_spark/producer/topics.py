@@ -34,7 +34,7 @@ from rocketmq_spark.wire.envelope import INNER_TOPIC
 logger = logging.getLogger(__name__)
 
 REST_S = 0.5
-_MISSING = 1000  # topics that do not exist and whose nearest names are kept
+_MAX_MISSING = 1000  # cached remedies of topics that do not exist
 # Share of the send timeout for the request for a topic's type.
 _ASKING = 1 / 3
 
@@ -98,12 +98,12 @@ class Topics:
             return known[1]
 
     def _explained(self, topic: str, error: RocketMQError) -> RocketMQError:
-        """The error of a topic that does not exist, with the nearest names. They are looked up once for many sends."""
+        """Return ``error``, with the nearest names as remedy if the topic does not exist. One search serves many sends."""
         if not isinstance(error, RouteNotFound) or error.broker_code != codes.Response.TOPIC_NOT_EXIST:
             return error
         known = self._missing.get(topic)
         if known is None or known[0].expired:
-            if len(self._missing) >= _MISSING:
+            if len(self._missing) >= _MAX_MISSING:
                 self._missing.clear()
             remedy = self._sender.missing_topic(error).remedy
             known = self._missing[topic] = Deadline.after(REST_S), remedy

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import logging
 import os
 import threading
@@ -210,6 +211,25 @@ def _ask(check: Callable[[Any], Any], message: _Shown) -> TransactionState:
         return TransactionState.UNKNOWN
 
 
+def unowned(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that calls ``check``, and keeps the object of a method alive only while somebody else does.
+
+    The object often owns the producer, and the client's table of producers would keep both alive if the program drops them.
+    """
+    if not inspect.ismethod(check):
+        return check
+    try:
+        method = weakref.WeakMethod(check)
+    except TypeError:  # the class has slots, and none for weak references
+        return check
+
+    def call(message: Any) -> Any:
+        alive = method()
+        return TransactionState.UNKNOWN if alive is None else alive(message)
+
+    return call
+
+
 class TransactionProducer(BaseProducer):
     """A producer that can send transactional messages if it has a ``check``, which decides about undecided ones."""
 
@@ -220,7 +240,10 @@ class TransactionProducer(BaseProducer):
             function("transaction_check", check, "message")
             # Environments that share a topic have different groups, so they do not decide about each other's messages.
             group = settings.group if settings.environment is None else settings.environment.group(settings.group)
-            settings = replace(settings, group=group, transaction_check=functools.partial(answer, check))
+            self._transaction_check = (
+                check  # what answers brokers must not keep the object alive that owns this producer
+            )
+            settings = replace(settings, group=group, transaction_check=functools.partial(answer, unowned(check)))
         super().__init__(sender, settings, **wiring)
 
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:

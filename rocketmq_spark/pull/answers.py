@@ -281,8 +281,9 @@ class Collected:
         return self.pieces[:split], self.pieces[split:]
 
     def remove(self, pieces: Collection[Piece]) -> None:
-        """Drop pieces that nothing reads."""
-        self.pieces = [piece for piece in self.pieces if piece not in pieces]
+        """Remove pieces that must not be delivered."""
+        removed = set(pieces)
+        self.pieces = [piece for piece in self.pieces if piece not in removed]
         self.rows -= covered(pieces)
 
     def give_back(self, pieces: Sequence[Piece]) -> None:

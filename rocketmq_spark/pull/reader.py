@@ -111,7 +111,7 @@ class RangeReader:
         self._trials = Trials(grace_s, self._clock.pauses)
         self._doubts = Doubts(grace_s, self._clock.pauses)
         self._hints = Hints(on_hint)
-        # When the route may be asked for again. Each refused pull is a reason to ask, and a task has thousands of pulls.
+        # The earliest time of the next route request. Each refused pull is a reason for one, and a task has thousands of pulls.
         self._route_due, self._route_pauses = 0.0, self._clock.pauses()
         self._patience = Patience(settings.read_deadline_s, self._clock)
         self._stream: BulkStream | None = None
@@ -354,7 +354,7 @@ class RangeReader:
         self._patience.hope()
 
     def _reroute(self) -> None:
-        """Have the next step ask for the route, unless the last time was a moment ago."""
+        """Request the route in the next step, unless it was requested a moment ago."""
         now = self._clock.now()
         if now >= self._route_due:
             self._hints.moving = True
@@ -396,9 +396,9 @@ class RangeReader:
         if stream is None or not (hurry or self._collected.rows >= enough):
             return
         ready, rest = self._collected.before(self._missing.frontier())
-        while self._recreated is not None and (recreated := self._recreated.answers(stream.buffer, ready)):
+        while self._recreated is not None and (recreated := self._recreated.find(stream.buffer, ready)):
             self._lose_recreated(recreated)
-            ready, rest = self._collected.before(self._missing.frontier())  # less is missing now
+            ready, rest = self._collected.before(self._missing.frontier())  # fewer offsets are missing now
         waiting = covered(rest)
         if not hurry and self._collected.rows - waiting < enough // 2:
             return
@@ -409,7 +409,7 @@ class RangeReader:
         self._collected.keep(rest, waiting, stream)
 
     def _lose_recreated(self, pieces: Sequence[Piece]) -> None:
-        """The topics of ``pieces`` were created again: the pieces, and what is missing of their ranges, are lost."""
+        """Report ``pieces``, whose topics were created again, and the missing offsets of their ranges as lost."""
         self._collected.remove(pieces)
         for piece in pieces:
             self._missing.put(Slot(piece.number, piece.start, min(piece.next_offset, piece.limit)))

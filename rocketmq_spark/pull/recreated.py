@@ -5,7 +5,7 @@ notices the new topic and reads it from its start; a message that was read in pl
 
 Every message of the new topic is younger than all messages of the old one. So an answer whose first message is younger than
 the newest message that the plan saw is suspicious, and a question to the broker decides: after a broker's clock was set back,
-messages of the same topic may be younger, too. For other answers this costs one look at a number in the buffer.
+messages of the same topic may be younger, too. For all other answers the check is one comparison of numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Buffer = npt.NDArray[np.uint8]
 
 
 def store_times_ms(buffer: Buffer, begins: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
-    """The store times of the messages that begin there."""
+    """Return the store times of the messages that begin at the positions ``begins``."""
     ipv6 = (_numbers(buffer, begins + _FLAGS_AT, 4) & _BORN_IPV6) != 0
     return _numbers(buffer, begins + (_STORED_AT + ipv6 * _MORE_OF_IPV6), 8)
 
@@ -56,16 +56,16 @@ class RecreatedTopics:
         self._confirm = confirm
         self._recreated: dict[MessageQueue, bool] = {}
 
-    def answers(self, buffer: Buffer, pieces: Sequence[Piece]) -> list[Piece]:
-        """Those of ``pieces`` that have messages of recreated topics."""
+    def find(self, buffer: Buffer, pieces: Sequence[Piece]) -> list[Piece]:
+        """Return those of ``pieces`` that have messages of recreated topics."""
         if not pieces:
             return []
         # By columns, because there may be 30,000 answers in a million messages.
         number, _, _, _, begin, end = zip(*pieces, strict=True)
         begins = np.array(begin, np.intp)
-        readable = np.array(end, np.intp) - begins >= _SMALLEST  # other answers are the decoder's concern
+        readable = np.array(end, np.intp) - begins >= _SMALLEST  # the decoder reports answers that are too short
         if not readable.all():
-            return self.answers(buffer, [pieces[i] for i in np.flatnonzero(readable).tolist()])
+            return self.find(buffer, [pieces[i] for i in np.flatnonzero(readable).tolist()])
         younger = store_times_ms(buffer, begins) > self._newest[np.array(number, np.intp)]
         suspicious = [pieces[i] for i in np.flatnonzero(younger).tolist()]
         return [piece for piece in suspicious if self._is_recreated(self._ranges[piece.number].queue)]

@@ -138,7 +138,7 @@ class GroupAdmin(AdminBase):
         if isinstance(to, datetime):
             if to.tzinfo is None:
                 raise OptionError(f"to is {to!r}; expected a datetime with a zone")
-            to = max(0, int(to.timestamp() * 1000))  # below 0 are marks, and every message is newer
+            to = max(0, int(to.timestamp() * 1000))  # negative numbers mean earliest and latest; no message is that old
         arguments.texts("topics", topics, _TOPICS)
         return self._change(group, topics, to, preview, force)
 

@@ -166,9 +166,9 @@ class Instrumentation:
             logger.warning("spans of sends are lost: an exporter is slow, or no thread can be started: %s", made)
 
     def instrument_consumer(self, consumer: Any, name: str) -> None:
-        """Wrap the listener of a consumer, whose method ``name`` gets it at the start, and observe its cache.
+        """Wrap the listener that method ``name`` of the consumer gets at the start, and observe the consumer's cache.
 
-        A listener of record batches, which have no context of a trace, has no spans.
+        Listeners of record batches have no spans, because record batches have no trace context.
         """
         start = getattr(consumer, name)
         model = "clustering" if consumer.settings.clustering else "broadcasting"

@@ -1,13 +1,14 @@
 """PySpark's data source API, as far as this PySpark has it; the only module that knows which parts may be missing.
 
 Vendors add parts of newer versions to older ones, so the classes that exist decide, never the version number. An empty class
-stands in for a missing one. It is never created: a PySpark without the class does not call the methods that would use it.
+stands in for a missing one. PySpark never sees it: without the class, it does not call the methods that would use it.
 ``require`` raises the error of a use that is impossible without a class.
 """
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import make_dataclass
 from typing import TYPE_CHECKING
 
 import pyspark
@@ -53,11 +54,12 @@ CLASSES = {
 def _find(name: str) -> type | None:
     module = CLASSES[name]
     try:
-        return getattr(importlib.import_module(module), name, None)
+        found: type | None = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as e:
         if e.name != module:  # a package that PySpark needs
             raise
         return None
+    return found
 
 
 _found = {name: _find(name) for name in CLASSES}
@@ -65,12 +67,32 @@ _stream_writer, _arrow_writer = _found["DataSourceStreamWriter"], _found["DataSo
 if _found["DataSourceStreamArrowWriter"] is None and _stream_writer is not None and _arrow_writer is not None:
     # Such a PySpark passes Arrow batches to every DataSourceArrowWriter, also to the writer of a stream.
     _found["DataSourceStreamArrowWriter"] = type("DataSourceStreamArrowWriter", (_stream_writer, _arrow_writer), {})
-globals().update({name: found or type(name, (), {}) for name, found in _found.items()})
+# Fields of values, so that limits and predicates mean the same with every version.
+_FIELDS = {
+    **dict.fromkeys(("EqualTo", "EqualNullSafe", "GreaterThan", "GreaterThanOrEqual"), ("attribute", "value")),
+    **dict.fromkeys(("LessThan", "LessThanOrEqual", "In"), ("attribute", "value")),
+    "ReadAllAvailable": (),
+    "ReadMaxRows": ("max_rows",),
+    "ReadMaxBytes": ("max_bytes",),
+    "ReadMinRows": ("min_rows",),
+}
+
+
+def _stand_in(name: str) -> type:
+    return make_dataclass(name, _FIELDS[name], frozen=True) if name in _FIELDS else type(name, (), {})
+
+
+globals().update({name: found or _stand_in(name) for name, found in _found.items()})
+
+
+def has(name: str) -> bool:
+    """Whether this PySpark has the class of ``CLASSES``, or can do the same without it."""
+    return _found[name] is not None
 
 
 def require(use: str, *names: str) -> None:
     """Raises ``OptionError`` if this PySpark lacks one of the classes ``names``, which ``use`` needs."""
-    missing = [f"{CLASSES[name]}.{name}" for name in names if _found[name] is None]
+    missing = [f"{CLASSES[name]}.{name}" for name in names if not has(name)]
     if missing:
         raise OptionError(
             f"{use} needs {' and '.join(missing)}, which the PySpark here ({pyspark.__version__}) does not have",

@@ -24,8 +24,8 @@ from pyspark.sql.types import StructType
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spark import compat
-from rocketmq_spark.spark.tuning import CONTEXT_SETTINGS, READ_BY_TASKS, context_settings, warn_if_workers_differ
+from rocketmq_spark.spark import compat, context_settings, spark_options
+from rocketmq_spark.spark.tuning import READ_BY_TASKS, warn_if_workers_differ
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,8 @@ class RocketMQDataSource(compat.DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self._parsed = options_table.parse(options)
+        ours, self._of_spark = spark_options.split(options)
+        self._parsed = options_table.parse(ours)
 
     @classmethod
     def name(cls) -> str:
@@ -73,47 +74,34 @@ class RocketMQDataSource(compat.DataSource):
         compat.require('a write with format("rocketmq")', "DataSourceArrowWriter")
         from rocketmq_spark.spark.sink.task import RocketMQWriter
 
+        spark_options.check(self._of_spark, "batch sink")
         if overwrite:
             raise OptionError("rocketmq topics cannot be overwritten", remedy='Write with .mode("append")')
         return RocketMQWriter(self._parsed.for_role("sink"), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
         compat.require('a stream to format("rocketmq")', "DataSourceStreamArrowWriter")
+        from rocketmq_spark.spark.sink.guarantee import check_progress
         from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
 
+        spark_options.check(self._of_spark, "stream sink")
         if overwrite:
             raise OptionError(
                 "rocketmq topics cannot be overwritten",
                 remedy='Use outputMode("append"), or foreachBatch with foreach_batch_writer for other modes',
             )
         checkpoint = self.options.get("checkpointLocation") or self.options.get("checkpointlocation")
-        return RocketMQStreamWriter(self._parsed.for_role("sink"), schema, checkpoint)
+        options = self._parsed.for_role("sink")
+        check_progress(options, spark_options.tracks_asynchronously(self._of_spark))
+        return RocketMQStreamWriter(options, schema, checkpoint)
 
     def _source(self, role: str, schema: StructType) -> tuple[options_table.Options, tuple[Column, ...]]:
         """The options of a source, checked as far as no broker is needed, and the columns to build."""
         from rocketmq_spark.columnar.decode.schema import chosen, columns_of
-        from rocketmq_spark.queues.environment import check_chosen, environment_of
-        from rocketmq_spark.spark.source import filters
-        from rocketmq_spark.spark.source.offsets import check_starting
+        from rocketmq_spark.spark.source.checks import check_source
 
-        options = self._parsed.for_role(role)
-        ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
-        if len(ways) != 1:
-            raise OptionError(
-                "exactly one of the options 'subscribe', 'subscribePattern' and 'assign' says what to read; "
-                f"{'none is' if not ways else 'several are'} given"
-            )
-        filters.check(options)
-        check_starting(options, role)
-        environment_of(options)
-        if options.allocation_strategy == "environment":
-            check_chosen(options, "allocationStrategy")
-        min_offsets, max_offsets = options.min_offsets_per_trigger, options.max_offsets_per_trigger
-        if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
-            raise OptionError(
-                f"option 'minOffsetsPerTrigger' is {min_offsets}, more than 'maxOffsetsPerTrigger' {max_offsets}"
-            )
-        return options, chosen(columns_of(self._parsed), schema)
+        spark_options.check(self._of_spark, role)
+        return check_source(self._parsed, role), chosen(columns_of(self._parsed), schema)
 
 
 def register(spark: SparkSession) -> None:
@@ -165,7 +153,7 @@ def _complete_environment(spark: SparkSession) -> bool:
         if not variables.containsKey(name):
             variables.put(name, value)
     conf = spark.sparkContext.getConf()
-    variables.put(CONTEXT_SETTINGS, context_settings(conf.get))
+    variables.put(context_settings.VARIABLE, context_settings.variable_of(conf.get))
     if conf.get("spark.kryo.registrationRequired", "false").lower() == "true":
         variables.put(READ_BY_TASKS, "1")
     return True

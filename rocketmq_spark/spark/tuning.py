@@ -10,16 +10,20 @@ problem of new users.
 from __future__ import annotations
 
 import functools
-import json
+import importlib.util
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
-# The name in PySpark 4.2 and 4.3. Spark's default manager uses Hadoop's FileContext, which takes a large part of the time of a
-# small batch. This one renames through the FileSystem class, so it is as atomic as the rename of the file system.
-_CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+# Spark's default manager uses Hadoop's FileContext, which takes a large part of the time of a small batch. This one renames
+# through the FileSystem class, so it is as atomic as the rename of the file system. Spark 4.1 moved it to another package.
+_CHECKPOINT_MANAGERS = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+    "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager",
+)
 
 # If this variable of the environment is set, tasks read every batch of a stream: ``source.tasks``.
 READ_BY_TASKS = "ROCKETMQ_SPARK_READ_BY_TASKS"
@@ -29,14 +33,54 @@ def low_latency_conf() -> dict[str, Any]:
     """Return settings that shorten micro-batches, for ``SparkSession.builder.config(map=...)``.
 
     Set them before the session starts. Checkpoints must be on a local disk or on HDFS, whose renames are atomic. On an object
-    store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store.
+    store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. The setting is also absent if
+    Spark's jars are not beside PySpark, as with Spark Connect: the name of the class depends on the version of Spark.
     """
+    manager = _checkpoint_manager()
     return {
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.execution.python.udf.buffer.size": "1048576",
-        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_MANAGER,
+        **({"spark.sql.streaming.checkpointFileManagerClass": manager} if manager else {}),
         "spark.sql.adaptive.enabled": "false",
     }
+
+
+@functools.cache
+def _checkpoint_manager() -> str | None:
+    """The checkpoint manager's name in Spark's jars; None if they are not here."""
+    import zipfile  # here, because every worker imports this module, and few drivers call this
+
+    for jar in _jars("spark-sql_*.jar"):
+        try:
+            with zipfile.ZipFile(jar) as classes:
+                names = set(classes.namelist())
+        except (OSError, zipfile.BadZipFile):
+            continue
+        for manager in _CHECKPOINT_MANAGERS:
+            if f"{manager.replace('.', '/')}.class" in names:
+                return manager
+    return None
+
+
+def _jars(pattern: str) -> list[Path]:
+    """Spark's jars of this name, where PySpark's launcher takes them from: SPARK_HOME, else the package."""
+    home = os.environ.get("SPARK_HOME") or _package()
+    return sorted(Path(home, "jars").glob(pattern)) if home is not None else []
+
+
+def has_data_sources() -> bool:
+    """Whether PySpark here has data sources in Python. PySpark is not imported for it, which takes a second."""
+    package = _package()
+    return package is not None and PathFinder.find_spec("pyspark.sql.datasource", [f"{package}/sql"]) is not None
+
+
+def _package() -> str | None:
+    """The folder of PySpark; None if it is not installed."""
+    try:
+        found = importlib.util.find_spec("pyspark")
+    except (ModuleNotFoundError, ValueError):  # a finder may raise, and a program may have made a module without a spec
+        return None
+    return next(iter(found.submodule_search_locations or ()), None) if found is not None else None
 
 
 def exactly_once_conf() -> dict[str, Any]:
@@ -51,16 +95,6 @@ def exactly_once_conf() -> dict[str, Any]:
         "spark.speculation": "false",
         "spark.sql.adaptive.streaming.stateless.enabled": "false",
     }
-
-
-# ``register`` writes the settings of the Spark context into this variable of the environment, where the processes that plan a
-# write can see them: Spark shows its settings to tasks, and to no other process of a Python data source.
-CONTEXT_SETTINGS = "ROCKETMQ_SPARK_CONTEXT_SETTINGS"
-
-
-def context_settings(get: Callable[[str], str | None]) -> str:
-    """The value of ``CONTEXT_SETTINGS``: JSON of the settings that exactly-once needs, null where one is not set."""
-    return json.dumps({name: get(name) for name in exactly_once_conf()})
 
 
 _PROBE = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) is None for n in ('rocketmq_spark', 'pyarrow')))"
@@ -102,21 +136,21 @@ def _imports(path: str) -> bool:
 
 
 def check_workers_with_pyspark() -> None:
-    """Check the Python of Spark's workers if this program has imported PySpark, else when it imports PySpark.
+    """Check the Python of Spark's workers now if this program has imported PySpark, otherwise when it imports PySpark.
 
-    pytest loads this package as a plug-in, before tests can choose the Python of workers, so there only ``register`` checks.
+    pytest loads this package as a plug-in before tests can choose the Python of workers, so there only ``register`` checks.
     """
     if "pyspark" in sys.modules:
         _check_workers()
     elif "pytest" not in sys.modules:
-        sys.meta_path.insert(0, _WithPySpark())
+        sys.meta_path.insert(0, _PySparkImportHook())
 
 
-class _WithPySpark:
-    """A finder of modules that finds none. It checks the Python of Spark's workers when PySpark is imported, once."""
+class _PySparkImportHook:
+    """An import hook that finds no module. It checks the Python of Spark's workers once, when PySpark is imported."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        # A program may look whether "pyspark" is installed and not import it; PySpark itself imports this package of it.
+        # Not "pyspark", because a program may only look whether that is installed. An import of PySpark imports "pyspark.sql".
         if name == "pyspark.sql":
             sys.meta_path.remove(self)
             _check_workers()

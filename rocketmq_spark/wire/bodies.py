@@ -314,7 +314,7 @@ def lock(group: str, client_id: str, queues: Sequence[MessageQueue], only_this_b
 
 
 def consume_mode_query(group: str, topic: str, client_id: str) -> bytes:
-    """Body of QUERY_ASSIGNMENT. The answer for a broadcasting member has every queue, whoever is a member of the group."""
+    """Body of QUERY_ASSIGNMENT, as a broadcasting member: its answer has every queue, whether or not the group has members."""
     return _dump(
         {
             "clientId": client_id,
@@ -327,7 +327,7 @@ def consume_mode_query(group: str, topic: str, client_id: str) -> bytes:
 
 
 def consume_mode(body: Bytes) -> str | None:
-    """How the group is to consume the topic, PULL or POP, of an answer to QUERY_ASSIGNMENT. None if it assigns no queue."""
+    """Return the consume mode of an answer to QUERY_ASSIGNMENT, PULL or POP; None if the answer assigns no queue."""
     with _reading("assignment"):
         modes = [str(item["mode"]) for item in read_json(body).get("messageQueueAssignments") or ()]
         return modes[0] if modes else None

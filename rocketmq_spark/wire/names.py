@@ -28,6 +28,9 @@ from rocketmq_spark.base.codes import (
 
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
 _PREFIXES = (RETRY_PREFIX, DLQ_PREFIX)
+TOPIC_REMEDY = (
+    f"A name has letters, digits, '_', '-', '%' and '|', at most {MAX_TOPIC_LENGTH}; '_' often replaces Kafka's '.'"
+)
 
 
 def topic_problem(topic: str) -> str | None:

@@ -60,7 +60,7 @@ def parse_subscription(expression: str | None) -> Subscription:
 def user_subscription(expression: str | None) -> Subscription:
     """As ``parse_subscription``, for an expression of a user. Raises ``ValueError`` for blanks, too.
 
-    Java's client accepts blanks: no message matches them, and the group's offsets pass all messages.
+    Java's client accepts blanks: then no message matches, and the group's offsets pass all messages.
     """
     if expression and expression.strip(_BLANKS) == ALL:
         return Subscription()
@@ -131,7 +131,7 @@ class StoredProperties(Mapping[str, str]):
 
 
 def message_problem(message: object) -> str | None:
-    """What is wrong with the types of a user's message, as a sentence without its full stop; None if they are right."""
+    """Return the text of an error if a part of a user's message has a wrong type, otherwise None."""
     if not isinstance(message, Message):
         return f"the message is {shown(message)}; expected a Message"
     given: Any = message  # its fields may have any type, whatever they are declared as

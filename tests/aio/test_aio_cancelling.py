@@ -170,7 +170,7 @@ def test_a_producer_whose_close_failed_sends_and_may_be_closed(
             with pytest.raises((OptionError, KeyboardInterrupt)):
                 await producer.close(float("nan") if why == "its time is no number" else None)
         await asyncio.wait_for(producer.send(Message("T", b"1")), 20)
-        thread = producer._line._thread
+        thread = producer._send_thread._thread
         assert await producer.close() == []
         await until(lambda: thread is not None and not thread.is_alive())
         with pytest.raises(ClosedError):

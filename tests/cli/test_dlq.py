@@ -171,7 +171,7 @@ def test_letters_that_are_no_messages_leave_the_others_to_be_sent(
     assert (told[False]["leftOut"], told[True]["topic"]) == ("its body does not match its CRC", topic)
     odd[b"a"] = {"topic": f"%DLQ%{dead}"}
     done = run("dlq", "resend", dead, "--yes", "--again")
-    assert (done.exit_code, "is skipped: it does not say in which topic the group read it" in done.stderr) == (
+    assert (done.exit_code, "is skipped: the topic in which the group read it is unknown" in done.stderr) == (
         0,
         True,
     ), done.output
@@ -397,9 +397,9 @@ def test_in_which_topic_a_group_read_a_letter(
 ) -> None:
     admin = SimpleNamespace(consumed_topics=lambda group: consumed)
     target = SimpleNamespace(client=lambda: SimpleNamespace(admin=admin))
-    monkeypatch.setattr(message, "_is_in", lambda target, topic, msg_id: topic in holding)
+    monkeypatch.setattr(message, "_has_message", lambda target, topic, msg_id: topic in holding)
     letter = replace(MESSAGE, queue=MESSAGE.queue._replace(topic="%DLQ%g"))
-    find = message._read_in(SimpleNamespace(), target, "g")  # type: ignore[arg-type]
+    find = message._topic_finder(SimpleNamespace(), target, "g")  # type: ignore[arg-type]
     assert find(letter, "t") == expected
 
 
@@ -409,9 +409,9 @@ def test_without_the_right_to_look_the_first_topic_is_taken() -> None:
 
     notes: list[str] = []
     target = SimpleNamespace(client=lambda: SimpleNamespace(admin=SimpleNamespace(consumed_topics=denied)))
-    find = message._read_in(SimpleNamespace(note=notes.append), target, "g")  # type: ignore[arg-type]
+    find = message._topic_finder(SimpleNamespace(note=notes.append), target, "g")  # type: ignore[arg-type]
     assert [find(MESSAGE, "t"), find(MESSAGE, "t")] == ["t", "t"]
-    assert ["dead letters of other groups cannot be looked up" in note for note in notes] == [True]
+    assert ["Cannot check whether g reads dead letters of other groups" in note for note in notes] == [True]
 
 
 def test_a_misspelt_group_is_told_with_the_nearest(run: Run, dead: str) -> None:

@@ -181,9 +181,8 @@ def test_an_empty_topic_is_told(run, topic):
     """It printed nothing, as if nothing had been looked at."""
     done = run("tail", topic, "--no-follow")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", f"{topic} has no messages\n")
-    for narrower in (("--tags", "even"), ("--from", "latest")):
-        told = run("tail", topic, "--no-follow", *narrower).stderr
-        assert told == f"{topic} has no messages from there on, or none with these tags\n"
+    for narrower, where in ((("--tags", "even"), "with these tags"), (("--from", "latest"), "from that position on")):
+        assert run("tail", topic, "--no-follow", *narrower).stderr == f"{topic} has no messages {where}\n"
     assert run("tail", topic, "--no-follow", "--json").output == ""
 
 

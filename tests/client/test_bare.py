@@ -90,12 +90,20 @@ def test_every_module_of_the_client_can_be_imported() -> None:
 def test_help_and_star_imports_work_without_extras() -> None:
     hidden, imported, read = run(LOOKS_AT_THE_PACKAGE)
     assert hidden == str(
-        ["GroupOffsetListener", "MetricsListener", "SentRows", "foreach_batch_writer", "register", "write_rocketmq"]
+        [
+            "GroupOffsetListener",
+            "MetricsListener",
+            "SentRows",
+            "foreach_batch_writer",
+            "read_rocketmq",
+            "register",
+            "write_rocketmq",
+        ]
     )
     assert imported.startswith(
-        "rocketmq_spark.MetricsListener needs pyspark, not installed here. Install it: pip install"
+        "rocketmq_spark.MetricsListener needs packages that are not installed: pyspark. Install them: pip install"
     )
-    assert read.startswith("rocketmq_spark.register needs pyspark, not installed here")
+    assert read.startswith("rocketmq_spark.register needs packages that are not installed: pyspark")
 
 
 @pytest.fixture

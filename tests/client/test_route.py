@@ -47,6 +47,12 @@ def starting_with(parts: Parts, at: int) -> None:
     parts.name_servers._current = at
 
 
+def raised(parts: Parts, topic: str) -> RouteNotFound:
+    with pytest.raises(RouteNotFound) as caught:
+        parts.routes.fetch(topic)
+    return caught.value
+
+
 class TestNameServers:
     def test_the_next_one_is_tried_and_kept(self, broker: MockBroker, dead: str) -> None:
         parts = Parts(f"{dead};{broker.address}")
@@ -260,6 +266,19 @@ class TestRoutes:
             parts.routes.get("t", 0.0)
         assert (caught.value.topic, caught.value.addr, caught.value.retriable) == ("t", broker.address, True)
         assert parts.routes.known() == []
+
+    @pytest.mark.parametrize("topic", ["orders.eu", "тема", "t" * 128])
+    def test_a_topic_that_cannot_exist_is_called_illegal(self, broker: MockBroker, parts: Parts, topic: str) -> None:
+        """Nobody can create it, and a similar one may be meant."""
+        topics = json.dumps({"topicList": ["orders_eu"]}).encode()
+        broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, ok(topics))
+        broker.on(ROUTE, NO_ROUTE)
+        for missing in (parts.routes.existing, lambda name, _: parts.routes.missing_topic(raised(parts, name))):
+            with pytest.raises(RouteNotFound, match="The specified topic: ") as caught:
+                raise missing(topic, 0.0)
+            assert "create" not in str(caught.value)
+            assert str(caught.value).endswith("'_' often replaces Kafka's '.'")
+            assert ("Did you mean orders_eu? " in str(caught.value)) == (topic == "orders.eu")
 
     def test_a_missing_topic_suggests_near_names_of_users(self, broker: MockBroker, parts: Parts) -> None:
         topics = ["orders", "orders-eu", "%RETRY%order", "TBW102", "payments", "order"]

@@ -57,7 +57,7 @@ def hanging(arrow: GroupBench, rows: int = 3) -> tuple[Any, Any, threading.Event
 def test_a_call_that_fails_while_its_rows_are_sent_back_sends_none_of_them_again(arrow: GroupBench) -> None:
     consumer, port, go_on = hanging(arrow)
     running, door = consumer._running, Door()
-    running._consuming._returning[running.held.queues[A]] = door
+    running._consuming._return_locks[running.held.queues[A]] = door
     (thread,) = arrow.workers[0].threads or []
     send_back = port.send_back
 

@@ -52,9 +52,13 @@ SCRIPT = """
         writer = writer.option("checkpointLocation", f"{folder}/{name}/checkpoint")
         return (writer.trigger(availableNow=True) if last else writer).start(f"{folder}/{name}/out")
 
-    queries = [start("early", early_topic, "earliest"), start("late", late_topic, "latest")]
-    for query in queries:
-        query.awaitTermination()
+    queries = [("early", early_topic, "earliest"), ("late", late_topic, "latest")]
+    if last:
+        for query in queries:
+            drain(lambda: start(*query))
+    else:
+        for running in [start(*query) for query in queries]:
+            running.awaitTermination()
     for name in ("early", "late"):
         rows = spark.read.text(f"{folder}/{name}/out").collect()
         with open(f"{folder}/{name}.txt", "w") as f:

@@ -78,6 +78,7 @@ def test_everything_wrong_is_in_one_error():
         ({}, {"queueSelector": "no.such:selector"}, "option 'queueSelector' is 'no.such:selector'"),
         ({}, {"queueSelector": "os:sep"}, "expected a callable, found str"),
         ({}, {"topic": "bad topic"}, "option 'topic' is 'bad topic': "),
+        ({"topic": None}, {"topic": None, "allowedTopics": "a,b.c"}, "option 'allowedTopics' is 'b.c': "),
         ({}, {"topic": "SCHEDULE_TOPIC_XXXX"}, "is forbidden"),
         ({"id": pa.float64()}, {"messageId": "id"}, "column 'id' is double; expected string or bigint"),
         ({"id": None, "ID": None}, {"messageId": "id"}, "several columns of the DataFrame are called so"),

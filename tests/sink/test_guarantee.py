@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark import SparkContext
+from pyspark import SparkContext, SparkFiles
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from rocketmq_spark import exactly_once_conf, foreach_batch_writer, session
@@ -22,7 +22,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session.looks import noted_ids
-from rocketmq_spark.spark import tuning
+from rocketmq_spark.spark import context_settings
 from rocketmq_spark.spark.sink import checks, guarantee, once
 from rocketmq_spark.spark.sink.once import OncePlan
 from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
@@ -106,9 +106,11 @@ def test_settings_that_allow_what_the_sink_cannot_see_are_refused(
 
 def test_settings_that_register_saw_are_checked_before_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     guarantee.check_registered()  # without ``register`` nothing is known
-    monkeypatch.setenv(tuning.CONTEXT_SETTINGS, tuning.context_settings({**exactly_once_conf()}.get))
-    guarantee.check_registered()
-    monkeypatch.setenv(tuning.CONTEXT_SETTINGS, tuning.context_settings({}.get))
+    for context, settings in (("/earlier", {}), ("/files", exactly_once_conf()), ("/files", {})):
+        guarantee.check_registered()  # what another context had says nothing about this one
+        monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda context=context: context)
+        monkeypatch.setenv(context_settings.VARIABLE, context_settings.variable_of(settings.get))
+        monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: "/files")
     with pytest.raises(OptionError, match=r"the Spark context lacks spark.stage.maxConsecutiveAttempts=1") as e:
         guarantee.check_registered()
     assert guarantee.ADAPTIVE not in str(e.value), "a session may still set it"

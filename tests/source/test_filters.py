@@ -403,7 +403,7 @@ HERE, THERE = {"namespace": "here"}, {"namespace": "there"}
             {**HERE, **NAMED},
             {"namespace": "", "environment": "test"},
             "is of no namespace and environment 'test', and this query of namespace 'here' and environment 'dev'. "
-            r"Start it with option 'namespace' and option 'environment' \(or variable ROCKETMQ_ENVIRONMENT\) as before, "
+            r"Start it with an empty option 'namespace' and option 'environment' \(or variable ROCKETMQ_ENVIRONMENT\) as before, "
             "or with a new checkpointLocation",
         ),
     ],
@@ -413,12 +413,14 @@ def test_a_checkpoint_of_another_namespace_is_refused(given, record, problem, po
     """Its positions mean nothing there, whatever the user says of losses."""
     with pytest.raises(CheckpointMismatch, match=problem):
         filters.check_checkpoint(options(failOnDataLoss=policy, **given), Offsets({QUEUE: 1}, reads=record))
+    with pytest.raises(CheckpointMismatch, match=problem):  # it waits for its first topic
+        filters.check_checkpoint(options(failOnDataLoss=policy, **given), Offsets({}, reads=record))
 
 
 @pytest.mark.parametrize(("given", "record"), [(HERE, HERE), (HERE, {}), ({}, {"tags": "a"}), ({"tags": "a"}, {})])
 def test_a_checkpoint_of_the_same_namespace_or_from_before_it_was_written_down_is_taken(given, record):
     filters.check_checkpoint(options(**given), Offsets({QUEUE: 1}, reads=record))
-    filters.check_checkpoint(options(**given), Offsets({}, reads=THERE))
+    filters.check_checkpoint(options(**given), Offsets({}, reads=record))
 
 
 @pytest.mark.parametrize(

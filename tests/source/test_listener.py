@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
+from pyspark.sql.streaming.listener import QueryProgressEvent
 
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import ConnectionLost, OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.monitoring.listeners import GroupOffsetListener
 from rocketmq_spark.spark.source import filters
+from tests.helpers import progress_json
 from tests.mockbroker import MockBroker, ok, route
 
 END = '{"topics":{"t":{"b":{"0":5}},"u":{"b":{"0":7}}},"v":1}'
@@ -19,8 +22,7 @@ T, U = MessageQueue("t", "b", 0), MessageQueue("u", "b", 0)
 
 
 def progress(*ends, run=1):
-    sources = [SimpleNamespace(endOffset=end) for end in ends]
-    return SimpleNamespace(progress=SimpleNamespace(sources=sources, runId=run))
+    return SimpleNamespace(progress=SimpleNamespace(json=progress_json(*ends), runId=run))
 
 
 @pytest.fixture
@@ -84,6 +86,28 @@ def test_queues_of_another_cluster_are_left_alone(theirs, caplog):
         stored = [call.ext["topic"] for call in broker.seen(Request.UPDATE_CONSUMER_OFFSET)]
     assert sorted(stored) == ([] if theirs == ["other"] else ["t", "u"])
     assert ("is of cluster" in caplog.text) == (theirs == ["other"])
+
+
+def test_ends_are_read_from_json_with_every_pyspark(listening):
+    """Objects that PySpark 4.0 and 4.1 make of JSON, as with Spark Connect, have other texts."""
+    unknown = dict.fromkeys(
+        ("startOffset", "latestOffset", "numInputRows", "inputRowsPerSecond", "processedRowsPerSecond")
+    )
+    event = {
+        **dict.fromkeys(("name", "timestamp", "batchId", "batchDuration", "numInputRows"), 0),
+        **dict.fromkeys(("inputRowsPerSecond", "processedRowsPerSecond"), 0.0),
+        "id": str(UUID(int=1)),
+        "runId": str(UUID(int=2)),
+        "durationMs": {},
+        "eventTime": {},
+        "observedMetrics": {},
+        "stateOperators": [],
+        "sources": [{**unknown, "description": "d", "metrics": {}, "endOffset": json.loads(END)}],
+        "sink": {"description": "d", "numOutputRows": 0, "metrics": {}},
+    }
+    listener, committed = listening()
+    listener.onQueryProgress(QueryProgressEvent.fromJson({"progress": event}))
+    assert committed == [{T: 5, U: 7}]
 
 
 @pytest.mark.parametrize("odd", ["17", "null", '{"kafka":{"0":5}}', None, '{"topics":7}'])

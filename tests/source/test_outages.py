@@ -13,6 +13,7 @@ from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import (
     BrokerNotFound,
+    CallTimeout,
     CheckpointMismatch,
     ConnectionLost,
     DataLossError,
@@ -22,9 +23,10 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.source.planner import TriggerLimits
+from rocketmq_spark.spark.source.recreation import RecreationWatch
 from rocketmq_spark.spark.source.stream import Stream
 from tests.mockbroker import MockBroker, close, eventually, never, ok, refuse, topic_config
-from tests.reading import Run, plan, positions, ranges_of, read
+from tests.reading import Run, canonical, plan, positions, ranges_of, read
 from tests.source.scripted import cluster, route, stats
 
 A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
@@ -480,6 +482,27 @@ def test_a_run_that_goes_on_waits_for_the_read_permission_of_its_topic(scripted)
         ) as caught:
             begin()
         assert "Create it" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fails", ["question", "marks"])
+def test_a_first_plan_that_could_not_see_all_is_none(scripted, fails, monkeypatch):
+    """The next one takes what is unread, too, instead of waiting for more."""
+    run = Run(scripted.address, log(5), minOffsetsPerTrigger=100, maxTriggerDelay="15m", **QUICK)
+    if fails == "question":
+        scripted.on(STATS, stats({A: (0, 20)}, newest_ms=1000))
+        scripted.on(SEARCH, [refuse(2, "[PCBUSY] busy"), ok(offset=5)])
+        run.offset = canonical({**json.loads(log(5)), "marks": {"t": {"broker-a": {"0": 500}}}})
+    else:
+        real, failures = RecreationWatch.marks, [CallTimeout("a broker hangs")]
+
+        def marks(*arguments):
+            if failures:
+                raise failures.pop()
+            return real(*arguments)
+
+        monkeypatch.setattr(RecreationWatch, "marks", marks)
+    assert run.latest() == run.offset
+    assert positions(run.ahead()) == {A: 20}
 
 
 # --- what is said

@@ -101,6 +101,17 @@ def test_without_a_source_of_ours_nothing_is_known():
     assert (found["lag"], found["queues"], found["sinkRows"], found["sources"]) == (None, None, None, [])
 
 
-@pytest.mark.parametrize("odd", [None, "17", "-", "{", "[]", {"topics": {}}, '{"topics": {}, "v": 1}'])
+def test_figures_that_spark_does_not_ask_for_are_null():
+    """PySpark 4.0 and 4.1 show the end of the batch."""
+    end = {"marks": {}, "reads": {}, "topics": {"t": {"broker-a": {"0": 4}}}, "v": 1}
+    figures = dict.fromkeys(("lag", "behindMs", "queues", "queuesAway", "brokersAway", "losses"))
+    found = of_progress(progress(end))
+    assert {name: found[name] for name in figures} == figures
+    assert found["sources"] == [figures]
+    assert of_progress(progress(end, told()))["losses"] is None
+    assert of_progress(progress(end, told()))["brokersAway"] is None
+
+
+@pytest.mark.parametrize("odd", [None, "17", "-", "{", "[]", {"topics": {}}, '{"topic": {}, "v": 1}'])
 def test_other_reports_are_none(odd):
     assert of_source(odd) is None

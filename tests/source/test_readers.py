@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 from pyspark import cloudpickle
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.spark.compat import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from rocketmq_spark.spark.source.planner import TriggerLimits
 from tests.reading import Run, batch_reader, bodies, feed, plan, positions, ranges_of, read, rows, stream_reader
 

@@ -176,7 +176,7 @@ def test_store_times_are_found_whatever_host_sent(messages):
 
 def test_a_piece_that_is_no_message_is_left_to_the_decoder():
     topics = RecreatedTopics([ALL], [PLANNED_MS], lambda queue: True)
-    assert topics.answers(np.zeros(10, np.uint8), [Piece(0, 0, 5, 5, 0, 10)]) == []
+    assert topics.find(np.zeros(10, np.uint8), [Piece(0, 0, 5, 5, 0, 10)]) == []
 
 
 def test_each_queue_is_asked_about_once():
@@ -188,7 +188,7 @@ def test_each_queue_is_asked_about_once():
     pieces = [Piece(n, at, at + 1, at + 1, i * len(message), (i + 1) * len(message)) for i, (n, at) in enumerate(
         [(0, 0), (0, 1), (1, 7), (1, 8)])]  # fmt: skip
     for _ in range(2):
-        assert topics.answers(buffer, pieces) == pieces[2:]
+        assert topics.find(buffer, pieces) == pieces[2:]
     assert asked == [A, B]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamReader
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
+from rocketmq_spark.spark.compat import SupportsTriggerAvailableNow
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 
 

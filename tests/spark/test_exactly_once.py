@@ -116,3 +116,47 @@ def test_each_write_of_a_batch_has_a_name_and_df_write_has_no_place_in_it(
     assert said["report"] == [10, 0, 0, 0]
     counts = Counter(bodies(stored(rocketmq, topic, 70)))
     assert {counts[str(i)] for i in range(10)} == {6}, counts
+
+
+# A stream of all types of columns, then the same rows as an Arrow batch of this program: an attempt that finds them all stored.
+EVERY_TYPE = """
+    import pathlib
+    import pyarrow as pa, pyarrow.parquet
+    from rocketmq_spark import exactly_once_conf, options, register
+    from rocketmq_spark.spark.sink import checks, once, task
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    name_server, topic, folder = sys.argv[1:]
+    spark = new_session("local[2]", **{k.replace(".", "_"): v for k, v in exactly_once_conf().items()})
+    register(spark)
+    rows = pa.table({
+        "body": pa.array([b"1", b"\\x00\\xff" * 40, "é🚀".encode(), b"4"], pa.binary()),
+        "tags": pa.array(["a", None, "标签", ""]),
+        "keys": pa.array([["k1", "k2"], None, [], ["schlüssel"]], pa.list_(pa.string())),
+        "properties": pa.array([[("a", "1"), ("b", "2")], None, [], [("é", "日本")]], pa.map_(pa.string(), pa.string())),
+        "shardingKey": pa.array(["s", None, "", "ü"]),
+    })
+    source = pathlib.Path(folder, "rows")
+    source.mkdir()
+    pyarrow.parquet.write_table(rows, source / "rows.parquet")
+    given = {"nameServer": name_server, "topic": topic, "deliveryGuarantee": "exactly-once", "exactlyOnceSettle": "4s",
+             "queueSelector": "hash"}
+    checkpoint = folder + "/checkpoint"
+    frame = spark.readStream.schema(from_arrow_schema(rows.schema)).parquet(str(source))
+    writer = frame.writeStream.format("rocketmq").options(**given).option("checkpointLocation", checkpoint)
+    finish(writer.trigger(availableNow=True).start())
+
+    parsed = options.parse(given).for_role("sink")
+    plan = once.plan_batch(parsed, checkpoint, number=0)
+    names = checks.check(parsed, from_arrow_schema(rows.schema))
+    found = task.TaskWriter(parsed, names, 0, checks.positions(parsed), once.TaskOnce(parsed, plan))
+    done = found.write(rows.to_batches())
+    report([done.already_stored, done.sent, done.unmatched])
+"""
+
+
+def test_ids_are_the_same_however_spark_passes_rows(
+    rocketmq: LocalBroker, topic: str, run_script: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """Also for a PySpark without Arrow writers of streams: another version may repeat the batch."""
+    assert run_script(EVERY_TYPE, rocketmq.name_server, topic, tmp_path).report == [4, 0, 0]

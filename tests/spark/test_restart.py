@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from rocketmq_spark import Message, Producer
 from rocketmq_spark.cli.command import app
-from tests.fix_spark import finish, wait_until
+from tests.fix_spark import drain, wait_until
 from tests.helpers import awaited
 from tests.reading import feed
 from tests.scale import scaled
@@ -61,9 +61,9 @@ def test_stopped_after_some_batches_and_started_again(broker_cluster, topic, sta
     seen = len(batches.rows())
     assert seen < COUNT
     sent += java_send(broker_cluster.name_server, topic, 100, first=COUNT)
-    finish(start(topic, batches, maxOffsetsPerTrigger=COUNT // 10))
+    drain(lambda: start(topic, batches, maxOffsetsPerTrigger=COUNT // 10))
     same(batches.rows(), records(sent))
-    finish(start(topic, batches))
+    drain(lambda: start(topic, batches))
     same(batches.rows(), records(sent))
 
 
@@ -77,13 +77,13 @@ def forget_commit(checkpoint: Path, number: int) -> None:
 def test_without_its_commit_a_batch_is_read_again_as_it_was(broker_cluster, topic, start, tmp_path, per_trigger, last):
     sent = java_send(broker_cluster.name_server, topic, 400, batch=10)
     batches = Batches()
-    finish(start(topic, batches, maxOffsetsPerTrigger=per_trigger))
+    drain(lambda: start(topic, batches, maxOffsetsPerTrigger=per_trigger))
     assert max(batches) == last
     forget_commit(tmp_path / "checkpoint", last)
     sent += java_send(broker_cluster.name_server, topic, 50, first=400)
     first_run = Batches(batches)
     again = Batches()
-    finish(start(topic, again, maxOffsetsPerTrigger=100))
+    drain(lambda: start(topic, again, maxOffsetsPerTrigger=100))
     assert sorted(again.pop(last)) == sorted(first_run[last])
     assert again, "then come the new messages"
     assert min(again) == last + 1
@@ -92,7 +92,7 @@ def test_without_its_commit_a_batch_is_read_again_as_it_was(broker_cluster, topi
 
 def test_offsets_in_the_log_are_sorted_and_readable(broker_cluster, topic, start, tmp_path):
     java_send(broker_cluster.name_server, topic, 80)
-    finish(start(topic, Batches(), maxOffsetsPerTrigger=40))
+    drain(lambda: start(topic, Batches(), maxOffsetsPerTrigger=40))
     for number in (0, 1):
         text = (tmp_path / "checkpoint" / "offsets" / str(number)).read_text().splitlines()[-1]
         found = json.loads(text)
@@ -104,14 +104,14 @@ def test_offsets_in_the_log_are_sorted_and_readable(broker_cluster, topic, start
 def test_a_person_may_edit_the_log(broker_cluster, topic, start, tmp_path):
     """The documented form without the optional keys is enough to go back."""
     sent = java_send(broker_cluster.name_server, topic, 80)
-    finish(start(topic, Batches()))
+    drain(lambda: start(topic, Batches()))
     log = tmp_path / "checkpoint" / "offsets" / "0"
     lines = log.read_text().splitlines()
     lines[-1] = json.dumps({"topics": {topic: {"broker-a": {str(i): 6 for i in range(8)}}}, "v": 1})
     log.write_text("\n".join(lines))
     (log.parent / ".0.crc").unlink(missing_ok=True)
     again = Batches()
-    finish(start(topic, again))
+    drain(lambda: start(topic, again))
     same(again.rows(), {n: row for n, row in records(sent).items() if row[0][2] >= 6})
 
 
@@ -129,7 +129,7 @@ def test_a_checkpoint_of_a_released_version_is_gone_on_from(spark, broker_cluste
     def run():
         frame = read_stream(spark, broker_cluster.name_server, f"{orders},{prices}", tags="a")
         writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder))
-        finish(writer.trigger(availableNow=True).start())
+        drain(writer.trigger(availableNow=True).start)
 
     run()
     assert found == {2: sorted(sent[1][3:])}, "as it was begun"
@@ -155,7 +155,7 @@ def test_what_the_commands_say_of_a_query_with_state_and_back_to_an_earlier_batc
         options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 40}
         frame = read_stream(spark, broker_cluster.name_server, topic, **options).groupBy("queueId").count()
         writer = frame.writeStream.outputMode("complete").foreachBatch(keep).option("checkpointLocation", folder)
-        finish(writer.trigger(availableNow=True).start())
+        drain(writer.trigger(availableNow=True).start)
 
     def run(*arguments):
         done = CliRunner(env={"ROCKETMQ_NAMESRV": broker_cluster.name_server}).invoke(app, [*arguments, "--json"])
@@ -200,7 +200,7 @@ READ_TO_FILES = """
         .writeStream.foreachBatch(keep).option("checkpointLocation", folder + "/checkpoint")
     )
     if mode == "once":
-        finish(query.trigger(availableNow=True).start())
+        drain(query.trigger(availableNow=True).start)
     else:
         query.start().awaitTermination()
 """

@@ -16,7 +16,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.sink.report import total
 from tests.fix_spark import wait_until
-from tests.helpers import indexed, killed, stored
+from tests.helpers import indexed, killed, stored, stored_now
 from tests.live.writes import bodies
 from tests.reading import names
 from tests.scale import scaled
@@ -34,6 +34,17 @@ def numbers(spark: SparkSession, rows: int = ROWS) -> Any:
     """Micro-batch n has the numbers from n * ``rows`` on, again and again the same ones."""
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2)
     return source.load().selectExpr("cast(value as string) body", "concat('k', value % 50) shardingKey")
+
+
+TRACKING = {
+    "asyncProgressTrackingEnabled": True,
+    "asyncProgressTrackingCheckpointIntervalMs": 600_000,
+    "_asyncProgressTrackingOverrideSinkSupportCheck": True,
+}
+
+
+def stored_numbers(broker: LocalBroker, topic: str) -> list[int]:
+    return [int(body) for body in bodies(stored_now(broker, topic))]
 
 
 def progressed(query: Any) -> int:
@@ -99,6 +110,29 @@ def test_a_broker_killed_and_restarted_loses_no_row(
     late = {message.queue.broker_name for message in felt} - early
     assert (early, late) == ({"broker-b"}, {"broker-a"} if selector == "hash" else set())
     record_property("duplicates", sum(found.values()) - len(found))
+
+
+def test_progress_that_spark_tracks_later_loses_no_row(
+    spark: SparkSession, rocketmq: LocalBroker, topic: str, tmp_path: Path
+) -> None:
+    """Spark's own override lets it use the sink. A restart repeats the batches that Spark had not logged."""
+
+    def run(batches: int) -> None:
+        writer = numbers(spark, 10).writeStream.format("rocketmq").options(**TRACKING, topic=topic)
+        query = writer.option("nameServer", rocketmq.name_server).option("checkpointLocation", str(tmp_path)).start()
+        first = stored_numbers(rocketmq, topic)
+        try:
+            wait_until(query, lambda: len(set(stored_numbers(rocketmq, topic)) - set(first)) >= 10 * batches, 120.0)
+        finally:
+            query.stop()
+
+    run(5)
+    logged = len(list((tmp_path / "commits").glob("[0-9]*")))
+    assert logged < 5, "Spark logs each batch, so nothing is tracked later"
+    run(5)
+    found = Counter(stored_numbers(rocketmq, topic))
+    assert set(found) == set(range(max(found) + 1))
+    assert max(found.values()) > 1, "no batch was repeated"
 
 
 def test_a_broker_that_refuses_for_a_while_fails_no_task(spark: SparkSession, tmp_path: Path) -> None:

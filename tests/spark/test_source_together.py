@@ -13,7 +13,8 @@ from pyspark.sql import functions as f
 
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
-from tests.fix_spark import finish, wait_until
+from rocketmq_spark.spark import compat
+from tests.fix_spark import ONE_BATCH, drain, finish, wait_until
 from tests.reading import bodies, feed, names, post, read
 from tests.spark import idle, pipelines
 from tests.spark.pipelines import holds, holds_bodies, holds_lines
@@ -141,7 +142,8 @@ def test_a_frame_that_is_used_again_reads_the_same_offsets(spark, rocketmq, topi
     frame = pipelines.read(spark, rocketmq.name_server, topic)
     assert frame.count() == len(numbered)
     late = feed(rocketmq, topic, 3)
-    assert frame.count() == frame.where("queueId >= 0").count() == len(numbered)
+    kept = compat.has("EqualTo")  # Spark that can push predicates keeps the reader; 4.0 plans each query anew
+    assert frame.count() == frame.where("queueId >= 0").count() == len(numbered) + (0 if kept else len(late))
     holds_bodies(pipelines.read(spark, rocketmq.name_server, topic), [*numbered, *late])
 
 
@@ -153,7 +155,7 @@ def test_pushed_predicates_prune(spark, rocketmq, topic, numbered, pushing):
 
     assert read_where("queueId >= 0").rdd.getNumPartitions() == 8
     one = read_where("queueId = 3 and queueOffset < 2")
-    assert one.rdd.getNumPartitions() == 1
+    assert one.rdd.getNumPartitions() == (1 if compat.has("EqualTo") else 8)  # PySpark 4.0 pushes none
     assert read_where("queueId = 3 and queueOffset < 2").count() == 2
     assert read_where("queueOffset > 1000").count() == 0
 
@@ -182,8 +184,7 @@ def test_streams_of_two_clusters_in_one_query(spark, rocketmq, topic, numbered, 
         .union(pipelines.read_stream(spark, other.name_server, there, **options).select("body"))
     )
     writer = both.writeStream.format("rocketmq").option("nameServer", rocketmq.name_server).option("topic", out)
-    query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
-    finish(query)
+    drain(writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start)
     assert Counter(bodies(read(rocketmq, subscribe=out))) == Counter({*numbered, *theirs})
 
 
@@ -200,7 +201,7 @@ def test_a_watermark_on_the_born_time(spark, rocketmq, topic, tmp_path):
     assert "watermark" in query.lastProgress["eventTime"]
 
 
-def test_progress_shows_the_end_of_the_queues_and_trigger_once_ignores_caps(spark, rocketmq, topic, tmp_path):
+def test_progress_shows_ends_and_trigger_once_ignores_caps(spark, rocketmq, topic, tmp_path):
     sent = feed(rocketmq, topic, 40)
     frame = pipelines.read_stream(
         spark, rocketmq.name_server, topic, startingOffsets="earliest", maxOffsetsPerTrigger=16
@@ -214,12 +215,17 @@ def test_progress_shows_the_end_of_the_queues_and_trigger_once_ignores_caps(spar
     running = query(processingTime="1 hour")
     wait_until(running, lambda: running.lastProgress and running.lastProgress["numInputRows"])
     running.stop()
-    (source,) = running.lastProgress["sources"]
-    assert sum(_flat(source["latestOffset"])) == 40
+    # The objects of PySpark 4.0 have texts that are no JSON.
+    (source,) = json.loads(running.lastProgress.json)["sources"]
+    # Before 4.2, Spark shows the end of the batch.
+    assert sum(_flat(source["latestOffset"])) == (16 if ONE_BATCH else 40)
     assert sum(_flat(source["endOffset"])) == 16
-    once = query(once=True)
-    finish(once)
-    assert [p["numInputRows"] for p in once.recentProgress if p["numInputRows"]] == [24]
+    sizes = []
+    for _ in range(2):
+        once = query(once=True)
+        finish(once)
+        sizes += [p["numInputRows"] for p in once.recentProgress if p["numInputRows"]]
+    assert sizes == ([16, 8] if ONE_BATCH else [24])
     holds_lines(spark.read.text(str(tmp_path / "out")), sent)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tests.fix_spark import finish
+from tests.fix_spark import drain
 from tests.scale import scaled
 from tests.spark.pipelines import once, read_stream, records, write
 from tests.witness import KINDS, content, java_read, java_send, md5
@@ -92,7 +92,7 @@ def test_stream_from_topic_to_topic(spark, broker_cluster, make_topic, tmp_path,
     """Java writes, a stream copies, Java reads; small batches and one large."""
     name_server, source, target = broker_cluster.name_server, make_topic(), make_topic()
     sent = java_send(name_server, source, 64, kinds=KINDS, batch=5)
-    query = (
+    writer = (
         read_stream(spark, name_server, source, startingOffsets="earliest", maxOffsetsPerTrigger=per_trigger)
         .select("body", "tags", "keys", "properties")
         .writeStream.format("rocketmq")
@@ -100,9 +100,8 @@ def test_stream_from_topic_to_topic(spark, broker_cluster, make_topic, tmp_path,
         .option("topic", target)
         .option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)
-        .start()
     )
-    finish(query)
+    drain(writer.start)
     seen = java_read(name_server, target)
     assert sorted(record.content for record in seen) == sorted(record.content for record in sent)
     assert records(seen).keys().isdisjoint(records(sent)), "a copy is a message of its own"

@@ -175,7 +175,7 @@ def demo(
     find_java()  # its error must be the first thing that is said
     began = time.monotonic()
     say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # before PySpark is imported, which checks it
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # before the import of PySpark, when this package checks it
     from rocketmq_spark.cli.demo.stage import one_ctrl_c, spark_session, stage
 
     with one_ctrl_c(), stage(name_server, grpc, proxy_endpoint) as made:

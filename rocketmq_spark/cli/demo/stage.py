@@ -37,6 +37,7 @@ from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import LocalBroker, distro
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.spark.monitoring.queries import ends_of
 from rocketmq_spark.spark.source.offsets import Offsets
 
 ORDER = "order_id string, region string, amount decimal(12,2), ts timestamp"
@@ -310,7 +311,7 @@ class DemoWatch:
         sight.orders_aggregated = sum(row["orders"] or 0 for row in observed)
         sight.dropped_late = sum(o.numRowsDroppedByWatermark for p in reports for o in p.stateOperators)
         sight.batch_ms = [p.batchDuration for p in reports if p.numInputRows]
-        ends = [p.sources[0].endOffset for p in reports if p.sources and p.sources[0].endOffset]
+        ends = [end for report in reports for end in ends_of(report) if end]
         if ends:
             self._positions = Offsets.from_json(ends[-1]).positions
 

@@ -103,7 +103,10 @@ def of_machine() -> Iterator[Finding]:
         yield findings.java((str(java.path), java.major))
     except LocalBrokerError as e:
         yield findings.java(e)
-    yield findings.python(platform.python_version(), {name: _version(name) for name in _PACKAGES})
+    versions = {name: _version(name) for name in _PACKAGES}
+    yield findings.python(platform.python_version(), versions)
+    if (pyspark := versions["pyspark"]) is not None and not tuning.has_data_sources():
+        yield findings.no_data_sources(pyspark)
     program = os.environ.get("PYSPARK_PYTHON") or "python3"
     yield findings.workers(program, sys.executable, tuning.can_import(program))
 

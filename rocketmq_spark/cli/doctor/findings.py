@@ -92,7 +92,9 @@ def python(version: str, versions: Mapping[str, str | None]) -> Finding:
     """``versions`` are those of packages by name, None where one is missing."""
     packages = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
     lacking = [name for name, number in versions.items() if number is None and name in OLDEST]
-    old = [n for n, v in versions.items() if v is not None and n in OLDEST and _parts(v) < OLDEST[n]]
+    # Of PySpark, the parts count: vendors add parts of newer versions to older ones (``no_data_sources``).
+    counted = {name: low for name, low in OLDEST.items() if name != "pyspark"}
+    old = [n for n, v in versions.items() if v is not None and n in counted and _parts(v) < counted[n]]
     new = [n for n, v in versions.items() if v is not None and n in TOO_NEW and _parts(v) >= TOO_NEW[n]]
     if lacking or old:
         wanted = " ".join(f"'{name}>={'.'.join(map(str, OLDEST[name]))}'" for name in (*lacking, *old))
@@ -103,6 +105,16 @@ def python(version: str, versions: Mapping[str, str | None]) -> Finding:
         return advice("python", f"Python {version}, {packages}; PySpark does not support {name} {versions[name]} yet",
                       f"pip install '{name}<{TOO_NEW[name][0]}'")  # fmt: skip
     return ok("python", f"Python {version}, {packages}")
+
+
+def no_data_sources(version: str) -> Finding:
+    """PySpark has no data sources in Python: ``format("rocketmq")`` is one."""
+    return advice(
+        "pyspark",
+        f'PySpark {version} lacks pyspark.sql.datasource, so format("rocketmq") does not exist',
+        "Read with read_rocketmq(spark, ...), write with foreach_batch_writer or write_rocketmq; to read streams, use a PySpark "
+        "that has it: pip install 'pyspark>=4.0'",
+    )
 
 
 def workers(program: str, executable: str, can_import: bool) -> Finding:

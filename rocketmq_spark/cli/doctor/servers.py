@@ -261,14 +261,14 @@ def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]
 
 
 def consume_modes(group: str, modes: Mapping[tuple[str, str], str]) -> Iterator[Finding]:
-    """Topics that brokers have the group pop. ``modes`` are by topic and broker."""
+    """Yield advice for each topic whose consume mode is POP. ``modes`` has the mode for each topic and broker."""
     popped = sorted(place for place, mode in modes.items() if mode == POP)
     for topic in dict.fromkeys(topic for topic, _ in popped):
-        brokers = ", ".join(broker for of, broker in popped if of == topic)
+        brokers = ", ".join(broker for name, broker in popped if name == topic)
         yield advice(
             f"group {group}",
-            f"its consume mode for topic {topic} is POP at {brokers}: members that pull, such as consumers of this package over "
-            "remoting, and members that pop each receive every message",
+            f"its consume mode for topic {topic} is POP at {brokers}: if some members pull (such as consumers of this package "
+            "over remoting) and others pop, each message is delivered twice",
             POP_REMEDY,
         )
 

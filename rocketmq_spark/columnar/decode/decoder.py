@@ -238,7 +238,7 @@ class Decoder:
             if len(rows):
                 queue = self.queues[int(messages.pieces[messages.piece_of_row[rows[0]]][0])]
                 offset = int(messages.part("queueOffset")[rows[0]])
-                self.bad.met_impossible_times(column.name, queue, offset, len(rows))
+                self.bad.add_impossible_times(column.name, queue, offset, len(rows))
 
     def _exact(self, made: props.Columns) -> pa.Array | None:
         """Which rows have one of the tags, since brokers compare only hashes; None if all have."""

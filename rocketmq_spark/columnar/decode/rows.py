@@ -49,7 +49,7 @@ def number(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
 
 
 def moment(messages: StoredMessages, field: str, kind: pa.DataType) -> pa.Array:
-    """A column of milliseconds as microseconds; null outside of the years of the calendar."""
+    """A column of milliseconds as microseconds; null for times outside the years 1 to 9999."""
     ms = messages.part(field).astype(np.int64)
     impossible = (ms < EARLIEST_MS) | (ms > LATEST_MS)
     if not impossible.any():
@@ -320,7 +320,7 @@ class Careful:
         if is_time(column):
             for (queue, message), time in zip(rows, values, strict=True):
                 if time is None and not _unreadable(message):
-                    self._bad.met_impossible_times(column.name, queue, message.queue_offset, 1)
+                    self._bad.add_impossible_times(column.name, queue, message.queue_offset, 1)
         return pa.array(values, column.arrow)
 
 

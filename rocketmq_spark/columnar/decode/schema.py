@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-# The years 1 to 9999, which Spark and Python can show. Senders choose the born timestamp, so it may have any value. One outside
-# of these years is null: as the nearest time it would move a watermark to the year 9999, and all later rows would be dropped.
+# The years 1 to 9999, which Spark and Python can show. Senders choose the born timestamp, so it may have any value. A time
+# outside these years is null: the end of the year 9999 would move watermarks there, and Spark would drop all later rows.
 EARLIEST_MS, LATEST_MS = -62_135_596_800_000, 253_402_300_799_999
 KEYS = pa.list_(pa.string())
 PROPERTIES = pa.map_(pa.string(), pa.string())
@@ -78,7 +78,7 @@ class Column:
 
 
 def is_time(column: Column) -> bool:
-    """Whether a column is a time of the message itself."""
+    """Whether a column is a timestamp of the message, and not one of its properties."""
     return column.property is None and column.arrow == TIMESTAMP
 
 
@@ -254,7 +254,7 @@ def undecodable(queue: MessageQueue, offset: int, why: str, which: str = "the me
 class Bad:
     """Handles a task's bad messages as ``badMessage`` says, and counts them. Logs the first ones, and finally the number.
 
-    Also counts the times that are outside of the calendar: they are null, whatever ``badMessage`` says.
+    Also counts times outside the years 1 to 9999: they are null, whatever ``badMessage`` says.
     """
 
     def __init__(self, policy: str = "fail") -> None:
@@ -279,8 +279,8 @@ class Bad:
             done = "left out" if self.skips else "a row without its body"
             logger.warning("%s: the message at offset %d cannot be decoded, %s: %s", queue, offset, done, why)
 
-    def met_impossible_times(self, column: str, queue: MessageQueue, offset: int, count: int) -> None:
-        """Counts messages whose time is null, the first of which is at ``offset``."""
+    def add_impossible_times(self, column: str, queue: MessageQueue, offset: int, count: int) -> None:
+        """Counts messages whose time in ``column`` is null. The first of these messages is at ``offset``."""
         first_queue, first_offset, before = self._impossible_times.get(column, (queue, offset, 0))
         self._impossible_times[column] = first_queue, first_offset, before + count
 
@@ -291,6 +291,6 @@ class Bad:
         for column, (queue, offset, count) in sorted(self._impossible_times.items()):
             rows = f"{count} row{'s' if count > 1 else ''}"
             text = (
-                "%s is null in %s, because the time is not in the years 1 to 9999; the first one is at offset %d of %s"
+                "%s is null in %s, because the time is outside the years 1 to 9999; the first row is at offset %d of %s"
             )
             logger.warning(text, column, rows, offset, queue)

@@ -178,22 +178,23 @@ _OF_ARROW: tuple[tuple[Callable[[pa.DataType], bool], str, pa.DataType], ...] = 
 )
 
 
-# Columns whose type may be null: the body, so that its rows are named, and those in which null means any queue.
-_OF_NULLS = {"body": BYTES, "value": BYTES, "shardingkey": TEXT, "queueid": INT, "brokername": TEXT}
+# Kinds of columns whose Arrow type may be ``null``: the body, so that errors name the rows; and columns in which null means any
+# queue.
+_KINDS_OF_NULLS = {"body": BYTES, "value": BYTES, "shardingkey": TEXT, "queueid": INT, "brokername": TEXT}
 
 
 def of_arrow(schema: pa.Schema) -> list[RowColumn]:
-    """The columns of an Arrow schema. Other columns of type null are omitted."""
+    """The columns of an Arrow schema. Columns of type ``null`` are omitted, except those of ``_KINDS_OF_NULLS``."""
     return [
         RowColumn(field.name, _kind(field.name, field.type), str(field.type))
         for field in schema
-        if not pa.types.is_null(field.type) or field.name.lower() in _OF_NULLS
+        if not pa.types.is_null(field.type) or field.name.lower() in _KINDS_OF_NULLS
     ]
 
 
 def _kind(name: str, kind: pa.DataType) -> str:
     if pa.types.is_null(kind):
-        return _OF_NULLS[name.lower()]
+        return _KINDS_OF_NULLS[name.lower()]
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return next((name for fits, name, _ in _OF_ARROW if fits(kind)), "")
@@ -266,15 +267,15 @@ def batch_of(
 ) -> pa.RecordBatch:
     """The columns of ``messages`` by role; only columns that some message needs. Raises for values that fit in no column.
 
-    ``queue`` is the queue of all messages, ``key`` returns the sharding key of each, or None.
+    ``queue`` is the queue of all messages. ``key`` returns the sharding key of a message, or None for any queue.
     """
     try:
         found = _columns(messages, bad_rows, key)
     except Exception:
         for number, message in enumerate(messages):
             problem = message_problem(message)
-            if problem is None and isinstance(found_out := attempt(_columns, [message], BadRows(), key), Failure):
-                problem = str(found_out)
+            if problem is None and isinstance(failure := attempt(_columns, [message], BadRows(), key), Failure):
+                problem = str(failure)
             if problem is not None:
                 bad_rows.rows(np.array([number]), problem)
         bad_rows.raise_if_any()
@@ -301,7 +302,7 @@ def _columns(messages: Sequence[Message], bad_rows: BadRows, key: Key | None) ->
         if without:
             bad_rows.add(_none(priorities), "it has no priority, and others have one: send it with another call")
     if not {*map(type, waits := [each.wait_store_ok for each in messages])} <= {bool}:
-        raise TypeError("wait_store_ok is True or False")
+        raise TypeError("wait_store_ok must be True or False")
     if not all(waits):
         bad_rows.add(~np.array(waits, np.bool_), "its wait_store_ok is False: send it with send")
     if key is not None:
@@ -385,7 +386,7 @@ def _maps(own: Sequence[Any]) -> pa.Array:
     names = [name for each in maps for name in each]
     if not {*map(type, names), *map(type, values)} <= {str}:
         if not all(isinstance(part, str) for part in (*names, *values)):
-            raise TypeError("names and values of properties are texts")
+            raise TypeError("names and values of properties must be str")
         values = [str(value) for value in values]
     return pa.MapArray.from_arrays(arrow.integers(_offsets(maps), pa.int32()), _texts(names), _texts(values))
 

@@ -68,7 +68,7 @@ class InAnyOrder:
     def _settle(self, lent: InvisibleMessage, outcome: object, context: Context) -> None:
         message, verdict = lent.message, concurrent(outcome, context, 1)
         if verdict.why:
-            _complain(lent, verdict.why, self._tracebacks.of(outcome))
+            _warn_of_failure(lent, verdict.why, self._tracebacks.due(outcome))
         self._in_hand.called(lent, bool(verdict.done), self._timer.lease_ms())
         if verdict.done:
             self._settling.done(lent)
@@ -155,7 +155,7 @@ class InOrder:
         verdict = ordered(outcome, context, self._suspend_ms)
         done = verdict.step is Step.COMMIT
         if verdict.why:
-            _complain(lent, verdict.why, self._tracebacks.of(outcome))
+            _warn_of_failure(lent, verdict.why, self._tracebacks.due(outcome))
         self._in_hand.called(lent, done, self._timer.lease_ms())
         if not done and message.delivery_attempt < self._port.policy().max_attempts:
             message.delivery_attempt += 1
@@ -197,8 +197,8 @@ def pause_s(level: int, attempt: int, policy: GroupPolicy) -> float:
     return policy.pauses_s[min(attempt, len(policy.pauses_s)) - 1]
 
 
-def _complain(lent: InvisibleMessage, why: str, trace: BaseException | None) -> None:
-    logger.warning("message %s of %s failed: %s", lent.message.msg_id, lent.message.queue, why, exc_info=trace)
+def _warn_of_failure(lent: InvisibleMessage, why: str, traceback_of: BaseException | None) -> None:
+    logger.warning("message %s of %s failed: %s", lent.message.msg_id, lent.message.queue, why, exc_info=traceback_of)
 
 
 def _log_unsettled(lent: InvisibleMessage, failure: Failure) -> None:

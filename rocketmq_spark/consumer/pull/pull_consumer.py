@@ -209,8 +209,8 @@ class BasePullConsumer(ClosedWhenDropped):
             queues: The queues; all assigned ones if none is named.
         """
         self._owner.check(self._polls.closed)
-        if not is_whole(epoch_ms):
-            raise wrong("epoch_ms", epoch_ms, "a whole number of milliseconds since 1970")
+        if not is_whole(epoch_ms) or epoch_ms < 0:
+            raise wrong("epoch_ms", epoch_ms, "a whole number of milliseconds since 1970, at least 0")
         self._polls.seek([_checked(queue) for queue in queues], lambda queue: self._positions.at_time(queue, epoch_ms))
 
     @entry
@@ -392,7 +392,7 @@ def checked_timeout(timeout_s: object) -> float:
 
 
 def _checked(queue: object) -> MessageQueue:
-    if not isinstance(queue, MessageQueue):  # one queue is a sequence, too
+    if not isinstance(queue, MessageQueue):  # such as a field of the one queue that was given instead of a list
         raise wrong("a queue", queue, "a MessageQueue, such as queues() returns")
     return queue
 

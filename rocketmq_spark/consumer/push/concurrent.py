@@ -99,7 +99,8 @@ AGAIN_S = 5.0
 class Concurrent:
     """Calls ``listener`` on the threads of the workers. Without ``send_back`` (broadcasting), failed messages are dropped.
 
-    ``late_returns`` has a thread for each queue whose late messages are sent back.
+    Late messages are those that a listener has had for longer than ``consumeTimeout``. ``late_returns`` runs one thread for each
+    queue with late messages.
     """
 
     def __init__(
@@ -127,8 +128,9 @@ class Concurrent:
         self._results: deque[Call] = deque()
         self._noting = threading.Lock()
         self._late_returns = late_returns
-        # Of queues whose late messages are sent back. A call that fails at that time waits, and then sends back only the others.
-        self._returning: dict[ProcessQueue, threading.Lock] = {}
+        # Each queue whose late messages are being sent back has a lock here. A call that fails at that time waits for the lock,
+        # and then sends back only its other messages.
+        self._return_locks: dict[ProcessQueue, threading.Lock] = {}
         self._closed = False
 
     def ready(self, queue: ProcessQueue) -> bool:
@@ -195,16 +197,16 @@ class Concurrent:
         return [message for call in list(self._calls.values()) for message in call.messages]
 
     def clean(self) -> None:
-        """Send back messages that a listener has had for longer than ``consumeTimeout``, so that the offset can advance.
+        """Send late messages back, so that the offset of their queue can advance.
 
-        Each queue has a separate thread for that: a slow broker takes minutes for the rows of a call, and must delay neither this
-        thread, which stores offsets, nor the late messages of other queues.
+        Each queue has a separate thread: a slow broker may take minutes for the rows of a call, and must delay neither the thread
+        that calls this method, which stores offsets, nor the late messages of other queues.
         """
         for queue in self._held.owned():
             if self._late_returns.busy(queue.queue) or not self._late(queue):
                 continue
             try:
-                self._late_returns.run(queue.queue, partial(self._return_late, queue))
+                self._late_returns.run(queue.queue, partial(self._send_late_back, queue))
             except RuntimeError as e:
                 logger.warning("late messages of %s are not sent back yet: no thread can start: %s", queue.queue, e)
                 return
@@ -213,23 +215,23 @@ class Concurrent:
         with self._held.lock:
             return expired(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
 
-    def _return_late(self, queue: ProcessQueue) -> None:
-        """Send back the late messages of a queue, until it has none or no broker takes them."""
+    def _send_late_back(self, queue: ProcessQueue) -> None:
+        """Send back the late messages of a queue, until the queue has none or no broker accepts them."""
         room = MAX_AT_ONCE
-        # Before late messages are looked for: a call that is settled later than that finds the lock.
-        turn = self._returning.setdefault(queue, threading.Lock())
+        # The lock exists before the search for late messages, so that a call that is settled after the search finds the lock.
+        lock = self._return_locks.setdefault(queue, threading.Lock())
         try:
             while room > 0 and not self._closed:
-                with turn:
-                    late, left = self._returned(queue)
+                with lock:
+                    late, left = self._send_late_call_back(queue)
                 if left or not late:
-                    return  # they would be the next ones again
+                    return  # the next search would find the same messages
                 room -= len(late)
         finally:
-            del self._returning[queue]
+            del self._return_locks[queue]
 
-    def _returned(self, queue: ProcessQueue) -> tuple[Sequence[ReceivedMessage], Sequence[ReceivedMessage]]:
-        """Send back late messages of one call; returns these, and those that no broker took."""
+    def _send_late_call_back(self, queue: ProcessQueue) -> tuple[Sequence[ReceivedMessage], Sequence[ReceivedMessage]]:
+        """Send back the late messages of one call. Returns these messages, and those of them that no broker accepted."""
         late = self._late(queue)
         what = "sent back" if self._send_back is not None else DROPPED
         for message in late:
@@ -262,7 +264,7 @@ class Concurrent:
         call.settled = True
         verdict = concurrent(outcome, call.context, len(messages))
         if verdict.why:
-            trace = self._tracebacks.of(outcome)
+            trace = self._tracebacks.due(outcome)
             logger.warning("messages of %s failed: %s", queue.queue, verdict.why, exc_info=trace)
         failed = [] if queue.dropped else messages[verdict.done :]
         left = self._handed_back(call, failed, verdict.level) if failed else []
@@ -324,9 +326,9 @@ class Concurrent:
             return []
         queue = call.queue
         is_late = self._timer.now_ms() - call.began_ms > self._timeout_ms
-        with (self._returning.get(queue) if is_late else None) or nullcontext(), self._held.lock:
-            here = queue.unfinished(call.messages, failed)
-        return send_each(here, lambda message: self._took(queue.as_pulled(message), level), lambda: queue.dropped)
+        with (self._return_locks.get(queue) if is_late else None) or nullcontext(), self._held.lock:
+            unfinished = queue.unfinished(call.messages, failed)
+        return send_each(unfinished, lambda message: self._took(queue.as_pulled(message), level), lambda: queue.dropped)
 
     def _took(self, message: ReceivedMessage, level: int) -> bool:
         """Whether a broker has taken the message back. Broadcasting: True, because failed messages are dropped."""

@@ -90,7 +90,7 @@ class BaseConsumer(Closing):
         Returns when the start offsets of the first assigned queues are set, so messages sent after that are not skipped; or, if
         a broker does not answer, after 6 s at most. Over gRPC it returns when the Proxy has accepted the subscriptions.
 
-        The consumer then runs until ``stop``, even if your program drops its last reference: keep one, to call ``stop``.
+        The consumer runs until ``stop``, even if your program drops the last reference to it. Keep a reference to call ``stop``.
 
         If the listener returns None, the messages are done. If it returns ``context.retry()`` or another value, or raises,
         the messages are sent back and delivered again later; with option ``model`` broadcasting they are dropped, with a warning
@@ -105,10 +105,10 @@ class BaseConsumer(Closing):
 
         Raises:
             LocalProtocolError: This process already has a member of the group.
-            OptionError: ``listener`` cannot be called with these arguments, or is a coroutine function, which
-                ``rocketmq_spark.aio`` awaits; the consumer has no subscription, or was started already; another broadcasting
+            OptionError: ``listener`` cannot be called with these arguments, or is a coroutine function (for these, use
+                ``rocketmq_spark.aio``); the consumer has no subscription, or was started already; another broadcasting
                 consumer uses the same offset file; or, over gRPC, the consumer is ordered and its group is not.
-            OffsetError: The offset file of a broadcasting consumer and its backup cannot be read.
+            OffsetError: The consumer broadcasts, and neither its offset file nor the backup of this file can be read.
             RocketMQError: Over gRPC, no endpoint of the Proxy accepted the subscriptions.
         """
         self._owner.check(self._closed)

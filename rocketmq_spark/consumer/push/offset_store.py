@@ -2,12 +2,12 @@
 
 Members of a group that shares its queues commit to brokers. A broadcasting member keeps a file, as Java's
 ``LocalFileOffsetStore``. Each write replaces the file atomically and keeps the previous file as ``.bak``, so one of the two
-is whole whatever happens to the process. If neither can be read, loading raises an error: starting without offsets would
-repeat or lose messages. A file has one owner; if two consumers shared it, the slower one would continue at the faster one's
-offsets.
+is complete whatever happens to the process. If neither can be read, loading raises an error: starting without offsets would
+repeat or lose messages. One consumer at a time owns a file: if two shared it, the slower one would continue at the offsets of
+the faster one.
 
-A file belongs to one cluster, because brokers of two clusters may have the same names. Name servers identify the cluster: two
-lists with an address in common are lists of one cluster.
+Each cluster has its own file, because brokers of two clusters may have the same names. Name servers identify a cluster: two lists
+with an address in common belong to one cluster.
 
 ``consumer/push/running`` calls ``persist`` every ``persist_interval_s``, and ``ownership`` calls it when a queue is given
 up.
@@ -20,6 +20,7 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import threading
 import uuid
@@ -42,7 +43,7 @@ _holding = threading.Lock()
 
 
 def _let_go() -> None:
-    """In a child that was forked while another thread had the lock: it has no such thread."""
+    """Replace the lock in a forked child: the thread that may hold the lock does not exist there."""
     global _holding
     _holding = threading.Lock()
 
@@ -57,15 +58,15 @@ FOLDER_BYTES = 255  # the longest name that Linux and macOS accept
 def file_of(folder: Path, client: str, group: str, name_servers: Iterable[str]) -> Path:
     """Return the path of a group's offsets at one cluster.
 
-    ``group`` is its name on the wire, and ``client`` is the same after a restart.
+    ``group`` is the group's name on the wire. ``client`` must be the same after a restart.
     """
     return folder / client / group / cluster_folder(name_servers) / FILE
 
 
 def cluster_folder(name_servers: Iterable[str]) -> str:
-    """Return the name of a cluster's folder: its name servers in sorted order, as many as the name of a folder can hold.
+    """Return the name of a cluster's folder: its name servers in sorted order, as many as fit into the name of a folder.
 
-    The others can be left out, because a name server belongs to one cluster.
+    One name server identifies a cluster, so those that do not fit are left out.
     """
     name = ",".join(sorted({server.lower() for server in name_servers}))
     while len(name.encode()) > FOLDER_BYTES and "," in name:
@@ -74,7 +75,7 @@ def cluster_folder(name_servers: Iterable[str]) -> str:
 
 
 class LocalOffsets:
-    """Offsets in ``path``, of who holds it."""
+    """The offsets in the file ``path``. A consumer locks the file with ``hold`` before it changes the offsets."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -85,19 +86,19 @@ class LocalOffsets:
         return str(self._path)
 
     def hold(self) -> None:
-        """Keep others out until ``release``, or until the process ends. Raises ``OptionError`` where another one holds it."""
+        """Lock the file until ``release``, or until the process ends. Raises ``OptionError`` if another consumer has a lock."""
         if self._lock is not None:
             return
         path = self._path.with_name(f"{self._path.name}.lock")
         with _holding:
-            if _identity(path) in _held:  # not opened: a file that is closed takes the lock of its process along
+            if _identity(path) in _held:  # do not open the file: closing it would release the lock of this process
                 raise self._of_another()
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             except OSError as e:
                 logger.info("%s cannot be made: %s", path, e)
-                return  # nor can offsets be stored there, which is said then
+                return  # offsets cannot be stored there either: ``store`` raises
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
@@ -110,7 +111,7 @@ class LocalOffsets:
             _held.add(self._lock[1])
 
     def release(self) -> None:
-        """Let others have it."""
+        """Unlock the file."""
         with _holding:
             if self._lock is not None:
                 file, identity = self._lock
@@ -131,33 +132,51 @@ class LocalOffsets:
         return any(path.exists() for path in (self._path, self._backup))
 
     def earlier(self) -> LocalOffsets:
-        """Return the group's file of releases that stored the offsets of all clusters in one file."""
+        """Return the group's file of earlier releases, which stored the offsets of all clusters in one file."""
         return LocalOffsets(self._path.parents[1] / self._path.name)
 
     def take_over(self) -> None:
-        """Move a file here that was stored under another list of this cluster's name servers, unless offsets are here.
+        """If this file does not exist, replace it by the group's file for another list of this cluster's name servers.
 
-        Raises ``OptionError`` if another consumer holds that file, and ``OffsetError`` if it cannot be moved.
+        Raises ``OptionError`` if another consumer has locked the other file, and ``OffsetError`` if that file cannot be moved.
         """
-        with contextlib.suppress(OSError):  # a folder that cannot be read: ``load`` reports it
-            if self.exists or not (former := self._of_same_cluster()):
-                return
-            former.hold()
-            try:
-                self._replace_by(former)
-            finally:
-                former.release()
+        if self._written_at(self._path) > -math.inf:
+            return
+        former = self._of_same_cluster()
+        # A move that was interrupted leaves a backup, which is older than what was moved.
+        if former is None or former._stored_at < self._stored_at:
+            return
+        former.hold()
+        try:
+            self._replace_by(former)
+        finally:
+            former.release()
 
     def _of_same_cluster(self) -> LocalOffsets | None:
-        """Return the group's newest file whose list of name servers has one in common with this file's list."""
+        """Return the group's newest file whose list of name servers shares an address with the list of this file."""
         servers = set(self._path.parent.name.split(","))
-        folders = [folder for folder in self._path.parents[1].iterdir() if servers & set(folder.name.split(","))]
+        try:
+            folders = [folder for folder in self._path.parents[1].iterdir() if servers & set(folder.name.split(","))]
+        except OSError:  # a folder that cannot be read: ``load`` reports it
+            return None
         files = [LocalOffsets(folder / self._path.name) for folder in folders if folder != self._path.parent]
-        return max((file for file in files if file.exists), key=lambda file: file._stored_at, default=None)
+        stored = {file._stored_at: file for file in files}
+        newest = max(stored, default=-math.inf)
+        return None if newest == -math.inf else stored[newest]
 
     @property
     def _stored_at(self) -> float:
-        return max(path.stat().st_mtime for path in (self._path, self._backup) if path.exists())
+        return max(self._written_at(path) for path in (self._path, self._backup))
+
+    def _written_at(self, path: Path) -> float:
+        """Return when a file was written; minus infinity if it is not there, or may not be looked at."""
+        try:
+            return path.stat().st_mtime
+        except (FileNotFoundError, NotADirectoryError):
+            return -math.inf
+        except OSError as e:
+            logger.warning("%s may have offsets of the group, but cannot be read: %s", path, e)
+            return -math.inf
 
     def _replace_by(self, former: LocalOffsets) -> None:
         try:
@@ -182,7 +201,7 @@ class LocalOffsets:
         return []
 
     def load(self) -> dict[MessageQueue, int]:
-        """What was stored; nothing if never anything was. Raises ``OffsetError`` when file and backup are both damaged."""
+        """Return the stored offsets; empty if there is no file. Raises ``OffsetError`` if file and backup are both damaged."""
         problems = []
         for path in (self._path, self._backup):
             try:
@@ -199,7 +218,7 @@ class LocalOffsets:
         return {}
 
     def store(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Replace what is stored. Raises ``OffsetError`` when the file cannot be written."""
+        """Replace the stored offsets. Raises ``OffsetError`` if the file cannot be written."""
         text = _text(offsets)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,9 +232,9 @@ class LocalOffsets:
             ) from e
 
     def remove(self) -> None:
-        """Remove what is stored. Raises ``OffsetError`` when the files cannot be removed."""
+        """Remove the file and its backup. Raises ``OffsetError`` if they cannot be removed."""
         try:
-            for path in (self._backup, self._path):  # the older one first: alone it would be read
+            for path in (self._backup, self._path):  # the backup first: ``load`` would read a backup that is left
                 path.unlink(missing_ok=True)
         except OSError as e:
             raise OffsetError(
@@ -291,7 +310,7 @@ def _offset(value: object) -> int:
 
 
 class StoreTrouble:
-    """Which brokers do not store a group's offsets: one line when one begins to fail, and one when it stores again."""
+    """Logs when a broker begins to fail to store a group's offsets, and when it stores them again."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -311,25 +330,25 @@ class StoreTrouble:
 
 
 class OffsetStore(Protocol):
-    """Reads raise what they raise; what cannot be stored is logged, and stored with the next run."""
+    """Reads and stores the offsets of a member. Errors of reads are raised; errors of stores are logged, and repeated later."""
 
     def begin(self) -> None:
-        """Lock the file for this member. Raises ``OptionError`` if another one has it, ``OffsetError`` if it is damaged."""
+        """Lock the file. Raises ``OptionError`` if another member has locked it, and ``OffsetError`` if it is damaged."""
 
     def end(self) -> None:
-        """Others may have it."""
+        """Unlock the file."""
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
-        """The stored offset, None where there is none for sure."""
+        """Return the stored offset; None only if there certainly is none."""
 
     def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Store what has changed, all or of ``queues``."""
+        """Store the offsets that have changed: those of ``queues``, or all."""
 
 
 class BrokerOffsets:
     """``OffsetStore`` of a group that shares its queues.
 
-    Of a queue that is not ``ready`` nothing is stored: its lock may be another member's, which stores what it finishes.
+    The offset of a queue that is not ``ready`` is not stored: another member may have locked the queue, and stores the offset.
     """
 
     def __init__(
@@ -401,9 +420,10 @@ class BrokerOffsets:
 class FileOffsets:
     """``OffsetStore`` of a broadcasting member. Offsets of queues that the member does not have now stay in the file.
 
-    A queue without an offset in ``file`` takes that of the file that earlier releases used for all clusters of a group. That
-    file does not name the cluster of an offset: the first member that starts the queue takes the offset, unless it is greater
-    than the ``end`` of the queue. An offset is stored in ``file`` before it is removed there, so a crash loses none.
+    A queue without an offset in ``file`` takes its offset from the earlier file, in which earlier releases stored the offsets of
+    all clusters. The earlier file does not name clusters: the first member that starts the queue takes the offset, unless the
+    offset is greater than the ``end`` of the queue. The member stores the offset in ``file`` before it removes the offset from
+    the earlier file, so that a crash loses no offset.
     """
 
     def __init__(self, file: LocalOffsets, held: MemberState, end: Callable[[MessageQueue, Deadline], int]) -> None:
@@ -439,7 +459,7 @@ class FileOffsets:
         return offset
 
     def _adopted(self, queue: MessageQueue, end: int) -> int | None:
-        """Move the offset of ``queue`` from the earlier file. Returns None if it is another cluster's, or was moved meanwhile."""
+        """Move the offset of ``queue`` from the earlier file. Returns None if another cluster owns it, or if it was moved."""
         self._earlier.hold()
         try:
             others = self._earlier.load()

@@ -247,7 +247,7 @@ class Orderly:
         """Decide what a call's outcome means. Dead letters no longer block the queue, as in Java."""
         verdict = ordered(outcome, context, self._suspend_ms)
         if verdict.why:
-            trace = self._tracebacks.of(outcome)
+            trace = self._tracebacks.due(outcome)
             logger.warning("messages of %s failed: %s", call.queue.queue, verdict.why, exc_info=trace)
         failed, messages = verdict.step in FAILED, call.messages
         limit = self._settings.max_reconsume_times

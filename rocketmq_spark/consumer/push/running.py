@@ -240,7 +240,7 @@ class RunningConsumer:
             except OptionError:
                 raise
             except RocketMQError as e:
-                # The first failed message of a group creates its retry topic.
+                # A retry topic does not exist before the first failed message of its group.
                 level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.INFO
                 logger.log(level, "topic %s has no route yet: %s", topic, e)
 

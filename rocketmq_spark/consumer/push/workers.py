@@ -109,13 +109,13 @@ class Workers:
             if self._line and not self._waking:
                 self._wake()
             work()
-            del work  # or a thread that waits would hold its messages
+            del work  # otherwise the waiting thread would keep the messages alive
 
 
 TIMEOUT_S = 5.0
 COPY_TIMEOUT_S = 3.0
-HANGS_S = 10.0  # a broker that accepted nothing for this time is not asked to take the rest of a call
-DEAD = -1  # the level of what is to be a dead letter
+HANGS_S = 10.0  # if no message of a call is accepted for this time, the rest of the call is not sent now
+DEAD = -1  # the delay level that makes a message a dead letter
 DROPPED = "dropped: the group is broadcasting"  # instead of being sent back
 
 
@@ -181,10 +181,10 @@ class SendBack:
 def send_each(
     messages: Iterable[ReceivedMessage], send: Callable[[ReceivedMessage], bool], is_over: Callable[[], bool]
 ) -> list[ReceivedMessage]:
-    """Send messages of a call back one after the other; returns those that no broker accepted.
+    """Send messages of a call back one after the other. Returns the messages that no broker accepted.
 
-    The rest is not sent once ``is_over``, because another call or the next owner of the queue has it, or if the broker hangs: a
-    call may have a thousand rows, and each would wait for the broker again.
+    Sends no more messages after ``is_over`` returned True (another call finished them, or another member has the queue), or if
+    the broker hangs: a call may have a thousand rows, and each would wait for the broker.
     """
     left = []
     hangs = Deadline.after(HANGS_S)

@@ -1,9 +1,9 @@
 """Which queue each row goes to, and an Arrow batch as runs of rows of one topic and queue.
 
-A ``RowSelector`` returns an index into the topic's queues for each row, a whole column at once where possible. Rows whose column
-is null get the index after the last queue: they may go to any queue, as in Kafka. A row whose queue does not exist is added to
-``BadRows`` and gets the first queue, which is never used. ``Router`` cuts an Arrow batch into runs of rows that go to one topic,
-and to one queue where rows choose it.
+A ``RowSelector`` returns an index into the topic's queues for each row, a whole column at once where possible. Rows without a
+sharding key or queue id get the index after the last queue: they may go to any queue, as in Kafka. A row whose queue does not
+exist is added to ``BadRows`` and gets the first queue, which is never used. ``Router`` cuts an Arrow batch into runs of rows that
+go to one topic, and to one queue where rows choose their queue.
 """
 
 from __future__ import annotations

@@ -66,12 +66,12 @@ class StoragePlan:
         self._ids = UniqueIds(os.urandom(8), now_ms)
         self._about: About | None = None
         self._silent: dict[str, Deadline] = {}
-        # A broker rejects a single message itself, with the reason.
-        self._asks = options.auto_batch or bool(transport.features(options).chooses_queues)
+        # Over remoting without batches no check is needed: a broker rejects a single message, and names the reason.
+        self._checks = options.auto_batch or bool(transport.features(options).chooses_queues)
 
     def check(self, batch: pa.RecordBatch, topics: Sequence[TopicRows], bad_rows: BadRows) -> None:
-        """Note rows that a broker would acknowledge in a batch, and drop, and those that a Proxy would reject."""
-        for rows in topics if self._asks else ():
+        """Add to ``bad_rows`` the rows that a broker would acknowledge but not store, and those that a Proxy would reject."""
+        for rows in topics if self._checks else ():
             found = self._storage(rows.topic)
             if found is not None and found.by_key:
                 numbers = rows.numbers()
@@ -313,7 +313,7 @@ class RowSender:
 
 
 def _no_group(topic: str) -> str:
-    return f"there is no shardingKey, and topic {topic!r} (message.type=FIFO) takes only messages with one"
+    return f"there is no shardingKey, and topic {topic!r} (message.type=FIFO) accepts only messages with a shardingKey"
 
 
 def _alone(topic: str, body: memoryview) -> Prepared:

@@ -317,7 +317,8 @@ def under_way(folder: Folder) -> Read | None:
     if number is None or number in numbers(folder, "commits"):
         return None
     batch = read(folder, number)
-    before = read(folder, number - 1) if number - 1 in begun else None
+    earlier = max((n for n in begun if n < number), default=None)  # Spark repeats all batches that it did not log
+    before = None if earlier is None else read(folder, earlier)
     return Read(batch, *_ranges(before, batch), None)
 
 
@@ -343,7 +344,7 @@ def read(folder: Folder, number: int) -> LoggedBatch:
 
 
 def _named_line(line: str) -> tuple[SourceId, str]:
-    """The name of a source, and its offset. Raises ``ValueError`` for a truncated line."""
+    """Return the name of a source and the text of its offset. Raises ``ValueError`` for a truncated line."""
     name, colon, offset = line.partition(":")
     if not colon:
         raise ValueError(line)
@@ -386,7 +387,7 @@ def _ranges(before: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[Offset
     starts: dict[SourceId, Positions] = {}
     for source, offsets in batch.sources.items():
         old = None if before is None else before.sources.get(source)
-        if old == offsets:  # nothing was new, and the entry repeats where an earlier batch began
+        if old == offsets:  # the batch has no new messages: its entry repeats the starts of an earlier batch
             starts[source] = offsets.positions
         else:
             starts[source] = {**(old.positions if old is not None else {}), **offsets.start}
@@ -394,9 +395,9 @@ def _ranges(before: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[Offset
 
 
 def ranges(starts: Mapping[SourceId, Positions], end: LoggedBatch) -> tuple[list[OffsetRange], list[MessageQueue]]:
-    """Return what the sources of a batch read from ``starts`` to its end, without empty ranges, and the queues without a start.
+    """Return the ranges that the sources of a batch read from ``starts`` to the batch's end, and the queues without a start.
 
-    The same range of two sources is one: Spark logs the one source of a self-join twice.
+    Omits empty ranges, and returns equal ranges of two sources once, because Spark logs the one source of a self-join twice.
     """
     found: dict[OffsetRange, None] = {}
     unknown: dict[MessageQueue, None] = {}

@@ -36,7 +36,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.base import exposition
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.spark.monitoring.queries import of_progress, sink_counts
+from rocketmq_spark.spark.monitoring.queries import ends_of, of_progress, sink_counts
 from rocketmq_spark.spark.source.offsets import Offsets
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class GroupOffsetListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Commit the end of the batch of ``event``. Failures are logged, because Spark ignores exceptions of listeners."""
-        ends = [self._mine(source.endOffset) for source in event.progress.sources]
+        ends = [self._mine(end) for end in ends_of(event.progress)]
         self._finished[event.progress.runId] = [end for end in ends if end.positions]
         self._commit(event.progress.runId)
 
@@ -87,7 +87,7 @@ class GroupOffsetListener(StreamingQueryListener):
         """Retry failed commits while the query of ``event`` is idle."""
         self._commit(event.runId)
 
-    def _mine(self, logged: str) -> Offsets:
+    def _mine(self, logged: object) -> Offsets:
         from rocketmq_spark.spark.source import filters
 
         try:
@@ -216,13 +216,14 @@ class QueryFigures:
             "behind_seconds": None if last["behindMs"] is None else last["behindMs"] / 1000,
             "queues": last["queues"],
             "queues_away": last["queuesAway"],
-            "brokers_away": len(last["brokersAway"]) if last["sources"] else None,
+            "brokers_away": len(last["brokersAway"]) if last["sources"] and last["brokersAway"] is not None else None,
             "rows_total": self._rows,
             "batches_total": self._batches,
             "batch_seconds": None if last["batchMs"] is None else last["batchMs"] / 1000,
         }
         yield from ((name(which), {}, float(value)) for which, value in known.items() if value is not None)
-        for cause in (cause.name.lower() for cause in Cause if last["sources"]):
+        reported = last["sources"] and last["losses"] is not None
+        for cause in (cause.name.lower() for cause in Cause if reported):
             counts = last["losses"].get(cause, {"ranges": 0, "offsets": 0})
             yield name("lost_ranges_total"), {"cause": cause}, float(counts["ranges"])
             if counts["offsets"] is not None:

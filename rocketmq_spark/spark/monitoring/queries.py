@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rocketmq_spark.errors import RocketMQError
 
 if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
     from rocketmq_spark.spark.sink.foreach import ForeachBatchWriter
@@ -34,7 +35,8 @@ _KNOWN = (
     (
         r"DATA_SOURCE_NOT_FOUND|No module named '(?:rocketmq_spark|pyspark_rocketmq|pyarrow)'",
         "Spark's workers run a Python that lacks rocketmq-spark or pyarrow. Set PYSPARK_PYTHON to the python of its virtual "
-        "environment before the session is created, or call register(spark). The source needs PySpark 4.2",
+        "environment before the session is created, or call register(spark). "
+        "PySpark before 4.0 has no data sources in Python: read with read_rocketmq",
     ),
     (
         r"Illegal size \d+ of collection",
@@ -42,10 +44,12 @@ _KNOWN = (
         "stream (docs/upstream.md)",
     ),
     (
-        r"Class is not registered: org\.apache\.spark\.sql\.catalyst\.util\.(?:GenericArrayData|ArrayBasedMapData)",
-        "spark.kryo.registrationRequired is set, and Kryo does not know the classes of Spark's arrays and maps; call "
+        r"Class is not registered: org\.apache\.spark\.sql\.catalyst\."
+        r"(?:util\.(?:GenericArrayData|ArrayBasedMapData)|expressions\.GenericInternalRow)",
+        "spark.kryo.registrationRequired is set, and Kryo does not know the classes of Spark's rows, arrays and maps; call "
         "register(spark) before the query starts, or set spark.kryo.classesToRegister to "
-        "org.apache.spark.sql.catalyst.util.GenericArrayData,org.apache.spark.sql.catalyst.util.ArrayBasedMapData",
+        "org.apache.spark.sql.catalyst.util.GenericArrayData,org.apache.spark.sql.catalyst.util.ArrayBasedMapData,"
+        "org.apache.spark.sql.catalyst.expressions.GenericInternalRow",
     ),
     (
         r"\[UNSUPPORTED_DATA_SOURCE_SAVE_MODE\].*rocketmq",
@@ -114,6 +118,7 @@ def _one_line(text: str) -> str:
 
 
 _SUMS = ("lag", "queues", "queuesAway")
+_FIGURES = (*_SUMS, "behindMs", "brokersAway", "losses")
 
 
 def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) -> dict[str, Any] | None:
@@ -124,7 +129,8 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
     the number of queues whose brokers answer. ``queuesAway`` and ``brokersAway``: the number of queues, and the names of brokers,
     that do not answer now; their lag is not counted. ``losses``: by cause, the number of ``ranges`` and the number of ``offsets``
     that the driver skipped in this run. ``sources``: these figures for each rocketmq source. Also ``batchId``, ``timestamp``,
-    ``rows``, ``batchMs`` and ``sinkRows``. Unknown values are None.
+    ``rows``, ``batchMs`` and ``sinkRows``. Unknown values are None: on PySpark 4.0 and 4.1,
+    which do not ask sources for their state, all figures of sources (``rocketmq-spark lag --checkpoint`` shows the lag there).
 
     All figures are of the end of the last batch, ``ageMs`` ms ago. ``underWay`` is whether the next batch is running now. If
     it stays True and ``ageMs`` grows, the batch is large or waits for a broker.
@@ -168,6 +174,14 @@ def _age_ms(latest: Mapping[str, Any], now: datetime) -> int | None:
     return max(0, round((now - begun - took) / timedelta(milliseconds=1)))
 
 
+def ends_of(progress: StreamingQueryProgress) -> list[Any]:
+    """Return where the batch ended for each source, as Spark's JSON has it.
+
+    The attribute ``endOffset`` of PySpark 4.0 and 4.1 may be the text of a Python object instead.
+    """
+    return [source.get("endOffset") for source in json.loads(progress.json)["sources"]]
+
+
 def of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of ``progress`` from Spark's JSON of a progress."""
     sources = [of_source(source.get("latestOffset")) for source in raw.get("sources", ())]
@@ -181,22 +195,25 @@ def of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
         "sinkRows": rows if rows >= 0 else None,
         **{name: _sum(source[name] for source in ours) for name in _SUMS},
         "behindMs": _largest([source["behindMs"] for source in ours]),
-        "brokersAway": sorted({name for source in ours for name in source["brokersAway"]}),
-        "losses": _losses(source["losses"] for source in ours),
+        "brokersAway": _names([source["brokersAway"] for source in ours]),
+        "losses": _losses([source["losses"] for source in ours]),
         "sources": ours,
     }
 
 
 def of_source(latest: Any) -> dict[str, Any] | None:
-    """Return the figures that a source reported, without the ends of its queues; None if it is not a rocketmq source."""
+    """Return the figures that a source reported, without the ends of its queues; None if it is not a rocketmq source.
+
+    A Spark that does not ask for a report (4.0, 4.1) shows the end of the batch instead: then all figures are None.
+    """
     if isinstance(latest, str):
         try:
             latest = json.loads(latest)
         except ValueError:
             return None
-    if not isinstance(latest, dict) or not {"topics", "lag", "behindMs"} <= latest.keys():
+    if not isinstance(latest, dict) or not {"topics", "v"} <= latest.keys():
         return None
-    return {name: value for name, value in latest.items() if name not in ("topics", "v")}
+    return {name: latest.get(name) for name in _FIGURES}
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
@@ -210,8 +227,18 @@ def _largest(values: list[int | None]) -> int | None:
     return max(numbers) if values and len(numbers) == len(values) else None
 
 
-def _losses(reports: Iterable[Mapping[str, Mapping[str, int | None]]]) -> dict[str, dict[str, int | None]]:
-    every = [(cause, counts) for report in reports for cause, counts in report.items()]
+def _names(reports: Sequence[Iterable[str] | None]) -> list[str] | None:
+    known = [report for report in reports if report is not None]
+    return sorted({name for report in known for name in report}) if len(known) == len(reports) else None
+
+
+def _losses(
+    reports: Sequence[Mapping[str, Mapping[str, int | None]] | None],
+) -> dict[str, dict[str, int | None]] | None:
+    known = [report for report in reports if report is not None]
+    if len(known) < len(reports):
+        return None
+    every = [(cause, counts) for report in known for cause, counts in report.items()]
     return {
         cause: {name: _sum(counts[name] for of, counts in every if of == cause) for name in ("ranges", "offsets")}
         for cause in sorted({cause for cause, _ in every})

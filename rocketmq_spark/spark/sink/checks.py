@@ -144,11 +144,12 @@ def _option_problems(options: Options) -> list[str]:
         problems += _problems_of(lambda: resolve(selector, "queueSelector"))
     problems += _problems_of(lambda: settings(options))
     problems += spool_problems(options)
-    if options.topic is not None:
-        try:
-            check_topic_name(options.topic)
-        except MessageRefused as e:
-            problems.append(f"option 'topic' is {options.topic!r}: {e.message}")
+    for name, topic in [("topic", options.topic), *(("allowedTopics", topic) for topic in options.allowed_topics)]:
+        if topic is not None:
+            try:
+                check_topic_name(topic)
+            except MessageRefused as e:
+                problems.append(f"option {name!r} is {topic!r}: {e.message}")
     return problems
 
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -28,6 +27,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import Folder, checkpoint_folder
+from rocketmq_spark.spark.map_in_arrow import map_in_arrow
 from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.once import OncePlan, plan_batch, plan_job
 from rocketmq_spark.spark.sink.report import AtBroker, Written, warn_of_unmatched
@@ -157,8 +157,8 @@ def foreach_batch_writer(
         the last micro-batch, or None before the first one. Its ``total`` has the counts of all.
 
     Raises:
-        OptionError: An option is unknown, has a wrong value or does not belong to a sink. Lists all problems. Or with
-            exactly-once: the Spark context was started without ``exactly_once_conf()``.
+        OptionError: An option is unknown, has a wrong value or does not belong to a sink; the error lists all problems. With
+            exactly-once, also if the Spark context was started without ``exactly_once_conf()``.
     """
     parsed = _options(name_server, options)
     if not guarantee.wanted(parsed):
@@ -188,10 +188,9 @@ def _write(df: DataFrame, options: Options, what: str, once: bool, batch: QueryB
 
 
 def _sent(df: DataFrame, options: Options, names: dict[str, str], plan: OncePlan | None, what: str) -> Written:
-    # Not a lambda: Spark would have to pickle its code, while workers import a function by its name.
     send = functools.partial(_send, options, names, checks.positions(options), plan)
     written = Written()
-    for row in _map_in_arrow(df, send).collect():
+    for row in map_in_arrow(df, send, _SCHEMA, 'write with df.write.format("rocketmq")').collect():
         brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
         written += Written(**{name: row[name] for name in _COUNTS}, brokers=brokers)
     written = written.of_all_tasks()
@@ -290,21 +289,6 @@ def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _
                 "rocketmq-spark checkpoint rewind, which sends again what the batch has stored. If these are two writes of "
                 "a batch, give each a write_name",
             )
-
-
-def _map_in_arrow(df: DataFrame, send: Callable[..., Any]) -> DataFrame:
-    """``df.mapInArrow`` without pandas. PySpark's own function requires pandas, and warns of its newest versions, without using
-    it.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-            return df.mapInArrow(send, _SCHEMA)
-    except ImportError as e:
-        raise OptionError(
-            f"PySpark cannot run a function over Arrow batches here: {e}",
-            remedy='Install pandas, or write with df.write.format("rocketmq")',
-        ) from e
 
 
 def _send(

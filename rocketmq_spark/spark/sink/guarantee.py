@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import math
 import os
 import select
@@ -25,7 +24,9 @@ from rocketmq_spark.columnar.encode.properties import TIMERS
 from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.parsing import duration
-from rocketmq_spark.spark.tuning import CONTEXT_SETTINGS, exactly_once_conf
+from rocketmq_spark.spark import context_settings
+from rocketmq_spark.spark.spark_options import ASYNC
+from rocketmq_spark.spark.tuning import exactly_once_conf
 
 EXACTLY_ONCE = "exactly-once"
 # Columns of a delayed message.
@@ -117,13 +118,23 @@ def check_settings(get: Callable[[str], str | None], streaming: bool, where: str
 
 
 def check_registered() -> None:
-    """As ``check_settings``, for the Spark context that ``register`` has seen; without ``register``, only tasks see settings.
+    """As ``check_settings``, for the settings that ``register`` recorded; without ``register``, only tasks see the settings.
 
-    ``ADAPTIVE`` belongs to a session and may still change, so it is left to the tasks.
+    Tasks check ``ADAPTIVE``, because it is a setting of the session and may still change.
     """
-    settings = os.environ.get(CONTEXT_SETTINGS)
+    settings = context_settings.registered()
     if settings is not None:
-        check_settings(json.loads(settings).get, streaming=False, where="the Spark context")
+        check_settings(settings.get, streaming=False, where="the Spark context")
+
+
+def check_progress(options: Options, asynchronous: bool) -> None:
+    """Raises ``OptionError`` if Spark may repeat rows in other batches, because it does not log a batch before it runs."""
+    if wanted(options) and asynchronous:
+        raise OptionError(
+            f"option 'deliveryGuarantee' is exactly-once, but option {ASYNC!r} is true: after a restart Spark may form other "
+            "batches of the same rows, and the sink would not recognise the rows",
+            remedy=f"Remove {ASYNC!r}, or write with deliveryGuarantee=at-least-once, which may repeat rows",
+        )
 
 
 def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:

@@ -111,7 +111,7 @@ def total(tasks: Iterable[Written | None]) -> Written:
 def warn_of_unmatched(written: Written, what: str) -> None:
     """Log one warning per batch with unmatched messages.
 
-    Each of them may be an earlier copy of one row that was sent now, because it had another task or another content.
+    Each unmatched message may be an earlier copy of a row that was sent again, because the row changed or moved to another task.
     """
     if written.unmatched:
         twice = min(written.unmatched, written.rows)

@@ -36,7 +36,7 @@ _LONGEST_OF_ALL_S = 10.0
 _GRACE_S = 0.2
 # Spark takes a batch in steps: its end, a report, its tasks. What was seen for the first of them serves the others.
 _SAME_BATCH_S = 1.0
-# While no topic matches a pattern, name servers are asked this often: the first topic should not wait for ``routeRefresh``.
+# Interval of requests for topics while no topic matches a pattern: the first topic should not wait for ``routeRefresh``.
 _NO_MATCH_PAUSE_S = 1.0
 _NEVER_MATCHED = (float("-inf"), ())
 # When name servers that gave no answer are asked again; what was known of routes serves meanwhile.
@@ -397,8 +397,8 @@ def no_match(options: Options) -> RouteNotFound:
 def _matching(routes: RouteReader, options: Options) -> tuple[str, ...]:
     """The topics of the pattern, as name servers list them now.
 
-    Raises ``BrokerNotFound`` if no broker is registered: the topics are then unknown, and a start without them would take them
-    for new ones later.
+    Raises ``BrokerNotFound`` if no broker is registered: the topics are then unknown, and a start without them would treat them
+    as new topics later.
     """
     try:
         cluster = routes.cluster()

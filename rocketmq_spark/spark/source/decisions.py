@@ -286,7 +286,7 @@ _REMEDY_BACK = f"{_REMEDY}; a stream then reads all present messages of a queue 
 
 
 def _described(part: OffsetRange) -> str:
-    """The queue and the offsets. A part of no size is everything from its start on; how much that was is unknown."""
+    """The text of a lost part. A part without a size stands for all offsets from its start on; their number is unknown."""
     where = f"offsets {part.start} to {part.end}" if part.size > 0 else f"from offset {part.start} on"
     return f"{part.queue} {where}"
 

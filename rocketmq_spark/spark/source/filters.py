@@ -42,7 +42,12 @@ def of_topic(options: Options, topic: str) -> Filter:
 
 
 def check(options: Options) -> None:
-    """What can be said without a broker: one kind of filter, tags that are tags, and delayed messages of all environments."""
+    """What can be said without a broker: legal topics, one kind of filter, tags that are tags, and delayed messages of all
+    environments.
+    """
+    for name, topics in (("subscribe", options.subscribe), ("assign", [queue.topic for queue in options.assign])):
+        for problem in filter(None, map(names.topic_problem, topics)):
+            raise OptionError(f"option {name!r}: {problem}", remedy=names.TOPIC_REMEDY)
     if INNER_TOPIC in options.subscribe and environment_of(options) is not None:
         raise OptionError(
             f"{options.environment_source} is {options.environment!r}, but with environmentMode=queues {INNER_TOPIC} has the "
@@ -110,8 +115,8 @@ def validate(
 
 
 def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
-    """What is read beside topics, as it stands in offsets: the namespace, and the clusters, environment, pattern and filter if
-    there are any; with the group whose offsets follow, and whether queues that are created later stay unread (``newQueues``).
+    """What offsets record of a source beside its topics: the namespace; clusters, environment, pattern and filter if there are
+    any; the group whose offsets follow the query; and ``newQueues``, which is False if queues that are created later stay unread.
     """
     record: dict[str, object] = {"namespace": options.namespace or ""}
     if "group" in options.given:
@@ -151,13 +156,21 @@ def filter_of(record: Mapping[str, object]) -> dict[str, object]:
 def check_checkpoint(options: Options, begin: Offsets) -> None:
     """That positions are of what the options read: else a forgotten variable would leave queues unread, or read others from
     positions that mean nothing there. Raises ``CheckpointMismatch``.
+
+    A query that waits for its first topic has no positions yet; its namespace and its environment are compared nevertheless.
     """
-    if not begin.positions:
+    if not (begin.positions or begin.reads):
         return
     was, now = begin.reads, recorded(options)
     pairs = []
     if was.get("namespace", now["namespace"]) != now["namespace"]:
-        pairs.append((_namespace(was), _namespace(now), "option 'namespace'"))
+        pairs.append(
+            (
+                _namespace(was),
+                _namespace(now),
+                "option 'namespace'" if was["namespace"] else "an empty option 'namespace'",
+            )
+        )
     of, mine = _environment_of(was), _environment_of(now)
     if of != mine and (of or not _fits(options, begin)):
         pairs.append((_environment(of), _environment(mine), "option 'environment' (or variable ROCKETMQ_ENVIRONMENT)"))
@@ -170,7 +183,7 @@ def check_checkpoint(options: Options, begin: Offsets) -> None:
             remedy=f"Start it with {names} as before, or with a new checkpointLocation",
         )
     topics = sorted({queue.topic for queue in begin.positions})
-    if options.fail_on_data_loss == "fail" and not any(is_read(options, topic) for topic in topics):
+    if topics and options.fail_on_data_loss == "fail" and not any(is_read(options, topic) for topic in topics):
         raise CheckpointMismatch(
             f"the checkpoint is of {_named(topics)}, and this query of {_subscribed(options)}",
             remedy="Start it with a new checkpointLocation, or subscribe to a topic of the checkpoint, too. With "
@@ -327,25 +340,25 @@ class RecordedPattern(NamedTuple):
 
 
 def recorded_pattern(reads: Mapping[str, object]) -> RecordedPattern | None:
-    """The pattern that offsets record; None if their source names its topics, or if an older release wrote them."""
+    """Return the pattern that offsets record; None if their source names its topics, or if an older release wrote them."""
     pattern = reads.get("subscribePattern")
     return RecordedPattern(pattern, bool(reads.get("includeInternal"))) if isinstance(pattern, str) else None
 
 
 def read_next(of: Offsets, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Return those of ``queues`` that a source with these offsets reads in its next batch, as far as the offsets say."""
-    there = list(queues)
-    known = [queue for queue in there if queue in of.positions]
+    """Return those of ``queues`` that a source with these offsets reads in its next batch."""
+    candidates = list(queues)
+    known = [queue for queue in candidates if queue in of.positions]
     if of.reads.get("newQueues") is False:
         return known
     if "environment" not in of.reads or of.reads.get("environmentMode") == "suffix":
-        return there
+        return candidates
     mine = _recorded_environment(of)
-    return known if mine is None else mine.owned(there, of.environment, {queue.topic for queue in there})
+    return known if mine is None else mine.owned(candidates, of.environment, {queue.topic for queue in candidates})
 
 
 def _recorded_environment(of: Offsets) -> Environment | None:
-    """The environment that offsets record; None if an older release wrote them, without the queues of the environment."""
+    """Return the environment that offsets record; None if an older release wrote them, without the environment's queues."""
     name, layout = str(of.reads["environment"]), of.reads.get("environments")
     if isinstance(layout, list):
         pairs = (text.rpartition(":") for text in map(str, layout))

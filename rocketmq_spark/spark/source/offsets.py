@@ -1,25 +1,24 @@
-"""Offsets as Spark's log keeps them, and starting and ending offsets of a source.
+"""Offsets in Spark's offset log, and the starting and ending offsets of a source.
 
-In the log: ``{"topics":{"t":{"broker-a":{"0":12}}},"v":1}``, one past the last message read. Keys are sorted, so that equal
-positions are equal texts: Spark compares texts. What else a restart must know stands under keys of its own:
+An entry is ``{"topics":{"t":{"broker-a":{"0":12}}},"v":1}``: for each queue, the offset after the last message read. Keys are
+sorted, because Spark compares entries as texts. Further keys hold what else a restart needs:
 
-* ``start``: where queues began that the previous offset does not name, or that were made again. Spark does not log where
-  batch 0 began; a query that starts again before its first batch was committed would resolve "latest" anew and skip
-  what came in between.
-* ``marks``: store times (epoch ms) of what was the newest message, by which a topic is recognised that was deleted and
-  made again although it has grown past the old position.
-* ``plan``: what decides the tasks of the batch that ends here, besides its ranges (``partitioning``). A batch that is repeated
-  has the same tasks, whatever the options are now. Without it an end is older.
-* ``environment``: the queues of a topic that an environment given by its number owns, with the number. A broker that is
-  away would else shift it onto queues of another.
-* ``reads``: what the positions are of, beside the names of topics: clusters, namespace, environment and filter, so that a
-  checkpoint of another query is recognised, and the group whose offsets follow them. Commands also need the pattern of topics,
-  and ``newQueues``, which is false if queues that are created later stay unread. Offsets without a ``namespace`` or
-  ``clusters`` there are older and of any; older ones call it ``filter``.
+* ``start``: the start offsets of queues that the previous entry does not name, or whose topic was created again. Spark does not
+  log the starts of batch 0: without them, a restart before the first commit would resolve "latest" again and skip messages.
+* ``marks``: the store time (epoch ms) of the newest message of each queue. They show that a topic was deleted and created again
+  even if it has grown past the old position.
+* ``plan``: the values that, with the ranges, determine the tasks of the batch that ends here (``partitioning``). A repeated batch
+  has the same tasks, whatever the options are now. Entries of earlier releases have no ``plan``.
+* ``environment``: the queues of a topic that an environment owns by its number, with the number. Without them, a broker that is
+  away would shift the environment onto queues of another one.
+* ``reads``: what the source reads, beside the names of topics: clusters, namespace, environment and filter, by which the source
+  recognises the checkpoint of another query; and the group whose offsets follow the query. For commands it also has the pattern
+  of topics, and ``newQueues``, which is false if queues that are created later stay unread. Entries of earlier releases may lack
+  ``namespace`` or ``clusters``, and then fit any; the earliest releases call this key ``filter``.
 
-A source starts, and ends, at ``earliest``, ``latest``, committed offsets, JSON, or times in three forms. That asks brokers, and
-decides by pure functions. A question that fails is an error, never a rewind: RocketMQ's own clients turned some failures into
-"start at the end".
+A source starts and ends at ``earliest``, ``latest``, committed offsets, JSON, or times in three forms. This module asks brokers
+for the offsets, and decides by pure functions. A request that fails is an error, never a rewind: RocketMQ's own clients turned
+some failures into "start at the end".
 """
 
 from __future__ import annotations
@@ -197,7 +196,7 @@ def ending_option(options: Options) -> str:
 
 
 def _times_in_wrong_order(options: Options) -> list[str]:
-    """A problem if a start by time is after the end by time, of all queues or of one."""
+    """The problem that a starting time is after the ending time, for all queues or for one."""
     of_all = options.starting_timestamp, options.ending_timestamp
     by_queue = options.starting_offsets_by_timestamp or {}, options.ending_offsets_by_timestamp or {}
     for queue in [None] if None not in of_all else sorted({*by_queue[0], *by_queue[1]}):
@@ -208,7 +207,7 @@ def _times_in_wrong_order(options: Options) -> list[str]:
         if start is not None and end is not None and start > end:
             return [
                 f"option {starting_option(options)!r} is {f'{queue}: ' if queue else ''}{utc_text(start)}, but option "
-                f"{ending_option(options)!r} ends before that, at {utc_text(end)}; expected a start up to the end"
+                f"{ending_option(options)!r} ends before that, at {utc_text(end)}; expected a start that is not after the end"
             ]
     return []
 
@@ -254,7 +253,7 @@ def check_order(options: Options, starts: Positions, ends: Positions, bounds: Bo
 def _times(
     of_all: int | None, by_queue: Mapping[MessageQueue, int] | None, bounds: Bounds, option: str
 ) -> Mapping[MessageQueue, int] | None:
-    """The time of each queue; None if the option is no time."""
+    """The time of each queue; None if the source does not start or end by time."""
     if of_all is not None:
         return dict.fromkeys(bounds, of_all)
     if by_queue is not None:
@@ -280,10 +279,10 @@ def _started_at(
 ) -> dict[MessageQueue, int]:
     starts = _stored_at(offsets, options.group, bounds, times, deadline)
     # An empty queue has no message that is older than the time: it starts at its end.
-    none_that_young = sorted(q for q, offset in starts.items() if bounds[q].min_offset < bounds[q].max_offset <= offset)
-    if none_that_young and options.starting_offsets_by_timestamp_strategy == "error":
+    all_older = sorted(q for q, offset in starts.items() if bounds[q].min_offset < bounds[q].max_offset <= offset)
+    if all_older and options.starting_offsets_by_timestamp_strategy == "error":
         raise OffsetError(
-            f"option {option!r}: {listed(none_that_young)} {'has' if len(none_that_young) == 1 else 'have'} no message "
+            f"option {option!r}: {listed(all_older)} {'has' if len(all_older) == 1 else 'have'} no message "
             "stored at or after the time",
             remedy="Give an earlier time, or set 'startingOffsetsByTimestampStrategy' to 'latest' to start at the end",
         )
@@ -327,7 +326,7 @@ def resolve(wanted: str | Mapping[MessageQueue | str, int], bounds: Bounds, opti
 
 
 def _by_queue(wanted: Mapping[MessageQueue | str, int], bounds: Bounds, option: str) -> dict[MessageQueue, int]:
-    """The numbers of queues; a topic's number is that of all its queues."""
+    """The number of each queue; the number of a topic applies to all its queues."""
     of_topics = {topic: number for topic, number in wanted.items() if isinstance(topic, str)}
     if unknown := sorted(of_topics.keys() - {queue.topic for queue in bounds}):
         raise OffsetError(f"option {option!r} names topics that are not read: {', '.join(unknown)}")

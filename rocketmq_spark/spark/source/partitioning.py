@@ -70,22 +70,21 @@ class Partitioning:
 _OPTIONS = {row.field: row for row in TABLE if row.field in {field.name for field in fields(Partitioning)}}
 _CONSTANTS = {"rowsPerTask": "rows_per_task", "maxTasks": "max_tasks"}
 _FIELDS = {row.name: row.field for row in _OPTIONS.values()} | _CONSTANTS
-# Without a value of these an end was planned by another release.
+# This release records all of these. If one is missing, another release planned the batch.
 _ALWAYS = ("allocationStrategy", "maxRecordsPerPartition", *_CONSTANTS)
 
 
 def logged(plan: Mapping[str, Any], now: Partitioning) -> tuple[Partitioning, list[str]]:
-    """The partitioning that the end offset of a batch carries as ``plan``.
+    """Return the partitioning that the end offset of a batch carries as ``plan``, and the names of values that do not fit.
 
-    Returns it with the names of values that it does not say, or that this release does not know, because another release
-    planned the batch. Those values are taken from ``now``, which has the present options. Raises ``OffsetError`` for a value
-    that cannot be used.
+    A value does not fit if it is missing, or unknown to this release, because another release planned the batch. Missing values
+    are those of ``now``, the present options. Raises ``OffsetError`` for a value that cannot be used.
     """
     if not plan:
         return now, sorted(_FIELDS)
     values = {_FIELDS[name]: _parsed(name, value) for name, value in plan.items() if name in _FIELDS}
     missing = {name for name in _ALWAYS if name not in plan}
-    # A checkpoint must not choose code that runs here: a callable of the log is called only if the options name it, too.
+    # A checkpoint must not choose code to run: a callable in the log is called only if the options name the same callable.
     strategy = values.get("allocation_strategy", "")
     if ":" in strategy and strategy != now.allocation_strategy:
         missing.add("allocationStrategy")
@@ -115,11 +114,11 @@ def covered(
     may_lack: Container[str] = (),
     there: Sequence[MessageQueue] | None = None,
 ) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
-    """The queues that the source reads, and those that the strategy gives to no consumer.
+    """Return the queues that the source reads, and the queues that the strategy gives to no partition.
 
-    ``kept`` are those that its environment had before, ``may_lack`` topics of which it may have none at the moment. Where
-    ``queues`` are assigned ones, ``there`` are all of their topics, among which an environment counts. Raises
-    ``OptionError`` for one of another environment.
+    ``kept`` are queues that the source's environment had before. ``may_lack`` are topics of which the environment may have no
+    queue at the moment. If ``queues`` are those of option ``assign``, ``there`` are all queues of their topics, from which an
+    environment takes its share. Raises ``OptionError`` for an assigned queue of another environment.
     """
     mine = environment_of(options)
     if mine is not None:
@@ -153,8 +152,8 @@ def _own(mine: Environment, assigned: Sequence[MessageQueue], owned: Collection[
 
 
 def _shares(rules: Partitioning, queues: Sequence[MessageQueue], count: int) -> list[list[MessageQueue]]:
-    """What each partition is given, over all topics. Java allocates topic by topic."""
-    if rules.allocation_strategy == "environment":  # gives all of them to everybody
+    """The queues of each partition, over all topics. As in Java, the strategy allocates topic by topic."""
+    if rules.allocation_strategy == "environment":  # this strategy gives all queues to each consumer
         return [sorted(queues)]
     consumers = [partition_id(i) for i in range(count)]
     config = _config(rules, consumers)

@@ -66,12 +66,28 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
 
     A beginning that the end carries wins: see ``offsets``. A queue that ``end`` no longer names is not read.
     """
+    # PySpark 4.0 and 4.1 plan this at each restart. An end that carries beginnings describes the batch before it.
+    if start == end:
+        return []
     between = []
     for queue in sorted(end.positions):
         begin, until = end.start.get(queue, start.positions.get(queue)), end.positions[queue]
         if begin is not None and until > begin:
             between.append(OffsetRange(queue, begin, until))
     return between
+
+
+def begun_between(start: Offsets, end: Offsets) -> list[OffsetRange]:
+    """Queues that began, or began again, in a batch between the two offsets, from their first offset on.
+
+    With asynchronous progress tracking Spark does not log each batch. After a restart it repeats all batches since the last one
+    that it logged, as one, so ``end`` does not carry the beginnings of those between.
+    """
+    return [
+        OffsetRange(queue, 0, position)
+        for queue, position in sorted(end.positions.items())
+        if queue not in end.start and position > 0 and start.positions.get(queue, math.inf) > position
+    ]
 
 
 def went_back(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
@@ -92,7 +108,7 @@ def truncated(planned: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRang
 
 
 def without(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """The ranges, or parts of them, after what was lost at the beginnings of queues."""
+    """The ranges, or parts of ranges, without the offsets that were lost at the beginnings of queues."""
     begins: dict[MessageQueue, int] = {}
     for part in lost:
         begins[part.queue] = max(part.end, begins.get(part.queue, 0))
@@ -131,7 +147,11 @@ class TriggerLimits:
 
 
 class Admission:
-    """State between batches: when the last one was admitted, and how large messages are."""
+    """State between batches: when the last one was planned, and how large messages are.
+
+    As in Spark's Kafka source, the first batch of a run takes what is unread, and only later batches wait for more. Otherwise
+    runs that are shorter than the delay would read nothing.
+    """
 
     def __init__(self, max_delay_s: float) -> None:
         self._max_delay_s = max_delay_s
@@ -150,18 +170,22 @@ class Admission:
         ``sample`` gives bytes of some messages that wait in a queue, and how many offsets they take.
         """
         total = sum(waiting.values())
-        waited_s = now - self._admitted_at
-        if total and waited_s < self._max_delay_s and total < (wanted.min_offsets or 0):
+        if total and now - self._admitted_at < self._max_delay_s and total < (wanted.min_offsets or 0):
             return 0
-        # As in Spark's Kafka source, the first plan of a run takes what is unread, and from then on batches wait for more:
-        # otherwise runs that are shorter than the delay would read nothing.
-        if total or waited_s == math.inf:
-            self._admitted_at = now
         if not total or wanted.max_bytes is None:
             return wanted.max_offsets
         self._learn(waiting, sample)
         fitting = max(1, int(wanted.max_bytes / (self._message_bytes or LARGEST_BYTES)))
         return fitting if wanted.max_offsets is None else min(wanted.max_offsets, fitting)
+
+    def admitted(self, now: float) -> None:
+        """A batch was planned."""
+        self._admitted_at = now
+
+    def found_nothing(self, now: float) -> None:
+        """All queues were looked at, and have nothing unread. For the first plan of a run, this counts as a batch."""
+        if self._admitted_at == -math.inf:
+            self._admitted_at = now
 
     @property
     def guesses(self) -> bool:

@@ -4,8 +4,8 @@ The readers hold options and columns only; connections open where they are used.
 docs/design.md, "Readers". Three copies of a stream reader live in three kinds of process, so that nothing set in one call is seen
 by a task; only partitions travel.
 
-Of predicates nothing is taken off Spark's hands: it applies every one again, so that pruning may only ever be too generous.
-Predicates on times therefore prune nothing: a broker finds a time by a binary search, which skips matching messages if its clock
+Spark applies every predicate again. So a pruned read may have rows that do not match, but must have all rows that match.
+Predicates on times prune nothing: a broker finds a time by a binary search, which skips matching messages if the broker's clock
 was ever set back.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 
 from rocketmq_spark import session
 from rocketmq_spark.base import process
+from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.columnar.decode.schema import Column
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
@@ -44,9 +45,11 @@ from rocketmq_spark.spark.compat import (
 )
 from rocketmq_spark.spark.source import decisions, partitioning, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, no_match, planning_deadline
+from rocketmq_spark.spark.source.lag_log import LagLog
 from rocketmq_spark.spark.source.offsets import Offsets, check_order, ending, starting
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.planner import TriggerLimits
+from rocketmq_spark.spark.source.reached import ReachedEnd
 from rocketmq_spark.spark.source.stream import Stream
 from rocketmq_spark.spark.source.tasks import Prefetch, may_hand_over
 from rocketmq_spark.spark.source.waiting import begun, patiently, whole
@@ -66,7 +69,7 @@ def pushdown_enabled() -> bool:
 
 @dataclass(slots=True)
 class Predicates:
-    """What the predicates, all of which must hold, say of each column; None says nothing."""
+    """The conditions of all predicates on each column; None: no condition."""
 
     tests: dict[str, list[_Test]]
     offset_from: int | None = None
@@ -256,7 +259,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, columns: tuple[Column, ...], hands_over: bool = True) -> None:
         self._options = options
         self._columns = columns
-        self._stream = Stream(options)
+        self._clock = Clock()
+        self._stream = Stream(options, self._clock)
+        self._reached = ReachedEnd()
+        self._lag_log = LagLog(options)
         self._prefetch = Prefetch(options, columns) if hands_over and _HANDS_OVER else None
         self._rows: list[Any] | None = None
         process.settle()
@@ -272,11 +278,21 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
+        self._reached.began_anew()
         return self._stream.log.written(self._stream.initialOffset())
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        if start is not None:
+            return self._latest(start, limit)
+        start, finished = self._reached.begin()
+        end = self._latest(start, limit, finished)
+        self._reached.answered(end)
+        self._lag_log.planned(self._clock.now(), self._stream.reportLatestOffset)
+        return end
+
+    def _latest(self, start: dict[str, Any] | None, limit: ReadLimit | None, finished: bool = True) -> dict[str, Any]:
         begin = self._stream.initialOffset() if start is None else self._stream.log.read(start)
-        end = self._stream.latestOffset(begin, self._wanted(limit))
+        end = self._stream.latestOffset(begin, self._wanted(limit), finished)
         # Spark compares texts: where nothing is new the answer is what was given, to the letter.
         return start if end is begin and start is not None else self._stream.log.written(end)
 
@@ -297,6 +313,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream.prepareForTriggerAvailableNow()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._reached.planned(end)
         log = self._stream.log
         planned = list(self._stream.partitions(log.read(start), log.read(end)))
         self._rows = self._prefetch(planned) if self._prefetch is not None else None

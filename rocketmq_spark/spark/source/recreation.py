@@ -6,8 +6,8 @@ the newest store time seen, and the last message that was read must not be young
 
 For most queues the statistics that every plan asks for are enough. ``RecreationWatch`` asks brokers about the rest: one
 question per topic and broker, since a topic's queues are deleted together there. It asks about all such queues when a run
-begins, when a broker comes back and may have lost part of its store (a new connection shows it), when a queue is read again
-that a narrowed topic did not read, and when one queue has shown a sign.
+begins, when a broker comes back and may have lost part of its store (a new connection shows it), when a queue comes back after
+its topic was narrowed, and when one queue has shown a sign.
 
 ``Unread`` finds queues that their living broker no longer reads because the topic was narrowed: what they still hold is
 given up.
@@ -187,7 +187,7 @@ class RecreationWatch:
         ``connections`` are those of before ``bounds`` were asked for, by broker; without them those of now.
         """
         interrupted = self._interrupted(bounds, connections or {})
-        # A queue that the last look lacked may be the only one of its topic that has a position of an older topic.
+        # A queue that was missing at the last check may be the only queue of its topic with a position from before a recreation.
         returned = shares(queue for queue in read.positions if queue in bounds and queue not in self._seen[1])
         self._watched = frozenset(one for one in self._watched - returned if one[1] not in interrupted)
         seen = signs(read, bounds)

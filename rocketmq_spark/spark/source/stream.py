@@ -103,12 +103,12 @@ class Stream:
     def _new_watch(self) -> RecreationWatch:
         return RecreationWatch(lambda: self._catalog.offsets, self._options.group)
 
-    def latestOffset(self, begin: Offsets, wanted: TriggerLimits) -> Offsets:
-        """Where the next batch ends; ``begin`` itself when there is none. What lies before ``begin`` is finished work."""
-        self._end = self._next(begin, wanted)
+    def latestOffset(self, begin: Offsets, wanted: TriggerLimits, finished: bool = True) -> Offsets:
+        """Where the next batch ends; ``begin`` itself when there is none. ``finished``: what lies before ``begin`` was read."""
+        self._end = self._next(begin, wanted, finished)
         return self._end
 
-    def _next(self, begin: Offsets, wanted: TriggerLimits) -> Offsets:
+    def _next(self, begin: Offsets, wanted: TriggerLimits, finished: bool) -> Offsets:
         if self._unresolved is not None and not begin.positions:
             raise self._unresolved
         self._open(begin)
@@ -116,7 +116,8 @@ class Stream:
         if self._to_freeze:
             self._frozen = patiently(self._catalog, lambda: whole(self._catalog).ends())
             self._to_freeze = False
-        self._group_offsets.commit(begin.positions)
+        if finished:
+            self._group_offsets.commit(begin.positions)
         if self._frozen is not None:
             return patiently(self._catalog, lambda: self._planned(begin, wanted))
         try:
@@ -153,10 +154,13 @@ class Stream:
         end = planner.next_end(live, ends, begins, max_offsets)
         if end is begin:
             self._idle = None if waiting or self._unproven else (view, begin)
+            if not (waiting or view.silent or moved.positions.keys() - readable.bounds.keys()):
+                self._admission.found_nothing(self._clock.now())
             return begin
         end = decisions.completed(begin, moved, end, readable, self._initial)
         marks = self._watch.marks(end, readable.bounds, Deadline.after(self._options.request_timeout))
         end = replace(end, marks={**end.marks, **marks}) if marks else end
+        self._admission.admitted(self._clock.now())
         return replace(
             end,
             reads=_reads(self._options, self._catalog),
@@ -228,7 +232,9 @@ class Stream:
         logged_before = self._end is None  # a run plans before it reads, so this batch is of an earlier one
         if logged_before:
             filters.check_checkpoint(self._options, end)
-        ranges = planner.ranges(start, end)
+        # A first batch may begin elsewhere than the start that was found anew; its end carries where.
+        begun = [] if start in (end, self._initial) else planner.begun_between(start, end)
+        ranges = sorted([*planner.ranges(start, end), *begun])
         if not ranges:
             return []
         # The tasks of a batch depend on its log entry alone. Losses leave a task with fewer rows, or with none: other tasks,
@@ -250,10 +256,12 @@ class Stream:
             losses += self._accept(lost)
         self._open(known, view)
         self._unresolved = None  # a logged batch began this query
+        before = planner.truncated(begun, view.of_masters())  # no loss: such a queue began with its first message
+        ranges = planner.without(ranges, before)
         ranges, lost = decisions.readable(ranges, view)
         losses += self._accept(lost)
         others = tasks.differing(self._options, self._catalog.routes, self._catalog.offsets, ranges)
-        lost_ranges = [lost_range for lost_range, _ in losses]
+        lost_ranges = [*before, *(lost_range for lost_range, _ in losses)]
         left = [planner.without(task, lost_ranges) for task in planned]
         return tasks.partitions(self._catalog.routes, left, others, end)
 

@@ -57,8 +57,8 @@ _SLAVE_S = 1.0
 class RangePartition(InputPartition):
     """What one task reads: ranges, and the addresses of their brokers as far as the driver knew them.
 
-    Of ``differing`` queues the slaves have other messages. For each range of a stream, ``queue_ends`` has where its queue ends in
-    the whole batch, and ``newest_ms`` when the newest message was stored that the plan saw, 0 if that is unknown.
+    Slaves have other messages of ``differing`` queues than their master. For each range of a stream, ``queue_ends`` has the end
+    of its queue in the whole batch, and ``newest_ms`` the store time of the newest message that the plan saw, 0 if unknown.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -215,7 +215,7 @@ def _recreated(
 
 
 def _is_recreated(options: Options, queue: MessageQueue, end: int, newest_ms: int) -> bool:
-    """Whether the last message of the batch is now younger than all that the plan saw, or does not exist any more."""
+    """Whether the last message of the batch is now younger than all messages that the plan saw, or does not exist any more."""
     routes, offsets = session.routes(options), session.offsets(options)
 
     def ask() -> bool:
@@ -269,7 +269,7 @@ def _lost(options: Options, puller: Puller, part: OffsetRange, cause: Cause) -> 
     decisions.report(options.fail_on_data_loss, [(part, cause)])
 
 
-TESTED = ("4.2.", "4.3.")
+TESTED = ("4.0.", "4.1.", "4.2.", "4.3.")
 # Starting a task takes 20 to 90 ms, and it reads as fast as the driver, so larger batches gain little.
 MAX_ROWS = 1000
 MAX_BYTES = 1 << 20

@@ -8,7 +8,7 @@ from rocketmq_spark import Message, Producer
 from rocketmq_spark.cli.demo.stage import OBSERVED, DemoWatch, Stage
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source.offsets import Offsets
-from tests.helpers import awaited
+from tests.helpers import awaited, progress_json
 from tests.reading import canonical
 
 
@@ -32,7 +32,7 @@ class Query:
                 batchDuration=100 * batch,
                 observedMetrics={} if totals is None else {OBSERVED: Row(totals=totals[0], orders=totals[1])},
                 stateOperators=[SimpleNamespace(numRowsDroppedByWatermark=late)],
-                sources=[SimpleNamespace(endOffset=end)],
+                json=progress_json(end),
             )
         ]
 

@@ -23,8 +23,8 @@ def test_java() -> None:
         ({}, Level.OK, None),
         ({"pyspark": "4.2.0"}, Level.OK, None),
         ({"pyspark": "4.2"}, Level.OK, None),
-        ({"pyspark": "4.1.1"}, Level.BROKEN, "pip install 'pyspark>=4.2'"),
-        ({"pyspark": None, "pyarrow": "17.0.0"}, Level.BROKEN, "pip install 'pyspark>=4.2' 'pyarrow>=18.0'"),
+        ({"pyspark": "3.5.2"}, Level.OK, None),  # a vendor's may have all parts: ``has_data_sources`` looks
+        ({"pyspark": None, "pyarrow": "17.0.0"}, Level.BROKEN, "pip install 'pyspark>=4.0' 'pyarrow>=18.0'"),
         ({"rocketmq-spark": None}, Level.OK, None),  # run from its folder
         ({"pandas": "3.0.0"}, Level.ADVICE, "pip install 'pandas<3'"),
         ({"pandas": "3"}, Level.ADVICE, "pip install 'pandas<3'"),
@@ -35,6 +35,13 @@ def test_packages(changed: dict[str, str | None], level: Level, remedy: str | No
     assert (found.level, found.remedy) == (level, remedy)
     told = ", ".join(f"{name} {number}" for name, number in {**FINE, **changed}.items() if number is not None)
     assert found.found.partition(";")[0] == f"Python 3.11.9, {told}"
+
+
+def test_pyspark_without_data_sources() -> None:
+    found = findings.no_data_sources("3.5.9")
+    assert found.level is Level.ADVICE
+    assert "3.5.9 lacks pyspark.sql.datasource" in found.found
+    assert "read_rocketmq" in str(found.remedy)
 
 
 def test_the_python_of_workers() -> None:

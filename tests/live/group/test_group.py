@@ -22,6 +22,7 @@ from rocketmq_spark.wire import bodies as wire_bodies
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.properties import Subscription
+from tests.helpers import progress_json
 from tests.mockbroker import eventually
 from tests.reading import Run, bodies, canonical, feed, read
 from tests.witness import mqadmin
@@ -92,8 +93,7 @@ def test_a_batch_that_is_repeated_commits_nothing_before_it_is_done(rocketmq, to
 
 def progress(*offsets: str) -> SimpleNamespace:
     """As Spark tells listeners."""
-    sources = [SimpleNamespace(endOffset=text) for text in offsets]
-    return SimpleNamespace(progress=SimpleNamespace(sources=sources, runId="r"))
+    return SimpleNamespace(progress=SimpleNamespace(json=progress_json(*offsets), runId="r"))
 
 
 def test_a_listener_commits_at_once(rocketmq, topic, group, make_topic):

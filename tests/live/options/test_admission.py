@@ -7,10 +7,10 @@ import time
 from collections import Counter
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import Message
+from rocketmq_spark.spark.compat import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from tests.mockbroker import eventually
 from tests.reading import Run, feed, names, post
 

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from pyspark.sql.datasource import EqualTo, LessThan
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.localbroker import LocalBroker, servers
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.allocation import allocate
+from rocketmq_spark.spark.compat import EqualTo, LessThan
 from rocketmq_spark.spark.source import readers
 from rocketmq_spark.spark.source.readers import PrunedReader
 from tests.reading import Run, batch_reader, bodies, feed, plan, ranges_of, read, rows

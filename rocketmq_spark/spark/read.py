@@ -1,0 +1,80 @@
+"""``read_rocketmq``: a batch read as a function, for every PySpark from 3.5 on.
+
+The driver plans the same tasks as ``spark.read.format("rocketmq")``. A DataFrame with one pickled task per partition carries them
+to the workers, which read them by ``mapInArrow``.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Unpack
+
+import pyarrow as pa
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark.columnar.decode.schema import Column, columns_of, ddl
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options import Options
+from rocketmq_spark.spark.map_in_arrow import map_in_arrow
+from rocketmq_spark.spark.source import tasks
+from rocketmq_spark.spark.source.checks import check_source
+from rocketmq_spark.spark.source.readers import RocketMQReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from rocketmq_spark.options.typed import SourceOptions
+
+_FORMAT = 'read with spark.read.format("rocketmq")'
+
+
+def read_rocketmq(
+    spark: SparkSession,
+    name_server: str | None = None,
+    *,
+    group: str | None = None,
+    **options: Unpack[SourceOptions],
+) -> DataFrame:
+    """Returns messages as a batch DataFrame, with the columns of ``spark.read.format("rocketmq")``.
+
+    It is for PySpark 3.5, which has no data sources in Python, and works with every later version. The start and the end of
+    each queue are decided now, when the function is called: each action on the DataFrame reads the same messages. All columns
+    that are not left out with ``columns`` are built, and predicates do not reach the brokers.
+
+    Args:
+        spark: A session with a ``SparkContext``: not one of Spark Connect.
+        name_server: ``host:port``, several separated by ``;``.
+        group: The consumer group whose committed offsets ``starting_offsets`` or ``ending_offsets`` name.
+        options: Options of the batch source (docs/options.md), in snake_case or camelCase. Durations are milliseconds or text
+            (``3s``), sizes bytes or text (``4m``).
+
+    Returns:
+        A DataFrame with a row for each message.
+
+    Raises:
+        OptionError: An option is unknown, has a wrong value or does not belong to a batch source; or the session has no
+            ``SparkContext``.
+        RocketMQError: The brokers cannot be asked, or a start or an end does not exist.
+    """
+    parsed = options_table.parse({"name_server": name_server, "group": group, **options}, keywords=True)
+    checked, columns = check_source(parsed, "batch source"), columns_of(parsed)
+    context = getattr(spark, "_sc", None)
+    if context is None:
+        raise OptionError(
+            "read_rocketmq needs a SparkContext, which this session does not have (Spark Connect, shared clusters)",
+            remedy=f"There, {_FORMAT}",
+        )
+    planned = RocketMQReader(checked, columns).partitions()
+    pickled = [(bytearray(pickle.dumps(partition)),) for partition in planned]
+    # With as many slices as rows, each task has one row. Spark makes no job of it, because the schema is given.
+    rows: Any = context.parallelize(pickled, len(pickled)) if pickled else []
+    carried = spark.createDataFrame(rows, "task binary")
+    return map_in_arrow(carried, functools.partial(_read, checked, columns), ddl(columns), _FORMAT)
+
+
+def _read(options: Options, columns: tuple[Column, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for task in batch.column(0).to_pylist():
+            yield from tasks.read(options, columns, pickle.loads(task))

@@ -1,0 +1,31 @@
+"""Options of a source that can be checked without a broker."""
+
+from __future__ import annotations
+
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options import Options
+from rocketmq_spark.queues.environment import check_chosen, environment_of
+from rocketmq_spark.spark.source import filters
+from rocketmq_spark.spark.source.offsets import check_starting
+
+
+def check_source(parsed: Options, role: str) -> Options:
+    """The options of ``role``, a batch or a stream source. Raises ``OptionError``."""
+    options = parsed.for_role(role)
+    ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
+    if len(ways) != 1:
+        raise OptionError(
+            "exactly one of the options 'subscribe', 'subscribePattern' and 'assign' says what to read; "
+            f"{'none is' if not ways else 'several are'} given"
+        )
+    filters.check(options)
+    check_starting(options, role)
+    environment_of(options)
+    if options.allocation_strategy == "environment":
+        check_chosen(options, "allocationStrategy")
+    min_offsets, max_offsets = options.min_offsets_per_trigger, options.max_offsets_per_trigger
+    if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
+        raise OptionError(
+            f"option 'minOffsetsPerTrigger' is {min_offsets}, more than 'maxOffsetsPerTrigger' {max_offsets}"
+        )
+    return options

@@ -1,0 +1,68 @@
+"""How much Spark's Python processes import: each has 10 s to connect back, and without bytecode files each compiles all of it."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fix_spark import environment
+
+# Of the processor: a busy machine makes the start longer, and not this.
+MOST_S = 3.0
+READER = ("rocketmq_spark.spark.datasource", "rocketmq_spark.spark.source.readers")
+WRITER = ("rocketmq_spark.spark.datasource", "rocketmq_spark.spark.sink.task")
+OF_WRITERS = "columnar.encode producer.engine producer.rows spool spark.sink spark.checkpoints"
+OF_READERS = "spark.source.stream spark.source.readers consumer"
+# Each kind of process: PySpark's module, ours that it comes to, and what it must not import.
+KINDS = {
+    "finds the source": ("pyspark.sql.worker.lookup_data_sources", ("pyspark_rocketmq",), "base options spark"),
+    "makes the source": (
+        "pyspark.sql.worker.create_data_source",
+        (READER[0], "rocketmq_spark.columnar.decode.schema"),
+        f"session client remoting {OF_WRITERS} {OF_READERS}",
+    ),
+    "plans a batch": ("pyspark.sql.worker.plan_data_source_read", READER, f"{OF_WRITERS} columnar.decode.decoder"),
+    "plans a stream": (
+        "pyspark.sql.streaming.python_streaming_source_runner",
+        READER,
+        f"{OF_WRITERS} columnar.decode.decoder",
+    ),
+    "reads": ("pyspark.worker", (*READER, "rocketmq_spark.columnar.decode.decoder"), OF_WRITERS),
+    "plans a write": ("pyspark.sql.worker.write_into_data_source", WRITER, OF_READERS),
+    "writes": ("pyspark.worker", WRITER, OF_READERS),
+    "commits": ("pyspark.sql.worker.python_streaming_sink_runner", WRITER, OF_READERS),
+}
+ELSEWHERE = "cli localbroker delay notebook aio admin grpc_proxy consumer.push testing"
+SCRIPT = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+package = "rocketmq_spark."
+print(*(name.removeprefix(package) for name in sys.modules if name.startswith(package)), "pandas" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_imports_what_it_uses_and_starts_soon_without_bytecode(kind: str, tmp_path: Path) -> None:
+    spark, ours, banned = KINDS[kind]
+    # PySpark comes from its folder: the tests add bytecode to its zip file, from which Spark's workers import.
+    env = environment(PYTHONDONTWRITEBYTECODE="1", PYTHONPYCACHEPREFIX=str(tmp_path))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-c", SCRIPT, spark, *ours]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    *modules, pandas = done.stdout.split()
+    wrong = [
+        name
+        for name in modules
+        for place in (*banned.split(), *ELSEWHERE.split())
+        if name == place or name.startswith(f"{place}.")
+    ]
+    assert wrong == []
+    assert pandas == "False"
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < MOST_S
