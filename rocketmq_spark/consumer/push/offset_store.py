@@ -74,6 +74,17 @@ def cluster_folder(name_servers: Iterable[str]) -> str:
     return name
 
 
+def _written_at(path: Path) -> float:
+    """Return when a file was written; minus infinity if it does not exist or cannot be read."""
+    try:
+        return path.stat().st_mtime
+    except (FileNotFoundError, NotADirectoryError):
+        return -math.inf
+    except OSError as e:
+        logger.warning("%s may have offsets of the group, but cannot be read: %s", path, e)
+        return -math.inf
+
+
 class LocalOffsets:
     """The offsets in the file ``path``. A consumer locks the file with ``hold`` before it changes the offsets."""
 
@@ -140,7 +151,7 @@ class LocalOffsets:
 
         Raises ``OptionError`` if another consumer has locked the other file, and ``OffsetError`` if that file cannot be moved.
         """
-        if self._written_at(self._path) > -math.inf:
+        if _written_at(self._path) > -math.inf:
             return
         former = self._of_same_cluster()
         # A move that was interrupted leaves a backup, which is older than what was moved.
@@ -166,17 +177,7 @@ class LocalOffsets:
 
     @property
     def _stored_at(self) -> float:
-        return max(self._written_at(path) for path in (self._path, self._backup))
-
-    def _written_at(self, path: Path) -> float:
-        """Return when a file was written; minus infinity if it is not there, or may not be looked at."""
-        try:
-            return path.stat().st_mtime
-        except (FileNotFoundError, NotADirectoryError):
-            return -math.inf
-        except OSError as e:
-            logger.warning("%s may have offsets of the group, but cannot be read: %s", path, e)
-            return -math.inf
+        return max(_written_at(path) for path in (self._path, self._backup))
 
     def _replace_by(self, former: LocalOffsets) -> None:
         try:

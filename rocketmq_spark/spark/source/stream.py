@@ -232,8 +232,9 @@ class Stream:
         logged_before = self._end is None  # a run plans before it reads, so this batch is of an earlier one
         if logged_before:
             filters.check_checkpoint(self._options, end)
-        # A first batch may begin elsewhere than the start that was found anew; its end carries where.
-        begun = [] if start in (end, self._initial) else planner.begun_between(start, end)
+        # Only a restart repeats several batches as one. Batch 0 is not such a batch: its end carries where its queues begin, and
+        # ``start`` is what the starting options mean now.
+        begun = planner.begun_between(start, end) if logged_before and start != self._initial else []
         ranges = sorted([*planner.ranges(start, end), *begun])
         if not ranges:
             return []
