@@ -45,7 +45,7 @@ SCRIPT = """
     last = open(word).read()
 
     def start(name, topic, where):
-        few = {} if last else {"maxOffsetsPerTrigger": cap}  # nobody kills the last one: it need not be slow
+        few = {} if last else {"maxOffsetsPerTrigger": cap}  # the last driver is not killed, so it needs no small batches
         stream = spark.readStream.format("rocketmq").options(
             nameServer=name_server, subscribe=topic, startingOffsets=where, **few).load()
         writer = stream.selectExpr("cast(body as string)").writeStream.format("text")
