@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST = $(BIN)/python -m pytest
 
-# Containers set it to stay small. Every process of Spark's, of the tests and of the demo would compile all modules again.
+# Container images often set it to save space. Each process of Spark, the tests and the demo would then compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-3.5 test-4.0 test-4.1 test-4.2 on-older soak-on-older checkpoints-of-versions check soak soak-pipelines soak-properties soak-compat soak-pyspark soak-python in-memory-and-spark soak-chaos soak-group soak-exactly-once soak-late-threads bench docs site site-check notebooks release clean java
@@ -15,14 +15,14 @@ TRANSPORT ?= remoting
 demo: java $(READY)
 	@$(BIN)/rocketmq-spark demo --transport $(TRANSPORT)
 
-# Six processes share the tests, the longest first, and three of them begin with those that wait; meanwhile the sources are checked.
-# One that dies fails the run and has no successor: xdist would give the test that killed it to the next one, or wait for ever.
-# How many messages, kills and batches the tests use is one variable: ROCKETMQ_SPARK_TEST_SCALE, see tests/scale.py.
+# Six processes share the tests, the longest first, and three of them begin with tests that mostly wait; meanwhile the sources are
+# checked. A process that dies fails the run and is not replaced: xdist would give the test that killed it to the next process, or
+# wait for ever. ROCKETMQ_SPARK_TEST_SCALE sets how many messages, kills and batches the tests use: see tests/scale.py.
 test: java $(READY)
 	@$(MAKE) --no-print-directory check & check=$$!; \
 	$(PYTEST) --complete -n 6 --dist loadfile --max-worker-restart 0 $(OPTIONS); tests=$$?; wait $$check && exit $$tests
 
-# What a query does, on each PySpark that is older than the newest, each in an environment of its own. What differs is asserted.
+# The tests of queries on older versions of PySpark, each in an environment of its own. They assert the differences.
 ON_OLDER := tests/source tests/live/options tests/live/growth tests/test_compat.py tests/test_tuning.py tests/test_worker_imports.py tests/kill \
 	$(addprefix tests/spark/test_,read.py read_function.py restart.py available_now.py source_together.py write.py sink_stream.py \
 	exactly_once.py progress.py registration.py)
@@ -33,7 +33,7 @@ test-4.0 test-4.1 test-4.2: test-%: java
 on-older: $(READY)
 	@$(PYTEST) $(ON_OLDER) $(OPTIONS)
 
-# PySpark 3.5 has no data sources in Python: its functions read and write.
+# PySpark 3.5 has no data sources in Python, so functions read and write.
 test-3.5: java
 	@python=$$(.ci/machine python $(PYTHON)) && env=.venv-3.5 && { test -d $$env || $$python -m venv $$env; } && \
 		$$env/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[arrow,cli]' 'pandas<3' 'pyspark==3.5.*' && \
@@ -42,12 +42,12 @@ test-3.5: java
 check: $(READY)
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 
-# A part of it: make soak ONLY=pipelines, ONLY=properties, ONLY=compat, ONLY=pyspark, ONLY=python, ONLY=exactly-once, ONLY=late-threads, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
+# One part of the soak: make soak ONLY=pipelines, ONLY=properties, ONLY=compat, ONLY=pyspark, ONLY=python, ONLY=exactly-once, ONLY=late-threads, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
 # (a new seed each time without SEED).
 soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-compat soak-pyspark soak-python soak-chaos soak-group)
 
 soak-pipelines: $(READY)
-	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/spark tests/kill tests/notebooks tests/examples tests/sink/test_outage.py \
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/spark tests/kill tests/notebooks tests/examples tests/cli/demo tests/sink/test_outage.py \
 		tests/spool/test_outage.py tests/spool/test_kill_producer.py tests/live/batches tests/live/consumer/test_retries.py \
 		tests/live/delay tests/live/environment tests/live/grpc/test_kills.py tests/live/growth tests/live/loss tests/live/producer/test_many_halves.py \
 		tests/live/producer/test_halves_counted.py tests/live/spool
@@ -59,7 +59,7 @@ soak-properties: $(READY)
 soak-compat: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) tests/compat
 
-# Ten kills and more on each older PySpark, checkpoints that each continues of the others, and PySpark 3.5.
+# PySpark 3.5; at least ten kills on each version from 4.0 to 4.2; and checkpoints that each version continues of the others.
 soak-pyspark: java
 	@$(MAKE) --no-print-directory test-3.5
 	@for version in 4.0 4.1 4.2; do PIP_CONSTRAINT=$(CURDIR)/tests/pyspark-$$version.txt \
@@ -74,8 +74,8 @@ soak-on-older: $(READY)
 checkpoints-of-versions: $(READY)
 	@$(BIN)/python -m tests.checkpoints_of_versions .venv-4.0 .venv-4.1 .venv-4.2 $(VENV)
 
-# Everything in memory, and a read and a write through Spark, with Python 3.12 and 3.13 where the machine has them, or with PYTHON=
-# alone, each in an environment of its own.
+# All tests in memory, and a read and a write through Spark, with Python 3.12 and 3.13 if the machine has them, or only with the
+# Python in PYTHON=, each in an environment of its own.
 soak-python: java
 	@pythons=$$(.ci/machine pythons $(PYTHON)) || exit 1; test -n "$$pythons" || echo "This machine has no Python 3.12 or 3.13: nothing was run"; \
 	for python in $$pythons; do \
@@ -129,8 +129,8 @@ clean:
 java:
 	@.ci/machine java
 
-# What of it is used is compiled when it is used: pip would compile all, one after the other. PySpark is published as sources only:
-# without compression pip makes and unpacks its wheel in half the time.
+# --no-compile: Python compiles a module when it is first imported; pip would compile all modules, one after the other. PySpark is
+# published as sources only: pip builds and unpacks its wheel in half the time if the wheel is not compressed.
 $(READY): setup.cfg pyproject.toml
 	@echo "Installing into $(VENV), once: one to five minutes ..."
 	@python=$$(.ci/machine python $(PYTHON)) && $$python -m venv $(VENV)

@@ -1,8 +1,9 @@
-"""Checkpoints that each version of PySpark continues from each other one: every message is read once.
+"""Each version of PySpark continues checkpoints of each other version: every message is read once.
 
-``python -m tests.checkpoints_of_versions VENV...`` with virtual environments from the oldest PySpark to the newest;
-``make soak ONLY=pyspark`` runs it. A query without state goes over each ordered pair of versions, and each second run leaves its
-last batch uncommitted for the next version. A query with state goes upwards only: Spark promises no more.
+``python -m tests.checkpoints_of_versions VENV...`` takes one virtual environment for each version, the oldest version first.
+``make soak ONLY=pyspark`` runs it. A query without state runs on a sequence of versions in which each ordered pair of two
+versions stands once; every second run leaves its last batch uncommitted for the next one. A query with state runs from the oldest
+to the newest version only, because Spark does not promise the other direction.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LIMIT = 180
 
 
 def run(name_server: str, topic: str, folder: str, kind: str) -> None:
-    """In the environment of one version: reads all there is in batches of at most ``LIMIT``."""
+    """Read all messages in batches of at most ``LIMIT``; runs in the environment of one version."""
     from rocketmq_spark import low_latency_conf
     from tests.fix_spark import drain, new_session
 
@@ -47,7 +48,7 @@ def run(name_server: str, topic: str, folder: str, kind: str) -> None:
 
 
 def over_each_pair(count: int) -> list[int]:
-    """A walk over numbers below ``count`` that has each ordered pair of two of them as neighbours, once (Hierholzer)."""
+    """A sequence of the numbers below ``count`` in which each ordered pair of two numbers stands once (Hierholzer)."""
     left = {one: [other for other in range(count) if other != one] for one in range(count)}
     walk, path = [], [0]
     while path:
@@ -59,7 +60,7 @@ def over_each_pair(count: int) -> list[int]:
 
 
 def forget_last_commit(folder: Path) -> None:
-    """As if the driver had been killed after the last batch had written its rows, which the file sink drops the second time."""
+    """Leave the checkpoint as a driver does that is killed between the last batch's files and its commit."""
     commits = folder / "checkpoint" / "commits"
     newest = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
     for name in (f"{newest}", f".{newest}.crc"):

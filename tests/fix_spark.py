@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 _CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
-# The usual one starts a process for each look whether a file is a link: 17 in a micro-batch, two thirds of all.
+# Spark's default manager starts a process for each check whether a file is a link: 17 in a micro-batch.
 _QUICK_FILES = low_latency_conf()[_CHECKPOINT_FILES]
-# For tests of kills: what users have.
+# For tests of kills: Spark's default manager, which users have.
 CHECKPOINT_AS_USERS = {_CHECKPOINT_FILES: _QUICK_FILES.replace("FileSystemBased", "FileContextBased")}
 CONF = {
     _CHECKPOINT_FILES: _QUICK_FILES,
@@ -65,7 +65,8 @@ CONF = {
 
 
 _UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
-# What every driver here loads, parsed once, so that a start takes half the time; and the quick compiler, for tests are short.
+# An archive of the classes that every driver loads, so that a start takes half the time; and only the C1 compiler, because tests
+# are short.
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off -Xlog:cds+dynamic=off"
 _WITH_ARCHIVE = f"{_JVM} -XX:SharedArchiveFile="
 _ARCHIVE_VARIABLE = "SPARK_SUBMIT_OPTS"
@@ -94,9 +95,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """All JVMs of drivers find the class-data archive, which lies beside the PySpark that it is of.
+    """Let the JVMs of all drivers use the class-data archive, which lies in the environment of its PySpark.
 
-    It is made by the first process that starts a driver (``environment``): half a minute that others use for what needs none.
+    The first process that starts a driver makes the archive (``environment``), which takes half a minute.
     """
     wanted = any(item.get_closest_marker("spark") for item in session.items)
     if wanted and not session.config.getoption("collectonly"):
@@ -110,7 +111,7 @@ def _archive() -> Path:
 
 
 def _await_archive(archive: Path) -> None:
-    """The archive is made now if it is not there; by one of the processes that start a driver, while the others wait."""
+    """Make the archive if it does not exist. One of the processes that start a driver makes it, while the others wait."""
     with archive.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not archive.exists():
@@ -119,7 +120,7 @@ def _await_archive(archive: Path) -> None:
 
 
 def _compile_zips() -> None:
-    """Spark's Python processes import PySpark and py4j from zips without bytecode: each would compile again what it needs."""
+    """Add bytecode to the zips of PySpark and py4j, which Spark's Python processes import. Without it, each one compiles them."""
     import pyspark
 
     for path in Path(pyspark.__file__).parent.glob("python/lib/*.zip"):
@@ -128,7 +129,7 @@ def _compile_zips() -> None:
         with (
             zipfile.ZipFile(part, "a") as zipped,
             tempfile.TemporaryDirectory() as folder,
-            warnings.catch_warnings(action="ignore"),  # of PySpark 4.0 and 4.1, about their own texts
+            warnings.catch_warnings(action="ignore"),  # compilers warn about sources of PySpark 4.0 and 4.1
         ):
             known = set(zipped.namelist())
             source, code = Path(folder, "module.py"), Path(folder, "module.pyc")
@@ -142,7 +143,7 @@ def _compile_zips() -> None:
 
 
 def _make_archive(archive: Path) -> None:
-    """A driver that does what drivers do notes at its end what it loaded; drivers do without it when that fails."""
+    """Run a typical driver, whose JVM archives the classes that it loaded. If this fails, drivers start without an archive."""
     part = archive.with_suffix(f".{os.getpid()}")
     with tempfile.TemporaryDirectory() as folder:
         env = environment(**{_ARCHIVE_VARIABLE: f"{_JVM} -XX:ArchiveClassesAtExit={part}"})
@@ -164,7 +165,7 @@ def _make_archive(archive: Path) -> None:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """What a Spark driver and, through it, every Python worker must find in its environment."""
+    """The environment variables of a Spark driver, which its Python workers inherit."""
     asked, wanted = _ARCHIVE_VARIABLE in more, os.environ.get(_ARCHIVE_VARIABLE, "")
     if not asked and wanted == f"{_WITH_ARCHIVE}{_archive()}":
         _await_archive(_archive())
@@ -215,9 +216,9 @@ def finish(query: StreamingQuery, timeout_s: float = 360.0) -> None:
 
 
 def drain(start: Callable[[], StreamingQuery], timeout_s: float = 360.0) -> None:
-    """Run an AvailableNow query to its end; where a run is one batch, again until two runs read nothing.
+    """Run an AvailableNow query until all messages are read. If a run is one batch, until two runs in a row have no rows.
 
-    The first of them may have repeated a batch without rows.
+    One such run is not enough, because it may have repeated an unfinished batch without rows.
     """
     idle = 0
     while idle < (2 if ONE_BATCH else 1):
@@ -227,7 +228,7 @@ def drain(start: Callable[[], StreamingQuery], timeout_s: float = 360.0) -> None
 
 
 def without_frames(text: str) -> str:
-    """What a driver said without the frames of its stacks, which hide the causes."""
+    """The output of a driver without the frames of stacks, which hide the causes."""
     return "\n".join(line for line in text.splitlines() if not line.startswith("\tat "))
 
 

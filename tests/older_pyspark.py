@@ -32,7 +32,7 @@ LINES = 500
 
 
 def read(name_server: str, topic: str, count: int) -> Counter[tuple[str, str | None, str | None, str | None]]:
-    """Bodies, tags, keys and a property of all that is stored."""
+    """The body, tags, first key and a property of all stored messages, counted."""
     found: Counter[tuple[str, str | None, str | None, str | None]] = Counter()
     with PullConsumer(name_server, f"{topic}-readers", consume_from_where="earliest") as consumer:
         consumer.subscribe(topic)
@@ -51,12 +51,12 @@ def written_by_batch(spark: SparkSession, name_server: str) -> None:
     )
     done = write_rocketmq(frame.repartition(4), name_server, topic="batch")
     assert done.rows == ROWS, done
-    wanted = Counter((str(i), "odd" if i % 2 else "even", f"k{i}", str(i % 7)) for i in range(ROWS))
-    assert read(name_server, "batch", ROWS) == wanted
+    expected = Counter((str(i), "odd" if i % 2 else "even", f"k{i}", str(i % 7)) for i in range(ROWS))
+    assert read(name_server, "batch", ROWS) == expected
 
 
 def written_by_streams(spark: SparkSession, name_server: str, folder: Path, topic: str, **options: Any) -> None:
-    """Two runs of a query, which has more to read the second time."""
+    """Two runs of a query; new lines arrive between them."""
     checkpoint, lines = str(folder / topic), folder / f"{topic}-lines"
     lines.mkdir()
     for run in range(2):
@@ -68,26 +68,26 @@ def written_by_streams(spark: SparkSession, name_server: str, folder: Path, topi
         query = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
         query.trigger(availableNow=True).start().awaitTermination()
         assert write.total.rows == LINES, write.total
-    wanted = Counter((f"{run}-{i}", None, f"{run}-{i}", None) for run in range(2) for i in range(LINES))
-    assert read(name_server, topic, 2 * LINES) == wanted
+    expected = Counter((f"{run}-{i}", None, f"{run}-{i}", None) for run in range(2) for i in range(LINES))
+    assert read(name_server, topic, 2 * LINES) == expected
 
 
 def read_by_function(spark: SparkSession, name_server: str) -> None:
-    """All columns of what was written, and the same in a second action."""
+    """The columns of all written rows; a second action reads the same rows."""
     frame = read_rocketmq(spark, name_server, subscribe="batch", metadata="full", property_columns={"place": "bigint"})
-    wanted = Counter((str(i), "odd" if i % 2 else "even", f"k{i}", i % 7, str(i % 7)) for i in range(ROWS))
+    expected = Counter((str(i), "odd" if i % 2 else "even", f"k{i}", i % 7, str(i % 7)) for i in range(ROWS))
     for _ in range(2):
         rows = frame.select("body", "tags", "keys", "place", "properties", "storeTimestamp", "queueOffset").collect()
         found = Counter(
             (bytes(row.body).decode(), row.tags, row["keys"][0], row.place, row.properties["place"]) for row in rows
         )
-        assert found == wanted
+        assert found == expected
         assert {row.storeTimestamp.year for row in rows} == {datetime.now(UTC).year}
     assert frame.groupBy("tags").count().count() == 2
 
 
 def refused(spark: SparkSession, name_server: str) -> str:
-    """What a user reads who calls ``register`` where PySpark has no data sources in Python."""
+    """The error of ``register`` on a PySpark without data sources in Python; "registered" if there is none."""
     try:
         register(spark)
     except RocketMQError as e:

@@ -1,4 +1,4 @@
-"""PySpark that lacks a part of the data source API: what can be imported, and what an impossible use says."""
+"""A PySpark that lacks a part of the data source API: everything can be imported, and errors name the missing class."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rocketmq_spark.spark.datasource import RocketMQDataSource, register
 from tests.fix_spark import environment
 from tests.schemas import struct
 
-# Each fork hides one part, and then imports everything that a user or Spark may import. The parent imports first what does not
-# depend on these parts, so that the forks are quick.
+# Each fork hides one part, and then imports everything that a user or Spark may import. Before that, the parent imports what does
+# not depend on these parts, so that the forks are quick.
 IMPORTS = """
 import importlib, json, os, sys, traceback
 
@@ -67,8 +67,8 @@ def test_every_name_is_importable_without_each_part_of_the_api() -> None:
         ("streamWriter", [False], "DataSourceStreamArrowWriter"),
     ],
 )
-def test_an_impossible_use_names_the_missing_class(monkeypatch, make, given, missing) -> None:
-    monkeypatch.setitem(compat._found, missing, None)
+def test_a_use_that_needs_a_missing_class_names_it(monkeypatch, make, given, missing) -> None:
+    monkeypatch.setitem(compat._loaded, missing, None)
     made = RocketMQDataSource({"nameServer": "127.0.0.1:1", "subscribe": "t"})
     with pytest.raises(
         OptionError, match=rf'format\("rocketmq"\) needs pyspark.sql.datasource.{missing}, which .*PySpark'
@@ -78,6 +78,6 @@ def test_an_impossible_use_names_the_missing_class(monkeypatch, make, given, mis
 
 
 def test_register_names_the_missing_api(monkeypatch) -> None:
-    monkeypatch.setitem(compat._found, "DataSource", None)
+    monkeypatch.setitem(compat._loaded, "DataSource", None)
     with pytest.raises(OptionError, match=r"register needs pyspark\.sql\.datasource\.DataSource, which"):
         register(None)  # type: ignore[arg-type]

@@ -103,6 +103,20 @@ def test_a_dropped_producer_leaves_no_thread(use: Callable[[Producer], None], op
     eventually(lambda: not threads_of("dropped"))
 
 
+def test_a_dropped_half_message_does_not_keep_its_producer(broker: MockBroker) -> None:
+    broker.on(Request.SEND_MESSAGE_V2, ok(msgId="0A", queueId=0, queueOffset=7, transactionId="tx"))
+    broker.on(Request.GET_TOPIC_CONFIG, refuse(1))
+    producer = Producer(broker.address, "dropped", transaction_check=lambda half: "COMMIT")
+    half = producer.send_half(Message(TOPIC, b"x"))
+    reference = weakref.ref(producer)
+    del producer
+    gc.collect()
+    assert reference() is not None, "the half message can still be decided"
+    del half
+    gone(reference)
+    eventually(lambda: not threads_of("dropped"))
+
+
 def test_a_dropped_producer_leaves_its_group(broker: MockBroker) -> None:
     Producer(broker.address, "dropped", transaction_check=lambda half: "COMMIT").queues(TOPIC)
     eventually(lambda: unregistered(broker, "producerGroup") == ["dropped"])

@@ -1,4 +1,4 @@
-"""The settings exist in the Spark at hand: a misspelt name would be taken without a word."""
+"""Spark knows the names of the settings. It would accept a misspelt one without an error."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def test_spark_takes_the_checkpoint_manager(spark, tmp_path) -> None:
 def test_spark_knows_the_other_settings(spark) -> None:
     known = spark._jvm.org.apache.spark.internal.config.ConfigEntry
     unknown = [n for n in low_latency_conf() if n != MANAGER and known.findEntry(n) is None]
-    # Spark 4.1 added it; older ones ignore it.
-    added = not hasattr(pyspark.sql.datasource, "DataSourceStreamArrowWriter")
-    assert unknown == (["spark.python.unix.domain.socket.enabled"] if added else [])
+    # Spark 4.1 added Unix sockets; 4.0 ignores their setting.
+    no_sockets = not hasattr(pyspark.sql.datasource, "DataSourceStreamArrowWriter")
+    assert unknown == (["spark.python.unix.domain.socket.enabled"] if no_sockets else [])
 
 
-def test_every_call_gives_its_own() -> None:
+def test_each_call_returns_a_new_dict() -> None:
     low_latency_conf().clear()
     assert low_latency_conf()

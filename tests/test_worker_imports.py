@@ -11,13 +11,13 @@ import pytest
 
 from tests.fix_spark import environment
 
-# Of the processor: a busy machine makes the start longer, and not this.
+# CPU time: on a busy machine the start takes longer, but not more CPU time.
 MOST_S = 3.0
 READER = ("rocketmq_spark.spark.datasource", "rocketmq_spark.spark.source.readers")
 WRITER = ("rocketmq_spark.spark.datasource", "rocketmq_spark.spark.sink.task")
 OF_WRITERS = "columnar.encode producer.engine producer.rows spool spark.sink spark.checkpoints"
 OF_READERS = "spark.source.stream spark.source.readers consumer"
-# Each kind of process: PySpark's module, ours that it comes to, and what it must not import.
+# Each kind of process: PySpark's module, our modules that it imports, and our modules that it must not import.
 KINDS = {
     "finds the source": ("pyspark.sql.worker.lookup_data_sources", ("pyspark_rocketmq",), "base options spark"),
     "makes the source": (
@@ -36,7 +36,7 @@ KINDS = {
     "writes": ("pyspark.worker", WRITER, OF_READERS),
     "commits": ("pyspark.sql.worker.python_streaming_sink_runner", WRITER, OF_READERS),
 }
-ELSEWHERE = "cli localbroker delay notebook aio admin grpc_proxy consumer.push testing"
+NEVER_IMPORTED = "cli localbroker delay notebook aio admin grpc_proxy consumer.push testing"
 SCRIPT = """
 import importlib, sys
 for name in sys.argv[1:]:
@@ -47,7 +47,7 @@ print(*(name.removeprefix(package) for name in sys.modules if name.startswith(pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_worker_imports_what_it_uses_and_starts_soon_without_bytecode(kind: str, tmp_path: Path) -> None:
+def test_a_worker_starts_fast_and_imports_only_what_it_uses(kind: str, tmp_path: Path) -> None:
     spark, ours, banned = KINDS[kind]
     # PySpark comes from its folder: the tests add bytecode to its zip file, from which Spark's workers import.
     env = environment(PYTHONDONTWRITEBYTECODE="1", PYTHONPYCACHEPREFIX=str(tmp_path))
@@ -60,7 +60,7 @@ def test_a_worker_imports_what_it_uses_and_starts_soon_without_bytecode(kind: st
     wrong = [
         name
         for name in modules
-        for place in (*banned.split(), *ELSEWHERE.split())
+        for place in (*banned.split(), *NEVER_IMPORTED.split())
         if name == place or name.startswith(f"{place}.")
     ]
     assert wrong == []

@@ -1,4 +1,4 @@
-"""The Python of Spark's workers, and what is said when it is another one."""
+"""Warnings if Spark's workers run a Python without this package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def warns_again():
 
 
 def program(tmp_path: Path, code: int) -> str:
-    """Something that runs like a Python and ends with ``code``."""
+    """A program that ends with exit code ``code``, in place of a Python."""
     path = tmp_path / f"python-{code}"
     path.write_text(f"#!/bin/sh\nexit {code}\n")
     path.chmod(0o755)
@@ -38,7 +38,7 @@ def said(name: str) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_11_24_a_python_without_the_package_is_told_once_with_the_remedy(tmp_path):
+def test_a_python_without_the_package_warns_once_with_a_remedy(tmp_path):
     name = program(tmp_path, 1)
     (message,) = said(name)
     assert f"Spark's workers run {name}, which cannot import rocketmq_spark" in message
@@ -46,7 +46,7 @@ def test_11_24_a_python_without_the_package_is_told_once_with_the_remedy(tmp_pat
     assert "os.environ['PYSPARK_PYTHON'] = sys.executable" in message
 
 
-def test_nothing_is_said_of_a_python_that_has_it_or_is_not_here(tmp_path):
+def test_a_python_with_the_package_or_elsewhere_does_not_warn(tmp_path):
     assert said(program(tmp_path, 0)) == []
     assert said(sys.executable) == []
     assert said("./environment/bin/python") == []
@@ -54,7 +54,7 @@ def test_nothing_is_said_of_a_python_that_has_it_or_is_not_here(tmp_path):
 
 
 def test_the_probe_finds_what_is_missing():
-    """In a Python without site packages pyarrow is, while the package itself lies in the folder of the clone."""
+    """A Python without site packages lacks pyarrow; it finds the package itself in the folder of the clone."""
     probe = [sys.executable, "-c", tuning._PROBE]
     assert subprocess.run(probe, env=environment()).returncode == 0
     assert subprocess.run([probe[0], "-S", *probe[1:]], env=environment()).returncode == 1
@@ -78,7 +78,7 @@ def test_importing_both_packages_in_a_driver_warns_once(tmp_path, code, expected
 
 
 def test_a_program_of_an_environment_that_is_not_activated_warns(tmp_path):
-    """As ``venv/bin/python job.py``: the Python of workers is the first ``python3`` of the path."""
+    """With ``venv/bin/python job.py``, workers run the first ``python3`` of the path."""
     Path(program(tmp_path, 1)).rename(tmp_path / "python3")
     (tmp_path / "job.py").write_text("import rocketmq_spark\nfrom pyspark.sql import SparkSession\n")
     env = {**environment(), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
@@ -87,7 +87,7 @@ def test_a_program_of_an_environment_that_is_not_activated_warns(tmp_path):
     assert "Spark's workers run python3, which cannot import" in done.stderr
 
 
-def test_the_daemon_of_this_package_does_not_look(tmp_path):
+def test_the_daemon_of_this_package_checks_no_python(tmp_path):
     env = {**environment(), "PYSPARK_PYTHON": program(tmp_path, 1)}
     command = [sys.executable, "-m", "rocketmq_spark.daemon", "pyspark.worker"]
     done = subprocess.run(command, env=env, input=b"", capture_output=True, timeout=60, check=False)
@@ -95,9 +95,9 @@ def test_the_daemon_of_this_package_does_not_look(tmp_path):
     assert b"Spark will not find the format" not in done.stderr
 
 
-def test_spark_itself_does_not_look(tmp_path):
-    """Its workers are started with ``-m pyspark…``, or from the daemon of this package; a module of another name that imports
-    the same is a driver.
+def test_processes_of_spark_check_no_python(tmp_path):
+    """Spark starts its processes with ``-m pyspark…``, or from the daemon of this package. A module of another name that imports
+    PySpark is a driver.
     """
     names = (("pyspark.worker_like", 0), ("rocketmq_spark.daemon", 0), ("jobs.worker_like", 1))
     imports = (
@@ -117,7 +117,7 @@ def test_spark_itself_does_not_look(tmp_path):
 
 @pytest.mark.parametrize("has_them", [True, False])
 @pytest.mark.parametrize("zipped", [True, False])
-def test_data_sources_are_looked_for_without_an_import(tmp_path, zipped, has_them):
+def test_data_sources_are_found_without_an_import(tmp_path, zipped, has_them):
     """A platform may have PySpark as a zip file."""
     files = {"__init__.py": "raise ImportError", "sql/__init__.py": "", "sql/datasource.py": ""}
     with zipfile.ZipFile(tmp_path / "pyspark.zip", "w") as archive:

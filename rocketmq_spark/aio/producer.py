@@ -356,7 +356,7 @@ class Producer(Asynchronous):
             # No thread can start. The work of the block is done, so dropping the message must not roll it back.
             if e not in error:
                 logger.warning("half message %s is not decided, its broker will ask for it: %s", half.result.msg_id, e)
-                half._fate.leave()
+                half._leave()
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         """Cancel a delayed message of ``topic`` by the ``recall_handle`` of its result; returns the message id."""

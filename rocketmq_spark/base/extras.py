@@ -16,7 +16,8 @@ METRICS = "metrics"
 _ARROW = ("pyarrow>=18.0", "numpy>=1.23.2", "xxhash>=3.1")
 _PROTOBUF = "protobuf>=6.33.5"
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
-    # pandas: PySpark's mapInArrow, which foreach_batch_writer uses, imports it, and warns of pandas 3 at each start.
+    # foreach_batch_writer, write_rocketmq and read_rocketmq use PySpark's mapInArrow, which imports pandas, and warns about
+    # pandas 3 at each start.
     SPARK: ("pyspark>=4.0", *_ARROW, "pandas>=2.2.0,<3"),
     ARROW: _ARROW,
     CLI: ("click>=8.1", "rich>=13"),

@@ -377,4 +377,5 @@ def _clamped(ms: float) -> int:
 def _complaint(outcome: object, expected: str) -> str:
     if isinstance(outcome, Failure):
         return f"the listener raised {outcome}"
-    return f"the listener returned {text_of(outcome)}; expected {expected}"
+    hint = "; rocketmq_spark.aio awaits coroutines" if hasattr(type(outcome), "__await__") else ""
+    return f"the listener returned {text_of(outcome)}; expected {expected}{hint}"

@@ -258,11 +258,11 @@ class Accumulator:
         del self._open[batch.key]
 
 
-def key_words(keys: Sequence[str]) -> list[str]:
+def key_words(keys: Sequence[str] | None) -> list[str]:
     """The words that a broker indexes: a key may be several."""
-    return [word for key in keys for word in key.split(codes.KEY_SEPARATOR) if word]
+    return [word for key in keys or () for word in key.split(codes.KEY_SEPARATOR) if word]
 
 
-def has_key(keys: Sequence[str]) -> bool:
+def has_key(keys: Sequence[str] | None) -> bool:
     """Whether a compaction topic keeps a message with these keys: for its broker, keys of nothing but whitespace are none."""
-    return any(key.strip() for key in keys)
+    return any(key.strip() for key in keys or ())

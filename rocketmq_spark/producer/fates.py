@@ -24,16 +24,15 @@ _MOVES = {
 
 
 class HalfFate:
-    """The state of a half message in this process, without the message, because many are kept.
+    """The state of a half message in this process, without the message and its producer, because many are kept for long.
 
     While the program references the message, it may decide: ``held`` is a weak reference to it.
     """
 
-    __slots__ = ("_delivered", "_end", "_lock", "_place", "held", "said", "state")
+    __slots__ = ("_delivered", "_lock", "_place", "held", "said", "state")
 
-    def __init__(self, place: HalfPlace, end: SendDecision, state: HalfState = HalfState.PREPARED) -> None:
+    def __init__(self, place: HalfPlace, state: HalfState = HalfState.PREPARED) -> None:
         self._place = place
-        self._end: SendDecision | None = end
         self._lock = threading.Lock()
         self._delivered: Deadline | None = None
         self.state = state
@@ -67,38 +66,34 @@ class HalfFate:
             asked = at.broker_name or at.half_offset is not None
             self._place = at._replace(broker_name=at.broker_name or place.broker_name) if asked else place
 
-    def decide(self, decision: TransactionState, timeout_s: float) -> bool:
+    def decide(self, decision: TransactionState, timeout_s: float, send: SendDecision) -> bool:
         """Send a decision. Returns whether it was still possible; raises errors of the request."""
         timeout = Deadline.after(timeout_s)
         with self._alone(timeout):
             after = _MOVES.get((self.state, decision))
             if after is None:
                 return False
-            assert self._end is not None
             self.said = decision
             self.state = HalfState.UNKNOWN  # in case this is interrupted
             try:
-                proved = self._end(self._place, decision, timeout)
+                proved = send(self._place, decision, timeout)
             except RocketMQError as e:
                 if e.unsent:
                     self.state = HalfState.PREPARED
                 raise
-            finally:
-                if self.state is not HalfState.PREPARED:
-                    self.over(self.state)
             self.state = after
             self._delivered = Deadline.after(CROSSING_S) if proved else None
             return True
 
-    def leave(self) -> None:
-        """The program can no longer decide: an undecided message is left to the user's function."""
+    def leave(self) -> bool:
+        """Leave an undecided message to the user's function: the program can no longer decide. Returns False if a decision on
+        its way takes longer than ``DECIDING_S``.
+        """
         with contextlib.suppress(CallTimeout), self._alone(Deadline.after(DECIDING_S)):
             if self.state is HalfState.PREPARED:
-                self.over(HalfState.UNKNOWN)
-
-    def over(self, state: HalfState) -> None:
-        """No decision follows. Drops the function that sends decisions, which references the producer."""
-        self.state, self._end = state, None
+                self.state = HalfState.UNKNOWN
+            return True
+        return False
 
     @contextlib.contextmanager
     def _alone(self, deadline: Deadline) -> Iterator[None]:

@@ -42,7 +42,7 @@ from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.encoding import How
-from rocketmq_spark.producer.fates import DECIDING_S, HalfFate
+from rocketmq_spark.producer.fates import DECIDING_S, HalfFate, SendDecision
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.properties import check_message
@@ -73,13 +73,18 @@ class HalfMessage:
     Args:
         message: What was sent.
         result: The broker's acknowledgement. ``queue_offset`` is None, because a message has no offset before it is committed.
-        fate: Internal: its state in this process, and the function that sends a decision.
+        fate: Internal: its state in this process.
+        send: Internal: sends a decision; it references the producer, which stays open until this message is decided or dropped.
         timeout_s: Seconds that ``commit`` and ``rollback`` wait for the broker's answer.
     """
 
-    def __init__(self, message: Message, result: SendResult, fate: HalfFate, timeout_s: float) -> None:
+    def __init__(
+        self, message: Message, result: SendResult, fate: HalfFate, send: SendDecision, timeout_s: float
+    ) -> None:
         self.message = message
         self.result = result
+        # None when no decision can follow, so that the producer can be collected.
+        self._send: SendDecision | None = send
         self._timeout_s = timeout_s
         self._fate = fate
         self._fate.held = weakref.ref(self)
@@ -112,13 +117,26 @@ class HalfMessage:
         if left_by_collection(functools.partial(self._decide, decision, timeout_s)):
             return
         wait_s = self._timeout_s if timeout_s is None else seconds("timeout_s", timeout_s)
-        if not self._fate.decide(decision, wait_s):
+        send = self._send
+        try:
+            is_decided = send is not None and self._fate.decide(decision, wait_s, send)
+        except RocketMQError as e:
+            if not e.unsent:
+                self._send = None
+            raise
+        self._send = None
+        if not is_decided:
             raise LocalProtocolError(
                 f"the half message {self.result.msg_id} is {self.state.value} and takes no {decision.value}",
                 topic=self.message.topic,
                 remedy="Decide each half message once",
             )
         _halves.add(self.result.msg_id, self._fate, self)  # brokers may ask from now on, however long it took
+
+    def _leave(self) -> None:
+        """The program can no longer decide: an undecided message is left to ``transaction_check``."""
+        if self._fate.leave():
+            self._send = None
 
 
 _Fates = OrderedDict[str, tuple[Deadline, HalfFate]]
@@ -271,22 +289,22 @@ class TransactionProducer(BaseProducer):
         prepared, place, deadline = self._admitted(message, How(timeout_s=timeout_s))
         prepared = encoding.as_half(prepared)
         msg_id = prepared.msg_id
-        fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), self._ended)
+        fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id))
         _halves.add(msg_id, fate)  # its broker may ask before it acknowledges
         try:
             result = self._engine.send(self._outgoing(prepared, place, deadline)._replace(spoolable=False, once=True))
             assert result.queue is not None
             fate.stored(HalfPlace.of(result, self.settings.group, message.topic, msg_id))
             known = result._replace(msg_id=msg_id, queue_offset=None)
-            half = HalfMessage(prepared.message, known, fate, self.settings.send_timeout_s)
+            half = HalfMessage(prepared.message, known, fate, self._ended, self.settings.send_timeout_s)
             _halves.add(msg_id, fate, half)
             if result.status is not SendStatus.SEND_OK:
                 self._badly_stored(half, result)
         except BaseException as e:  # another attempt is another message
             if getattr(e, "unsent", False):
-                fate.over(HalfState.UNKNOWN)
+                fate.state = HalfState.UNKNOWN
             else:
-                fate.over(HalfState.ROLLED_BACK)
+                fate.state = HalfState.ROLLED_BACK
                 _halves.abandon(msg_id, fate)
             raise
         return half
@@ -335,7 +353,7 @@ class TransactionProducer(BaseProducer):
                 half.result.msg_id, half.message.topic, e,
             )  # fmt: skip
         finally:
-            half._fate.leave()
+            half._leave()
 
     def _ended(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         try:

@@ -1,8 +1,8 @@
-"""PySpark's data source API, as far as this PySpark has it; the only module that knows which parts may be missing.
+"""The classes of PySpark's data source API, real or stand-ins. Only this module knows which ones a PySpark may lack.
 
-Vendors add parts of newer versions to older ones, so the classes that exist decide, never the version number. An empty class
-stands in for a missing one. PySpark never sees it: without the class, it does not call the methods that would use it.
-``require`` raises the error of a use that is impossible without a class.
+Vendors add parts of newer versions to older ones, so this module looks for the classes and ignores the version number. A missing
+class has a stand-in, so that the readers and writers can be defined everywhere; a PySpark without the class does not call the
+methods that would use it. ``require`` raises an error for a use that needs a missing class.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ CLASSES = {
 }
 
 
-def _find(name: str) -> type | None:
+def _load(name: str) -> type | None:
     module = CLASSES[name]
     try:
-        found: type | None = getattr(importlib.import_module(module), name, None)
+        loaded: type | None = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as e:
-        if e.name != module:  # a package that PySpark needs
+        if e.name != module:  # the module exists, but a package that it imports does not
             raise
         return None
-    return found
+    return loaded
 
 
-_found = {name: _find(name) for name in CLASSES}
-_stream_writer, _arrow_writer = _found["DataSourceStreamWriter"], _found["DataSourceArrowWriter"]
-if _found["DataSourceStreamArrowWriter"] is None and _stream_writer is not None and _arrow_writer is not None:
-    # Such a PySpark passes Arrow batches to every DataSourceArrowWriter, also to the writer of a stream.
-    _found["DataSourceStreamArrowWriter"] = type("DataSourceStreamArrowWriter", (_stream_writer, _arrow_writer), {})
-# Fields of values, so that limits and predicates mean the same with every version.
+_loaded = {name: _load(name) for name in CLASSES}
+_stream_writer, _arrow_writer = _loaded["DataSourceStreamWriter"], _loaded["DataSourceArrowWriter"]
+if _loaded["DataSourceStreamArrowWriter"] is None and _stream_writer is not None and _arrow_writer is not None:
+    # PySpark 4.0 lacks this class, but passes Arrow batches to every DataSourceArrowWriter, also to the writer of a stream.
+    _loaded["DataSourceStreamArrowWriter"] = type("DataSourceStreamArrowWriter", (_stream_writer, _arrow_writer), {})
+# Stand-ins of limits and predicates have the fields of the real classes, so that the source handles both in the same way.
 _FIELDS = {
     **dict.fromkeys(("EqualTo", "EqualNullSafe", "GreaterThan", "GreaterThanOrEqual"), ("attribute", "value")),
     **dict.fromkeys(("LessThan", "LessThanOrEqual", "In"), ("attribute", "value")),
@@ -82,12 +82,12 @@ def _stand_in(name: str) -> type:
     return make_dataclass(name, _FIELDS[name], frozen=True) if name in _FIELDS else type(name, (), {})
 
 
-globals().update({name: found or _stand_in(name) for name, found in _found.items()})
+globals().update({name: loaded or _stand_in(name) for name, loaded in _loaded.items()})
 
 
 def has(name: str) -> bool:
-    """Whether this PySpark has the class of ``CLASSES``, or can do the same without it."""
-    return _found[name] is not None
+    """Whether this PySpark has the class ``name`` of ``CLASSES``, or has other classes that do the same."""
+    return _loaded[name] is not None
 
 
 def require(use: str, *names: str) -> None:
@@ -95,6 +95,6 @@ def require(use: str, *names: str) -> None:
     missing = [f"{CLASSES[name]}.{name}" for name in names if not has(name)]
     if missing:
         raise OptionError(
-            f"{use} needs {' and '.join(missing)}, which the PySpark here ({pyspark.__version__}) does not have",
+            f"{use} needs {' and '.join(missing)}, which the installed PySpark ({pyspark.__version__}) does not have",
             remedy="Read with read_rocketmq(spark, ...), and write with foreach_batch_writer or write_rocketmq",
         )

@@ -1,7 +1,8 @@
 """Passes settings of the Spark context to the processes that plan a write.
 
-Spark shows its settings to tasks, and to no other process of a Python data source. ``register`` writes those that exactly-once
-needs into an environment variable of these processes. The variable outlives the context, so it also says which context it is of.
+Spark passes its settings to tasks, but not to the other processes of a Python data source. ``register`` writes the settings that
+exactly-once needs into an environment variable of these processes. The variable outlives the context, so its value also names
+the context.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ VARIABLE = "ROCKETMQ_SPARK_CONTEXT_SETTINGS"
 
 
 def variable_of(get: Callable[[str], str | None]) -> str:
-    """Return the value of ``VARIABLE``: JSON of this process's context and of its settings, null for those that are not set."""
+    """Return the value of ``VARIABLE``: JSON with this process's context and its settings; a setting that is not set is null."""
     return json.dumps({"context": _context(), "settings": {name: get(name) for name in exactly_once_conf()}})
 
 
 def registered() -> dict[str, str | None] | None:
-    """Return the settings that ``register`` saw in this process's context; None if it was not called there."""
+    """Return the settings that ``register`` recorded for this process's context; None if it was not called there."""
     text = os.environ.get(VARIABLE)
     seen: dict[str, Any] = json.loads(text) if text else {}
     return seen["settings"] if seen and seen["context"] == _context() else None
 
 
 def _context() -> str | None:
-    """Return the folder of the context's files, which no other context has; None where there is no context."""
+    """Return the folder of the context's files, which identifies the context; None if there is no context."""
     try:
         return SparkFiles.getRootDirectory()
     except AssertionError:

@@ -3,13 +3,13 @@
 Spark creates the data source in several processes and several times, so the constructor only parses. What depends on the role
 (source or sink, batch or stream) is checked when the reader or writer is created.
 
-``register`` also adds the environment variables that each starting stream would add, for this reason: the function of a
-Python source has a map of environment variables that all its queries share. Each stream that starts puts four more entries
+``register`` also adds the environment variables that each starting stream would add, for this reason: the function object of a
+Python source has a map of environment variables that all queries of the source share. Each stream that starts puts four entries
 into the map, on its own thread and without a lock (``PythonStreamingSourceRunner.init``). If two streams start at once, one
 entry may be lost while the map counts it: then no task of that source can be serialized until the driver ends ("Illegal size
 5 of collection, expected 6"). Entries that already exist are only replaced, which is safe. docs/upstream.md has the proof.
-It also has tasks read every batch if Kryo demands to know all classes (see ``source.tasks``), and lets the sink check the
-settings of exactly-once before a query sends anything (see ``sink.guarantee``).
+``register`` also makes tasks read every batch if ``spark.kryo.registrationRequired`` is set (see ``source.tasks``), and lets the
+sink check the settings of exactly-once before a query sends anything (see ``sink.guarantee``).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RocketMQDataSource(compat.DataSource):
         compat.require('a stream from format("rocketmq")', "DataSourceStreamReader")
         from rocketmq_spark.spark.source.readers import RocketMQStreamReader
 
-        # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable, without comments.
+        # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable without comments.
         may_be_null = ("nullable", "containsNull", "valueContainsNull")
         plain = not any(f'"{name}":false' in schema.json() for name in may_be_null) and not any(
             f.metadata for f in schema
@@ -96,7 +96,7 @@ class RocketMQDataSource(compat.DataSource):
         return RocketMQStreamWriter(options, schema, checkpoint)
 
     def _source(self, role: str, schema: StructType) -> tuple[options_table.Options, tuple[Column, ...]]:
-        """The options of a source, checked as far as no broker is needed, and the columns to build."""
+        """The options of a source, after the checks that need no broker, and the columns to build."""
         from rocketmq_spark.columnar.decode.schema import chosen, columns_of
         from rocketmq_spark.spark.source.checks import check_source
 
@@ -110,13 +110,19 @@ def register(spark: SparkSession) -> None:
     Spark finds an installed package without this call. Call it before several streams are started, or if the package was shipped
     with ``addPyFile`` after Spark had looked up another source. It may be called again. On Spark Connect it only registers the
     format.
+
+    Args:
+        spark: The session whose streams use the format.
+
+    Raises:
+        OptionError: The installed PySpark has no data sources in Python, as PySpark 3.5; the remedy names the functions to use.
     """
     compat.require("register", "DataSource")
     context = getattr(spark, "_sc", None)  # Spark Connect has none
     if context is not None:
         warn_if_workers_differ(str(context.pythonExec))
-        # A source that Spark found by itself is the same one, and serves all sessions. Spark would warn of another registration
-        # here, and again at the start of each stream.
+        # The source that Spark found by itself is this one, and serves all sessions. After another registration, Spark would warn
+        # here and at the start of each stream.
         if _try_to_complete_environment(spark):
             return
     try:
@@ -130,8 +136,8 @@ def register(spark: SparkSession) -> None:
 
 
 def _try_to_complete_environment(spark: SparkSession) -> bool:
-    """Add the entries, and return whether Spark knows the source. This uses internals of Spark, which may change; if it fails,
-    the source works nevertheless.
+    """Add the environment variables, and return whether Spark knows the source. This uses internals of Spark, which may change.
+    The source works without it, too.
     """
     try:
         return _complete_environment(spark)
@@ -145,11 +151,11 @@ def _try_to_complete_environment(spark: SparkSession) -> bool:
 
 
 def _complete_environment(spark: SparkSession) -> bool:
-    known = spark._jsparkSession.sessionState().dataSourceManager()
-    if not known.dataSourceExists(RocketMQDataSource.name()):
+    sources = spark._jsparkSession.sessionState().dataSourceManager()
+    if not sources.dataSourceExists(RocketMQDataSource.name()):
         return False
-    variables = known.lookupDataSource(RocketMQDataSource.name()).dataSourceCls().envVars()
-    for name, value in _of_a_runner(spark).items():
+    variables = sources.lookupDataSource(RocketMQDataSource.name()).dataSourceCls().envVars()
+    for name, value in _runner_variables(spark).items():
         if not variables.containsKey(name):
             variables.put(name, value)
     conf = spark.sparkContext.getConf()
@@ -159,8 +165,8 @@ def _complete_environment(spark: SparkSession) -> bool:
     return True
 
 
-def _of_a_runner(spark: SparkSession) -> dict[str, str]:
-    """The entries that PythonStreamingSourceRunner adds. Each start replaces the values, so only the names matter."""
+def _runner_variables(spark: SparkSession) -> dict[str, str]:
+    """The variables that PythonStreamingSourceRunner adds. Each start replaces the values, so only the names matter."""
     conf = spark.sparkContext._jsc.sc().conf()
     return {
         "SPARK_LOCAL_DIRS": conf.get("spark.local.dir", tempfile.gettempdir()),

@@ -1,4 +1,4 @@
-"""``DataFrame.mapInArrow`` without pandas, and with an error that names the remedy."""
+"""``DataFrame.mapInArrow`` without warnings about pandas, and with an error that names a remedy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ if TYPE_CHECKING:
 
 
 def map_in_arrow(df: DataFrame, function: Callable[..., Any], schema: str, instead: str) -> DataFrame:
-    """``df.mapInArrow``. PySpark's own function requires pandas, and warns of its newest versions, without using it.
+    """Return ``df.mapInArrow(function, schema)``. PySpark requires pandas for it, without using pandas, and warns about its new
+    versions.
 
-    ``function`` is not a lambda: Spark would have to pickle its code, while workers import a function by its name.
+    Args:
+        function: A function of a module, or a ``partial`` of one, which workers import. Spark would pickle the code of a lambda.
+        instead: How to do the same without pandas, for the remedy of the error.
+
+    Raises:
+        OptionError: pandas is not installed, or is too old for PySpark.
     """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
             return df.mapInArrow(function, schema)
     except ImportError as e:
-        raise OptionError(
-            f"PySpark cannot run a function over Arrow batches here: {e}", remedy=f"Install pandas, or {instead}"
-        ) from e
+        raise OptionError(f"PySpark cannot use mapInArrow: {e}", remedy=f"Install pandas, or {instead}") from e

@@ -1,7 +1,7 @@
 """``read_rocketmq``: a batch read as a function, for every PySpark from 3.5 on.
 
-The driver plans the same tasks as ``spark.read.format("rocketmq")``. A DataFrame with one pickled task per partition carries them
-to the workers, which read them by ``mapInArrow``.
+The driver plans the same tasks as ``spark.read.format("rocketmq")``, and pickles each into a row of a DataFrame. The workers read
+the messages of these tasks in ``mapInArrow``.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def read_rocketmq(
 ) -> DataFrame:
     """Returns messages as a batch DataFrame, with the columns of ``spark.read.format("rocketmq")``.
 
-    It is for PySpark 3.5, which has no data sources in Python, and works with every later version. The start and the end of
-    each queue are decided now, when the function is called: each action on the DataFrame reads the same messages. All columns
-    that are not left out with ``columns`` are built, and predicates do not reach the brokers.
+    It is for PySpark 3.5, which has no data sources in Python, and works with every later version. The call fixes the start and
+    the end of each queue, so each action on the DataFrame reads the same messages. Every action builds all columns, unless option
+    ``columns`` names fewer, and predicates are not pushed to the brokers.
 
     Args:
         spark: A session with a ``SparkContext``: not one of Spark Connect.
@@ -54,9 +54,9 @@ def read_rocketmq(
         A DataFrame with a row for each message.
 
     Raises:
-        OptionError: An option is unknown, has a wrong value or does not belong to a batch source; or the session has no
-            ``SparkContext``.
-        RocketMQError: The brokers cannot be asked, or a start or an end does not exist.
+        OptionError: An option is unknown, has a wrong value or does not belong to a batch source; the session has no
+            ``SparkContext``; or pandas is not installed.
+        RocketMQError: The brokers did not answer or rejected a request, or a topic, a start or an end does not exist.
     """
     parsed = options_table.parse({"name_server": name_server, "group": group, **options}, keywords=True)
     checked, columns = check_source(parsed, "batch source"), columns_of(parsed)
@@ -68,7 +68,7 @@ def read_rocketmq(
         )
     planned = RocketMQReader(checked, columns).partitions()
     pickled = [(bytearray(pickle.dumps(partition)),) for partition in planned]
-    # With as many slices as rows, each task has one row. Spark makes no job of it, because the schema is given.
+    # With as many slices as rows, each task has one row. ``createDataFrame`` runs no job, because it gets the schema.
     rows: Any = context.parallelize(pickled, len(pickled)) if pickled else []
     carried = spark.createDataFrame(rows, "task binary")
     return map_in_arrow(carried, functools.partial(_read, checked, columns), ddl(columns), _FORMAT)

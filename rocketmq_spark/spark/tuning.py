@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 # Spark's default manager uses Hadoop's FileContext, which takes a large part of the time of a small batch. This one renames
-# through the FileSystem class, so it is as atomic as the rename of the file system. Spark 4.1 moved it to another package.
+# through the FileSystem class, so its renames are as atomic as those of the file system. Spark 4.1 moved it to another package.
 _CHECKPOINT_MANAGERS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
     "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager",
 )
 
-# If this variable of the environment is set, tasks read every batch of a stream: ``source.tasks``.
+# If this environment variable is set, tasks read every batch of a stream: ``source.tasks``.
 READ_BY_TASKS = "ROCKETMQ_SPARK_READ_BY_TASKS"
 
 
@@ -33,8 +33,8 @@ def low_latency_conf() -> dict[str, Any]:
     """Return settings that shorten micro-batches, for ``SparkSession.builder.config(map=...)``.
 
     Set them before the session starts. Checkpoints must be on a local disk or on HDFS, whose renames are atomic. On an object
-    store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. The setting is also absent if
-    Spark's jars are not beside PySpark, as with Spark Connect: the name of the class depends on the version of Spark.
+    store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. This function omits it, too,
+    if it does not find Spark's jars, as with Spark Connect: the name of the class depends on the version of Spark.
     """
     manager = _checkpoint_manager()
     return {
@@ -47,7 +47,7 @@ def low_latency_conf() -> dict[str, Any]:
 
 @functools.cache
 def _checkpoint_manager() -> str | None:
-    """The checkpoint manager's name in Spark's jars; None if they are not here."""
+    """The checkpoint manager's class name in Spark's jars; None if they do not have it, or are not on this machine."""
     import zipfile  # here, because every worker imports this module, and few drivers call this
 
     for jar in _jars("spark-sql_*.jar"):
@@ -63,13 +63,13 @@ def _checkpoint_manager() -> str | None:
 
 
 def _jars(pattern: str) -> list[Path]:
-    """Spark's jars of this name, where PySpark's launcher takes them from: SPARK_HOME, else the package."""
+    """Spark's jars with this name, in the folder that PySpark's launcher uses: SPARK_HOME, otherwise the package."""
     home = os.environ.get("SPARK_HOME") or _package()
     return sorted(Path(home, "jars").glob(pattern)) if home is not None else []
 
 
 def has_data_sources() -> bool:
-    """Whether PySpark here has data sources in Python. PySpark is not imported for it, which takes a second."""
+    """Whether the installed PySpark has data sources in Python. Looks for the module without an import, which takes a second."""
     package = _package()
     return package is not None and PathFinder.find_spec("pyspark.sql.datasource", [f"{package}/sql"]) is not None
 
@@ -77,10 +77,10 @@ def has_data_sources() -> bool:
 def _package() -> str | None:
     """The folder of PySpark; None if it is not installed."""
     try:
-        found = importlib.util.find_spec("pyspark")
+        spec = importlib.util.find_spec("pyspark")
     except (ModuleNotFoundError, ValueError):  # a finder may raise, and a program may have made a module without a spec
         return None
-    return next(iter(found.submodule_search_locations or ()), None) if found is not None else None
+    return next(iter(spec.submodule_search_locations or ()), None) if spec is not None else None
 
 
 def exactly_once_conf() -> dict[str, Any]:
@@ -106,13 +106,14 @@ _OF_WORKERS = ("pyspark.", "rocketmq_spark.daemon")
 def warn_if_workers_differ(program: str) -> None:
     """Warn once if ``program``, the Python of Spark's workers on this machine, lacks this package or pyarrow.
 
-    A program that does not exist here is not checked, because workers may be on other machines; nor is this Python itself.
+    A program that does not exist on this machine is not checked, because workers may run on others. This Python is not checked,
+    either.
     """
     if can_import(program):
         return
     warnings.warn(
         f"Spark's workers run {program}, which cannot import rocketmq_spark and pyarrow, while this driver runs "
-        f"{sys.executable}: Spark will not find the format 'rocketmq'. Before the session is made, activate the virtual "
+        f"{sys.executable}: Spark will not find the format 'rocketmq'. Before the session is created, activate the virtual "
         f"environment, or set PYSPARK_PYTHON: os.environ['PYSPARK_PYTHON'] = sys.executable",
         stacklevel=3,
     )
@@ -150,7 +151,7 @@ class _PySparkImportHook:
     """An import hook that finds no module. It checks the Python of Spark's workers once, when PySpark is imported."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        # Not "pyspark", because a program may only look whether that is installed. An import of PySpark imports "pyspark.sql".
+        # Not "pyspark", because a program may only check whether it is installed. An import of PySpark imports "pyspark.sql".
         if name == "pyspark.sql":
             sys.meta_path.remove(self)
             _check_workers()

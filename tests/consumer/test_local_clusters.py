@@ -132,6 +132,21 @@ def test_a_crash_while_a_file_moves_loses_no_offset(
     assert new.load() == {T[0]: 500, T[1]: 300}
 
 
+def test_a_clock_that_is_set_back_brings_no_old_backup_back(tmp_path: Path) -> None:
+    """A crash left the backup of the former file, and the clock was ahead then."""
+    former = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1"]))
+    former.store({T[0]: 5})
+    former.store({T[0]: 9})
+    grown = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
+    Path(str(grown)).parent.mkdir()
+    Path(str(former)).replace(str(grown))
+    grown.store({T[0]: 200})
+    for path in Path(str(grown)).parent.glob(f"{FILE}*"):
+        os.utime(path, (0, 1))
+    former.take_over()
+    assert former.load() == {T[0]: 200}
+
+
 def test_a_folder_that_may_not_be_read_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,6 +187,16 @@ def test_a_file_that_a_member_with_another_list_uses_is_refused(group: GroupBenc
     assert read(group, tmp_path, "a:1") == []
 
 
+def test_a_member_with_another_list_is_refused_before_it_stores(tmp_path: Path) -> None:
+    first = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
+    first.hold()
+    second = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1"]))
+    with pytest.raises(OptionError, match="localOffsetsDir"):
+        second.take_over()
+    first.release()
+    second.take_over()
+
+
 @given(st.lists(st.from_regex(r"[a-z]{1,63}\.[a-zA-Z]{1,63}:[1-9][0-9]{0,4}", fullmatch=True), min_size=1, max_size=9))
 def test_the_folder_of_a_cluster_is_a_name_that_does_not_depend_on_order(servers: list[str]) -> None:
     name = cluster_folder(servers)
@@ -210,6 +235,17 @@ def test_each_cluster_adopts_the_queues_of_its_brokers(
     group.brokers.topics["T"] = others
     assert len(read(group, tmp_path, "b:1", consume_from=ConsumeFrom(Where.LATEST))) == 2
     assert not earlier.exists
+
+
+def test_a_crash_while_an_offset_is_adopted_gives_it_to_no_other_cluster(
+    group: GroupBench, tmp_path: Path, earlier: LocalOffsets
+) -> None:
+    group.brokers.send(q("a:0"), b"1", b"2")
+    earlier.store({q("a:0"): 1, q("a:1"): 0})
+    LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1"])).store({q("a:0"): 1})
+    assert read(group, tmp_path, "a:1") == [b"2"]
+    assert not earlier.exists
+    assert read(group, tmp_path, "b:1") == [b"1", b"2"]
 
 
 def test_an_offset_beyond_the_end_of_a_queue_is_left_to_its_cluster(

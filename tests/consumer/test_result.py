@@ -55,6 +55,16 @@ def test_1_20_everything_else_is_a_failure_and_said(nonsense: object) -> None:
     assert expected in found.why
 
 
+def test_a_coroutine_that_a_decorator_returns_has_a_remedy() -> None:
+    async def listener(messages: object, context: object) -> None: ...
+
+    coroutine = listener((), None)
+    for why in (concurrent(coroutine, Context(QUEUE), 4).why, ordered(coroutine, OrderedContext(QUEUE), 0).why):
+        assert why is not None
+        assert why.endswith("; rocketmq_spark.aio awaits coroutines")
+    coroutine.close()
+
+
 @given(st.none() | st.integers(), st.integers(1, 99))
 def test_1_20_never_more_is_done_than_there_was(ack_index: int | None, size: int) -> None:
     assert 0 <= concurrent(None, context(ack_index), size).done <= size

@@ -230,6 +230,13 @@ def test_2_12_an_asynchronous_send_returns_at_once(bench: Bench) -> None:
     assert bench.time.now == start
 
 
+def test_a_message_whose_keys_are_none_is_batched(bench: Bench) -> None:
+    producer = bench.producer(auto_batch=True)
+    sent = [producer.send_async(message(keys=None)) for _ in range(3)]
+    producer.close()
+    assert {each.result(0).status for each in sent} == {SendStatus.SEND_OK}
+
+
 def test_2_14_every_message_keeps_its_own_tag_keys_and_id(bench: Bench) -> None:
     producer = bench.producer(auto_batch=True)
     for i in range(2):

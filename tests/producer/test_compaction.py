@@ -39,7 +39,8 @@ def bulk(bench: Bench) -> Bulk:
 def test_an_explicit_batch_has_no_message_that_a_compaction_topic_would_not_keep(bench: Bench) -> None:
     bench.sender.compaction_topics.add("T")
     producer = bench.producer()
-    for keys in ((), " ", [""], ["\t"]):
+    keyless: tuple[Any, ...] = ((), None, " ", [""], ["\t"])
+    for keys in keyless:
         with pytest.raises(MessageRefused, match="Message 1 of a batch has no key, but 'T' is a compaction topic"):
             producer.send_batch([Message("T", b"0", keys="k"), Message("T", b"1", keys=keys)])
     assert not bench.sender.requests

@@ -1,4 +1,4 @@
-"""Log lines about unread messages, for a Spark that does not ask for a report."""
+"""Log lines about unread messages, for a Spark that does not call ``reportLatestOffset``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark import options
 from rocketmq_spark.spark.source.lag_log import PERIOD_S, LagLog
 
-Said = Callable[[], list[tuple[int, str]]]
+Logged = Callable[[], list[tuple[int, str]]]
 
 
 def lag_log(**given: object) -> LagLog:
@@ -18,8 +18,8 @@ def lag_log(**given: object) -> LagLog:
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Said:
-    """What was logged since the last call."""
+def logged(caplog: pytest.LogCaptureFixture) -> Logged:
+    """Returns the lines that were logged since its last call."""
     caplog.set_level(logging.INFO, "rocketmq_spark.spark.source.lag_log")
 
     def new() -> list[tuple[int, str]]:
@@ -31,31 +31,31 @@ def said(caplog: pytest.LogCaptureFixture) -> Said:
 
 
 @pytest.mark.parametrize("limit", ["maxOffsetsPerTrigger", "maxBytesPerTrigger"])
-def test_what_a_limit_leaves_in_the_first_batch_is_a_warning(said: Said, limit: str) -> None:
+def test_what_a_limit_leaves_in_the_first_batch_is_a_warning(logged: Logged, limit: str) -> None:
     lag_log(**{limit: "100"}).planned(0.0, lambda: {"lag": 7, "behindMs": 5})
-    ((level, text),) = said()
+    ((level, text),) = logged()
     assert level == logging.WARNING
     assert f"option '{limit}' leaves 7 messages unread" in text
 
 
 @pytest.mark.parametrize("given", [{}, {"minOffsetsPerTrigger": "3"}])
-def test_without_a_limit_the_first_batch_says_nothing(said: Said, given: dict[str, str]) -> None:
+def test_without_a_limit_the_first_batch_logs_nothing(logged: Logged, given: dict[str, str]) -> None:
     lag_log(**given).planned(0.0, lambda: {"lag": 7})
     lag_log(maxOffsetsPerTrigger="3").planned(0.0, lambda: {"lag": 0})
-    assert said() == []
+    assert logged() == []
 
 
-def test_the_first_lag_that_is_known_is_the_first_one(said: Said) -> None:
+def test_a_batch_of_unknown_lag_is_not_the_first_one(logged: Logged) -> None:
     log = lag_log(maxOffsetsPerTrigger="100")
     log.planned(0.0, lambda: {"lag": None})
-    assert said() == []
+    assert logged() == []
     log.planned(PERIOD_S, lambda: {"lag": 7})
-    ((level, text),) = said()
+    ((level, text),) = logged()
     assert level == logging.WARNING
     assert "leaves 7 messages unread" in text
 
 
-def test_a_lag_that_grows_is_a_warning_once_a_minute(said: Said) -> None:
+def test_a_lag_that_grows_is_a_warning_once_a_minute(logged: Logged) -> None:
     log, asked = lag_log(), []
 
     def report(lag: int | None) -> Callable[[], dict[str, int | None]]:
@@ -64,10 +64,8 @@ def test_a_lag_that_grows_is_a_warning_once_a_minute(said: Said) -> None:
     for now_s, lag in ((0.0, 5), (PERIOD_S / 2, 50), (PERIOD_S, 9), (2 * PERIOD_S, 9), (3 * PERIOD_S, None)):
         log.planned(now_s, report(lag))
     assert asked == [5, 9, 9, None]
-    assert [level for level, _ in said()] == [logging.WARNING, logging.INFO]
+    assert [level for level, _ in logged()] == [logging.WARNING, logging.INFO]
     log.planned(4 * PERIOD_S, report(10))
-    ((level, text),) = said()
+    ((level, text),) = logged()
     assert level == logging.WARNING
-    assert text.startswith(
-        "10 messages are unread after this batch; 9 before; the oldest was first seen unknown ms ago"
-    )
+    assert text.startswith("10 messages are unread after this batch, previously 9; behindMs: unknown")

@@ -1,7 +1,7 @@
-"""Where batches begin when Spark calls ``latestOffset()`` without a start, in the orders of its calls.
+"""Where batches start if Spark calls ``latestOffset()`` without a start, in all orders of Spark's calls.
 
-The model is Spark's micro-batch executor with its offset log and commit log, as PySpark 4.0 and 4.1 have it. Whatever is killed,
-pruned or planned again: committed batches have every message once, in order.
+The model is the micro-batch executor of PySpark 4.0 and 4.1, with its offset log and commit log. Committed batches have every
+message once, in order, whichever drivers are killed, and whichever batches are pruned or planned again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 
 
 class Topic:
-    """One queue, and what the driver committed for a group."""
+    """One queue, and the group's offsets that the driver committed."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -37,12 +37,12 @@ class Topic:
 
 
 class PlannedStream:
-    """What ``Stream`` decides about one queue, without brokers."""
+    """A fake of ``Stream`` with one queue and without brokers."""
 
     def __init__(self, topic: Topic, latest: bool) -> None:
         self.log = OffsetLog()
         self._topic = topic
-        self._first = topic.end if latest else 0  # each run would resolve the end anew
+        self._first = topic.end if latest else 0  # a new run resolves it anew
         self._initial: Offsets | None = None
 
     def initialOffset(self) -> Offsets:
@@ -78,7 +78,7 @@ def ranges(partitions: Any) -> list[tuple[int, int]]:
 
 
 class Spark:
-    """The executor of one query over all of its runs. The logs outlive a killed driver."""
+    """Spark's executor of one query, over all of its runs. The logs survive a killed driver."""
 
     def __init__(self, topic: Topic, latest: bool, **given: object) -> None:
         self.topic, self._latest, self._given = topic, latest, given
@@ -88,7 +88,7 @@ class Spark:
         self._reader: RocketMQStreamReader | None = None
 
     def run(self) -> RocketMQStreamReader:
-        """The reader of a run; a new one begins as Spark's ``populateStartOffsets``."""
+        """The reader of the current run. A new run makes the calls of Spark's ``populateStartOffsets`` first."""
         if self._reader is None:
             self._reader = reader(self.topic, self._latest, **self._given)
             if self.ends:
@@ -119,7 +119,7 @@ class Spark:
         return json.dumps(self.run().initialOffset())
 
     def finish(self, pruned: bool = False) -> None:
-        """Runs the last logged batch and commits it. A batch without use of its rows is not planned."""
+        """Runs the last logged batch and commits it. A ``pruned`` batch is not planned, because its rows are not used."""
         start = self.start_of_last()
         self.starts[len(self.read) :] = [start]
         if pruned:
@@ -179,7 +179,7 @@ class CallsOfSpark(SteppingMachine):
 
     @step(data=st.data())
     def a_batch_is_planned_again(self, data: st.DataObject) -> None:
-        """By a program that kept the DataFrame of a batch."""
+        """A program kept the DataFrame of a batch, and reads it again."""
         spark = self.spark
         if not spark.read or spark._reader is None or spark.unfinished:
             return
@@ -253,7 +253,7 @@ def test_batch_0_of_latest_is_replayed_from_where_it_began() -> None:
     assert spark.read[1] == [(60, 90)]
 
 
-def test_what_is_idle_is_the_logged_text_to_the_letter() -> None:
+def test_an_idle_query_returns_the_logged_text_unchanged() -> None:
     topic = Topic()
     topic.end = 5
     spark = Spark(topic, False)
@@ -268,8 +268,8 @@ def test_what_is_idle_is_the_logged_text_to_the_letter() -> None:
 WRAPPED = "triggerAvailableNowWrapper.enabled"
 
 
-def test_an_end_before_the_logged_one_is_said_is_refused() -> None:
-    """With Spark's wrapper of AvailableNow: it asks for the end first, also at a restart."""
+def test_an_end_asked_before_the_logged_one_is_an_error() -> None:
+    """Spark's AvailableNow wrapper asks for the end first, also at a restart."""
     topic = Topic()
     topic.end = 100
     spark = Spark(topic, False)
@@ -283,7 +283,7 @@ def test_an_end_before_the_logged_one_is_said_is_refused() -> None:
 
 
 def test_an_end_that_spark_only_reports_is_not_finished_work() -> None:
-    """With the same wrapper, in a new query, whose only batch ends at the first answer."""
+    """With this wrapper, a new query's only batch ends at the first end; Spark asks for another one only to report it."""
     topic = Topic()
     topic.end = 100
     wrapped = reader(topic, maxOffsetsPerTrigger="40")
@@ -295,8 +295,8 @@ def test_an_end_that_spark_only_reports_is_not_finished_work() -> None:
     assert topic.committed == []
 
 
-def test_a_start_that_spark_says_counts() -> None:
-    """Newer ones say it; what this reader answered before does not matter."""
+def test_a_start_that_spark_passes_is_used() -> None:
+    """PySpark 4.2 and newer pass the start; ends that the reader returned before do not matter."""
     topic = Topic()
     topic.end = 100
     made = reader(topic, maxOffsetsPerTrigger="10")

@@ -1,4 +1,4 @@
-"""``availableNow`` and ``once``: Spark before 4.2 runs one batch, newer ones as many as the limits say."""
+"""``availableNow`` and ``once``: Spark before 4.2 runs one batch; newer versions run one, or several because of the limits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(run_script, rocketmq, topic, tmp_path):
     return ran
 
 
-def test_limits_hold_and_what_they_leave_is_named(run, rocketmq, topic):
+def test_limits_hold_and_the_log_counts_unread_messages(run, rocketmq, topic):
     feed(rocketmq, topic, 100, queues=[0])
     done = run("report([run(40), run(40), run(40), run(None), run(40, once=True)])")
     if ONE_BATCH:
@@ -77,8 +77,8 @@ def test_after_a_crash_the_logged_batch_comes_first(run, rocketmq, topic):
         assert done.report == [[[0, 40], [1, 40], [2, 20]], [[2, 20]], []]
 
 
-def test_spark_s_wrapper_reads_nothing_twice(run, rocketmq, topic):
-    """It asks for an end before it says what the checkpoint has. Newer versions do not wrap this source."""
+def test_the_available_now_wrapper_reads_nothing_twice(run, rocketmq, topic):
+    """With it, Spark asks for an end before it passes the checkpoint's. PySpark 4.2 and newer do not wrap this source."""
     feed(rocketmq, topic, 100, queues=[0])
     done = run(
         "new, before = run(40, wrapper=True), logged()\n"

@@ -1,4 +1,4 @@
-"""What a real query tells of itself: in its progress, to a listener that writes figures, and what explains its errors."""
+"""A real query: the figures of ``progress`` and ``MetricsListener``, and ``explain`` for its errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spark.pipelines import read_stream, write
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
 
-def test_a_query_tells_how_far_it_is_behind_and_what_it_wrote(spark, rocketmq, make_topic, tmp_path):
+def test_a_query_reports_its_lag_and_its_written_rows(spark, rocketmq, make_topic, tmp_path):
     topic, out = make_topic(queues=2), make_topic(queues=2)
     feed(rocketmq, topic, 40)
     writer = foreach_batch_writer(name_server=rocketmq.name_server, topic=out)

@@ -1,6 +1,6 @@
-"""Batches that Spark does not plan, or plans again: what comes after them is read once.
+"""Batches that Spark does not plan, or plans again: every message after them is read once.
 
-Those marked ``soak`` are for ``make soak ONLY=pyspark``: only PySpark before 4.2 leaves the start of a batch to the source.
+Tests marked ``soak`` are for ``make soak ONLY=pyspark``: only PySpark before 4.2 leaves the start of a batch to the source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIMIT = 7
 
 
 class Reading:
-    """A query whose runs continue one checkpoint; the bodies that its batches had."""
+    """A query whose runs continue one checkpoint. Keeps the bodies of all batches."""
 
     def __init__(self, checkpoint: Path, broker: LocalBroker) -> None:
         self.checkpoint, self.broker = checkpoint, broker
@@ -41,7 +41,7 @@ class Reading:
         self.sent += feed(self.broker, topic, count)
 
     def run(self, frame: DataFrame, *topics: str) -> None:
-        """A run that passes all messages, then ten of each of ``topics``."""
+        """A run that reads all messages, then ten new ones of each of ``topics`` in turn."""
         writer = frame.writeStream.foreachBatch(self.keep).option("checkpointLocation", str(self.checkpoint))
         query = writer.start()
         try:
@@ -68,7 +68,7 @@ def stream(spark: SparkSession, rocketmq: LocalBroker) -> Callable[[str], DataFr
 
 
 @soak
-def test_a_source_that_is_idle_beside_another_one(
+def test_an_idle_source_beside_a_busy_one_reads_all_once(
     rocketmq: LocalBroker, make_topic: Callable[..., str], stream: Callable[[str], DataFrame], tmp_path: Path
 ) -> None:
     busy, idle = make_topic(queues=2), make_topic(queues=2)
@@ -92,7 +92,7 @@ def test_a_join_with_an_empty_table_reads_nothing_twice_later(
 
 
 @soak
-def test_a_batch_that_a_program_keeps_is_read_again_as_it_was(
+def test_a_kept_dataframe_reads_the_rows_of_its_batch_again(
     rocketmq: LocalBroker, topic: str, stream: Callable[[str], DataFrame], tmp_path: Path
 ) -> None:
     kept: list[tuple[DataFrame, int]] = []

@@ -18,7 +18,7 @@ FULL = {"metadata": "full", "propertyColumns": "n:bigint,when:timestamp", "badMe
 
 @pytest.fixture
 def kinds(rocketmq, topic):
-    """Messages with all that a column may show, and with nothing."""
+    """A topic of messages with values for all columns, and of messages with a body alone."""
     now_ms = int(time.time() * 1000)
     feed(rocketmq, topic, 20)
     feed(rocketmq, topic, 20, tags="vip", keys=["k1", "k2"], properties={"n": "7", "when": str(now_ms), "é": "ü"})
@@ -84,7 +84,7 @@ def test_wrong_options_are_the_errors_of_the_format(spark, rocketmq, topic):
         read_rocketmq(spark, rocketmq.name_server, subscribe=topic, starting_offsets=offsets, ending_offsets=ends)
 
 
-def test_a_session_without_a_context_is_told_to_use_the_format(rocketmq, topic):
+def test_without_a_spark_context_the_error_names_the_format(rocketmq, topic):
     with pytest.raises(OptionError, match="needs a SparkContext") as caught:
         read_rocketmq(SimpleNamespace(), rocketmq.name_server, subscribe=topic)
     assert 'spark.read.format("rocketmq")' in str(caught.value)

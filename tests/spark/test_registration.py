@@ -1,4 +1,4 @@
-"""How Spark finds the source: by itself, by hand, and beside packages of others, whatever is broken."""
+"""Spark finds the source by itself or by ``register``, also beside broken or unrelated packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rocketmq_spark.spark.context_settings import VARIABLE as CONTEXT_SETTINGS
 from tests.fix_spark import ROOT
 from tests.reading import feed
 
-# Any of our own errors shows that Spark reached us; none of these scripts has a broker.
+# An error of this package shows that Spark has found the source; none of these scripts has a broker.
 ASK = """
     def ask(spark, name="rocketmq"):
         try:
@@ -30,7 +30,7 @@ from pyspark.sql.datasource import DataSource
 
 
 class DefaultSource(DataSource):
-    """Somebody else's."""
+    """A source of another package."""
 
     @classmethod
     def name(cls):
@@ -43,7 +43,7 @@ class DefaultSource(DataSource):
 
 @pytest.fixture
 def packages(tmp_path):
-    """Makes packages that stand before all others on the path; returns that path."""
+    """Makes packages that come first on the path; returns this path."""
 
     def make(**contents):
         for name, text in contents.items():
@@ -56,7 +56,7 @@ def packages(tmp_path):
 
 
 def test_nothing_needs_to_be_registered(spark):
-    """As in all tests of this folder: nobody has registered anything in this session."""
+    """No test of this folder calls ``register`` in the shared session."""
     with pytest.raises(Exception, match="option 'nosuchoption' is unknown"):
         spark.read.format("rocketmq").option("nosuchoption", "1").load()
 
@@ -64,8 +64,8 @@ def test_nothing_needs_to_be_registered(spark):
 @pytest.mark.parametrize(
     "error", [AttributeError("dataSourceManager"), TypeError("not callable"), Py4JError("no such method")]
 )
-def test_by_hand_in_a_spark_whose_inner_parts_are_others(error):
-    """They serve streams that start at once, and nothing else."""
+def test_register_works_if_internals_of_spark_differ(error):
+    """Only streams that start at the same moment need these internals."""
 
     class Changed:
         _sc = SimpleNamespace(pythonExec=sys.executable)
@@ -82,7 +82,7 @@ def test_by_hand_in_a_spark_whose_inner_parts_are_others(error):
 
 
 def test_a_source_that_spark_has_found_is_not_registered_again():
-    """Spark warned that it was replaced, and again at the start of each stream."""
+    """Otherwise Spark warns that the source is replaced, and again at the start of each stream."""
     variables = {}
 
     class Variables:
@@ -111,8 +111,8 @@ def test_a_source_that_spark_has_found_is_not_registered_again():
     assert (known, variables.keys()) == (["rocketmq"], {"A", CONTEXT_SETTINGS})
 
 
-def test_by_hand_where_spark_finds_nothing(run_script, packages):
-    """A package of the same name without a source stands before ours."""
+def test_register_works_if_spark_does_not_find_the_package(run_script, packages):
+    """A package of the same name without a source comes first on the path."""
     path = packages(pyspark_rocketmq="")
     script = """
     from rocketmq_spark import register
@@ -129,7 +129,7 @@ def test_by_hand_where_spark_finds_nothing(run_script, packages):
     assert "option 'nosuchoption' is unknown" in after
 
 
-def test_other_sources_live_when_pyarrow_is_broken(run_script, packages):
+def test_other_sources_work_if_pyarrow_is_broken(run_script, packages):
     path = packages(pyarrow="raise ImportError('this pyarrow is broken')", pyspark_other=OTHER)
     script = """
     spark = new_session()
@@ -144,9 +144,9 @@ def test_other_sources_live_when_pyarrow_is_broken(run_script, packages):
     assert "option 'nosuchoption' is unknown" in ours
 
 
-def test_11_25_streams_that_start_at_once_put_nothing_into_the_environment_they_share(run_script):
-    """What a stream inserts there without a lock may tear the map for all queries of the driver; ``register`` has put all
-    of it in before. Both the source of this session and the one that others find by themselves.
+def test_streams_that_start_at_once_add_no_shared_variables(run_script):
+    """A stream adds its variables without a lock, which may damage the map for all queries of the driver. ``register`` adds them
+    before. Tested for the source of this session, and for the one that other sessions find by themselves.
     """
     script = """
     import time
@@ -209,8 +209,8 @@ KRYO = """
 """
 
 
-def test_a_kryo_that_must_know_every_class_reads_by_tasks(rocketmq, topic, run_script):
-    """Spark keeps the rows that come with a plan by its serializer, which refuses arrays and maps then."""
+def test_with_required_kryo_registration_tasks_read(rocketmq, topic, run_script):
+    """Spark stores rows that come with a plan with its serializer, which then rejects arrays and maps."""
     sent = feed(rocketmq, topic, 5, keys=["k"], properties={"n": "1"})
     unregistered, _, read = run_script(KRYO, rocketmq.name_server, topic).report
     assert "call register(spark) before the query starts" in unregistered

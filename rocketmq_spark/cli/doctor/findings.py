@@ -75,7 +75,7 @@ def code(findings: list[Finding], strict: bool) -> int:
     return 1 if any(one.level in bad for one in findings) else 0
 
 
-# What the extra ``spark`` needs, and from which version on something does not go well with us.
+# The oldest supported version of each package in the extra ``spark``, and the first one that is too new.
 _BOUNDS = {name: (low, high) for name, low, high in map(extras.bounds, extras.REQUIREMENTS[extras.SPARK])}
 OLDEST = {name: low for name, (low, _) in _BOUNDS.items()}
 TOO_NEW = {name: high for name, (_, high) in _BOUNDS.items() if high}
@@ -92,9 +92,9 @@ def python(version: str, versions: Mapping[str, str | None]) -> Finding:
     """``versions`` are those of packages by name, None where one is missing."""
     packages = ", ".join(f"{name} {number}" for name, number in versions.items() if number)
     lacking = [name for name, number in versions.items() if number is None and name in OLDEST]
-    # Of PySpark, the parts count: vendors add parts of newer versions to older ones (``no_data_sources``).
-    counted = {name: low for name, low in OLDEST.items() if name != "pyspark"}
-    old = [n for n, v in versions.items() if v is not None and n in counted and _parts(v) < counted[n]]
+    # PySpark's version is not checked, because vendors add parts of newer versions to older ones; see ``no_data_sources``.
+    checked = {name: low for name, low in OLDEST.items() if name != "pyspark"}
+    old = [n for n, v in versions.items() if v is not None and n in checked and _parts(v) < checked[n]]
     new = [n for n, v in versions.items() if v is not None and n in TOO_NEW and _parts(v) >= TOO_NEW[n]]
     if lacking or old:
         wanted = " ".join(f"'{name}>={'.'.join(map(str, OLDEST[name]))}'" for name in (*lacking, *old))
@@ -108,7 +108,7 @@ def python(version: str, versions: Mapping[str, str | None]) -> Finding:
 
 
 def no_data_sources(version: str) -> Finding:
-    """PySpark has no data sources in Python: ``format("rocketmq")`` is one."""
+    """The finding if PySpark has no data sources in Python; ``format("rocketmq")`` is one."""
     return advice(
         "pyspark",
         f'PySpark {version} lacks pyspark.sql.datasource, so format("rocketmq") does not exist',

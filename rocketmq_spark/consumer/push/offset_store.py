@@ -24,7 +24,7 @@ import math
 import os
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -149,13 +149,17 @@ class LocalOffsets:
     def take_over(self) -> None:
         """If this file does not exist, replace it by the group's file for another list of this cluster's name servers.
 
-        Raises ``OptionError`` if another consumer has locked the other file, and ``OffsetError`` if that file cannot be moved.
+        Raises ``OptionError`` if another consumer has locked a file for another list, and ``OffsetError`` if the file cannot be
+        moved.
         """
+        others = self._of_same_cluster()
+        for other in others:  # also if no offset is stored yet
+            other.hold()
+            other.release()
         if _written_at(self._path) > -math.inf:
             return
-        former = self._of_same_cluster()
-        # A move that was interrupted leaves a backup, which is older than what was moved.
-        if former is None or former._stored_at < self._stored_at:
+        former = max(others, key=lambda other: other._stored_at, default=None)
+        if former is None or former._stored_at <= self._stored_at:
             return
         former.hold()
         try:
@@ -163,21 +167,21 @@ class LocalOffsets:
         finally:
             former.release()
 
-    def _of_same_cluster(self) -> LocalOffsets | None:
-        """Return the group's newest file whose list of name servers shares an address with the list of this file."""
+    def _of_same_cluster(self) -> list[LocalOffsets]:
+        """Return the group's files for other lists of name servers that share an address with the list of this file."""
         servers = set(self._path.parent.name.split(","))
         try:
             folders = [folder for folder in self._path.parents[1].iterdir() if servers & set(folder.name.split(","))]
         except OSError:  # a folder that cannot be read: ``load`` reports it
-            return None
-        files = [LocalOffsets(folder / self._path.name) for folder in folders if folder != self._path.parent]
-        stored = {file._stored_at: file for file in files}
-        newest = max(stored, default=-math.inf)
-        return None if newest == -math.inf else stored[newest]
+            return []
+        return [LocalOffsets(folder / self._path.name) for folder in folders if folder != self._path.parent]
 
     @property
-    def _stored_at(self) -> float:
-        return max(_written_at(path) for path in (self._path, self._backup))
+    def _stored_at(self) -> tuple[float, float]:
+        """When the file and its backup were written. A file counts as newer than any backup without a file, which is what a move
+        that was interrupted leaves behind.
+        """
+        return _written_at(self._path), _written_at(self._backup)
 
     def _replace_by(self, former: LocalOffsets) -> None:
         try:
@@ -438,8 +442,10 @@ class FileOffsets:
     def begin(self) -> None:
         self._file.hold()
         self._file.take_over()
-        for file in (self._file, self._earlier):
-            file.load()  # raises now, not when the first queue is started
+        stored, earlier = self._file.load(), self._earlier.load()  # raises now, not when the first queue is started
+        # A crash came between the two writes of ``_adopted``. The offsets would be used by another cluster, too.
+        if adopted := {queue for queue, offset in earlier.items() if stored.get(queue) == offset}:
+            self._remove_adopted(adopted)
         if files := self._file.elsewhere():
             text = (
                 "this broadcasting consumer starts without offsets, because %s does not exist. Its group has offsets for other "
@@ -475,13 +481,26 @@ class FileOffsets:
                 logger.warning(text, offset, queue, self._earlier, end)
                 return None
             self._file.store({queue: offset, **self._file.load()})
-            if others:
-                self._earlier.store(others)
-            else:
-                self._earlier.remove()
+            self._keep_earlier(others)
             return offset
         finally:
             self._earlier.release()
+
+    def _remove_adopted(self, queues: Set[MessageQueue]) -> None:
+        try:
+            self._earlier.hold()
+        except OptionError:  # a member of an earlier release uses the file, and may have moved on
+            return
+        try:
+            self._keep_earlier({queue: offset for queue, offset in self._earlier.load().items() if queue not in queues})
+        finally:
+            self._earlier.release()
+
+    def _keep_earlier(self, offsets: Mapping[MessageQueue, int]) -> None:
+        if offsets:
+            self._earlier.store(offsets)
+        else:
+            self._earlier.remove()
 
     def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
         with self._storing:

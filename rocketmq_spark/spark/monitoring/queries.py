@@ -129,8 +129,8 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
     the number of queues whose brokers answer. ``queuesAway`` and ``brokersAway``: the number of queues, and the names of brokers,
     that do not answer now; their lag is not counted. ``losses``: by cause, the number of ``ranges`` and the number of ``offsets``
     that the driver skipped in this run. ``sources``: these figures for each rocketmq source. Also ``batchId``, ``timestamp``,
-    ``rows``, ``batchMs`` and ``sinkRows``. Unknown values are None: on PySpark 4.0 and 4.1,
-    which do not ask sources for their state, all figures of sources (``rocketmq-spark lag --checkpoint`` shows the lag there).
+    ``rows``, ``batchMs`` and ``sinkRows``. Unknown values are None. PySpark 4.0 and 4.1 do not ask sources for their state, so
+    all figures of sources are None there; ``rocketmq-spark lag --checkpoint`` shows the lag.
 
     All figures are of the end of the last batch, ``ageMs`` ms ago. ``underWay`` is whether the next batch is running now. If
     it stays True and ``ageMs`` grows, the batch is large or waits for a broker.
@@ -175,9 +175,9 @@ def _age_ms(latest: Mapping[str, Any], now: datetime) -> int | None:
 
 
 def ends_of(progress: StreamingQueryProgress) -> list[Any]:
-    """Return where the batch ended for each source, as Spark's JSON has it.
+    """Return the end offset of the batch for each source, from Spark's JSON.
 
-    The attribute ``endOffset`` of PySpark 4.0 and 4.1 may be the text of a Python object instead.
+    The attribute ``endOffset`` is not used: on PySpark 4.0 and 4.1 it may be the ``str`` of a dict, which is not JSON.
     """
     return [source.get("endOffset") for source in json.loads(progress.json)["sources"]]
 
@@ -204,7 +204,7 @@ def of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
 def of_source(latest: Any) -> dict[str, Any] | None:
     """Return the figures that a source reported, without the ends of its queues; None if it is not a rocketmq source.
 
-    A Spark that does not ask for a report (4.0, 4.1) shows the end of the batch instead: then all figures are None.
+    PySpark 4.0 and 4.1 do not ask for a report, and pass the end of the batch instead: then all figures are None.
     """
     if isinstance(latest, str):
         try:

@@ -1,4 +1,4 @@
-"""Options of a source that can be checked without a broker."""
+"""Checks of a source's options that need no broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rocketmq_spark.spark.source.offsets import check_starting
 
 
 def check_source(parsed: Options, role: str) -> Options:
-    """The options of ``role``, a batch or a stream source. Raises ``OptionError``."""
+    """The options of ``role``, which is "batch source" or "stream source". Raises ``OptionError`` if they are wrong."""
     options = parsed.for_role(role)
     ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
     if len(ways) != 1:

@@ -1,8 +1,8 @@
-"""What the options mean out of what is there: topics, queues, and the tag or SQL filter of a topic.
+"""The topics and queues that the options choose among the existing ones, and the tag or SQL filter of a topic.
 
-Brokers compare the hashes of tags, so other tags with the same hash come through; an invalid SQL expression sent with a
-pull is answered with every message. Both are closed here: tags are compared as texts, SQL is compiled by a broker
-before the first pull.
+Brokers compare the hashes of tags, so they also return messages with another tag of the same hash. They answer a pull with an
+invalid SQL expression with every message. So tags are compared again as texts, and a broker compiles the SQL before the first
+pull.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPECIAL = (RETRY_PREFIX, DLQ_PREFIX)
 
 
 def of_topic(options: Options, topic: str) -> Filter:
-    """The filter of a topic; topics that a JSON filter does not name are read whole."""
+    """The filter of a topic. A topic that a JSON filter does not name has none."""
     tags, sql = options.tags, options.sql
     expression = tags.get(topic) if isinstance(tags, dict) else tags
     if expression is not None and expression != "*":
@@ -42,8 +42,9 @@ def of_topic(options: Options, topic: str) -> Filter:
 
 
 def check(options: Options) -> None:
-    """What can be said without a broker: legal topics, one kind of filter, tags that are tags, and delayed messages of all
-    environments.
+    """Checks topic names and filters without a broker, and rejects the topic of delayed messages together with an environment.
+
+    Raises ``OptionError``.
     """
     for name, topics in (("subscribe", options.subscribe), ("assign", [queue.topic for queue in options.assign])):
         for problem in filter(None, map(names.topic_problem, topics)):
@@ -77,11 +78,11 @@ def validate(
     deadline: Deadline,
     batched: Callable[[MessageQueue], bool],
 ) -> None:
-    """Let one broker of each topic compile its SQL expression. Raises ``OptionError`` with the broker's words."""
+    """Let one broker of each topic compile its SQL expression. Raises ``OptionError`` with the broker's message."""
     if options.sql is None:
         return
     there = {queue.topic: queue for queue in queues}
-    # A topic that the pattern matches later is read at once.
+    # A topic that matches the pattern later is read without another check, so its expression is checked now.
     named = options.sql if isinstance(options.sql, dict) and there else ()
     later = {topic: min(there.values()) for topic in named if is_read(options, topic)}
     for topic, queue in sorted({**later, **there}.items()):
@@ -116,7 +117,7 @@ def validate(
 
 def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
     """What offsets record of a source beside its topics: the namespace; clusters, environment, pattern and filter if there are
-    any; the group whose offsets follow the query; and ``newQueues``, which is False if queues that are created later stay unread.
+    any; the group to which the query commits; and ``newQueues``, which is False if queues that are created later are not read.
     """
     record: dict[str, object] = {"namespace": options.namespace or ""}
     if "group" in options.given:
@@ -154,10 +155,10 @@ def filter_of(record: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_checkpoint(options: Options, begin: Offsets) -> None:
-    """That positions are of what the options read: else a forgotten variable would leave queues unread, or read others from
-    positions that mean nothing there. Raises ``CheckpointMismatch``.
+    """Raises ``CheckpointMismatch`` if the positions belong to another namespace, environment or set of topics than the options.
 
-    A query that waits for its first topic has no positions yet; its namespace and its environment are compared nevertheless.
+    Without this check, a forgotten environment variable would leave queues unread, or read other queues from meaningless
+    positions. A query that waits for its first topic has no positions yet; its namespace and environment are compared, too.
     """
     if not (begin.positions or begin.reads):
         return
@@ -192,9 +193,9 @@ def check_checkpoint(options: Options, begin: Offsets) -> None:
 
 
 def check_clusters(options: Options, begin: Offsets, clusters: Sequence[str]) -> None:
-    """That positions are of a cluster that is read: elsewhere topics of the same names have other messages.
+    """Raises ``CheckpointMismatch`` if the positions belong to another cluster, whose topics have other messages.
 
-    Raises ``CheckpointMismatch``, or warns where ``failOnDataLoss`` lets the query go on.
+    Only warns if ``failOnDataLoss`` is ``warn`` or ``ignore``.
     """
     if not (was := are_others(begin.reads, clusters)):
         return
@@ -210,22 +211,20 @@ def check_clusters(options: Options, begin: Offsets, clusters: Sequence[str]) ->
 
 
 def are_others(reads: Mapping[str, object], clusters: Sequence[str]) -> list[str]:
-    """The clusters that positions are of by what they ``reads``, if none of them is one of ``clusters``."""
+    """The recorded clusters in ``reads``, if none of them is one of ``clusters``; otherwise empty."""
     was = reads.get("clusters")
     return was if isinstance(was, list) and clusters and not {*was} & {*clusters} else []
 
 
 def is_elsewhere(options: Options, of: Offsets) -> bool:
-    """Whether positions are of another namespace or environment than the options read, of other queues of those names, or
-    followed by the offsets of another group.
-    """
+    """Whether positions belong to another namespace or environment than the options, or to a query with another group."""
     was, now = of.reads, recorded(options)
     other = any(name in was and was[name] != now.get(name) for name in ("namespace", "group"))
     return other or _environment_of(was) != _environment_of(now)
 
 
 def is_read(options: Options, topic: str) -> bool:
-    """Whether the options mean a topic by its name."""
+    """Whether the options choose a topic with this name."""
     if options.assign:
         return any(queue.topic == topic for queue in options.assign)
     if options.subscribe_pattern is None:

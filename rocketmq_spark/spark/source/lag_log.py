@@ -1,7 +1,7 @@
-"""Log lines about unread messages, for a Spark that does not ask for a report: PySpark 4.0 and 4.1.
+"""Log lines about unread messages, for a Spark that does not call ``reportLatestOffset``: PySpark 4.0 and 4.1.
 
-Newer ones call ``reportLatestOffset``, and show the figures in the progress of the query. Losses and brokers that are away are
-logged with every version.
+Newer versions call it, and show the figures in the progress of the query. Losses and brokers that are away are logged with every
+version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ PERIOD_S = 60.0
 
 
 class LagLog:
-    """Logs if the first batch of a run leaves messages, then a line each minute: a warning if more is unread than before."""
+    """Warns if a limit leaves messages unread after the first batch of a run. Then logs the lag at most once a minute.
+
+    A lag that has grown since the previous line is a warning.
+    """
 
     def __init__(self, options: Options) -> None:
         limits = {
@@ -31,7 +34,7 @@ class LagLog:
         self._first = True
 
     def planned(self, now_s: float, report: Callable[[], Mapping[str, Any] | None]) -> None:
-        """A batch was planned; ``report`` returns what is unread after it."""
+        """Log the lag after a batch that was planned now, if a line is due. ``report`` returns the source's figures."""
         if self._next_s is not None and now_s < self._next_s:
             return
         self._next_s = now_s + PERIOD_S
@@ -41,7 +44,7 @@ class LagLog:
             return
         first, self._first = self._first, False
         if first and self._limits and lag:
-            # No method of a reader learns the trigger, so a query of any other trigger gets this line, too.
+            # Spark does not pass the trigger to a reader, so queries with other triggers get this line, too.
             logger.warning(
                 "%s leaves %d messages unread after the first batch of this run. With trigger(availableNow=True) or "
                 "trigger(once=True), this Spark runs one batch: start the query again to read more, or omit the limit and set "
@@ -53,7 +56,7 @@ class LagLog:
             grew = self._lag is not None and lag > self._lag
             logger.log(
                 logging.WARNING if grew else logging.INFO,
-                "%d messages are unread after this batch; %s before; the oldest was first seen %s ms ago",
+                "%d messages are unread after this batch, previously %s; behindMs: %s",
                 lag,
                 "unknown" if self._lag is None else self._lag,
                 "unknown" if figures.get("behindMs") is None else figures["behindMs"],

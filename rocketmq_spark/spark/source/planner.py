@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 
-# A sample says a fifth; the rest is what earlier ones said.
+# The weight of a new sample in the estimated size of messages; earlier samples have the rest.
 _LEARNING = 0.2
-# What a message may have at most as brokers are delivered (maxMessageSize): taken for its size while there is no sample.
+# The broker's default limit of a message (maxMessageSize). It is the estimated size while there is no sample.
 LARGEST_BYTES = 4 << 20
 SAMPLED_QUEUES = 4
 
@@ -22,9 +22,9 @@ SAMPLED_QUEUES = 4
 def next_end(begin: Offsets, ends: Positions, begins: Positions, max_offsets: int | None = None) -> Offsets:
     """Where a batch from ``begin`` ends, given the ``ends`` of queues and the ``begins`` of those that are new.
 
-    Queues that stand still keep their position; a queue never moves back here. With ``max_offsets`` every queue gets its
-    share of it in proportion to its backlog, at least one message, as in Spark's Kafka source. Gives ``begin`` itself
-    when nothing is new.
+    A queue without new messages keeps its position; no queue moves back here. ``max_offsets`` is divided among the queues in
+    proportion to their backlogs, with at least one message each, as in Spark's Kafka source. Returns ``begin`` itself if nothing
+    is new.
     """
     positions = dict(begin.positions)
     fresh = {queue: begins[queue] for queue in ends if queue not in positions}
@@ -38,18 +38,18 @@ def next_end(begin: Offsets, ends: Positions, begins: Positions, max_offsets: in
 
 
 def backlog(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
-    """Offsets to read by queue, without the queues that have none."""
+    """The number of unread offsets of each queue that has any."""
     return {q: end - at for q, end in ends.items() if (at := positions.get(q)) is not None and end > at}
 
 
 def above_minimum(begin: Offsets, bounds: Bounds) -> Offsets:
-    """``begin`` where messages still are: what retention deleted takes no share of a batch, however much it was."""
+    """``begin`` without positions below the minimum offsets: messages that retention deleted must not use up a batch's limit."""
     low = {q: bounds[q].min_offset for q, p in begin.positions.items() if q in bounds and p < bounds[q].min_offset}
     return replace(begin, positions={**begin.positions, **low}, start={}) if low else begin
 
 
 def shares(waiting: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
-    """How much of its backlog each queue may read. Queues with little are not starved by those with much."""
+    """How many offsets of its backlog each queue may read. A queue with a small backlog gets at least one."""
     total = sum(waiting.values())
     if max_offsets is None or total <= max_offsets:
         return dict(waiting)
@@ -57,16 +57,17 @@ def shares(waiting: Mapping[MessageQueue, int], max_offsets: int | None) -> dict
 
 
 def first_batch(initial: Offsets, end: Offsets) -> Offsets:
-    """The end of the very first batch, which carries where that batch began."""
+    """The end of batch 0, with the start of this batch."""
     return replace(end, start={**initial.positions, **end.start})
 
 
 def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
-    """What lies between two offsets, sorted by queue, without empty ranges.
+    """The ranges of a batch from ``start`` to ``end``, sorted by queue, without empty ranges.
 
-    A beginning that the end carries wins: see ``offsets``. A queue that ``end`` no longer names is not read.
+    If ``end`` has the start of a queue, this start overrides the one in ``start``: see ``offsets``. A queue that ``end`` does not
+    name is not read.
     """
-    # PySpark 4.0 and 4.1 plan this at each restart. An end that carries beginnings describes the batch before it.
+    # PySpark 4.0 and 4.1 plan such an empty batch at each restart. ``end.start`` is then of the batch that ended at ``end``.
     if start == end:
         return []
     between = []
@@ -78,10 +79,10 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
 
 
 def begun_between(start: Offsets, end: Offsets) -> list[OffsetRange]:
-    """Queues that began, or began again, in a batch between the two offsets, from their first offset on.
+    """The ranges, from offset 0, of queues that were new, or were created again, in a batch between ``start`` and ``end``.
 
-    With asynchronous progress tracking Spark does not log each batch. After a restart it repeats all batches since the last one
-    that it logged, as one, so ``end`` does not carry the beginnings of those between.
+    With asynchronous progress tracking Spark does not log each batch. After a restart it repeats all batches since the last
+    logged one as a single batch, whose ``end`` has only the starts of queues that were new in the last of them.
     """
     return [
         OffsetRange(queue, 0, position)
@@ -91,7 +92,7 @@ def begun_between(start: Offsets, end: Offsets) -> list[OffsetRange]:
 
 
 def went_back(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
-    """What lies between the end of a queue and the later position to go on from."""
+    """The ranges between the end of a queue and a position that is after this end."""
     return [
         OffsetRange(queue, bounds[queue].max_offset, position)
         for queue, position in sorted((q, p) for q, p in positions.items() if q in bounds and bounds[q].max_offset < p)
@@ -139,7 +140,7 @@ def marks(positions: Positions, before: Offsets, bounds: Bounds) -> dict[Message
 
 @dataclass(frozen=True, slots=True)
 class TriggerLimits:
-    """Limits of one batch; None means none."""
+    """Limits of one batch; None: no limit."""
 
     max_offsets: int | None = None
     max_bytes: int | None = None
@@ -147,10 +148,10 @@ class TriggerLimits:
 
 
 class Admission:
-    """State between batches: when the last one was planned, and how large messages are.
+    """Limits batches by offsets and bytes. Remembers when the last batch was planned, and how large messages are.
 
-    As in Spark's Kafka source, the first batch of a run takes what is unread, and only later batches wait for more. Otherwise
-    runs that are shorter than the delay would read nothing.
+    As in Spark's Kafka source, the first batch of a run does not wait for ``minOffsetsPerTrigger``. Otherwise runs that are
+    shorter than ``maxTriggerDelay`` would read nothing.
     """
 
     def __init__(self, max_delay_s: float) -> None:
@@ -161,35 +162,35 @@ class Admission:
     def max_offsets(
         self,
         waiting: Mapping[MessageQueue, int],
-        wanted: TriggerLimits,
+        limits: TriggerLimits,
         sample: Callable[[MessageQueue], tuple[int, int]],
         now: float,
     ) -> int | None:
-        """The most offsets of this batch, None without a limit, 0 to wait for more.
+        """The maximum number of offsets in this batch: None without a limit, 0 to wait for more messages.
 
-        ``sample`` gives bytes of some messages that wait in a queue, and how many offsets they take.
+        ``sample`` returns the size in bytes of some unread messages of a queue, and how many offsets these messages span.
         """
         total = sum(waiting.values())
-        if total and now - self._admitted_at < self._max_delay_s and total < (wanted.min_offsets or 0):
+        if total and now - self._admitted_at < self._max_delay_s and total < (limits.min_offsets or 0):
             return 0
-        if not total or wanted.max_bytes is None:
-            return wanted.max_offsets
+        if not total or limits.max_bytes is None:
+            return limits.max_offsets
         self._learn(waiting, sample)
-        fitting = max(1, int(wanted.max_bytes / (self._message_bytes or LARGEST_BYTES)))
-        return fitting if wanted.max_offsets is None else min(wanted.max_offsets, fitting)
+        fitting = max(1, int(limits.max_bytes / (self._message_bytes or LARGEST_BYTES)))
+        return fitting if limits.max_offsets is None else min(limits.max_offsets, fitting)
 
     def admitted(self, now: float) -> None:
         """A batch was planned."""
         self._admitted_at = now
 
     def found_nothing(self, now: float) -> None:
-        """All queues were looked at, and have nothing unread. For the first plan of a run, this counts as a batch."""
+        """No queue has unread messages. In the first plan of a run, this counts as the first batch."""
         if self._admitted_at == -math.inf:
             self._admitted_at = now
 
     @property
     def guesses(self) -> bool:
-        """Whether there was no sample yet by which bytes could be made offsets."""
+        """Whether no broker has returned a sample yet, so that the size of messages is a guess."""
         return not self._message_bytes
 
     def _learn(self, waiting: Mapping[MessageQueue, int], sample: Callable[[MessageQueue], tuple[int, int]]) -> None:

@@ -1,18 +1,18 @@
-"""Where the next batch begins, for a Spark that calls ``latestOffset()`` without a start, as PySpark 4.0 and 4.1 do.
+"""Where the next batch starts, for a Spark that calls ``latestOffset()`` without a start, as PySpark 4.0 and 4.1 do.
 
-The start is the last end that this run returned, else the newest end in Spark's offset log, else the initial offset (None here).
-Spark's calls tell them apart:
+A batch starts at the last end that this run returned. The first batch of a run starts at the newest end in Spark's offset log or,
+in a new query, at the initial offset. The order of Spark's calls shows which of these holds:
 
-* A run of a query with a checkpoint begins with ``partitions(x, x)``, where ``x`` is the newest end in the log. If its batch is
-  not committed, Spark runs the batch before it calls ``latestOffset()``.
-* In a new query, ``latestOffset()`` comes first, and ``initialOffset()`` before the plan of the batch.
-* Later plans say nothing new: a batch may be planned never (Spark prunes a source without use) or again (a DataFrame that a
-  program kept), so no plan moves the start.
+* A run of a query with a checkpoint begins with ``partitions(x, x)``, where ``x`` is the newest end in the log. If the batch that
+  ends at ``x`` is not committed, Spark runs this batch before it calls ``latestOffset()``.
+* In a new query, ``latestOffset()`` comes first, and ``initialOffset()`` before the batch is planned.
+* Later calls of ``partitions`` do not move the start: Spark may plan a batch never (it prunes a source whose rows are not used)
+  or again (a program kept the DataFrame of the batch).
 
-With ``spark.sql.streaming.triggerAvailableNowWrapper.enabled`` the order is another one. At a restart, Spark asks for an end
-before it says what the log has: the end would be computed from the wrong start, so ``ReachedEnd`` raises an error before Spark
-logs it. In a new query, Spark uses the first end for its only batch, and calls ``latestOffset()`` again just to report it. So an
-end counts as finished work only after Spark has planned its batch.
+With ``spark.sql.streaming.triggerAvailableNowWrapper.enabled`` Spark calls in another order. At a restart, it asks for an end
+before it passes the newest logged end. That end would be computed from the wrong start, so ``ReachedEnd`` raises an error before
+Spark logs it. In a new query, Spark uses the first end for its only batch, and calls ``latestOffset()`` again for a report alone.
+So a batch counts as finished only if Spark has planned it and then asks for another end.
 """
 
 from __future__ import annotations
@@ -22,48 +22,54 @@ from typing import Any, NamedTuple
 from rocketmq_spark.errors import OptionError
 
 
-class Begin(NamedTuple):
-    """The start of a batch: None for the initial offset. ``finished`` is whether Spark has read what lies before it."""
+class BatchStart(NamedTuple):
+    """The start of a batch: ``offset`` as Spark logs it, None for the initial offset.
 
-    entry: dict[str, Any] | None
+    ``finished`` is whether Spark has read everything before it.
+    """
+
+    offset: dict[str, Any] | None
     finished: bool
 
 
 class ReachedEnd:
-    """The end of a run so far. One reader has one, and calls it in the order of Spark's calls."""
+    """The end that a run has reached, which is the start of its next batch.
+
+    A reader has one, and calls its methods in the order in which Spark calls the reader's.
+    """
 
     def __init__(self) -> None:
-        self._begin = Begin(None, finished=False)
-        # Whether the end was computed from the initial offset, and Spark has not yet confirmed that the query is new.
+        self._start = BatchStart(None, finished=False)
+        # Whether an end was computed from the initial offset, and Spark has not shown yet that the query is new.
         self._unconfirmed = False
 
-    def begin(self) -> Begin:
-        """Where the batch begins whose end Spark asks for."""
+    def next_start(self) -> BatchStart:
+        """Return the start of the batch whose end Spark asks for. Raises ``OptionError`` if Spark has not passed it yet."""
         self._check_order()
-        return self._begin
+        return self._start
 
-    def answered(self, end: dict[str, Any]) -> None:
-        """Spark got ``end`` for the batch that starts at ``begin()``; the same object if there is nothing new."""
-        if end is not self._begin.entry:
-            self._unconfirmed = self._begin.entry is None
-            self._begin = Begin(end, finished=False)
+    def end_returned(self, end: dict[str, Any]) -> None:
+        """Note that ``latestOffset`` returned ``end``; if nothing is new, ``end`` is the object in ``next_start()``."""
+        if end is not self._start.offset:
+            self._unconfirmed = self._start.offset is None
+            self._start = BatchStart(end, finished=False)
 
-    def began_anew(self) -> None:
-        """Spark asked for the initial offset: no end of this query was logged before this batch."""
+    def initial_offset_requested(self) -> None:
+        """Note that Spark called ``initialOffset``, which it does only if no batch before the current one was logged."""
         self._unconfirmed = False
 
-    def planned(self, end: dict[str, Any]) -> None:
-        """Spark asked for the tasks up to ``end``. It runs them before it asks for another end."""
+    def batch_planned(self, end: dict[str, Any]) -> None:
+        """Note that Spark called ``partitions`` for the batch up to ``end``, which it runs before it asks for another end."""
         self._check_order()
-        if self._begin.entry is None or end == self._begin.entry:
-            self._begin = Begin(self._begin.entry or end, finished=True)
+        if self._start.offset is None or end == self._start.offset:
+            self._start = BatchStart(self._start.offset or end, finished=True)
 
     def _check_order(self) -> None:
         if self._unconfirmed:
             raise OptionError(
-                "Spark asked for the end of a batch before it said where the batch starts. It does so if "
-                "spark.sql.streaming.triggerAvailableNowWrapper.enabled is true and the query has a checkpoint: the batch could "
-                "read messages twice. Nothing was read or committed",
+                "Spark asked for the end of a batch before it passed the start from the checkpoint, so the batch could read "
+                "messages twice. Spark does this if spark.sql.streaming.triggerAvailableNowWrapper.enabled is true. Nothing was "
+                "read or committed",
                 remedy="Set spark.sql.streaming.triggerAvailableNowWrapper.enabled to false. Without it, "
-                "trigger(availableNow=True) reads the same, in one batch",
+                "trigger(availableNow=True) reads the same messages, in one batch",
             )

@@ -1,8 +1,8 @@
 """Spark's batch and stream reader, and Spark's predicates as fewer and shorter ranges, or as a filter on the broker.
 
-The readers hold options and columns only; connections open where they are used. Call order and process of every method:
-docs/design.md, "Readers". Three copies of a stream reader live in three kinds of process, so that nothing set in one call is seen
-by a task; only partitions travel.
+The readers hold options and columns only; connections open where they are used. docs/design.md, "How Spark calls a reader", has
+the process and the order of all calls. Copies of a stream reader live in three kinds of process, so a task sees nothing that an
+earlier call has set: only partitions travel.
 
 Spark applies every predicate again. So a pruned read may have rows that do not match, but must have all rows that match.
 Predicates on times prune nothing: a broker finds a time by a binary search, which skips matching messages if the broker's clock
@@ -60,9 +60,10 @@ _Test = Callable[[Any], bool]
 
 
 def pushdown_enabled() -> bool:
-    """Whether Spark is about to push filters: it refuses readers that could when its conf says no.
+    """Whether Spark will push predicates to a reader that is made in this process.
 
-    The conf cannot be asked in a planner process, but which worker module runs there can.
+    If Spark's conf disables the pushdown, Spark rejects a reader that has ``pushFilters``. A planner process cannot read the
+    conf, but it can see its worker module: only if the pushdown is enabled, Spark runs the one that pushes predicates.
     """
     return process.is_for(_WORKER)
 
@@ -77,7 +78,11 @@ class Predicates:
     tags: frozenset[str] | None = None
 
     def keep(self, r: OffsetRange, in_place: bool = True) -> OffsetRange | None:
-        """The part of a range where rows may match; None for nothing. Rows that are not ``in_place`` have offsets ahead of it."""
+        """The part of a range where rows may match; None if no row can match.
+
+        ``in_place`` is False if messages of the range may have larger offsets than their positions: the lower bound of offsets
+        then prunes nothing.
+        """
         facts = {"topic": r.queue.topic, "brokername": r.queue.broker_name, "queueid": r.queue.queue_id}
         if not all(test(facts[name]) for name, tests in self.tests.items() for test in tests):
             return None
@@ -87,7 +92,7 @@ class Predicates:
 
 
 def understand(filters: Iterable[Filter]) -> Predicates:
-    """What can be used of ``filters``."""
+    """The conditions of ``filters`` that can shorten ranges, or that a broker can check."""
     predicates = Predicates({})
     for predicate in filters:
         attribute: tuple[str, ...] = getattr(predicate, "attribute", ())
@@ -137,7 +142,7 @@ def _test(predicate: Filter) -> _Test | None:
 
 
 def _interval(predicate: Filter) -> tuple[int | None, int | None]:
-    """Whole numbers ``[low, high)`` that can match."""
+    """The integers that can match, as ``[low, high)``; None: no bound."""
     match predicate:
         case EqualTo(_, value) | EqualNullSafe(_, value):
             number = _number(value)
@@ -147,7 +152,7 @@ def _interval(predicate: Filter) -> tuple[int | None, int | None]:
             known = [number for number in numbers if number is not None]
             return (min(known), max(known) + 1) if len(known) == len(numbers) else (None, None)
         case GreaterThan(_, value) | GreaterThanOrEqual(_, value):
-            return (_number(value), None)  # one offset too many does no harm
+            return (_number(value), None)  # for ``>``, Spark drops the one row too many
         case LessThan(_, value) | LessThanOrEqual(_, value):
             number = _number(value)
             return (None, None if number is None else number + 1)
@@ -167,7 +172,7 @@ def _earlier(known: int | None, new: int | None) -> int | None:
 
 
 def _is_plain_tag(tag: object) -> bool:
-    """A text that the broker's expression reads as exactly this tag."""
+    """Whether a broker's tag expression with this text matches exactly this tag."""
     return isinstance(tag, str) and tag != "" and tag != "*" and "|" not in tag and tag == tag.strip()
 
 
@@ -175,7 +180,7 @@ logger = logging.getLogger(__name__)
 
 
 class RocketMQReader(DataSourceReader):
-    """A batch read between two resolved positions."""
+    """A batch read from a start to an end, which are resolved once, when Spark plans it."""
 
     def __init__(self, options: Options, columns: tuple[Column, ...]) -> None:
         self._options = options
@@ -209,7 +214,7 @@ class RocketMQReader(DataSourceReader):
 
 
 class PrunedReader(RocketMQReader):
-    """The same with Spark's predicates; made only where Spark's conf lets it push them."""
+    """A batch reader that takes Spark's predicates. Spark rejects it if its conf disables the pushdown."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._predicates = understand(filters)
@@ -222,9 +227,9 @@ class PrunedReader(RocketMQReader):
 
 
 def _tagged(options: Options) -> list[str]:
-    """The topics of which a broker may filter messages by their tags, as far as brokers say.
+    """The topics whose messages brokers can filter by tags; none if a broker cannot say.
 
-    Of a batch topic (``queue.type=BatchCQ``) they know the tags of whole batches only, and would leave out messages.
+    For a batch topic (``queue.type=BatchCQ``), brokers know only the tags of whole batches, and would leave out messages.
     """
     catalog, pulls = OffsetCache(options), session.pulls(options)
     topics = []
@@ -243,7 +248,8 @@ def _pruned(
     ranges: list[OffsetRange], predicates: Predicates, offsets: OffsetReader, options: Options
 ) -> list[OffsetRange]:
     first = predicates.offset_from
-    # Damage shifts a queue's index for ever: what lies where its offset says shows that it is not shifted before that.
+    # If the index of a queue was damaged, all later positions stay shifted. A message that is stored at its own offset shows that
+    # no position before it is shifted.
     looks = {} if first is None else {r.queue: min(first, r.end - 1) for r in ranges if r.start < first}
     stored = offsets.store_times_ms(options.group, looks, planning_deadline(options)) if looks else {}
     shifted = looks.keys() - stored.keys()
@@ -251,9 +257,9 @@ def _pruned(
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Positions of a stream. Spark's offset log is the only truth; this object caches, and may be new at any call.
+    """The offsets and tasks of a stream. Spark's offset log decides; this object only caches, and may be new at any call.
 
-    ``hands_over`` is whether Spark takes rows of these columns with a plan.
+    ``hands_over`` is whether Spark can take rows of these columns together with the plan of a batch.
     """
 
     def __init__(self, options: Options, columns: tuple[Column, ...], hands_over: bool = True) -> None:
@@ -278,27 +284,27 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        self._reached.began_anew()
+        self._reached.initial_offset_requested()
         return self._stream.log.written(self._stream.initialOffset())
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         if start is not None:
             return self._latest(start, limit)
-        start, finished = self._reached.begin()
+        start, finished = self._reached.next_start()
         end = self._latest(start, limit, finished)
-        self._reached.answered(end)
+        self._reached.end_returned(end)
         self._lag_log.planned(self._clock.now(), self._stream.reportLatestOffset)
         return end
 
     def _latest(self, start: dict[str, Any] | None, limit: ReadLimit | None, finished: bool = True) -> dict[str, Any]:
         begin = self._stream.initialOffset() if start is None else self._stream.log.read(start)
-        end = self._stream.latestOffset(begin, self._wanted(limit), finished)
-        # Spark compares texts: where nothing is new the answer is what was given, to the letter.
+        end = self._stream.latestOffset(begin, self._limits(limit), finished)
+        # Spark compares offsets as texts. If nothing is new, it must get back what it passed, so the offset is not encoded again.
         return start if end is begin and start is not None else self._stream.log.written(end)
 
-    def _wanted(self, limit: ReadLimit | None) -> TriggerLimits:
+    def _limits(self, limit: ReadLimit | None) -> TriggerLimits:
         options = self._options
-        if isinstance(limit, ReadAllAvailable):  # Trigger.Once says so and means it
+        if isinstance(limit, ReadAllAvailable):  # Spark passes this limit for Trigger.Once, which ignores the options
             return TriggerLimits()
         return TriggerLimits(
             max_offsets=int(limit.max_rows) if isinstance(limit, ReadMaxRows) else options.max_offsets_per_trigger,
@@ -313,7 +319,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream.prepareForTriggerAvailableNow()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        self._reached.planned(end)
+        self._reached.batch_planned(end)
         log = self._stream.log
         planned = list(self._stream.partitions(log.read(start), log.read(end)))
         self._rows = self._prefetch(planned) if self._prefetch is not None else None
@@ -325,14 +331,14 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return tasks.read(self._options, self._columns, partition, streaming=True)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark's checkpoint has it. The last batch of a run never gets here, so ``latestOffset`` commits for the group."""
+        """Does nothing. Spark does not call this for the last batch of a run, so ``latestOffset`` commits the group's offsets."""
 
     def stop(self) -> None:
         process.end_quietly()
 
 
 class _ReaderWithRows(RocketMQStreamReader):
-    """What the reader is between ``partitions`` and PySpark's next call, which takes the rows."""
+    """The class of a stream reader between ``partitions`` and PySpark's next call, which takes the rows."""
 
     def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any] | None:
         rows, self._rows = self._rows, None

@@ -1,8 +1,8 @@
 """The driver's side of a stream: where it starts, where a batch ends, and which messages were lost.
 
-Positions come from Spark's log and are returned to it; everything that this object remembers between calls is a cache, or
-can be requested from the brokers again. Any method may be the first one called; the names are Spark's. This module asks
-brokers and remembers the answers; ``decisions`` decides.
+Spark passes positions from its offset log, and logs those that this module returns. Everything that ``Stream`` remembers between
+calls is a cache, or can be requested from the brokers again. Any method may be the first one that Spark calls; the names are
+Spark's. This module requests facts from brokers; ``decisions`` decides.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from rocketmq_spark.spark.source.waiting import Absence, begun, patiently, whole
 
 logger = logging.getLogger(__name__)
 
-# How long a stream that is idle, or waits for more messages, holds an answer back, and with it the other sources of its
-# query. Spark asks at once again, and to read and write the offsets of many queues is what such a question costs.
+# How long ``latestOffset`` waits if the stream is idle or waits for more messages. Spark asks again at once, and each question
+# costs reading and writing the offsets of all queues. The other sources of the query wait meanwhile.
 _LONGEST_WAIT_S = 0.1
-# Before brokers that are away are asked again.
+# Pause before brokers that did not answer are asked again.
 _PAUSE_S = 0.2
 
 
@@ -81,8 +81,8 @@ class Stream:
             try:
                 self._initial = self._resolved()
             except (OffsetError, OptionError, RouteNotFound, TopicNotFound) as e:
-                # Spark asks here, too, when batch 0 was logged and not finished. The logged end then says where the batch starts,
-                # and what became of its topics and queues since is a question of loss. A new query fails in ``latestOffset``.
+                # Spark calls this, too, if batch 0 was logged and not committed. The logged end then has the batch's start, and
+                # ``failOnDataLoss`` decides about topics and queues that no longer exist. A new query fails in ``latestOffset``.
                 self._unresolved, self._initial = e, Offsets({})
         return self._initial
 
@@ -103,12 +103,15 @@ class Stream:
     def _new_watch(self) -> RecreationWatch:
         return RecreationWatch(lambda: self._catalog.offsets, self._options.group)
 
-    def latestOffset(self, begin: Offsets, wanted: TriggerLimits, finished: bool = True) -> Offsets:
-        """Where the next batch ends; ``begin`` itself when there is none. ``finished``: what lies before ``begin`` was read."""
-        self._end = self._next(begin, wanted, finished)
+    def latestOffset(self, begin: Offsets, limits: TriggerLimits, finished: bool = True) -> Offsets:
+        """The end of the next batch; ``begin`` itself if there is no batch.
+
+        ``finished`` is whether Spark has read everything before ``begin``, so that the group's offsets may be committed there.
+        """
+        self._end = self._next(begin, limits, finished)
         return self._end
 
-    def _next(self, begin: Offsets, wanted: TriggerLimits, finished: bool) -> Offsets:
+    def _next(self, begin: Offsets, limits: TriggerLimits, finished: bool) -> Offsets:
         if self._unresolved is not None and not begin.positions:
             raise self._unresolved
         self._open(begin)
@@ -119,15 +122,15 @@ class Stream:
         if finished:
             self._group_offsets.commit(begin.positions)
         if self._frozen is not None:
-            return patiently(self._catalog, lambda: self._planned(begin, wanted))
+            return patiently(self._catalog, lambda: self._planned(begin, limits))
         try:
-            return self._planned(begin, wanted)
+            return self._planned(begin, limits)
         except RocketMQError as e:
             self._catalog.waits(e)
         self._clock.sleep(_PAUSE_S)
         return begin
 
-    def _planned(self, begin: Offsets, wanted: TriggerLimits) -> Offsets:
+    def _planned(self, begin: Offsets, limits: TriggerLimits) -> Offsets:
         if self._idle is not None and self._idle[1] is begin and self._frozen is None:
             self._catalog.rest(_LONGEST_WAIT_S)
         if self._waits is begin:
@@ -141,16 +144,16 @@ class Stream:
         begins = {queue: readable.bounds[queue].min_offset for queue in ends}
         live = planner.above_minimum(moved, readable.bounds)
         waiting = planner.backlog({**begins, **live.positions}, ends)
-        if self._frozen is not None:  # what is there is read, and does not wait for more
-            wanted = replace(wanted, min_offsets=None)
+        if self._frozen is not None:  # this run reads up to fixed ends, so waiting would bring no more messages
+            limits = replace(limits, min_offsets=None)
         max_offsets = self._admission.max_offsets(
-            waiting, wanted, lambda queue: self._sample(queue, moved, begins[queue]), self._clock.now()
+            waiting, limits, lambda queue: self._sample(queue, moved, begins[queue]), self._clock.now()
         )
         if max_offsets == 0:
             self._waits, self._idle = begin, None
             return begin
-        if waiting and wanted.max_bytes is not None and self._admission.guesses:
-            self._guessed = self._guessed or _tell_guess(wanted.max_bytes)
+        if waiting and limits.max_bytes is not None and self._admission.guesses:
+            self._guessed = self._guessed or _tell_guess(limits.max_bytes)
         end = planner.next_end(live, ends, begins, max_offsets)
         if end is begin:
             self._idle = None if waiting or self._unproven else (view, begin)
@@ -169,7 +172,7 @@ class Stream:
         )
 
     def _view(self, begin: Offsets) -> QueuesView:
-        """What exists now. A run that ends with what was there at its start waits for brokers that have some of it."""
+        """The queues and their bounds now. With fixed ends (AvailableNow), waits for brokers that have messages before them."""
         deadline = Deadline.after(self._options.read_deadline)
         while True:
             recent = self._catalog.recent(patient=self._frozen is not None)
@@ -205,7 +208,7 @@ class Stream:
         )
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The ends of all queues now and how the run is doing, for the progress of the query."""
+        """The current ends of all queues and the figures of the run, for the progress of the query."""
         view, end = self._catalog.recent(same_batch=True), self._end
         if self._newest is None or self._newest[0] is not view or self._newest[1] is not end:
             report = self._account.report(view, end, int(self._clock.now() * 1000))
@@ -213,8 +216,11 @@ class Stream:
         return self._newest[2]
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read up to what is there now, and no further. What is missing is waited for when positions are known."""
-        if by_position(self._options) or self._options.assign:  # which queues these are is known with the positions
+        """Fix the ends of this run: read up to the current ends, and no further.
+
+        If a master does not answer, or the queues depend on the positions, the first ``latestOffset`` fixes the ends.
+        """
+        if by_position(self._options) or self._options.assign:  # the positions say which queues these are
             self._to_freeze = True
             return
         try:
@@ -228,12 +234,12 @@ class Stream:
             self._frozen = view.ends()
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
-        """The tasks of a batch. May be the first call of all: a batch that was logged but not finished."""
-        logged_before = self._end is None  # a run plans before it reads, so this batch is of an earlier one
+        """The tasks of a batch. For a batch that was logged and not committed, this may be the first call of a run."""
+        logged_before = self._end is None  # this run has returned no end yet, so an earlier run logged the batch
         if logged_before:
             filters.check_checkpoint(self._options, end)
-        # Only a restart repeats several batches as one. Batch 0 is not such a batch: its end carries where its queues begin, and
-        # ``start`` is what the starting options mean now.
+        # Only a restart repeats several batches as one. Batch 0 is read from the starts in its end instead, because ``start`` is
+        # resolved anew from the starting options, and may differ.
         begun = planner.begun_between(start, end) if logged_before and start != self._initial else []
         ranges = sorted([*planner.ranges(start, end), *begun])
         if not ranges:
@@ -243,7 +249,7 @@ class Stream:
         planned = partitioning.tasks(self._logged_partitioning(end, ranges), end.positions, ranges)
         if self._unresolved is not None and not start.positions:
             start = replace(end, positions=end.start)
-        begins = {**start.positions, **end.start}  # with what begins in this batch, where its ranges do
+        begins = {**start.positions, **end.start}  # queues that are new in this batch start where their ranges start
         known = replace(start, positions=begins) if end.start else start
         self._catalog.expect(known)
         losses: list[Loss] = []
@@ -256,7 +262,7 @@ class Stream:
             ranges, lost = decisions.of_same_topics(ranges, view, self._made_again_since(end, view, ranges))
             losses += self._accept(lost)
         self._open(known, view)
-        self._unresolved = None  # a logged batch began this query
+        self._unresolved = None  # the query has a logged batch, so the starting options have no effect any more
         before = planner.truncated(begun, view.of_masters())  # no loss: such a queue began with its first message
         ranges = planner.without(ranges, before)
         ranges, lost = decisions.readable(ranges, view)
@@ -289,9 +295,9 @@ class Stream:
         return lost
 
     def _made_again_since(self, end: Offsets, view: QueuesView, ranges: Sequence[OffsetRange]) -> list[MessageQueue]:
-        """Queues of a logged batch whose topics were made again while the query was down."""
+        """Queues of a logged batch whose topics were created again while the query was down."""
         logged, bounds = decisions.logged(ranges, end, view), view.of_masters()
-        watch = self._new_watch()  # this looks at the queues of one batch, and the next plan begins with all
+        watch = self._new_watch()  # another one, because the stream's own watch must begin with all queues
 
         def look() -> list[MessageQueue]:
             found = watch.look(logged, bounds, planning_deadline(self._options))
@@ -302,7 +308,7 @@ class Stream:
         return patiently(self._catalog, look)
 
     def _open(self, begin: Offsets, view: QueuesView | None = None) -> None:
-        """Once per run: what only a start can tell, of what was just seen if something was."""
+        """Check the checkpoint and the options once per run, with the bounds of ``view`` or, without it, of a new look."""
         if self._opened:
             return
         options = self._options

@@ -1,4 +1,4 @@
-"""What runs in a task: the ranges of one partition as record batches. Only the partition travels there.
+"""Reads the ranges of one partition in a task, as record batches. Spark passes only the partition to the task.
 
 The driver reads the rows of a small batch during planning and passes them to Spark with the plan, without a Python task
 (``Prefetch``). PySpark does so for ``SimpleDataSourceStreamReader``: after each ``partitions`` its runner checks whether the
@@ -7,8 +7,8 @@ task that does not find the block reads its partition normally. ``may_hand_over`
 wrapper. This is a private interface, so it is used only with the versions of PySpark that the tests run; with others, tasks
 read.
 
-The driver only tries. If a read takes long, fails, finds a loss or is too large, the task reads, and reports errors. After reads
-that failed, the next batches are left to tasks, too, more of them each time.
+If the driver's read takes long, fails, finds a loss or is too large, the task reads instead, and reports errors. After a failed
+read, tasks also read the next batches, and more of them after each further failure.
 
 Spark stores the rows with its serializer. With ``spark.kryo.registrationRequired`` Kryo refuses the classes of arrays and maps,
 and the query ends. So ``register(spark)`` sets the environment variable that makes tasks read every batch.
@@ -55,9 +55,9 @@ _SLAVE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RangePartition(InputPartition):
-    """What one task reads: ranges, and the addresses of their brokers as far as the driver knew them.
+    """What one task reads: ranges, and the addresses of their brokers that the driver knows.
 
-    Slaves have other messages of ``differing`` queues than their master. For each range of a stream, ``queue_ends`` has the end
+    A slave has other messages of a queue in ``differing`` than its master. For each range of a stream, ``queue_ends`` has the end
     of its queue in the whole batch, and ``newest_ms`` the store time of the newest message that the plan saw, 0 if unknown.
     """
 
@@ -72,7 +72,7 @@ class RangePartition(InputPartition):
         return self.ranges
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As columns, which takes a quarter of the time: a batch may have 100,000 ranges."""
+        """Pickle the ranges as columns, in a quarter of the time: a batch may have 100,000 ranges."""
         queues = [r.queue for r in self.ranges]
         columns = [[queue[i] for queue in queues] for i in range(3)] + [[r[i] for r in self.ranges] for i in (1, 2)]
         return _of_columns, (*columns, self.addresses, self.differing, self.queue_ends, self.newest_ms)
@@ -93,10 +93,10 @@ def _of_columns(
 def differing(
     options: Options, routes: RouteReader, offsets: OffsetReader, ranges: Iterable[OffsetRange]
 ) -> frozenset[MessageQueue]:
-    """Queues where a slave that may be read has another message than its master, or one of both did not say.
+    """Queues whose slave may be read and has another message than its master at the start of the range, or may have.
 
-    A topic that was deleted on its master alone and made again has its old messages on the slave. A master that does not
-    answer at all is down: its slave is what there is.
+    If a topic was deleted on its master alone and created again, the slave still has the old messages. If a broker answers with
+    an error, or a slave does not answer, its queues count as different. If a master does not answer, only the slave can be read.
     """
     if options.read_from == "master":
         return frozenset()
@@ -115,7 +115,7 @@ def differing(
         unsure.add(queue)
 
     at_masters = offsets.store_times_ms(options.group, starts, deadline, on_error=of_master)
-    # Where the master is read anyway, a slave that hangs is not worth a long wait before each batch.
+    # Unless only slaves are read, tasks can read the master, so a slave that hangs must not delay each batch for long.
     soon = deadline if options.read_from == "slave" else deadline.within(_SLAVE_S)
     at_slaves = offsets.store_times_ms(options.group, starts, soon, "slave", of_slave)
     return frozenset(unsure.union(queue for queue, ms in at_slaves.items() if at_masters.get(queue, ms) != ms))
@@ -135,7 +135,7 @@ def partitions(
     differing: Collection[MessageQueue] = (),
     end: Offsets | None = None,
 ) -> list[RangePartition]:
-    """The tasks of a batch, each with the addresses that it needs; ``end`` is that of a stream's batch."""
+    """The partitions of a batch, each with the addresses that its task needs. ``end`` is the end of a stream's batch."""
     known: dict[str, str] = {}
     for broker_name in {r.queue.broker_name for task in tasks for r in task}:
         try:
@@ -162,8 +162,8 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a partition: one stream of pulls per broker, queue after queue.
 
-    Where nothing was planned Spark runs one task without a partition. ``streaming`` is for what an error says. ``on_loss`` is
-    called for ranges that were lost, instead of what option 'failOnDataLoss' says.
+    If no partition was planned, Spark runs one task with None. ``streaming`` only selects the remedy of errors. ``on_loss`` is
+    called for lost ranges; without it, option 'failOnDataLoss' decides.
     """
     if not isinstance(partition, RangePartition):
         return
@@ -175,7 +175,7 @@ def read(
     addresses = dict(partition.addresses)
     bad = Bad(options.bad_message)
     lost = on_loss or functools.partial(_lost, options, puller)
-    # Once for a topic: the answer may change, and what is read together has one filter.
+    # Cached for each topic, because the answer may change, and one stream of pulls has one filter.
     at_brokers = functools.cache(
         lambda broker, topic, wanted: puller.at_brokers(MessageQueue(topic, broker, 0), wanted)
     )
@@ -215,16 +215,16 @@ def _recreated(
 
 
 def _is_recreated(options: Options, queue: MessageQueue, end: int, newest_ms: int) -> bool:
-    """Whether the last message of the batch is now younger than all messages that the plan saw, or does not exist any more."""
+    """Whether the last message of the batch is now newer than all messages that the plan saw, or no longer exists."""
     routes, offsets = session.routes(options), session.offsets(options)
 
     def ask() -> bool:
         deadline = Deadline.after(options.request_timeout)
-        routes.get(queue.topic)  # a task knows no route yet
+        routes.get(queue.topic)  # a task has no routes yet
         stored_ms = offsets.store_time_ms(options.group, queue, end - 1, deadline)
         if stored_ms is not None:
             return stored_ms > newest_ms
-        # Compaction may have removed the message; a queue that ends before it is another one.
+        # Compaction may have removed the message. But if the queue ends before it, the topic was created again.
         bounds = offsets.bounds([queue], deadline).get(queue)
         return bounds is not None and bounds.max_offset < end
 
@@ -233,7 +233,7 @@ def _is_recreated(options: Options, queue: MessageQueue, end: int, newest_ms: in
 
 @contextlib.contextmanager
 def _what_to_do(broker_name: str, streaming: bool) -> Iterator[None]:
-    """Errors of a broker that was waited for in vain say how to go on."""
+    """Add a remedy to the error of a broker that did not answer before the deadline."""
     try:
         yield
     except RocketMQError as e:
@@ -243,7 +243,7 @@ def _what_to_do(broker_name: str, streaming: bool) -> Iterator[None]:
 
 
 def waited_in_vain(whom: str, streaming: bool) -> str:
-    """What to do when the time to wait for a broker is over; a batch of a stream is read as it was planned."""
+    """The remedy if a broker did not answer within ``readDeadline``. A stream cannot skip a batch that is already planned."""
     remedy = (
         f"Nothing is lost: start {whom}. A task waits for it as long as option 'readDeadline' says, and then Spark "
         "repeats the task; with master local[*] it does not, with local[*,4] it does"
@@ -264,7 +264,7 @@ def _stream_of(
 
 def _lost(options: Options, puller: Puller, part: OffsetRange, cause: Cause) -> None:
     if cause is Cause.WENT_BACK:
-        with contextlib.suppress(RocketMQError):  # then it is called what it looks like
+        with contextlib.suppress(RocketMQError):  # if the broker does not answer, the cause stays as it is
             cause = Cause.NOT_KEPT if puller.compacted(part.queue) else cause
     decisions.report(options.fail_on_data_loss, [(part, cause)])
 
@@ -273,11 +273,11 @@ TESTED = ("4.0.", "4.1.", "4.2.", "4.3.")
 # Starting a task takes 20 to 90 ms, and it reads as fast as the driver, so larger batches gain little.
 MAX_ROWS = 1000
 MAX_BYTES = 1 << 20
-# If a broker does not answer, the task waits for it.
+# The driver waits no longer for a broker; the task does.
 _PATIENCE_S = 1.0
-# Factor of the estimated row size after each batch that was estimated as too large, so that the estimate is tested again.
+# The estimated row size is multiplied by this after each batch that seems too large, so that a later batch is tried again.
 _DOUBT = 0.9
-# The most batches that are left to tasks after failed reads. Each of these took up to a second, and the next may, too.
+# The largest number of batches that only tasks read after failed reads, because each failed read may take a second.
 _LONGEST_PAUSE = 31
 
 
