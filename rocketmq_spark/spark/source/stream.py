@@ -346,7 +346,7 @@ class Stream:
         hidden = self._catalog.hidden((queue for queue in known.positions if queue not in view.bounds), view)
         moved, lost = decisions.moved(known, view, self._frozen, found.made_again, hidden)
         if lost and self._frozen is not None:
-            self._frozen = decisions.lowered(view, self._frozen)
+            self._frozen = decisions.lowered(view, self._frozen, hidden)
         self._report(begin, lost)
         return moved, view
 
