@@ -80,9 +80,10 @@ def lag(output: Output, /, target: Target, watch: bool, interval_s: float, as_me
     group or query), and queues. Unknown values, such as the rates of the first refresh, are null.
 
     With --checkpoint, --json also prints batchId (the last finished batch), newQueues (number of queues that no finished batch
-    has read, such as those of new topics of a pattern: they count from where the query will begin), otherClusters (clusters that
-    the query reads and the command does not contact), and underWay, the unfinished batch: its batchId, forMs (time since it
-    began) and waitsFor (brokers that it reads and that do not answer). A checkpoint does not show whether its query runs.
+    has read, such as those of new topics of a pattern, or of a topic that was created again after the query had gone on without
+    it: they count from where the query will begin), otherClusters (clusters that the query reads and the command does not
+    contact), and underWay, the unfinished batch: its batchId, forMs (time since it began) and waitsFor (brokers that it reads
+    and that do not answer). A checkpoint does not show whether its query runs.
 
     If a broker is unavailable, --checkpoint shows '-' (JSON: null) for the queues of that broker and exits with 1; --group fails,
     because the brokers store the offsets of a group.

@@ -45,6 +45,7 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     Raises ``OffsetError`` for a folder that is no checkpoint, and for topics that the query does not read.
     """
     from rocketmq_spark.spark.checkpoints.entries import folder, last_batch, merged, under_way
+    from rocketmq_spark.spark.source import filters
 
     opened = folder(name)
     done = last_batch(opened)
@@ -67,7 +68,8 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     if done is None:
         positions = {queue: starts.get(queue) for queue in positions}
     positions |= {queue: starts.get(queue) for queue in new}
-    known = sorted({queue.topic for queue in positions})
+    named = {topic for reads in here.reads for topic in filters.recorded_topics(reads)}
+    known = sorted({queue.topic for queue in positions} | named)
     if wrong := sorted(set(topics) - set(known)):
         raise OffsetError(
             f"the query of {name} does not read {', '.join(wrong)}", remedy=f"It reads: {', '.join(known)}"
@@ -79,8 +81,9 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
 
 
 def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], list[RocketMQError]]:
-    """Return the queues that the next batch reads in addition to those of ``batch``: new queues, and queues of new topics that
-    match a pattern. Also returns the errors because of which queues may be missing.
+    """Return the queues that the next batch reads in addition to those of ``batch``: new queues, queues of topics that were
+    deleted and created again, and queues of new topics that match a pattern. Also returns the errors because of which queues may
+    be missing.
     """
     from rocketmq_spark.spark.source import filters
 
@@ -88,20 +91,20 @@ def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], li
     errors: list[RocketMQError] = []
     for offsets in batch.sources.values():
         known = {queue.topic for queue in offsets.positions}
-        matched: set[str] = set()
+        chosen = filters.recorded_topics(offsets.reads)
         if (pattern := filters.recorded_pattern(offsets.reads)) is not None:
             try:
                 cluster = client.routes.cluster()
                 internal = {*cluster, *(data.cluster for data in cluster.values())}
-                matched = {*filters.matching(pattern, client.routes.topics(), internal)}
+                chosen |= {*filters.matching(pattern, client.routes.topics(), internal)}
             except RocketMQError as e:
                 errors.append(e)
         queues: list[MessageQueue] = []
-        for topic in sorted(known | matched):
+        for topic in sorted(known | chosen):
             try:
                 queues += client.routes.existing(topic, 0.0).readable()
             except RouteNotFound as e:
-                if topic in known:  # otherwise the topic was deleted since the name server listed it
+                if topic in known:  # otherwise its loss was accepted, or it was deleted since the name server listed it
                     errors.append(e)
         new |= {*filters.read_next(offsets, queues)} - offsets.positions.keys()
     return new, errors

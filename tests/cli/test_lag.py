@@ -25,7 +25,8 @@ from rocketmq_spark.model.admin import QueueLag
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.conftest import Process, documents
 from tests.helpers import awaited, killed, total
-from tests.mockbroker import MockBroker, ok, refuse, route
+from tests.mockbroker import NO_ROUTE, MockBroker, ok, refuse, route, topic_config
+from tests.source.scripted import cluster, stats
 from tests.source.test_checkpoint import entry, named
 from tests.test_exposition import get
 
@@ -187,6 +188,74 @@ def test_a_source_that_a_named_query_got_later_is_behind(
     ]  # fmt: skip
     seen = documents(run("doctor", "--checkpoint", str(tmp_path), "--json").stdout)
     assert [one["level"] for one in seen if one["check"] == f"checkpoint {tmp_path}"] == ["ok", "ok", "ok"]
+
+
+@pytest.fixture
+def scripted(no_broker: Path) -> Iterator[MockBroker]:
+    """Topics ``t`` and ``u`` with two queues each from 0 to 7."""
+    with MockBroker() as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address}))
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": broker}))
+        broker.on(Request.GET_TOPIC_CONFIG, topic_config())
+        queues = [MessageQueue(topic, "broker-a", number) for topic in "tu" for number in range(2)]
+        broker.on(
+            Request.GET_TOPIC_STATS_INFO,
+            lambda call: stats({queue: (0, 7) for queue in queues if queue.topic == call.ext("topic")}),
+        )
+        yield broker
+    session.close_all()
+
+
+def look(broker: MockBroker, *arguments: str) -> Result:
+    session.close_all()
+    return CliRunner().invoke(app, [*arguments, "--name-server", broker.address])
+
+
+T, U = ([MessageQueue(topic, "broker-a", number) for number in range(2)] for topic in "tu")
+BY_NAME = {"namespace": "", "subscribe": ["t", "u"]}
+ASSIGNED = {"namespace": "", "assign": {"t": {"broker-a": [0, 1]}, "u": {"broker-a": [1]}}, "newQueues": False}
+
+
+@pytest.mark.parametrize(
+    ("reads", "strategy", "new"),
+    [
+        (BY_NAME, "averagely", U),
+        (ASSIGNED, "averagely", U[1:]),
+        ({**BY_NAME, "newQueues": False}, "config", []),  # which queues the strategy chooses is unknown here
+        ({**ASSIGNED, "newQueues": False}, "config", []),
+    ],
+)
+def test_a_topic_created_again_after_its_loss_is_behind(
+    scripted: MockBroker, tmp_path: Path, reads: dict[str, object], strategy: str, new: list[MessageQueue]
+) -> None:
+    """The query accepted the loss: its positions do not name the topic. The next batch reads it from its first message."""
+    logged = Offsets(dict.fromkeys(T, 7), reads=reads, plan={"allocationStrategy": strategy})
+    entry(tmp_path, 0, json.dumps(logged.to_json()))
+    (found,) = documents(look(scripted, "lag", "--checkpoint", str(tmp_path), "--json").stdout)
+    assert (found["lag"], found["newQueues"]) == (7 * len(new), len(new))
+    text = look(scripted, "lag", "--checkpoint", str(tmp_path), "--prometheus").stdout
+    for queue in new:
+        label = f'{{broker="broker-a",checkpoint="{tmp_path}",queue="{queue.queue_id}",topic="u"}}'
+        assert f"reader_lag_messages{label} 7.0\n" in text
+    diff = documents(look(scripted, "checkpoint", "diff", str(tmp_path), "--json").stdout)
+    assert [(row["topic"], row["queueId"], row["state"]) for row in diff] == [
+        *(("t", number, "read") for number in range(2)),
+        *(("u", queue.queue_id, "new") for queue in new),
+    ]
+
+
+@pytest.mark.parametrize("reads", [BY_NAME, ASSIGNED])
+def test_a_topic_that_stays_deleted_after_its_loss_is_no_error(
+    scripted: MockBroker, tmp_path: Path, reads: dict[str, object]
+) -> None:
+    there = route(2, {"broker-a": scripted.address})
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda call: there if call.ext("topic") == "t" else NO_ROUTE)
+    entry(tmp_path, 0, json.dumps(Offsets(dict.fromkeys(T, 7), reads=reads).to_json()))
+    for more, lag_of, count in (((), 0, 2), (("--topic", "u"), None, 0)):
+        done = look(scripted, "lag", "--checkpoint", str(tmp_path), "--json", *more)
+        (found,) = documents(done.stdout)
+        assert (done.exit_code, found["lag"], len(found["queues"])) == (0, lag_of, count)
+    assert look(scripted, "checkpoint", "diff", str(tmp_path)).exit_code == 0
 
 
 def test_topics_that_cannot_be_listed_are_an_error(tmp_path: Path, no_broker: Path) -> None:

@@ -16,6 +16,7 @@ from rocketmq_spark.spark.source.decisions import QueuesView
 from rocketmq_spark.spark.source.offsets import Offsets
 
 A, B, C = (MessageQueue(topic, broker, 0) for topic, broker in (("t", "a"), ("t", "b"), ("u", "a")))
+BESIDE = MessageQueue("t", "a", 1)
 AT_10 = Offsets({A: 10}, marks={A: 700})
 WENT_BACK, GONE, DELETED = Cause.WENT_BACK, Cause.QUEUE_GONE, Cause.TOPIC_DELETED
 
@@ -57,6 +58,16 @@ HAPPENED = {
     "another broker forgot": (view({}, forgotten=[("t", "b")]), None, (), {}, None, []),
     "it is not read, unread": (view({}), None, (), {A: 15}, ({A: 15}, {A: 15}, {}), [(10, 15, GONE)]),
     "it is not read, finished": (view({}), None, (), {A: 10}, None, []),
+    "it is not read, and went back": (view({}), None, (), {A: 0}, ({}, {}, {}), [(0, 10, WENT_BACK)]),
+    "it is not read, and went back in a run that ends": (
+        view({}),
+        {A: 20},
+        (),
+        {A: 4},
+        ({}, {}, {}),
+        [(4, 20, WENT_BACK)],
+    ),
+    "it is not read, and shrank in a run that ends": (view({}), {A: 20}, (), {A: 10}, None, [(10, 20, WENT_BACK)]),
     "it went back in a run that ends": (view({A: (0, 4)}), {A: 20}, (), {}, ({A: 0}, {A: 0}, {}), [(4, 20, WENT_BACK)]),
     "it shrank in a run that ends": (view({A: (0, 12)}), {A: 20}, (), {}, None, [(12, 20, WENT_BACK)]),
     "a slave has less in such a run": (view({A: (0, 12)}, orphans=["a"]), {A: 20}, (), {}, None, []),
@@ -84,6 +95,17 @@ def test_losses_of_several_queues_are_told_in_one_go_and_the_others_stay():
     assert after == Offsets({A: 0, B: 5}, {A: 0}, {B: 2})
 
 
+def test_a_vanished_queue_is_told_with_the_queues_beside_it():
+    """The topic was created again with fewer queues."""
+    begin = Offsets({A: 10, BESIDE: 5}, marks={A: 1, BESIDE: 2})
+    for seen, remade, lost in ((view({A: (0, 4)}), (), (4, 10)), (view({A: (0, 40)}), [A], (10, 10))):
+        after, losses = decisions.moved(begin, seen, None, remade, {BESIDE: 0})
+        assert sorted(losses) == [(OffsetRange(A, *lost), WENT_BACK), (OffsetRange(BESIDE, 0, 5), WENT_BACK)]
+        assert after == Offsets({A: 0}, {A: 0})
+        with pytest.raises(DataLossError, match=r"t/a/1 offsets 0 to 5 \(offset went back"):
+            decisions.report("fail", losses)
+
+
 _QUEUES = st.sampled_from([A, B, C])
 _POSITIONS = st.dictionaries(_QUEUES, st.integers(0, 20))
 _BOUNDS = st.dictionaries(_QUEUES, st.tuples(st.integers(0, 10), st.integers(0, 12)).map(lambda b: (b[0], sum(b))))
@@ -109,7 +131,9 @@ def test_a_position_only_moves_where_a_loss_is_reported(moment):
     begin, seen, frozen, remade, hidden = moment
     after, losses = decisions.moved(*moment)
     told = {part.queue for part, _ in losses}
-    assert after.positions.keys() == {queue for queue in begin.positions if not seen.lacks(queue)}
+    vanished = {queue for queue, end in hidden.items() if end < begin.positions[queue]}
+    assert vanished <= told
+    assert after.positions.keys() == {queue for queue in begin.positions if not seen.lacks(queue)} - vanished
     for queue, position in after.positions.items():
         assert position == begin.positions[queue] or queue in told
         assert queue not in seen.bounds or position <= seen.bounds[queue].max_offset
@@ -120,8 +144,9 @@ def test_a_position_only_moves_where_a_loss_is_reported(moment):
     assert (after is begin) == (after.positions.keys() == begin.positions.keys() and not after.start)
     assert all(0 <= part.start <= part.end for part, _ in losses)
     # Planned from there, nothing of it is told again.
-    left = None if frozen is None else decisions.lowered(seen, frozen)
-    assert decisions.moved(after, seen, left, (), hidden) == (after, [])
+    left = None if frozen is None else decisions.lowered(seen, frozen, hidden)
+    still = {queue: end for queue, end in hidden.items() if queue in after.positions}
+    assert decisions.moved(after, seen, left, (), still) == (after, [])
 
 
 # --- a run that reads what is there and ends
@@ -136,11 +161,11 @@ def test_a_position_only_moves_where_a_loss_is_reported(moment):
     ],
 )
 def test_ends_that_went_back_are_lowered(frozen, bounds, expected):
-    assert decisions.lowered(view(bounds), frozen) == expected
+    assert decisions.lowered(view(bounds), frozen, {}) == expected
 
 
 def test_a_slave_lowers_no_end():
-    assert decisions.lowered(view({A: (0, 12)}, orphans=["a"]), {A: 20}) == {A: 20}
+    assert decisions.lowered(view({A: (0, 12)}, orphans=["a"]), {A: 20}, {}) == {A: 20}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.errors import CheckpointMismatch, OptionError, RouteNotFound
+from rocketmq_spark.errors import CheckpointMismatch, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, BrokerData, Filter, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.spark.source import filters
 from rocketmq_spark.spark.source.offsets import Offsets
@@ -57,23 +57,52 @@ def test_tags_that_are_fine(tags):
     filters.check(options(tags=tags))
 
 
+def kept(**given):
+    """What offsets record, without what they record of every source of these tests."""
+    record = filters.recorded(options(**given))
+    usual = {"namespace": "", "subscribe": ["t", "u"]}
+    return {name: value for name, value in record.items() if usual.get(name) != value}
+
+
 def test_offsets_remember_the_filter():
-    assert filters.recorded(options()) == filters.recorded(options(tags="*")) == {"namespace": ""}
-    assert filters.recorded(options(tags="a || b", namespace="n")) == {"namespace": "n", "tags": "a || b"}
-    assert filters.recorded(options(group="g")) == {"namespace": "", "group": "g"}
-    assert filters.recorded(options(sql='{"t":"x > 5"}')) == {"namespace": "", "sql": {"t": "x > 5"}}
+    assert kept() == kept(tags="*") == {}
+    assert kept(tags="a || b", namespace="n") == {"namespace": "n", "tags": "a || b"}
+    assert kept(group="g") == {"group": "g"}
+    assert kept(sql='{"t":"x > 5"}') == {"sql": {"t": "x > 5"}}
     assert filters.filter_of({"namespace": "n", "environment": "e", "tags": "a"}) == {"tags": "a"}
     assert filters.filter_of({"sql": "x > 5"}) == {"sql": "x > 5"}
 
 
-def test_offsets_remember_which_new_queues_are_read():
-    def kept(**given):
-        return {k: v for k, v in filters.recorded(options(**given)).items() if k != "namespace"}
+@pytest.mark.parametrize(
+    ("given", "record", "topics"),
+    [
+        ({"subscribe": "u,t,u"}, {"subscribe": ["t", "u"]}, {"t", "u"}),
+        (
+            {"subscribe": None, "assign": '{"u":{"broker-a":[3,1]},"t":{"broker-b":[0]}}'},
+            {"assign": {"t": {"broker-b": [0]}, "u": {"broker-a": [1, 3]}}, "newQueues": False},
+            {"t", "u"},
+        ),
+        ({"subscribe": None, "subscribePattern": "t|u"}, {"subscribePattern": "t|u"}, set()),
+    ],
+)
+def test_offsets_remember_the_topics_that_are_named(given, record, topics):
+    found = filters.recorded(options(**given))
+    assert found == {"namespace": "", **record}
+    assert filters.recorded_topics(json.loads(json.dumps(found))) == topics
+    assert filters.recorded_topics({"namespace": ""}) == set(), "of an earlier release"
 
+
+def test_a_damaged_record_of_assigned_queues_is_an_error():
+    of = Offsets({}, reads={"newQueues": False, "assign": {"t": 3}}, plan={"allocationStrategy": "averagely"})
+    with pytest.raises(OffsetError, match=r"reads/assign: {'t': 3} cannot be used; expected JSON such as"):
+        filters.read_next(of, ZERO_TO_FIVE)
+
+
+def test_offsets_remember_which_new_queues_are_read():
     assert kept(subscribe=None, subscribePattern="or.*") == {"subscribePattern": "or.*"}
     internal = {"subscribePattern": "%DLQ%.*", "includeInternal": True}
     assert kept(subscribe=None, **internal) == internal
-    assert kept(subscribe=None, assign='{"t":{"broker-a":[0]}}') == {"newQueues": False}
+    assert kept(subscribe=None, assign='{"t":{"broker-a":[0]}}')["newQueues"] is False
     for strategy in ("averagely", "averagelyByCircle", "consistentHash"):
         assert kept(allocationStrategy=strategy) == {}
     assert kept(allocationStrategy="machineRoom", machineRooms="a") == {"newQueues": False}
@@ -87,6 +116,7 @@ ZERO_TO_FIVE = [MessageQueue("t", broker, number) for broker in ("broker-a", "br
     [
         ({}, None, [0, 1, 2, 3, 4, 5]),
         ({"newQueues": False}, None, [1]),
+        ({"newQueues": False, "assign": {"t": {"broker-b": [0, 2]}}}, None, [1, 3, 5]),
         ({"environment": "x", "environmentMode": "suffix"}, None, [0, 1, 2, 3, 4, 5]),
         ({"environment": "2", "environments": 3}, None, [1, 4]),
         ({"environment": "dev", "environments": ["*:1", "broker-b:0"]}, None, [1, 3, 4]),
@@ -96,7 +126,8 @@ ZERO_TO_FIVE = [MessageQueue("t", broker, number) for broker in ("broker-a", "br
     ],
 )
 def test_offsets_say_which_queues_are_read_next(given, environment, expected):
-    of = Offsets({ZERO_TO_FIVE[1]: 5}, reads=given, environment=environment or {})
+    strategy = {"allocationStrategy": "averagely"}
+    of = Offsets({ZERO_TO_FIVE[1]: 5}, reads=given, environment=environment or {}, plan=strategy)
     assert filters.read_next(of, ZERO_TO_FIVE) == [ZERO_TO_FIVE[i] for i in expected]
 
 
@@ -278,7 +309,7 @@ QUEUE, OTHER, DEAD = (MessageQueue(topic, "broker-a", number) for topic, number 
 )
 def test_offsets_remember_the_environment(given, record):
     found = options(**given)
-    assert filters.recorded(found) == {"namespace": "", **record}
+    assert kept(**given) == record
     filters.check_checkpoint(found, Offsets({OTHER: 1}, reads=record))
 
 

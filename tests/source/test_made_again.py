@@ -103,6 +103,46 @@ def test_a_queue_that_is_read_again_after_its_unread_part_was_given_up_is_the_sa
     assert positions(strict.ahead()) == {A: 25, B: 9}
 
 
+def narrower(broker, new):
+    """The topic was created again with one queue, which ends at ``new``."""
+    broker.on(ROUTE, route({"broker-a": {0: broker.address}}, queues=1))
+    broker.on(Request.GET_TOPIC_CONFIG, topic_config())
+    broker.on(Request.GET_MAX_OFFSET, ok(offset=0))
+    broker.on(STATS, stats({A: (0, new)}, 2 * MARK))
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+@pytest.mark.parametrize("chosen", [{}, {"subscribe": None, "assign": '{"t":{"broker-a":[0,1]}}'}])
+@pytest.mark.parametrize("new", [0, 3])
+def test_a_vanished_queue_of_a_topic_that_is_made_again_is_a_loss(scripted, chosen, new, available_now):
+    """Nothing was in A, so only the end of B shows it. The query starts again, and reads B from its start when B is back."""
+    chosen = {**QUICK, **chosen, "routeRefresh": 0}
+    begin = log({A: 0, B: 5})
+    narrower(scripted, new)
+    with pytest.raises(DataLossError, match=r"t/broker-a/1 offsets 0 to 5 .offset went back"):
+        Run(scripted.address, begin, available_now=available_now, **chosen).ahead()
+    lenient = Run(scripted.address, begin, available_now=available_now, failOnDataLoss="warn", **chosen)
+    end = lenient.ahead()
+    assert positions(end) == {A: new}
+    assert Run(scripted.address, end, available_now=available_now, **chosen).latest() == end
+    scripted.on(ROUTE, route({"broker-a": {0: scripted.address}}, queues=2))
+    scripted.on(STATS, stats({A: (0, new), B: (0, 8)}, 2 * MARK))
+    wide = Run(scripted.address, end, available_now=available_now, **chosen)
+    assert ranges_of(wide.plan(wide.ahead())) == [[OffsetRange(B, 0, 8)]]
+
+
+def test_a_run_to_the_end_loses_what_a_vanished_queue_had(scripted, caplog):
+    """It had nothing before the position, and messages when the run began."""
+    scripted.on(STATS, stats({A: (0, 9), B: (0, 7)}, MARK))
+    given = {**QUICK, "routeRefresh": 0, "failOnDataLoss": "warn"}
+    run = Run(scripted.address, log({A: 9, B: 0}), available_now=True, **given)
+    narrower(scripted, 0)
+    run.offset = run.ahead()
+    assert positions(run.offset) == {A: 0, B: 0}
+    assert run.latest() == run.offset
+    assert caplog.text.count("t/broker-a/1 offsets 0 to 7 (offset went back") == 1
+
+
 def test_a_topic_that_is_made_again_before_the_first_batch(scripted):
     scripted.on(STATS, stats({A: (0, 10), B: (0, 0)}, MARK))
     run = Run(scripted.address, **QUICK)

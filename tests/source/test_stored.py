@@ -63,7 +63,12 @@ def test_a_query_goes_on_from_it(rocketmq, filled, tmp_path, version):
     more = [*feed(rocketmq, orders, 6, tags="a"), *feed(rocketmq, prices, 2, tags="a")]
     run.drain(more)
     assert Counter(run.read) == Counter(more)
-    assert json.loads(run.offset)["reads"] == {"clusters": ["DefaultCluster"], "namespace": "", "tags": "a"}
+    assert json.loads(run.offset)["reads"] == {
+        "clusters": ["DefaultCluster"],
+        "namespace": "",
+        "subscribe": sorted([orders, prices]),
+        "tags": "a",
+    }
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -84,7 +89,8 @@ def test_a_query_of_an_environment_goes_on_from_it_and_no_other(rocketmq, filled
     run.drain(more)
     assert Counter(run.read) == Counter(more)
     assert json.loads(run.offset)["environment"] == {orders: {"broker-a": {"1": 2}}}
-    assert json.loads(run.offset)["reads"] == {"clusters": ["DefaultCluster"], "environment": "2", "namespace": ""}
+    reads = {"clusters": ["DefaultCluster"], "environment": "2", "namespace": "", "subscribe": [orders]}
+    assert json.loads(run.offset)["reads"] == reads
 
 
 @pytest.mark.parametrize("version", VERSIONS)

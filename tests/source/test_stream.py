@@ -38,13 +38,23 @@ def test_a_changed_filter_is_reported(rocketmq, topic, caplog):
     first = Run(rocketmq, subscribe=topic, startingOffsets="earliest", tags="a")
     feed(rocketmq, topic, 4, tags="b")
     first.drain(feed(rocketmq, topic, 4, tags="a"))
-    assert json.loads(first.offset)["reads"] == {"clusters": ["DefaultCluster"], "namespace": "", "tags": "a"}
+    assert json.loads(first.offset)["reads"] == {
+        "clusters": ["DefaultCluster"],
+        "namespace": "",
+        "subscribe": [topic],
+        "tags": "a",
+    }
     Run(rocketmq, first.offset, subscribe=topic, tags="a").batch()
     assert "the filter changed" not in caplog.text
     second = Run(rocketmq, first.offset, subscribe=topic, tags="b")
     second.drain(feed(rocketmq, topic, 4, tags="b"))
     assert "the filter changed from {'tags': 'a'} to {'tags': 'b'}" in caplog.text
-    assert json.loads(second.offset)["reads"] == {"clusters": ["DefaultCluster"], "namespace": "", "tags": "b"}
+    assert json.loads(second.offset)["reads"] == {
+        "clusters": ["DefaultCluster"],
+        "namespace": "",
+        "subscribe": [topic],
+        "tags": "b",
+    }
 
 
 @pytest.fixture
@@ -77,7 +87,12 @@ def test_what_an_older_version_did_not_write_down_is_filled_in(rocketmq, topic, 
     del older["reads"]
     run = Run(rocketmq, json.dumps(older), subscribe=topic, namespace="shop", tags="a")
     run.drain(feed(rocketmq, f"shop%{topic}", 4, tags="a"))
-    assert json.loads(run.offset)["reads"] == {"clusters": ["DefaultCluster"], "namespace": "shop", "tags": "a"}
+    assert json.loads(run.offset)["reads"] == {
+        "clusters": ["DefaultCluster"],
+        "namespace": "shop",
+        "subscribe": [topic],
+        "tags": "a",
+    }
 
 
 def test_a_checkpoint_of_other_topics_reads_nothing(rocketmq, topic, make_topic, caplog):

@@ -137,7 +137,12 @@ def test_a_checkpoint_of_a_released_version_is_gone_on_from(spark, broker_cluste
     run()
     assert found.pop(3) == sorted(more)
     logged = json.loads((folder / "offsets" / "3").read_text().splitlines()[-1])
-    assert logged["reads"] == {"clusters": ["DefaultCluster"], "namespace": "", "tags": "a"}
+    assert logged["reads"] == {
+        "clusters": ["DefaultCluster"],
+        "namespace": "",
+        "subscribe": sorted([orders, prices]),
+        "tags": "a",
+    }
 
 
 def test_what_the_commands_say_of_a_query_with_state_and_back_to_an_earlier_batch(

@@ -72,6 +72,7 @@ class OffsetCache:
         self._matched: tuple[float, tuple[str, ...]] = _NEVER_MATCHED
         self._left_out: frozenset[MessageQueue] | None = None
         self._had: dict[str, set[str]] = {}
+        self._had_queues: Container[MessageQueue] = ()
         self._owned: set[MessageQueue] = set()
         self._expected: Offsets | None = None
         self._to_read: Iterable[MessageQueue] = ()
@@ -82,8 +83,8 @@ class OffsetCache:
         self._unread = Unread(lambda: self.offsets, options.request_timeout, self.waits, self.clock)
 
     def expect(self, begin: Offsets, to_read: Iterable[MessageQueue] | None = None) -> None:
-        """What positions know: a topic of theirs that is missing was there, and may be known to be deleted. So is one of the
-        queues that a run has ``to_read``, although it has read nothing of it so far.
+        """Note the topics that existed: those of the offsets, and of the queues that a run has ``to_read``, although it has read
+        nothing of them so far. If one of these topics is missing now, its name is not misspelt: it may be deleted.
 
         An environment given by its number goes on with the queues that it had; positions of another query are refused.
         """
@@ -93,10 +94,12 @@ class OffsetCache:
         self._to_read = to_read
         filters.check_checkpoint(self._options, begin)
         self._expected = begin
-        had: dict[str, set[str]] = {}
+        had: dict[str, set[str]] = {topic: set() for topic in filters.recorded_topics(begin.reads)}
         for topic, broker_name in shares((*begin.positions, *self._to_read)):
             had.setdefault(topic, set()).add(broker_name)
         self._had = had
+        assigned = filters.recorded_queues(begin.reads)
+        self._had_queues = assigned.union(begin.positions) if assigned else begin.positions
         # What was counted before positions were there, in an outage perhaps, may be another environment's.
         known = {queue.topic for queue in begin.environment}
         owned = {queue for queue in self._owned if queue.topic not in known}
@@ -106,7 +109,7 @@ class OffsetCache:
             self._owned, self._swept_at = owned, 0.0
 
     def knew(self, topic: str | None) -> bool:
-        """Whether a topic was there: there are positions of it, or it had a route."""
+        """Whether a topic existed: offsets name it, or it had a route."""
         return topic in self._had or topic in self.known_routes
 
     @property
@@ -264,18 +267,23 @@ class OffsetCache:
     def _is_deleted(self, topic: str) -> bool:
         """Whether all brokers that had the topic are up and do not know it, nor does the name server.
 
+        A topic without positions and without a route in this run needs no proof: if it exists after all, the query loses nothing,
+        because it reads the topic from its first message when a name server lists it.
+
         That is asked again after it named them: a broker may have come up between the two questions, with its topics. And
         they are asked themselves: one that registers its topics in portions (``enableSplitRegistration``) is listed by a name
         server that has restarted before all of its topics are.
         """
         known = self.known_routes.get(topic)
+        # Also those that the last route did not name: they were away then, and may know it.
+        had = {*(known.brokers if known is not None else ()), *self._had.get(topic, ())}
+        if not had:
+            return True
         try:
             cluster = self.routes.cluster()
         except RocketMQError:
             return False
-        # Also those that the last route did not name: they were away then, and may know it.
-        had = {*(known.brokers if known is not None else ()), *self._had.get(topic, ())} or set(cluster)
-        if not had or not all(name in cluster and cluster[name].master for name in had):
+        if not all(name in cluster and cluster[name].master for name in had):
             return False
         if not all(_is_at(self.routes, name, cluster) for name in had):
             return False
@@ -295,7 +303,7 @@ class OffsetCache:
         kept = {topic: route for topic, route in self.known_routes.items() if named or topic in self._had}
         self.known_routes = {**kept, **routes}
         read = {} if self._expected is None else self._expected.positions
-        wanted = self._queues.of(routes.values(), tolerant, read)
+        wanted = self._queues.of(routes.values(), tolerant, self._had_queues)
         there = [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
         wanted = self._covered(wanted, routes if tolerant else self._had, there)
         # Statistics are the master's as long as there is one, wherever messages are read.

@@ -122,26 +122,33 @@ def moved(
     """``begin`` adapted to changes of its queues, and the losses: deleted topics, and queues to read from their start.
 
     ``remade`` queues were created again, although their offsets do not show it; ``hidden`` ones are no longer readable at their
-    broker, which still knows their ends. Returns ``begin`` itself if no position changed.
+    broker, which still reports their ends. If such an end is before the position, the topic was created again with fewer queues,
+    and the position leaves the offsets. Returns ``begin`` itself if no position changed.
     """
-    back = planner.went_back(begin.positions, view.bounds)
-    restart = {part.queue: view.bounds[part.queue].min_offset for part in back}
+    hidden = dict(sorted((hidden or {}).items()))
+    vanished = {q for q, end in hidden.items() if end < begin.positions[q]}
+    back = [
+        *planner.went_back(begin.positions, view.bounds),
+        *(OffsetRange(q, end, begin.positions[q]) for q, end in hidden.items() if q in vanished),
+    ]
+    restart = {part.queue: view.bounds[part.queue].min_offset for part in back if part.queue not in vanished}
     # Including the messages after the position that the run had to read.
     until = {part.queue: max(part.end, (frozen or {}).get(part.queue, 0)) for part in back}
     losses = [(OffsetRange(part.queue, part.start, until[part.queue]), Cause.WENT_BACK) for part in back]
-    losses += [(part, Cause.WENT_BACK) for part in shrunk(begin, view, frozen)]
+    losses += [(part, Cause.WENT_BACK) for part in shrunk(begin, view, frozen, hidden)]
     for queue in remade:
         losses.append((_nothing_at(begin, queue), Cause.WENT_BACK))
         restart[queue] = view.bounds[queue].min_offset
     gone = view.deleted or view.forgotten
     dropped = sorted(queue for queue in begin.positions if view.lacks(queue)) if gone else []
     losses += [(_nothing_at(begin, queue), Cause.TOPIC_DELETED) for queue in dropped]
-    unread = {q: end for q, end in sorted((hidden or {}).items()) if end > begin.positions[q]}
+    unread = {q: end for q, end in hidden.items() if end > begin.positions[q]}
     losses += [(OffsetRange(q, begin.positions[q], end), Cause.QUEUE_GONE) for q, end in unread.items()]
-    if not restart and not dropped and not unread:
+    if not restart and not dropped and not unread and not vanished:
         return begin, losses
     begins = {**restart, **unread}
-    positions = {q: position for q, position in begin.positions.items() if not view.lacks(q)} | begins
+    leaving = vanished.union(dropped)
+    positions = {q: position for q, position in begin.positions.items() if q not in leaving} | begins
     # Unread messages before a moved position are younger than the mark.
     marks = {queue: mark for queue, mark in begin.marks.items() if queue not in begins and queue in positions}
     return Offsets(positions, begins, marks, begin.reads), losses
@@ -152,20 +159,23 @@ def _nothing_at(begin: Offsets, queue: MessageQueue) -> OffsetRange:
     return OffsetRange(queue, begin.positions[queue], begin.positions[queue])
 
 
-def shrunk(begin: Offsets, view: QueuesView, frozen: Positions | None) -> list[OffsetRange]:
+def shrunk(
+    begin: Offsets, view: QueuesView, frozen: Positions | None, hidden: Mapping[MessageQueue, int]
+) -> list[OffsetRange]:
     """Losses of messages that existed when the run began: the end of a queue went back."""
-    of_masters = view.of_masters() if frozen else {}
+    frozen = frozen or {}
     return [
-        OffsetRange(queue, of_masters[queue].max_offset, end)
-        for queue, end in sorted((frozen or {}).items())
-        if queue in of_masters and begin.positions.get(queue, 0) <= of_masters[queue].max_offset < end
+        OffsetRange(queue, now, frozen[queue])
+        for queue, now in sorted(lowered(view, frozen, hidden).items())
+        if begin.positions.get(queue, 0) <= now < frozen[queue]
     ]
 
 
-def lowered(view: QueuesView, frozen: Positions) -> Positions:
+def lowered(view: QueuesView, frozen: Positions, hidden: Mapping[MessageQueue, int]) -> Positions:
     """The ends of a run, lowered to messages that still exist, so that a loss is reported once."""
     bounds = view.of_masters()
-    return {queue: min(end, bounds[queue].max_offset) if queue in bounds else end for queue, end in frozen.items()}
+    reported = {**hidden, **{queue: bounds[queue].max_offset for queue in frozen if queue in bounds}}
+    return {queue: min(end, reported.get(queue, end)) for queue, end in frozen.items()}
 
 
 def ends(view: QueuesView, frozen: Positions | None) -> dict[MessageQueue, int]:

@@ -7,6 +7,7 @@ pull.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -14,9 +15,10 @@ from typing import NamedTuple, Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Perm
-from rocketmq_spark.errors import BrokerError, CheckpointMismatch, OptionError, RouteNotFound
+from rocketmq_spark.errors import BrokerError, CheckpointMismatch, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.options import Options
+from rocketmq_spark.options.parsing import assignment
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.pull.puller import of_batch_topic
 from rocketmq_spark.queues.environment import ANY_BROKER, Environment, environment_of
@@ -116,8 +118,8 @@ def validate(
 
 
 def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
-    """What offsets record of a source beside its topics: the namespace; clusters, environment, pattern and filter if there are
-    any; the group to which the query commits; and ``newQueues``, which is False if queues that are created later are not read.
+    """What offsets record of a source: the namespace; clusters, environment and filter if there are any; the option that chooses
+    topics; the group to which the query commits; and ``newQueues``, which is False if queues that are created later are not read.
     """
     record: dict[str, object] = {"namespace": options.namespace or ""}
     if "group" in options.given:
@@ -131,17 +133,29 @@ def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object
         layout = _layout_of(environment_of(options))
         if layout is not None:
             record["environments"] = layout
+    if options.subscribe:
+        record["subscribe"] = sorted({*options.subscribe})
+    if options.assign:
+        record["assign"] = _assigned(options.assign)
     if options.subscribe_pattern is not None:
         record["subscribePattern"] = options.subscribe_pattern
         if options.include_internal:
             record["includeInternal"] = True
-    if options.assign or not partitioning.reads_all(options):
+    if options.assign or not partitioning.reads_all(options.allocation_strategy):
         record["newQueues"] = False
     if options.tags not in (None, "*"):
         record["tags"] = options.tags
     if options.sql is not None:
         record["sql"] = options.sql
     return record
+
+
+def _assigned(queues: Iterable[MessageQueue]) -> dict[str, dict[str, list[int]]]:
+    """Queues in the form of option ``assign``."""
+    nested: dict[str, dict[str, list[int]]] = {}
+    for topic, broker_name, queue_id in sorted(queues):
+        nested.setdefault(topic, {}).setdefault(broker_name, []).append(queue_id)
+    return nested
 
 
 def clusters_of(routes: Iterable[TopicRoute]) -> list[str]:
@@ -344,12 +358,34 @@ def recorded_pattern(reads: Mapping[str, object]) -> RecordedPattern | None:
     return RecordedPattern(pattern, bool(reads.get("includeInternal"))) if isinstance(pattern, str) else None
 
 
+def recorded_topics(reads: Mapping[str, object]) -> set[str]:
+    """Return the topics that offsets record as read by name; empty if their source has a pattern, or an older release wrote them.
+
+    When a batch was planned, each of them existed or was known to be deleted.
+    """
+    choices = (reads.get("subscribe"), reads.get("assign"))
+    return {str(topic) for topics in choices if isinstance(topics, list | Mapping) for topic in topics}
+
+
+def recorded_queues(reads: Mapping[str, object]) -> set[MessageQueue]:
+    """Return the queues that offsets record as assigned. When a batch was planned, each existed or was known to be gone."""
+    if "assign" not in reads:
+        return set()
+    try:
+        return {*assignment(json.dumps(reads["assign"]))}
+    except ValueError as e:
+        raise OffsetError(f"reads/assign: {reads['assign']!r} cannot be used; expected {e}") from e
+
+
 def read_next(of: Offsets, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
     """Return those of ``queues`` that a source with these offsets reads in its next batch."""
     candidates = list(queues)
     known = [queue for queue in candidates if queue in of.positions]
     if of.reads.get("newQueues") is False:
-        return known
+        if not partitioning.reads_all(of.plan.get("allocationStrategy")):  # it may leave out new queues
+            return known
+        assigned = recorded_queues(of.reads)
+        return [queue for queue in candidates if queue in of.positions or queue in assigned]
     if "environment" not in of.reads or of.reads.get("environmentMode") == "suffix":
         return candidates
     mine = _recorded_environment(of)
@@ -396,7 +432,7 @@ def readable(
 ) -> list[MessageQueue]:
     """The queues of a topic that are read. What is missing of them is an error, unless ``tolerant``.
 
-    ``known`` are queues that were read before: one of these that is assigned and whose broker left the route is waited for.
+    ``known`` are queues that existed before: one of these that is assigned and whose broker left the route is waited for.
     """
     if route.static:
         raise OptionError(

@@ -11,10 +11,11 @@ sorted, because Spark compares entries as texts. Further keys hold what else a r
   has the same tasks, whatever the options are now. Entries of earlier releases have no ``plan``.
 * ``environment``: the queues of a topic that an environment owns by its number, with the number. Without them, a broker that is
   away would shift the environment onto queues of another one.
-* ``reads``: what the source reads, beside the names of topics: clusters, namespace, environment and filter, by which the source
-  recognises the checkpoint of another query; and the group whose offsets follow the query. For commands it also has the pattern
-  of topics, and ``newQueues``, which is false if queues that are created later stay unread. Entries of earlier releases may lack
-  ``namespace`` or ``clusters``, and then fit any; the earliest releases call this key ``filter``.
+* ``reads``: what the source reads: clusters, namespace, environment and filter, by which the source recognises the checkpoint of
+  another query; ``subscribe`` or ``assign``, by which it tells a topic that was deleted, and has no positions any more, from a
+  misspelt one; and the group whose offsets follow the query. For commands it also has the pattern of topics, and ``newQueues``,
+  which is false if queues that are created later stay unread. Entries of earlier releases may lack ``namespace`` or ``clusters``,
+  and then fit any, and they lack ``subscribe`` and ``assign``; the earliest releases call this key ``filter``.
 
 A source starts and ends at ``earliest``, ``latest``, committed offsets, JSON, or times in three forms. This module asks brokers
 for the offsets, and decides by pure functions. A request that fails is an error, never a rewind: RocketMQ's own clients turned

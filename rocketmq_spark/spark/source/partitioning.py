@@ -129,16 +129,16 @@ def covered(
         if left:
             return owned, left
         queues = owned
-    if reads_all(options) or not queues:
+    if reads_all(options.allocation_strategy) or not queues:
         return sorted(queues), frozenset()
     count = options.num_partitions or len(queues)
     shared = {queue for share in _shares(Partitioning.of(options), queues, count) for queue in share}
     return sorted(shared), frozenset(queues) - shared
 
 
-def reads_all(options: Options) -> bool:
+def reads_all(allocation_strategy: object) -> bool:
     """Whether the strategy gives every queue of the source's topics, or of its environment, to a partition."""
-    return options.allocation_strategy in _COMPLETE
+    return allocation_strategy in _COMPLETE
 
 
 def _own(mine: Environment, assigned: Sequence[MessageQueue], owned: Collection[MessageQueue]) -> list[MessageQueue]:

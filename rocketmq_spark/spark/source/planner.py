@@ -91,6 +91,12 @@ def begun_between(start: Offsets, end: Offsets) -> list[OffsetRange]:
     ]
 
 
+def known_between(start: Offsets, end: Offsets) -> Offsets:
+    """``start`` with what ``end`` adds: what the source reads, and the starts of queues that began between the two."""
+    begins = {**dict.fromkeys(end.positions, 0), **start.positions, **end.start}
+    return replace(start, positions=begins, reads={**start.reads, **end.reads})
+
+
 def went_back(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
     """The ranges between the end of a queue and a position that is after this end."""
     return [

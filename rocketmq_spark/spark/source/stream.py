@@ -112,7 +112,7 @@ class Stream:
         return self._end
 
     def _next(self, begin: Offsets, limits: TriggerLimits, finished: bool) -> Offsets:
-        if self._unresolved is not None and not begin.positions:
+        if self._unresolved is not None and begin == self._initial:
             raise self._unresolved
         self._open(begin)
         self._catalog.expect(begin, self._frozen)
@@ -247,10 +247,9 @@ class Stream:
         # The tasks of a batch depend on its log entry alone. Losses leave a task with fewer rows, or with none: other tasks,
         # and those of the next source of a union, keep their numbers, which are part of the ids of exactly-once.
         planned = partitioning.tasks(self._logged_partitioning(end, ranges), end.positions, ranges)
-        if self._unresolved is not None and not start.positions:
+        if self._unresolved is not None and start == self._initial:
             start = replace(end, positions=end.start)
-        begins = {**start.positions, **end.start}  # queues that are new in this batch start where their ranges start
-        known = replace(start, positions=begins) if end.start else start
+        known = planner.known_between(start, end) if logged_before or end.start else start
         self._catalog.expect(known)
         losses: list[Loss] = []
         if not logged_before:
@@ -347,7 +346,7 @@ class Stream:
         hidden = self._catalog.hidden((queue for queue in known.positions if queue not in view.bounds), view)
         moved, lost = decisions.moved(known, view, self._frozen, found.made_again, hidden)
         if lost and self._frozen is not None:
-            self._frozen = decisions.lowered(view, self._frozen)
+            self._frozen = decisions.lowered(view, self._frozen, hidden)
         self._report(begin, lost)
         return moved, view
 
