@@ -9,6 +9,7 @@ from rocketmq_spark.consumer.pull.polls import Positions
 from rocketmq_spark.consumer.pull.upkeep import Subscribed
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
+from rocketmq_spark.consumer.troubles import Contact
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from tests.consumer.fake_member import FakeMember, Hand, made
@@ -24,7 +25,8 @@ class Seen:
         positions = Positions(self.fake, settings)  # type: ignore[arg-type]
         clock = Clock(lambda: self.now)
         self.subscriptions = Subscriptions("g", False, lambda: 1)
-        self.one = Subscribed(self.fake, settings, self.subscriptions, positions, clock)  # type: ignore[arg-type]
+        contact = Contact("g", clock)
+        self.one = Subscribed(self.fake, settings, self.subscriptions, positions, clock, contact)  # type: ignore[arg-type]
 
 
 def nobody(address: str, question: object) -> None:
