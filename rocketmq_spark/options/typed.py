@@ -16,7 +16,9 @@ class AdminOptions(TypedDict, total=False):
     proxy_endpoint: str
     """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
     address_map: Mapping[str, str] | str
-    """JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers; not over gRPC."""
+    """Where to connect instead of at advertised addresses: ``nameServer``, for a Proxy as name server (docs/hosted.md), or
+    JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers; not over gRPC.
+    """
     access_key: str
     """Access key (user name); every request is signed."""
     secret_key: str
@@ -46,7 +48,9 @@ class AdminOptions(TypedDict, total=False):
     tls_server_name: str
     """For ``transport=grpc``: the name in the certificate, if it differs from the host name."""
     namespace: str
-    """Namespace, prefixed to topics and groups as in the Java client."""
+    """Namespace, prefixed to topics and groups as in the Java client. A ``nameServer`` such as ``MQ_INST_a_b.host:port`` sets
+    it; an empty text means none, also there.
+    """
     transport: str
     """``remoting``: directly to brokers, or through the Remoting port of a Proxy given as ``nameServer``; ``grpc``: through
     the Proxy at ``proxyEndpoint``, only for sinks, ``Producer``, ``Consumer`` and ``SimpleConsumer`` (docs/grpc.md).

@@ -30,8 +30,8 @@ from rocketmq_spark.remoting.endpoint import (
     connect,
     mapped,
 )
-from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, is_of_proxy
-from rocketmq_spark.wire.header import Command
+from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, peer_after
+from rocketmq_spark.wire.header import Command, Peer
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class _Reader(threading.Thread):
 class Connection:
     """A connected conversation. Thread-safe; ``close`` fails all waiting requests.
 
-    ``is_proxy``: an answer has shown that the server is a Proxy. Each later answer says so, too (``Command.by_proxy``).
+    ``peer`` is the kind of server that answers have shown, or that the caller knows. Each later answer has it, too.
     """
 
     def __init__(
@@ -129,9 +129,10 @@ class Connection:
         on_request: OnRequest | None = None,
         max_frame: int = MAX_FRAME,
         undelivered: Undelivered = UNDELIVERED,
+        peer: Peer = Peer.UNKNOWN,
     ) -> None:
         self.address = address
-        self.is_proxy = False
+        self.peer = peer
         self._channel = SocketChannel(connect(address, deadline, tls, undelivered))
         self._drops = undelivered.drops is not Drops.NEVER
         self._in_doubt = False  # whether a request timed out that may not be sent yet
@@ -298,8 +299,8 @@ class Connection:
         for event in events:
             if isinstance(event, Answered):
                 self._answered = True
-                self.is_proxy = self.is_proxy or is_of_proxy(event.waiter.code, event.command)
-                event.command.by_proxy = self.is_proxy
+                self.peer = peer_after(self.peer, event.waiter.code, event.command)
+                event.command.peer = self.peer
                 event.waiter.tell(event.command)
             else:
                 self._answer(event)

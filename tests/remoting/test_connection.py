@@ -16,7 +16,7 @@ from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolErr
 from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest, together
 from rocketmq_spark.remoting.endpoint import SocketChannel
 from rocketmq_spark.remoting.protocol import Conversation
-from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.header import Command, Peer
 from tests import mockbroker as mb
 from tests.fix_proxy import FaultyProxy
 from tests.helpers import RAISED, raising
@@ -64,7 +64,7 @@ def test_answers_say_whether_they_came_from_a_proxy(broker: MockBroker, connect:
     connection = connect(broker.address)
     answers = [connection.call(one, soon()).by_proxy for one in (Command(sent), ping(), ping(), ping(), Command(sent))]
     assert answers == [False, False, True, True, True]
-    assert not connect(broker.address).is_proxy
+    assert connect(broker.address).peer is Peer.UNKNOWN
 
 
 @pytest.mark.parametrize("kind", SerializeType)
