@@ -175,7 +175,7 @@ class Contact:
         return math.inf if self._reached else max(0.0, self._since + UNREACHED_S - now)
 
     def check(self) -> None:
-        """Judge a poll that returned nothing. Raises ``ConnectionLost`` a minute after the first one if no broker has answered."""
+        """Judge a poll that returned nothing. Raises ``ConnectionLost`` a minute after the first if no broker has answered."""
         is_over = not self.left_s()
         if is_over:
             self._since = None

@@ -49,6 +49,12 @@ def test_4_3_it_looks_every_20_seconds_and_every_second_while_something_is_missi
     assert seen.one.wait_s() == 1.0
 
 
+def test_a_member_that_gets_no_notices_looks_every_5_seconds(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen.fake, "has_notices", False)
+    seen.one.look([])
+    assert seen.one.wait_s() == 5.0
+
+
 def test_a_change_that_is_told_while_it_looks_counts(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     def members(*args: object) -> list[str]:
         seen.one.changed()

@@ -104,7 +104,7 @@ class Subscribed:
         """
         self.balanced, self._unheard = True, False
         # First, so that a change reported during the requests is not lost.
-        self._due_at = self._clock.now() + wait_s(True)
+        self._due_at = self._clock.now() + wait_s(True, has_notices=self._member.has_notices)
         found: dict[MessageQueue, Start | None] = {}
         troubled: set[str] = set()  # brokers that do not answer: wait only once for each
         for topic in self.topics:
