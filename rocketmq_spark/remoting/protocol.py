@@ -32,6 +32,11 @@ _OF_ROUTES = {codes.Response.SUCCESS, codes.Response.TOPIC_NOT_EXIST}
 # How a gRPC server begins: a SETTINGS frame of HTTP/2 of fewer than 256 bytes, on stream 0. Here: the parts around the length.
 _HTTP2_SETTINGS = (b"\x00\x00", b"\x04\x00\x00\x00\x00\x00")
 _HTTP2_BYTES = 9
+_OF_GRPC = (
+    "It is the gRPC port of a Proxy: use transport=grpc with option 'proxyEndpoint'; or give as option 'nameServer' the brokers' "
+    "name server (port 9876), or the Remoting port (8080) of a Proxy in CLUSTER mode. In LOCAL mode (mqbroker --enable-proxy) a "
+    "Proxy serves only gRPC"
+)
 
 SMALL_BODY = 16 << 10
 # Small requests that are queued together are written together, up to this many bytes.
@@ -98,7 +103,7 @@ class Conversation(Generic[W]):
         if len(self._begin) < _HTTP2_BYTES:
             self._begin += bytes(data[: _HTTP2_BYTES - len(self._begin)])
             if is_grpc(self._begin):
-                raise RemoteProtocolError("the server speaks gRPC (HTTP/2), not the Remoting protocol")
+                raise RemoteProtocolError("the server speaks gRPC, not the Remoting protocol", remedy=_OF_GRPC)
         # All are decoded before the first is dispatched: a malformed frame must fail all waiters.
         commands = [header.decode(frame) for frame in self._splitter.feed(data)]
         events: list[Answered[W] | Asked] = []
