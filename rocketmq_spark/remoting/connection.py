@@ -36,6 +36,10 @@ from rocketmq_spark.wire.header import Command, Peer
 logger = logging.getLogger(__name__)
 
 MAX_FRAME = 256 << 20
+_NO_ANSWER_OF_PROXY = (
+    "A Proxy does not answer while it cannot reach the broker of a request, nor in LOCAL mode (mqbroker --enable-proxy): then "
+    "use the brokers' name server (port 9876), or transport=grpc"
+)
 RECEIVE_BYTES = 256 << 10
 # If a server accepts no byte for this time, or sends nothing while requests time out, the connection is closed.
 STALL_S = 15.0
@@ -179,7 +183,7 @@ class Connection:
                 self._in_doubt = self._in_doubt or mine is not None
             if mine is not None:
                 self._check_silence()
-                raise CallTimeout(f"no answer to request {command.code} in time", self.address)
+                raise self._timed_out(f"no answer to request {command.code} in time")
             arrived.acquire()  # the answer arrived at the same moment and is being delivered
         if isinstance(result[0], RocketMQError):
             raise result[0]
@@ -343,9 +347,12 @@ class Connection:
             late = self._conversation.expired(lambda waiter: waiter.deadline.expired)
             self._in_doubt = self._in_doubt or bool(late)
         for waiter in late:
-            waiter.tell(CallTimeout("no answer in time", self.address))
+            waiter.tell(self._timed_out("no answer in time"))
         if late:
             self._check_silence()
+
+    def _timed_out(self, message: str) -> CallTimeout:
+        return CallTimeout(message, self.address, remedy=_NO_ANSWER_OF_PROXY if self.peer is Peer.PROXY else None)
 
     def _check_silence(self) -> None:
         """Called when a request timed out: decide whether the server is gone."""

@@ -67,6 +67,23 @@ def test_answers_say_whether_they_came_from_a_proxy(broker: MockBroker, connect:
     assert connect(broker.address).peer is Peer.UNKNOWN
 
 
+def test_a_proxy_that_does_not_answer_is_explained(broker: MockBroker, connect: Connect) -> None:
+    broker.on(PING, mb.never)
+    of_proxy, of_broker = connect(broker.address, peer=Peer.PROXY), connect(broker.address)
+    remedies = []
+    for connection in (of_proxy, of_broker):
+        with pytest.raises(CallTimeout) as caught:
+            connection.call(ping(), soon(0.05))
+        got = Outcomes()
+        connection.call_each([(ping(), got)], soon(0.05))
+        (later,) = got.wait()
+        assert isinstance(later, CallTimeout)
+        assert later.remedy == caught.value.remedy
+        remedies.append(later.remedy)
+    assert remedies[1] is None
+    assert all(words in (remedies[0] or "") for words in ("LOCAL", "9876", "transport=grpc"))
+
+
 @pytest.mark.parametrize("kind", SerializeType)
 def test_rule_1_answers_in_either_header_type(kind: SerializeType, connect: Connect) -> None:
     with MockBroker({PING: ok(b"x", a="1")}, kind) as broker:
