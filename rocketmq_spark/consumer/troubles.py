@@ -22,7 +22,15 @@ from rocketmq_spark.base.clock import Clock, Deadline, NowAndThen
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.settings import Subscriptions
-from rocketmq_spark.errors import BrokerError, ConnectionLost, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import (
+    BrokerError,
+    CertificateRefused,
+    ConnectionLost,
+    RemoteProtocolError,
+    RocketMQError,
+    RouteNotFound,
+    copy_of,
+)
 from rocketmq_spark.model import Filter
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.wire.properties import parse_subscription
@@ -166,6 +174,13 @@ class Contact:
             self.answered(asked)
         elif not isinstance(error, RouteNotFound):
             self._trouble = asked, error
+
+    def check_servers(self) -> None:
+        """Raise the error of a server that no client of ours can use, unless others answered."""
+        if self._trouble is not None and not self._reached:
+            _, error = self._trouble
+            if isinstance(error, RemoteProtocolError | CertificateRefused):
+                raise copy_of(error)
 
     def left_s(self) -> float:
         """Seconds that a poll may still wait for the first answer."""

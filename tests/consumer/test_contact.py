@@ -8,9 +8,19 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer import troubles
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.troubles import Contact
-from rocketmq_spark.errors import AccessDenied, BrokerBusy, CallTimeout, ConnectionLost, RouteNotFound
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerBusy,
+    CallTimeout,
+    CertificateRefused,
+    ConnectionLost,
+    RemoteProtocolError,
+    RocketMQError,
+    RouteNotFound,
+)
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from tests.consumer.test_upkeep import QUEUE, Kept
+from tests.helpers import raising
 from tests.mockbroker import WAIT_S
 
 LOST = ConnectionLost("cannot connect: refused", "pod:8080", remedy="Set option 'addressMap'")
@@ -91,6 +101,21 @@ def test_a_group_that_cannot_be_seen_counts(caplog: pytest.LogCaptureFixture, mo
     kept.now = 60.0
     with pytest.raises(ConnectionLost, match="for 60 s: no answer in time"):
         poll(kept)
+
+
+@pytest.mark.parametrize("error", [RemoteProtocolError("gRPC", "pod:8081"), CertificateRefused("no", "pod:8080")])
+def test_a_server_that_cannot_be_used_is_an_error_at_once(
+    error: RocketMQError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept()
+    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    monkeypatch.setattr(kept.fake, "members", raising(error))
+    with pytest.raises(type(error)) as caught:
+        kept.one.next(Deadline.after(WAIT_S), 1)
+    assert caught.value.addr == error.addr
+    kept.polls.contact.answered("b")
+    kept.now = 21.0
+    assert poll(kept) == [], "one of several brokers"
 
 
 @pytest.fixture

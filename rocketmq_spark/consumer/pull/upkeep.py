@@ -246,6 +246,7 @@ class Upkeep:
                 if self._following and (parts := self._polls.wait(Deadline.after(0), most)):
                     return parts
                 self.look()
+                self._polls.contact.check_servers()
                 parts = self._polls.wait(deadline.within(max(LOOK_S, self._shared.wait_s())), most)
             except (InvalidParameter, ServerFault):  # the latter from brokers before 5.0
                 if not self._is_gone(self._polls.failed):
