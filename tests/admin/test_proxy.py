@@ -61,6 +61,14 @@ def test_what_a_proxy_does_not_forward_is_named(admin: Admin, ask: Callable[[Adm
         assert caught.value.remedy == "Give the brokers' name server as option 'nameServer'"
 
 
+def test_a_known_proxy_is_asked_once(admin: Admin, proxy: MockBroker) -> None:
+    for _ in range(2):
+        before = len(proxy.requests)
+        with pytest.raises(NotSupported, match="is a Proxy"):
+            admin.cluster()
+    assert len(proxy.requests) - before == 1
+
+
 @pytest.mark.parametrize(
     "ask",
     [lambda admin: admin.offsets("g"), lambda admin: admin.reset_offsets("g", to="earliest", preview=True)],

@@ -138,3 +138,11 @@ def test_a_proxy_s_routes_lead_to_proxies(proxy: MockBroker, plain: Parts) -> No
         plain.routes.get("t")
         assert plain.pool.is_proxy(pod.address)
         assert plain.brokers.is_proxy("t", "broker-a", plain.soon)
+
+
+def test_a_connection_may_be_older_than_the_route(proxy: MockBroker, plain: Parts) -> None:
+    with MockBroker({Request.GET_TOPIC_STATS_INFO: refuse(3)}) as pod:
+        connection = plain.pool.get(pod.address, plain.soon)
+        proxy.on(ROUTE, of_proxy(route(1, {"broker-a": pod.address})))
+        plain.routes.get("t")
+        assert connection.peer is Peer.PROXY

@@ -75,6 +75,15 @@ def test_a_long_poll_ends_with_the_error(lost: Kept, monkeypatch: pytest.MonkeyP
         lost.one.next(Deadline.after(WAIT_S), 1)
 
 
+def test_a_poll_for_a_topic_that_is_not_there_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(troubles, "UNREACHED_S", 0.02)
+    kept = Kept()
+    kept.polls.contact = Contact("g", Clock())
+    deadline = Deadline.after(0.3)
+    assert kept.one.next(deadline, 1) == []
+    assert deadline.expired
+
+
 def test_after_a_first_answer_polls_only_warn(caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept()
     kept.one.have({QUEUE: Start(0)})
