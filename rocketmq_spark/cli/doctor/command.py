@@ -152,6 +152,8 @@ def of_brokers(client: Client, options: Options) -> Iterator[Finding]:
 
 def of_advertised(client: Client, options: Options, topics: Sequence[str]) -> Iterator[Finding]:
     """The addresses in a Proxy's routes of ``topics``, by default of a topic that brokers have. Brokers are checked by name."""
+    if not any(map(client.calls.pool.is_proxy, options.name_server)):
+        return
     queue_of: dict[str, MessageQueue] = {}
     for topic in topics or (AUTO_CREATE_TOPIC,):
         try:
@@ -159,13 +161,13 @@ def of_advertised(client: Client, options: Options, topics: Sequence[str]) -> It
         except RocketMQError:  # said of the topic
             continue
         queue_of |= {
-            route.brokers[data.broker_name].master or "": MessageQueue(topic, data.broker_name, 0)
+            address: MessageQueue(topic, data.broker_name, 0)
             for data in route.queues
+            if (address := route.brokers[data.broker_name].master)
         }
     for address, queue in sorted(queue_of.items()):
-        if client.calls.pool.is_proxy(address):
-            error = _refused(client, address, client.brokers.questions.about(rpc.GET_MAX_OFFSET, queue).command)
-            yield servers.advertised(address, None if isinstance(error, BrokerError) else error, options.tls)
+        error = _refused(client, address, client.brokers.questions.about(rpc.GET_MAX_OFFSET, queue).command)
+        yield servers.advertised(address, None if isinstance(error, BrokerError) else error, options.tls)
 
 
 def _of_broker(client: Client, options: Options, name: str, address: str) -> Iterator[Finding]:
