@@ -103,7 +103,7 @@ def write_compose_files(folder: Path) -> None:
 NAME_SERVER = "namesrv"
 PROXY = "proxy"
 # Modes of a proxy: on its own before the brokers of a cluster, or in the process of one broker.
-CLUSTER, LOCAL = "CLUSTER", "LOCAL"
+CLUSTER, LOCAL = "cluster", "local"
 _PROXY_STARTUP = "org.apache.rocketmq.proxy.ProxyStartup"
 # A name server needs a small heap. A broker's heap contains the messages in flight, of up to 4 MiB each.
 _NAME_SERVER_HEAP_MB = 64
@@ -189,10 +189,11 @@ def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf:
 
 
 def proxy_mode(conf: Mapping[str, object]) -> str:
-    """The mode of a proxy with these fields, ``CLUSTER`` or ``LOCAL``."""
-    mode = str(conf.get("proxyMode", CLUSTER)).upper()
+    """The mode of a proxy with these fields."""
+    mode = str(conf.get("proxyMode", CLUSTER)).lower()
     if mode not in (CLUSTER, LOCAL):
-        raise LocalBrokerError(f"proxyMode is {conf['proxyMode']!r}; expected {CLUSTER} or {LOCAL}")
+        expected = f"{CLUSTER.upper()} or {LOCAL.upper()}"
+        raise LocalBrokerError(f"proxyMode is {conf['proxyMode']!r}; expected {expected}")
     return mode
 
 
@@ -206,7 +207,7 @@ def with_local_proxy(broker: Program, jars: tuple[Path, ...], name_server: str, 
         broker,
         ports=tuple(port + distance for distance in process.LOCAL_PROXY_PORTS),
         main_class=_PROXY_STARTUP,
-        arguments=("-pc", str(path), "-pm", LOCAL.lower(), "-bc", str(broker.home / "broker.conf")),
+        arguments=("-pc", str(path), "-pm", LOCAL, "-bc", str(broker.home / "broker.conf")),
         jars=jars,
     )
 

@@ -95,7 +95,10 @@ def test_a_local_proxy_runs_in_the_broker_s_process(tmp_path: Path) -> None:
 
 
 def test_a_mode_that_there_is_not_is_refused() -> None:
-    assert [servers.proxy_mode({"proxyMode": mode}) for mode in ("local", "Cluster")] == ["LOCAL", "CLUSTER"]
+    assert [servers.proxy_mode({"proxyMode": mode}) for mode in ("local", "Cluster")] == [
+        servers.LOCAL,
+        servers.CLUSTER,
+    ]
     with pytest.raises(LocalBrokerError, match="proxyMode is 'REMOTE'; expected CLUSTER or LOCAL"):
         servers.proxy_mode({"proxyMode": "REMOTE"})
     with pytest.raises(LocalBrokerError, match="runs in the process of one broker, but there are 2"):

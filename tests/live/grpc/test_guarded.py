@@ -100,6 +100,11 @@ def test_the_remoting_port_has_the_same_tls_and_users(guarded):
     assert {row["msgId"] for row in read(server, subscribe=topic, group="reads-1", **given)} == sent
     with pytest.raises(errors.AccessDenied):
         read(server, subscribe=other, group="reads-1", numRetries=0, **given)
+    wrong = ({**ADMIN, "secretKey": "wrong-secret"}, NOBODY, {})
+    for keys in wrong:
+        with pytest.raises(errors.AccessDenied, match=server) as said:
+            read(server, subscribe=topic, numRetries=0, **guarded.tls, **keys)
+        assert "accessKey" in str(said.value)
     got: set[str] = set()
     with PullConsumer(server, "reads-2", consume_from_where="earliest", **given) as pulls:
         pulls.subscribe(topic)

@@ -4,9 +4,10 @@ without it each error says what is advertised and names the option.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pytest
@@ -52,14 +53,14 @@ def consumed(mq: LocalBroker, topic: str, count: int, **options: object) -> list
     found: list[str] = []
     complete = threading.Event()
 
-    def listener(messages: list[ReceivedMessage]) -> None:
+    def listener(messages: Sequence[ReceivedMessage], context: object) -> None:
         found.extend(message.body.decode() for message in messages)
         if len(found) >= count:
             complete.set()
 
     with Consumer(mq.proxy_server, f"g-{topic}", consume_from_where="earliest", **options) as consumer:
-        consumer.subscribe(topic, listener=listener)
-        consumer.start()
+        consumer.subscribe(topic)
+        consumer.start(listener)
         assert complete.wait(60)
     return found
 
@@ -67,7 +68,7 @@ def consumed(mq: LocalBroker, topic: str, count: int, **options: object) -> list
 class TestMapped:
     def test_batches_and_the_sink(self, hidden_proxy: LocalBroker, topic: str) -> None:
         made = names(100)
-        sink(hidden_proxy, topic, made, **MAPPED)
+        sink(hidden_proxy, topic, made, batchMaxBytes="1k", **MAPPED)
         eventually(lambda: len(read(hidden_proxy.proxy_server, subscribe=topic, **MAPPED)) >= 100, 60)
         found = read(hidden_proxy.proxy_server, subscribe=topic, **MAPPED)
         assert Counter(bodies(found)) == Counter(made)
@@ -97,12 +98,13 @@ class TestMapped:
             with pytest.raises(NotSupported, match="is a Proxy, which does not forward"):
                 admin.topics()
 
-    def test_lag_and_doctor(self, hidden_proxy: LocalBroker, topic: str) -> None:
+    def test_lag_and_doctor(self, hidden_proxy: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
         send(hidden_proxy, topic, 10)
         consumed(hidden_proxy, topic, 10, **KEYWORD)
         send(hidden_proxy, topic, 5)
         done = run(hidden_proxy, "lag", "--group", f"g-{topic}", "--topic", topic, "--json")
         assert '"lag":5' in done.output.replace(" ", ""), done.output
+        monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
         done = run(hidden_proxy, "doctor", "--group", f"g-{topic}", "--topic", topic)
         assert done.exit_code == 0, done.output
         assert f"{hidden_proxy.proxy_server} answers for its brokers" in " ".join(done.output.split())
@@ -149,8 +151,8 @@ class TestUnmapped:
     def test_a_consumer(self, hidden_proxy: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("WARNING")
         with Consumer(hidden_proxy.proxy_server, f"g-{topic}") as consumer:
-            consumer.subscribe(topic, listener=lambda messages: None)
-            consumer.start()
+            consumer.subscribe(topic)
+            consumer.start(lambda messages, context: None)
             eventually(lambda: all(words in caplog.text for words in WORDS), 60)
 
     def test_lag_and_doctor(self, hidden_proxy: LocalBroker, topic: str) -> None:
