@@ -26,8 +26,13 @@ _SENDS = {
     codes.Request.SEND_BATCH_MESSAGE,
     codes.Request.SEND_REPLY_MESSAGE_V2,
 }
-# A broker answers a request for a route with REQUEST_CODE_NOT_SUPPORTED.
-_OF_ROUTES = {codes.Response.SUCCESS, codes.Response.TOPIC_NOT_EXIST}
+# A broker answers these requests with REQUEST_CODE_NOT_SUPPORTED.
+_OF_NAME_SERVERS = {
+    codes.Request.GET_ROUTEINFO_BY_TOPIC,
+    codes.Request.GET_BROKER_CLUSTER_INFO,
+    codes.Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+}
+_KNOWN = {codes.Response.SUCCESS, codes.Response.TOPIC_NOT_EXIST}
 
 # How a gRPC server begins: a SETTINGS frame of HTTP/2 of fewer than 256 bytes, on stream 0. Here: the parts around the length.
 _HTTP2_SETTINGS = (b"\x00\x00", b"\x04\x00\x00\x00\x00\x00")
@@ -151,8 +156,8 @@ def peer_after(before: Peer, request_code: int, answer: Command) -> Peer:
     """The kind of server that this answer and earlier ones show. A Proxy may be known only from its second answer on."""
     if before is Peer.PROXY or (request_code not in _SENDS and answer.ext.keys() >= _OF_PROXY):
         return Peer.PROXY
-    is_route = request_code == codes.Request.GET_ROUTEINFO_BY_TOPIC and answer.code in _OF_ROUTES
-    return Peer.NAME_SERVER if is_route else before
+    is_name_server = request_code in _OF_NAME_SERVERS and answer.code in _KNOWN
+    return Peer.NAME_SERVER if is_name_server else before
 
 
 def _not_supported(command: Command) -> Command:

@@ -67,6 +67,12 @@ def test_later_bytes_are_no_sign_of_grpc() -> None:
     assert isinstance(event, Answered)
 
 
+@pytest.mark.parametrize("asked", [Request.GET_BROKER_CLUSTER_INFO, Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER])
+def test_lists_show_a_name_server(asked: Request) -> None:
+    assert peer_after(Peer.UNKNOWN, asked, Command(Response.SUCCESS)) is Peer.NAME_SERVER
+    assert peer_after(Peer.UNKNOWN, asked, Command(Response.REQUEST_CODE_NOT_SUPPORTED)) is Peer.UNKNOWN
+
+
 @pytest.mark.parametrize("before", Peer)
 def test_a_route_shows_a_name_server_and_its_fields_a_proxy(before: Peer) -> None:
     asked = Request.GET_ROUTEINFO_BY_TOPIC
