@@ -47,7 +47,7 @@ check: $(READY)
 soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-compat soak-pyspark soak-python soak-chaos soak-group)
 
 soak-pipelines: $(READY)
-	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/spark tests/kill tests/notebooks tests/examples tests/sink/test_outage.py \
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/spark tests/kill tests/notebooks tests/examples tests/cli/demo tests/sink/test_outage.py \
 		tests/spool/test_outage.py tests/spool/test_kill_producer.py tests/live/batches tests/live/consumer/test_retries.py \
 		tests/live/delay tests/live/environment tests/live/grpc/test_kills.py tests/live/growth tests/live/loss tests/live/producer/test_many_halves.py \
 		tests/live/producer/test_halves_counted.py tests/live/spool

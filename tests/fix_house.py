@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, core, settings
 
-from tests.scale import SCALE
+from tests.scale import SCALE, examples
 
 # What a test needs, by the fixture that gives it; tests that need less come first.
 NEEDS = {"rocketmq": "real broker", "spark": "Spark"}
@@ -70,6 +70,8 @@ SHARED = (
 # What is started once for all tests that ask for it: where tests are shared out, they go to one process, whatever file they
 # stand in. The first that a test asks for decides; the rest goes file by file.
 SCOPES = ("spark", *SHARED)
+# These take a third of the time of all that share a session: with one of their own they are not what the last process ends with.
+SPARK_PAGES, PAGES = "spark pages", ("spark/test_guides.py", "spark/test_pages.py")
 # What lasts for many tests and is ended with the last of them, since it would go on taking a part of the processor.
 LASTING = ("rocketmq", *SCOPES)
 # Fixtures that start servers, and those that start Spark.
@@ -105,7 +107,13 @@ MARKS: dict[str, tuple[str, set[str]]] = {
 # .ci/run sets it: what has passed there passes again. Everywhere else each run looks at new examples, and says its seed.
 FIXED = os.environ.get("ROCKETMQ_SPARK_TEST_FIXED") == "1"
 # A busy machine takes its time: examples have no deadline of their own, tests have pytest's.
-settings.register_profile("house", deadline=None, derandomize=FIXED, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "house",
+    deadline=None,
+    derandomize=FIXED,
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("house")
 
 # How late timers of the tests and of all that they start may be, so that several share a wake-up; Linux gives 0.05 ms. A
@@ -270,7 +278,8 @@ def is_over(fixture: str, after: pytest.Item | None) -> bool:
 def scope_of(item: pytest.Item) -> str:
     """What a test shares with others that must run in its process: one of ``SCOPES``, else its file."""
     fixtures = getattr(item, "fixturenames", ())
-    return next((name for name in SCOPES if name in fixtures), item.nodeid.partition("::")[0])
+    scope = next((name for name in SCOPES if name in fixtures), item.nodeid.partition("::")[0])
+    return SPARK_PAGES if scope == "spark" and item.path.as_posix().endswith(PAGES) else scope
 
 
 # The turns whose tests wait more than they work: for timers of brokers, for ends of outages.
@@ -283,7 +292,7 @@ def _turn(item: pytest.Item, scope: str) -> int:
     What shares a cluster comes beside what shares Spark: most of it needs no driver, and in a new environment drivers wait for
     the archive that the first of them makes.
     """
-    if scope in SCOPES:
+    if scope in (*SCOPES, SPARK_PAGES):
         return 0
     if LONG.intersection(item.path.parts):
         return 1

@@ -284,5 +284,5 @@ def _short(answer: object) -> str:
 
 
 def progress_json(*ends: str | None) -> str:
-    """Spark's JSON of a progress, as far as it has the ends of sources: an object where the text of the end is one."""
+    """Return Spark's JSON of a progress with the ends of its sources; an end that is the text of an object becomes the object."""
     return json.dumps({"sources": [{"endOffset": json.loads(end) if end and end[0] == "{" else end} for end in ends]})

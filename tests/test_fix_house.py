@@ -46,10 +46,13 @@ def test_fails(n):
     assert n < 1000
 """
 
+PLUGINS = ("tests.fix_house", "_hypothesis_pytestplugin", "xdist.plugin")
+
 
 @pytest.fixture
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # which takes half of a short run
     monkeypatch.delenv("ROCKETMQ_SPARK_TEST_FIXED", raising=False)
     monkeypatch.delenv("ROCKETMQ_SPARK_TEST_SCALE", raising=False)
     pytester.makepyfile(TESTS)
@@ -57,7 +60,8 @@ def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
 
 
 def run(inner: pytest.Pytester, *arguments: str) -> str:
-    done = inner.runpytest_subprocess("-p", "tests.fix_house", "-p", "no:cacheprovider", *arguments, timeout=120)
+    plugins = [part for name in PLUGINS for part in ("-p", name)]
+    done = inner.runpytest_subprocess(*plugins, "-p", "no:cacheprovider", *arguments, timeout=120)
     return done.stdout.str()
 
 
@@ -156,7 +160,7 @@ def test_tests_of_one_cluster_run_in_one_process_and_one_after_the_other(inner: 
     inner.makeconftest(CLUSTERS)
     shared = "def test_quick(): pass\n\ndef test_cluster(proxied): pass\n"
     inner.makepyfile(**{f"test_{name}": shared for name in "abcd"})
-    text = run(inner, "-n3", "--dist=loadfile", "-v", "-k", "cluster or quick", "-p", "xdist")
+    text = run(inner, "-n3", "--dist=loadfile", "-v", "-k", "cluster or quick")
     ran = re.findall(r"\[(gw\d)\] .*PASSED test_([a-d])\.py::test_(cluster|quick)", text)
     assert sorted((file, name) for _, file, name in ran) == sorted((f, n) for f in "abcd" for n in ("cluster", "quick"))
     ((worker, _),) = Counter(worker for worker, _, name in ran if name == "cluster").items()
@@ -170,7 +174,7 @@ def test_half_of_the_processes_begin_with_what_waits(inner: pytest.Pytester) -> 
     files = [f"test_{name}.py" for name in "abcd"] + [f"live/test_{name}.py" for name in "ef"]
     for file in files:
         (inner.path / file).write_text("def test_it(): pass")
-    text = run(inner, "-n3", "--dist=loadfile", "-v", "-p", "xdist", *files)
+    text = run(inner, "-n3", "--dist=loadfile", "-v", *files)
     ran = re.findall(r"\[gw(\d)\] .*PASSED (\S+)::test_it", text)
     assert sorted(file for _, file in ran) == sorted(files)
     assert {file for worker, file in ran if worker == "2"} == {"live/test_e.py", "live/test_f.py"}
@@ -209,7 +213,7 @@ def test_a_broker_and_spark_end_with_the_last_test_that_wants_them(inner: pytest
     inner.makepyfile(
         test_a=live.format("_a"), test_b=spark.format("_b"), test_c=live.format("_c"), test_d="def test_quick_d(): pass"
     )
-    run(inner, "-n1", "--dist=loadfile", "-p", "xdist", "-p", "tests.fix_clusters", *files)
+    run(inner, "-n1", "--dist=loadfile", "-p", "tests.fix_clusters", *files)
     *names, last = Path(str(inner.path), "notes").read_text().split()
     assert names.index("spark-ends") == names.index("test_spark_b") + 1
     live = [names.index("test_live_a"), names.index("test_live_c")]

@@ -66,9 +66,8 @@ def function(name: str, value: Any, takes: str, *, coroutines: bool = False) -> 
         hint = "; rocketmq_spark.aio awaits coroutines" if kind == "coroutine function" else ""
         raise OptionError(f"{name} is the {kind} {shown(value)}, whose body would never run; expected {expected}{hint}")
     try:
-        signature = inspect.signature(
-            value, follow_wrapped=False
-        )  # a decorator may take other arguments than what it wraps
+        # A decorated function is called with the parameters of the decorator's function, not of the one inside.
+        signature = inspect.signature(value, follow_wrapped=False)
     except (TypeError, ValueError):  # a built-in function may have none
         return
     try:

@@ -40,7 +40,7 @@ def signed(bits: int) -> int:
 
 
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
-_LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
+_LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class Long(int):
@@ -56,7 +56,7 @@ def java_hash(value: object) -> int:
     if isinstance(value, int):
         if not isinstance(value, Long) and _INT_MIN <= value <= _INT_MAX:
             return int(value)
-        if _LONG_MIN <= value <= _LONG_MAX:
+        if _LONG_MIN <= value <= LONG_MAX:
             return signed((value ^ ((value & 0xFFFFFFFFFFFFFFFF) >> 32)) & 0xFFFFFFFF)
         raise OptionError(f"cannot hash {value}: expected a whole number of at most 64 bits")
     shown = "None" if value is None else f"a {type(value).__name__}"

@@ -326,7 +326,7 @@ def _topic_finder(output: Output, target: Target, group: str) -> Callable[[Recei
     def find(letter: ReceivedMessage, first: str) -> str | None:
         others = sorted(t for t in consumed() if t.startswith(DLQ_PREFIX) and t != letter.queue.topic)
         holding = [topic for topic in others if _has_message(target, topic, letter.msg_id)]
-        possible = [first, *holding] if first in consumed() else holding or others or [first]
+        possible = list(dict.fromkeys([first, *holding])) if first in consumed() else holding or others or [first]
         return possible[0] if len(possible) == 1 else None
 
     return find

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
+from rocketmq_spark.base.java import LONG_MAX
 from rocketmq_spark.client.questions import BrokerQuestions, Question, TopicKinds, certain, first_of_each, has_attribute
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -184,8 +185,11 @@ class Brokers:
         After old files were deleted, the answer may be below the minimum: callers clamp it.
         """
         questions = [
-            self.questions.about(rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=time_ms, boundaryType="LOWER")
-            for queue, time_ms in times_ms.items()
+            # No message is as young as Java's last time, and brokers fail with a larger number.
+            self.questions.about(
+                rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=min(ms, LONG_MAX), boundaryType="LOWER"
+            )
+            for queue, ms in times_ms.items()
         ]
         offsets: dict[MessageQueue, int] = {}
         nearest = set[MessageQueue]()

@@ -336,10 +336,11 @@ class Routes:
 
 def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNotFound:
     near: list[str] = []
-    if names.topic_problem(error.topic or ""):
+    is_legal = names.topic_problem(error.topic or "") is None
+    if not is_legal:
         remedy = names.TOPIC_REMEDY
     try:
-        if remedy != names.TOPIC_REMEDY and not routes.any_broker():
+        if is_legal and not routes.any_broker():
             remedy = "No broker is registered: start one, or look into the logs of those that should be there"
         existing = [topic for topic in routes.topics() if names.is_user_topic(topic) and topic != error.topic]
         near = difflib.get_close_matches(error.topic or "", existing, n=3, cutoff=0.5)

@@ -212,9 +212,10 @@ def _ask(check: Callable[[Any], Any], message: _Shown) -> TransactionState:
 
 
 def unowned(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that calls ``check``, and keeps the object of a method alive only while somebody else does.
+    """Return a function that calls ``check``. If ``check`` is a method, the function has only a weak reference to its object.
 
-    The object often owns the producer, and the client's table of producers would keep both alive if the program drops them.
+    The object often owns the producer. The client's table of producers has this function, and would otherwise keep the object
+    and the producer alive after the program drops them. The producer has a strong reference to ``check``.
     """
     if not inspect.ismethod(check):
         return check
@@ -240,9 +241,7 @@ class TransactionProducer(BaseProducer):
             function("transaction_check", check, "message")
             # Environments that share a topic have different groups, so they do not decide about each other's messages.
             group = settings.group if settings.environment is None else settings.environment.group(settings.group)
-            self._transaction_check = (
-                check  # what answers brokers must not keep the object alive that owns this producer
-            )
+            self._transaction_check = check  # the only strong reference: see ``unowned``
             settings = replace(settings, group=group, transaction_check=functools.partial(answer, unowned(check)))
         super().__init__(sender, settings, **wiring)
 

@@ -146,7 +146,7 @@ def test_queues_that_no_batch_has_planned_are_behind(
     ]  # fmt: skip
     assert ask("--topic", later)["lag"] == 3
     text = run("lag", "--checkpoint", str(tmp_path))
-    assert "the query reads from their first message: 3" in text.stderr
+    assert "new queues: 3; no finished batch has read them" in text.stderr
     label = f'{{broker="broker-a",checkpoint="{tmp_path}",queue="1",topic="{later}"}}'
     assert f"reader_lag_messages{label} 3.0\n" in run("lag", "--checkpoint", str(tmp_path), "--prometheus").stdout
     seen = documents(run("doctor", "--checkpoint", str(tmp_path), "--topic", later, "--json").stdout)

@@ -256,6 +256,12 @@ def test_search_asks_for_the_lower_boundary(broker: MockBroker, routed: Parts) -
     assert {c.ext["boundaryType"] for c in broker.seen(Request.SEARCH_OFFSET_BY_TIMESTAMP)} == {"LOWER"}
 
 
+def test_a_time_that_java_does_not_have_is_its_last_one(broker: MockBroker, routed: Parts) -> None:
+    broker.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, ok(offset=7))
+    assert routed.brokers.search_offsets({QUEUES[0]: 10**20}, routed.soon) == {QUEUES[0]: 7}
+    assert [c.ext["timestamp"] for c in broker.seen(Request.SEARCH_OFFSET_BY_TIMESTAMP)] == [str(2**63 - 1)]
+
+
 def test_a_fault_at_a_queue_that_never_had_a_message_is_no_error(broker: MockBroker, routed: Parts) -> None:
     """As brokers of RocketMQ 5 fail, at a queue of a batch topic; at one with messages it is an error."""
     ends = {QUEUES[0]: 0, QUEUES[1]: 7}

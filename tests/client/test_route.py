@@ -269,7 +269,7 @@ class TestRoutes:
 
     @pytest.mark.parametrize("topic", ["orders.eu", "тема", "t" * 128])
     def test_a_topic_that_cannot_exist_is_called_illegal(self, broker: MockBroker, parts: Parts, topic: str) -> None:
-        """Nobody can create it, and a similar one may be meant."""
+        """The error does not advise to create the topic, and names similar topics."""
         topics = json.dumps({"topicList": ["orders_eu"]}).encode()
         broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, ok(topics))
         broker.on(ROUTE, NO_ROUTE)

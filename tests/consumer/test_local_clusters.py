@@ -105,6 +105,53 @@ def test_of_two_former_lists_the_newest_file_is_used(tmp_path: Path) -> None:
     assert (new.load(), files[1].load()) == ({T[0]: 0}, {T[0]: 1})
 
 
+@pytest.mark.parametrize("after", [["a:1", "b:1"], ["a:1"]])
+def test_a_crash_while_a_file_moves_loses_no_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: list[str]
+) -> None:
+    """Between file and backup. The next list is the new one, or the old one again."""
+    former = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1"]))
+    former.store({T[0]: 5})
+    os.utime(str(former), (0, 1))
+    former.store({T[0]: 500, T[1]: 300})
+    real, moved = Path.replace, []
+
+    def replace(path: Path, target: Path) -> Path:
+        if moved:
+            raise KeyboardInterrupt
+        moved.append(target)
+        return real(path, target)
+
+    grown = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", replace)
+        with pytest.raises(KeyboardInterrupt):
+            grown.take_over()
+    new = LocalOffsets(file_of(tmp_path, HOST, GROUP, after))
+    new.take_over()
+    assert new.load() == {T[0]: 500, T[1]: 300}
+
+
+def test_a_folder_that_may_not_be_read_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1"])).store({T[0]: 5})
+    closed = file_of(tmp_path, HOST, GROUP, ["a:1", "z:1"]).parent
+    closed.mkdir()
+    real = Path.stat
+
+    def stat(path: Path, **how: Any) -> os.stat_result:
+        if path.parent == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **how)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    new = LocalOffsets(file_of(tmp_path, HOST, GROUP, ["a:1", "b:1"]))
+    new.take_over()
+    assert new.load() == {T[0]: 5}
+    assert f"{closed / FILE} may have offsets of the group, but cannot be read" in caplog.text
+
+
 def test_a_backup_alone_moves_with_the_list_of_name_servers(tmp_path: Path) -> None:
     former = file_of(tmp_path, HOST, GROUP, ["a:1"])
     LocalOffsets(former).store({T[0]: 1})

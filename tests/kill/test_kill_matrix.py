@@ -13,7 +13,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -139,7 +139,7 @@ TRIES = 6
 # In turn; Spark logs a first batch also when there is nothing to read, so the first kill hits the query at "latest".
 _POINTS = zip(itertools.cycle(POINTS), itertools.cycle(["late", "early"]), strict=False)
 KILLED = list(itertools.islice(_POINTS, max(KILLS, len(POINTS))))
-FIRST, EACH = KILLED[:2], KILLED[: len(POINTS)]
+EACH = KILLED[: len(POINTS)]
 
 
 @dataclass(slots=True)
@@ -181,16 +181,21 @@ def sending(rocketmq: LocalBroker, make_topic: Callable[..., str]) -> Iterator[S
 
 
 class Drivers:
-    """Each starts its JVM while the one before it is at work, and waits for the word to begin."""
+    """Each starts its JVM while the one before it is at work, and waits for the word to begin. ``confs`` are used in turn."""
 
-    def __init__(self, start: Callable[..., Script], folder: Path, *arguments: object) -> None:
+    def __init__(
+        self, start: Callable[..., Script], folder: Path, confs: Sequence[Mapping[str, str]], *arguments: object
+    ) -> None:
         self._start, self._folder, self._arguments = start, folder, arguments
+        self._confs = itertools.cycle(confs)
         self._numbers = itertools.count()
         self._waiting = self._next()
 
     def _next(self) -> tuple[Script, Path]:
         word = self._folder / f"word-{next(self._numbers)}"
-        return self._start(SCRIPT, *self._arguments, word), word
+        conf = {**CHECKPOINT_AS_USERS, **next(self._confs)}
+        given = json.dumps({name.replace(".", "_"): value for name, value in conf.items()})
+        return self._start(SCRIPT, *self._arguments, given, word), word
 
     def begin(self, last: bool = False) -> Script:
         """The one that waits. The last one reads what is there and ends."""
@@ -251,14 +256,13 @@ def jvm_of(script: Script) -> int:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(({}, None, KILLED), marks=soak, id="defaults, all kills"),
-        pytest.param(({}, None, FIRST), id="defaults"),
+        pytest.param(([{}], None, KILLED), marks=soak, id="defaults, all kills"),
         pytest.param(
-            (low_latency_conf(), {"queue.type": "BatchCQ"}, KILLED[:11]),
+            ([low_latency_conf()], {"queue.type": "BatchCQ"}, KILLED[:11]),
             marks=soak,
             id="low_latency_conf, batch topic, eleven kills",
         ),
-        pytest.param((low_latency_conf(), {"queue.type": "BatchCQ"}, EACH), id="low_latency_conf, batch topic"),
+        pytest.param(([{}, low_latency_conf()], {"queue.type": "BatchCQ"}, EACH), id="both in turn, batch topic"),
     ],
 )
 def test_flink_76_seatunnel_9940_what_killed_drivers_committed_is_the_input(
@@ -266,14 +270,13 @@ def test_flink_76_seatunnel_9940_what_killed_drivers_committed_is_the_input(
 ):
     """Micro-batches of a batch topic end in the middle of its batches, which have 500 messages."""
     rng = random.Random(KILLS)
-    conf, attributes, kills = case
-    conf = json.dumps({name.replace(".", "_"): value for name, value in {**CHECKPOINT_AS_USERS, **conf}.items()})
+    confs, attributes, kills = case
     topic = make_topic(queues=4, attributes=attributes)
     early = feed(rocketmq, topic, MESSAGES)
     folders = {name: tmp_path / name for name in ("early", "late")}
-    arguments = (rocketmq.name_server, tmp_path, topic, sending.topic, CAP, conf)
+    arguments = (rocketmq.name_server, tmp_path, topic, sending.topic, CAP)
     deaths: list[tuple[str, str, State]] = []
-    drivers = Drivers(start_script, tmp_path, *arguments)
+    drivers = Drivers(start_script, tmp_path, confs, *arguments)
     for point, name in kills:
         script = drivers.begin()
         deaths.append((name, point, kill_at(script, folders[name], point, rng)))

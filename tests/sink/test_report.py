@@ -48,12 +48,19 @@ def test_an_error_without_a_remedy_ends_with_what_was_acknowledged():
     )
 
 
-@pytest.mark.parametrize(("sent", "twice"), [(500, 30), (10, 10), (0, 0)])
+@pytest.mark.parametrize(
+    ("sent", "twice"),
+    [
+        (500, "up to 30 rows may be there twice"),
+        (10, "up to 10 rows may be there twice"),
+        (0, "no row is there twice because of them"),
+    ],
+)
 def test_unmatched_messages_are_reported_with_rows_stored_twice(caplog, sent, twice):
     warn_of_unmatched(Written(rows=sent, unmatched=30), "batch 4")
     (record,) = caplog.records
     assert record.getMessage().startswith("batch 4: 30 messages that an earlier attempt stored match no row")
-    assert record.getMessage().endswith(f"so up to {twice} rows may be in the topic twice")
+    assert record.getMessage().endswith(f"These messages stay in the topic; {twice}")
 
 
 def test_a_repeat_whose_messages_all_match_is_no_warning(caplog):

@@ -45,6 +45,16 @@ def test_without_a_limit_the_first_batch_says_nothing(said: Said, given: dict[st
     assert said() == []
 
 
+def test_the_first_lag_that_is_known_is_the_first_one(said: Said) -> None:
+    log = lag_log(maxOffsetsPerTrigger="100")
+    log.planned(0.0, lambda: {"lag": None})
+    assert said() == []
+    log.planned(PERIOD_S, lambda: {"lag": 7})
+    ((level, text),) = said()
+    assert level == logging.WARNING
+    assert "leaves 7 messages unread" in text
+
+
 def test_a_lag_that_grows_is_a_warning_once_a_minute(said: Said) -> None:
     log, asked = lag_log(), []
 

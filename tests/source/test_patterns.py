@@ -65,6 +65,40 @@ def test_a_new_query_waits_for_the_first_topic(broker, start, caplog):
     assert ranges_of(again.plan(end)) == [[OffsetRange(A, 0, 20)]]
 
 
+def test_what_began_in_a_batch_that_was_not_logged_is_read_again(broker):
+    """With asynchronous progress tracking a restart repeats all batches since the last logged one, as one batch."""
+    b = A._replace(topic="family-b")
+    expose(broker, "family-a")
+    run = Run(broker.address, startingOffsets="earliest", **PATTERN)
+    logged = run.offset = run.ahead()
+    for end, count in ((26, 32), (29, 6)):  # only the last one of these batches is logged
+        expose(broker, "family-a", "family-b", end=end)
+        run.offset = run.ahead(count)
+    again = Run(broker.address, logged, **PATTERN)
+    assert ranges_of(again.plan(run.offset)) == [[OffsetRange(A, 20, 29), OffsetRange(b, 0, 29)]]
+    session.close_all()
+    broker.on(
+        Request.GET_TOPIC_STATS_INFO, lambda call: stats({MessageQueue(call.ext("topic"), "broker-a", 0): (3, 29)})
+    )
+    again = Run(broker.address, logged, failOnDataLoss="fail", **PATTERN)
+    assert ranges_of(again.plan(run.offset)) == [[OffsetRange(A, 20, 29), OffsetRange(b, 3, 29)]]
+    again = Run(
+        broker.address, canonical({**json.loads(logged), "topics": {"family-a": {"broker-a": {"0": 40}}}}), **PATTERN
+    )
+    assert ranges_of(again.plan(run.offset)) == [[OffsetRange(A, 3, 29), OffsetRange(b, 3, 29)]]
+
+
+def test_a_first_batch_that_began_before_the_newest_offsets_reads_nothing_older(broker):
+    """It was logged and not finished. A restart at ``latest`` finds a later start, and the logged end says that it was empty."""
+    expose(broker, "family-a")
+    logged = Run(broker.address, startingOffsets="latest", **PATTERN).offset
+    expose(broker, "family-a", end=30)
+    session.close_all()
+    again = Run(broker.address, startingOffsets="latest", **PATTERN)
+    assert (positions(logged), again.positions) == ({A: 20}, {A: 30})
+    assert again.plan(logged) == []
+
+
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_query_that_waits_keeps_its_namespace(broker, ended):
     """Nothing is logged in another one, which would shut both out. So it is after all topics were deleted."""

@@ -21,6 +21,7 @@ from rocketmq_spark.spark.source import partitioning
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from tests.mockbroker import NO_ROUTE, MockBroker, refuse
 from tests.reading import Run, ranges_of
+from tests.scale import examples
 from tests.source.scripted import cluster, route, stats
 
 QUEUES = [MessageQueue(topic, "broker-a", number) for topic in "tu" for number in range(4)]
@@ -93,7 +94,7 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.integers(0, 40), min_size=8, max_size=8),
     options,

@@ -1,6 +1,6 @@
 """Batches that Spark does not plan, or plans again: what comes after them is read once.
 
-For ``make soak ONLY=pyspark``: only PySpark before 4.2 leaves the start of a batch to the source.
+Those marked ``soak`` are for ``make soak ONLY=pyspark``: only PySpark before 4.2 leaves the start of a batch to the source.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from tests.spark.pipelines import read_stream
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-pytestmark = soak
 
 LIMIT = 7
 
@@ -69,6 +67,7 @@ def stream(spark: SparkSession, rocketmq: LocalBroker) -> Callable[[str], DataFr
     return made
 
 
+@soak
 def test_a_source_that_is_idle_beside_another_one(
     rocketmq: LocalBroker, make_topic: Callable[..., str], stream: Callable[[str], DataFrame], tmp_path: Path
 ) -> None:
@@ -92,6 +91,7 @@ def test_a_join_with_an_empty_table_reads_nothing_twice_later(
     assert sorted(reading.bodies) == sorted(reading.sent[30:])
 
 
+@soak
 def test_a_batch_that_a_program_keeps_is_read_again_as_it_was(
     rocketmq: LocalBroker, topic: str, stream: Callable[[str], DataFrame], tmp_path: Path
 ) -> None:

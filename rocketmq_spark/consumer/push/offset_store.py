@@ -20,6 +20,7 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import threading
 import uuid
@@ -71,6 +72,17 @@ def cluster_folder(name_servers: Iterable[str]) -> str:
     while len(name.encode()) > FOLDER_BYTES and "," in name:
         name = name.rpartition(",")[0]
     return name
+
+
+def _written_at(path: Path) -> float:
+    """Return when a file was written; minus infinity if it does not exist or cannot be read."""
+    try:
+        return path.stat().st_mtime
+    except (FileNotFoundError, NotADirectoryError):
+        return -math.inf
+    except OSError as e:
+        logger.warning("%s may have offsets of the group, but cannot be read: %s", path, e)
+        return -math.inf
 
 
 class LocalOffsets:
@@ -139,31 +151,38 @@ class LocalOffsets:
 
         Raises ``OptionError`` if another consumer has locked the other file, and ``OffsetError`` if that file cannot be moved.
         """
-        with contextlib.suppress(OSError):  # a folder that cannot be read: ``load`` reports it
-            if self.exists or not (former := self._of_same_cluster()):
-                return
-            former.hold()
-            try:
-                self._replace_by(former)
-            finally:
-                former.release()
+        if _written_at(self._path) > -math.inf:
+            return
+        former = self._of_same_cluster()
+        # A move that was interrupted leaves a backup, which is older than what was moved.
+        if former is None or former._stored_at < self._stored_at:
+            return
+        former.hold()
+        try:
+            self._replace_by(former)
+        finally:
+            former.release()
 
     def _of_same_cluster(self) -> LocalOffsets | None:
         """Return the group's newest file whose list of name servers shares an address with the list of this file."""
         servers = set(self._path.parent.name.split(","))
-        folders = [folder for folder in self._path.parents[1].iterdir() if servers & set(folder.name.split(","))]
+        try:
+            folders = [folder for folder in self._path.parents[1].iterdir() if servers & set(folder.name.split(","))]
+        except OSError:  # a folder that cannot be read: ``load`` reports it
+            return None
         files = [LocalOffsets(folder / self._path.name) for folder in folders if folder != self._path.parent]
-        return max((file for file in files if file.exists), key=lambda file: file._stored_at, default=None)
+        stored = {file._stored_at: file for file in files}
+        newest = max(stored, default=-math.inf)
+        return None if newest == -math.inf else stored[newest]
 
     @property
     def _stored_at(self) -> float:
-        return max(path.stat().st_mtime for path in (self._path, self._backup) if path.exists())
+        return max(_written_at(path) for path in (self._path, self._backup))
 
     def _replace_by(self, former: LocalOffsets) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # The backup first: after a crash between the two, the newest offsets decide again which file is taken over.
-            for ours, theirs in ((self._backup, former._backup), (self._path, former._path)):
+            for ours, theirs in ((self._path, former._path), (self._backup, former._backup)):
                 with contextlib.suppress(FileNotFoundError):
                     theirs.replace(ours)
         except OSError as e:

@@ -317,7 +317,8 @@ def under_way(folder: Folder) -> Read | None:
     if number is None or number in numbers(folder, "commits"):
         return None
     batch = read(folder, number)
-    before = read(folder, number - 1) if number - 1 in begun else None
+    earlier = max((n for n in begun if n < number), default=None)  # Spark repeats all batches that it did not log
+    before = None if earlier is None else read(folder, earlier)
     return Read(batch, *_ranges(before, batch), None)
 
 

@@ -114,12 +114,13 @@ def warn_of_unmatched(written: Written, what: str) -> None:
     Each unmatched message may be an earlier copy of a row that was sent again, because the row changed or moved to another task.
     """
     if written.unmatched:
+        twice = min(written.unmatched, written.rows)
         logger.warning(
-            "%s: %d messages that an earlier attempt stored match no row of the repeat, which produced other rows, or split "
-            "them into other tasks; these messages stay in the topic, so up to %d rows may be in the topic twice",
+            "%s: %d messages that an earlier attempt stored match no row of the repeat: rows of the source are lost, or the "
+            "query produced other rows, or split them into other tasks. These messages stay in the topic; %s",
             what,
             written.unmatched,
-            min(written.unmatched, written.rows),
+            f"up to {twice} rows may be there twice" if twice else "no row is there twice because of them",
         )
 
 

@@ -28,16 +28,18 @@ class LagLog:
         self._limits = [name for name, limit in limits.items() if limit is not None]
         self._next_s: float | None = None
         self._lag: int | None = None
+        self._first = True
 
     def planned(self, now_s: float, report: Callable[[], Mapping[str, Any] | None]) -> None:
         """A batch was planned; ``report`` returns what is unread after it."""
         if self._next_s is not None and now_s < self._next_s:
             return
-        first, self._next_s = self._next_s is None, now_s + PERIOD_S
+        self._next_s = now_s + PERIOD_S
         figures = report() or {}
         lag = figures.get("lag")
         if lag is None:  # unknown
             return
+        first, self._first = self._first, False
         if first and self._limits and lag:
             # No method of a reader learns the trigger, so a query of any other trigger gets this line, too.
             logger.warning(

@@ -77,6 +77,19 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     return between
 
 
+def begun_between(start: Offsets, end: Offsets) -> list[OffsetRange]:
+    """Queues that began, or began again, in a batch between the two offsets, from their first offset on.
+
+    With asynchronous progress tracking Spark does not log each batch. After a restart it repeats all batches since the last one
+    that it logged, as one, so ``end`` does not carry the beginnings of those between.
+    """
+    return [
+        OffsetRange(queue, 0, position)
+        for queue, position in sorted(end.positions.items())
+        if queue not in end.start and position > 0 and start.positions.get(queue, math.inf) > position
+    ]
+
+
 def went_back(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
     """What lies between the end of a queue and the later position to go on from."""
     return [

@@ -232,7 +232,10 @@ class Stream:
         logged_before = self._end is None  # a run plans before it reads, so this batch is of an earlier one
         if logged_before:
             filters.check_checkpoint(self._options, end)
-        ranges = planner.ranges(start, end)
+        # Only a restart repeats several batches as one. Batch 0 is not such a batch: its end carries where its queues begin, and
+        # ``start`` is what the starting options mean now.
+        begun = planner.begun_between(start, end) if logged_before and start != self._initial else []
+        ranges = sorted([*planner.ranges(start, end), *begun])
         if not ranges:
             return []
         # The tasks of a batch depend on its log entry alone. Losses leave a task with fewer rows, or with none: other tasks,
@@ -254,10 +257,12 @@ class Stream:
             losses += self._accept(lost)
         self._open(known, view)
         self._unresolved = None  # a logged batch began this query
+        before = planner.truncated(begun, view.of_masters())  # no loss: such a queue began with its first message
+        ranges = planner.without(ranges, before)
         ranges, lost = decisions.readable(ranges, view)
         losses += self._accept(lost)
         others = tasks.differing(self._options, self._catalog.routes, self._catalog.offsets, ranges)
-        lost_ranges = [lost_range for lost_range, _ in losses]
+        lost_ranges = [*before, *(lost_range for lost_range, _ in losses)]
         left = [planner.without(task, lost_ranges) for task in planned]
         return tasks.partitions(self._catalog.routes, left, others, end)
 

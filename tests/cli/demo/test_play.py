@@ -10,6 +10,7 @@ from rocketmq_spark.cli.command import app
 from tests.cli.conftest import documents
 from tests.fix_wheel import outside
 from tests.reading import read
+from tests.scale import soak
 
 SMALL = ("--seconds", "4", "--rate", "200")
 
@@ -49,10 +50,14 @@ def test_11_29_from_the_wheel_it_balances_and_leaves_data_that_the_next_commands
         cli("broker", "stop")
 
 
+def through_proxy(mq):
+    return "--name-server", mq.name_server, "--transport", "grpc", "--proxy-endpoint", mq.proxy_grpc
+
+
+@soak
 @pytest.mark.timeout(1200)
 def test_on_a_cluster_that_exists_through_its_proxy_as_json(start, proxied, own_cache):
-    where = ("--name-server", proxied.name_server, "--transport", "grpc", "--proxy-endpoint", proxied.proxy_grpc)
-    process = start("demo", *SMALL, "--json", *where)
+    process = start("demo", *SMALL, "--json", *through_proxy(proxied))
     out, err = process.end()
     assert (process.code, err) == (0, "")
     *progress, result = documents(out)
@@ -69,8 +74,8 @@ def test_on_a_cluster_that_exists_through_its_proxy_as_json(start, proxied, own_
 
 
 @pytest.mark.timeout(1200)
-def test_ctrl_c_ends_it_cleanly(start, rocketmq, own_cache, as_found):
-    process = start("demo", "--seconds", "300", "--name-server", rocketmq.name_server)
+def test_ctrl_c_ends_it_cleanly(start, proxied, own_cache):
+    process = start("demo", "--seconds", "300", *through_proxy(proxied))
     process.until("writing orders")
     out, err = process.ctrl_c()
     assert process.code == 130
