@@ -94,6 +94,7 @@ CLUSTERS = {
     "traced",
     "asking_often",
     "counting",
+    "two_proxies",
 }
 SPARKS = {"spark", "start_script", "run_script"}
 # What a mark means, and which fixtures give it; ``property`` goes to what hypothesis runs.

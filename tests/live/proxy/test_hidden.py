@@ -98,6 +98,18 @@ class TestMapped:
             with pytest.raises(NotSupported, match="is a Proxy, which does not forward"):
                 admin.topics()
 
+    def test_message_traces(self, hidden_proxy: LocalBroker, topic: str) -> None:
+        with Producer(hidden_proxy.proxy_server, "shop", enable_trace=True, **KEYWORD) as producer:
+            msg_id = producer.send(Message(topic, b"traced")).msg_id
+        assert consumed(hidden_proxy, topic, 1, enable_trace=True, **KEYWORD) == ["traced"]
+
+        def recorded() -> list[str]:
+            rows = read(hidden_proxy.proxy_server, subscribe="RMQ_SYS_TRACE_TOPIC", **MAPPED)
+            traces = [record.split("\x01") for row in rows for record in row["body"].decode().split("\x02")]
+            return sorted(fields[0] for fields in traces if msg_id in fields)
+
+        eventually(lambda: recorded() == ["Pub", "SubAfter", "SubBefore"], 60)
+
     def test_lag_and_doctor(self, hidden_proxy: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
         send(hidden_proxy, topic, 10)
         consumed(hidden_proxy, topic, 10, **KEYWORD)
