@@ -232,6 +232,7 @@ def test_members_at_different_proxies_share_the_queues(both, topic):
         assert sorted(map(len, shares.values())) == [2, 2]
         # The list of the Proxy that is left has the other member twice until its old connection expires, two minutes later.
         left = both.kill(at_other)
+        other.subscribe(topic)  # sends a heartbeat now instead of within 30 seconds
         eventually(lambda: sorted(Counter(listed(left, f"g-{topic}")).values()) == [1, 2], 60)
         received.settled(2)
         assert received.complete(send(producer, topic, 40)) == shares
