@@ -120,9 +120,9 @@ POD = "rocketmq-proxy-0.invalid"
 
 @pytest.fixture(scope="session")
 def hidden_proxy() -> Iterator[LocalBroker]:
-    """Two brokers that keep traces, and a Proxy that advertises an address which cannot be reached; not to be broken."""
-    conf = {**WITHOUT_TIMERS, "traceTopicEnable": True}
-    with LocalBroker(2, conf=conf, proxy={"remotingAccessAddr": POD}, quiet=True) as mq:
+    """Two brokers and a Proxy that advertises an address which cannot be reached, and that keep traces; not to be broken."""
+    conf, proxy = {**WITHOUT_TIMERS, "traceTopicEnable": True}, {"remotingAccessAddr": POD, "traceOn": True}
+    with LocalBroker(2, conf=conf, proxy=proxy, quiet=True) as mq:
         yield mq
 
 
