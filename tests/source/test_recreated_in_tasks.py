@@ -107,6 +107,30 @@ def test_a_new_topic_that_is_shorter_is_not_read(broker, queue):
     assert {cause for _, _, cause in lost} == {Cause.WENT_BACK}
 
 
+def test_a_new_topic_that_grows_while_it_is_asked_about_is_not_read(broker, queue):
+    """Its last message of the batch does not exist yet, and its end is past the batch a moment later."""
+
+    def grown(call):
+        queue.times = [NEW] * 35
+        return stats({A: (0, 35)})
+
+    queue.times = [NEW] * 7
+    broker.on(Request.GET_TOPIC_STATS_INFO, grown)
+    offsets, lost = read(broker, ALL)
+    assert offsets == []
+    assert sorted(offset for start, end, _ in lost for offset in range(start, end)) == list(range(END))
+
+
+def test_a_last_message_that_compaction_removed_makes_no_other_topic(broker, queue):
+    """The queue is long enough, so the topic is the same; messages are younger because the broker's clock was set back."""
+    queue.times = [NEW] * 12
+    broker.on(Request.GET_TOPIC_STATS_INFO, stats({A: (0, 35)}))
+    offsets, _ = read(broker, OffsetRange(A, 0, 10))
+    assert offsets == list(range(10))
+    asked = [int(call.ext["queueOffset"]) for call in broker.seen(Request.PULL_MESSAGE)]
+    assert asked.count(END - 1) == 2, "the answer holds for the whole read"
+
+
 @pytest.mark.parametrize("remade_at", range(1, 4))
 def test_rows_of_the_old_topic_stay_read(broker, queue, remade_at):
     queue.later, queue.remade_at = [NEW] * END, remade_at

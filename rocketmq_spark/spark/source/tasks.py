@@ -221,12 +221,15 @@ def _is_recreated(options: Options, queue: MessageQueue, end: int, newest_ms: in
     def ask() -> bool:
         deadline = Deadline.after(options.request_timeout)
         routes.get(queue.topic)  # a task has no routes yet
-        stored_ms = offsets.store_time_ms(options.group, queue, end - 1, deadline)
-        if stored_ms is not None:
-            return stored_ms > newest_ms
-        # Compaction may have removed the message. But if the queue ends before it, the topic was created again.
-        bounds = offsets.bounds([queue], deadline).get(queue)
-        return bounds is not None and bounds.max_offset < end
+        last_stored_ms = functools.partial(offsets.store_time_ms, options.group, queue, end - 1, deadline)
+        stored_ms = last_stored_ms()
+        if stored_ms is None:
+            # Compaction may have removed the message. But if the queue ends before it, the topic was created again.
+            bounds = offsets.bounds([queue], deadline).get(queue)
+            if bounds is not None and bounds.max_offset < end:
+                return True
+            stored_ms = last_stored_ms()  # a new topic may have grown past it between the two requests
+        return stored_ms is not None and stored_ms > newest_ms
 
     return Retry(options.num_retries, options.retry_interval).run(ask)
 
