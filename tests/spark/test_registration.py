@@ -103,7 +103,7 @@ def test_a_source_that_spark_has_found_is_not_registered_again():
         conf=SimpleNamespace(get=lambda name, default=None: default),
     )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(datasource, "_of_a_runner", lambda spark: {"A": "1"})
+        patched.setattr(datasource, "_runner_variables", lambda spark: {"A": "1"})
         register(spark)
         assert (known, variables.keys()) == (["rocketmq"], {"A", CONTEXT_SETTINGS}), "Spark had not found it"
         variables.clear()
