@@ -8,6 +8,7 @@ executors to the driver, and copied to every waiter of a broken connection.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -345,11 +346,14 @@ _BY_CODE: dict[int, type[BrokerError]] = {
 }
 
 
-# Brokers with ACL 1.0 have no code for denied access: they report the exception as a system error.
-_DENIED_BY_ACL_1 = "org.apache.rocketmq.acl.common.AclException"
+# Brokers with ACL 1.0 and Proxies (Remoting port) have no code for denied access: they report the exception as a system error.
+_DENIED = re.compile(
+    r"org\.apache\.rocketmq\.acl\.common\.AclException"
+    r"|User:.* (has no permission|is not found|is disable)|check signature failed|username cannot be null"
+)
 
 
 def error_for(broker_code: int, remark: str = "") -> type[BrokerError]:
     """Return the class for a broker's response code and text; ``BrokerError`` for codes without a class."""
     kind = _BY_CODE.get(broker_code, BrokerError)
-    return AccessDenied if kind is ServerFault and remark.startswith(_DENIED_BY_ACL_1) else kind
+    return AccessDenied if kind is ServerFault and _DENIED.match(remark) else kind

@@ -300,6 +300,10 @@ class GroupMember(Protocol):
     def client_id(self) -> str:
         """The client id of this process, which brokers and the other members see."""
 
+    @property
+    def has_notices(self) -> bool:
+        """Whether brokers report changes of the group to its members. A Proxy does not."""
+
     def join(
         self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
     ) -> Callable[[Deadline], None]:

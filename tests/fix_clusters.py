@@ -114,6 +114,25 @@ def proxied() -> Iterator[LocalBroker]:
         yield mq
 
 
+# A name that no machine resolves, as that of a pod from outside of its cluster.
+POD = "rocketmq-proxy-0.invalid"
+
+
+@pytest.fixture(scope="session")
+def hidden_proxy() -> Iterator[LocalBroker]:
+    """Two brokers and a Proxy that advertises an address which cannot be reached, and that keep traces; not to be broken."""
+    conf, proxy = {**WITHOUT_TIMERS, "traceTopicEnable": True}, {"remotingAccessAddr": POD, "traceOn": True}
+    with LocalBroker(2, conf=conf, proxy=proxy, quiet=True) as mq:
+        yield mq
+
+
+@pytest.fixture(scope="session")
+def local_proxy() -> Iterator[LocalBroker]:
+    """A broker with a Proxy in LOCAL mode, as the quick start of RocketMQ runs them; not to be broken."""
+    with LocalBroker(proxy={"proxyMode": "LOCAL"}, conf=WITHOUT_TIMERS, quiet=True) as mq:
+        yield mq
+
+
 @pytest.fixture(scope="session")
 def asking_proxy() -> Iterator[LocalBroker]:
     """A broker that asks soon about half messages, and a Proxy; not to be broken."""

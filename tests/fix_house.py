@@ -65,6 +65,7 @@ LENGTHY = (
 # Clusters that tests share (fix_clusters), by the names of their fixtures, in the order in which their tests run.
 SHARED = (
     "secured", "encrypted", "elsewhere", "slaved", "older", "timerless", "one_broker", "two_brokers", "proxied", "asking_proxy",
+    "hidden_proxy", "local_proxy",
 )  # fmt: skip
 # What is started once for all tests that ask for it: where tests are shared out, they go to one process, whatever file they
 # stand in. The first that a test asks for decides; the rest goes file by file.
@@ -93,6 +94,7 @@ CLUSTERS = {
     "traced",
     "asking_often",
     "counting",
+    "two_proxies",
 }
 SPARKS = {"spark", "start_script", "run_script"}
 # What a mark means, and which fixtures give it; ``property`` goes to what hypothesis runs.

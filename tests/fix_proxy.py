@@ -163,15 +163,19 @@ class FaultyProxy:
         for at in range(0, len(data), step):
             sink.sendall(data[at : at + step])
 
-    def _accept(self) -> None:
+    def connect(self) -> socket.socket:
+        """A connection to the server; for a client that has just come."""
         host, port = self.target.rsplit(":", 1)
+        return socket.create_connection((host, int(port)), 5)
+
+    def _accept(self) -> None:
         while True:
             try:
                 client, _ = self._listener.accept()
             except OSError:
                 return
             try:
-                server = socket.create_connection((host, int(port)), 5)
+                server = self.connect()
                 server.settimeout(None)
             except OSError:
                 client.close()

@@ -216,6 +216,11 @@ def refuse(code: int, remark: str = "", **ext: object) -> Command:
 OF_PROXY = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
 
+def of_proxy(answer: Command) -> Command:
+    """The answer as a Proxy gives it."""
+    return replace(answer, ext={**answer.ext, **OF_PROXY})
+
+
 def never(call: Call) -> None:
     """No answer."""
 

@@ -75,7 +75,7 @@ ORDER = {
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command demo"
     " demo.feed demo.stage demo.play",
     "queues": "environment selection allocation",
-    "remoting": "protocol endpoint connection bulk pool",
+    "remoting": "protocol endpoint advertised connection bulk pool",
     "session": "proxied spools looks telemetry producers consumers topics admin",
     "aio": "loop producer consumers",
     "admin": "groups topics messages brokers",

@@ -176,6 +176,11 @@ def test_the_instance_of_a_hosted_cluster():
         p.name_servers("MQ_INST_1_a.h:80;MQ_INST_1_b.h:80")
 
 
+@pytest.mark.parametrize("text", ["nameServer", "nameserver", " NAMESERVER "])
+def test_an_address_map_may_be_the_name_server(text):
+    assert p.address_map(text) == p.AT_NAME_SERVER
+
+
 def test_an_address_map_names_the_bad_item():
     with pytest.raises(ValueError, match="'there' is not host:port"):
         p.address_map('{"10.0.0.5:10911": "there"}')

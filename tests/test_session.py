@@ -47,6 +47,7 @@ def test_equal_connection_options_share_a_client():
     [
         {"nameServer": "127.0.0.1:2"},
         {"addressMap": {"a:1": "b:1"}},
+        {"addressMap": "nameServer"},
         {"accessKey": "me", "secretKey": "one"},
         {"connectTimeout": "1s"},
         {"requestTimeout": "1s"},
@@ -60,6 +61,11 @@ def test_equal_connection_options_share_a_client():
 def test_other_connection_options_get_a_client_of_their_own(different):
     assert session.client(parsed(**different)) is not session.client(parsed())
     assert session.client(parsed(**different)) is session.client(parsed(**different))
+
+
+def test_the_option_replaces_addresses_in_routes():
+    assert session.client(parsed(addressMap="nameServer")).calls.pool.dialling.at_name_server
+    assert not session.client(parsed()).calls.pool.dialling.at_name_server
 
 
 def one_user():

@@ -72,6 +72,21 @@ def test_what_cannot_be_done_over_grpc(role, given, said):
         options.parse({**GRPC, **given}).for_role(role)
 
 
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        ("batch source", r"\(POP\), but the same batch never twice; .*the Remoting port of a Proxy \(8080"),
+        ("stream source", r"\(POP\), but the same batch never twice; .*the Remoting port of a Proxy \(8080"),
+        ("pull consumer", r"rejects pulls and requests about offsets .*the Remoting port of a Proxy \(8080"),
+        ("cluster admin", r"with the brokers' name server as nameServer$"),
+    ],
+)
+def test_a_role_that_cannot_use_grpc_is_shown_the_other_port(role, said):
+    given = {"subscribe": "t"} if "source" in role else {}
+    with pytest.raises(OptionError, match=said):
+        options.parse({**GRPC, **given}).for_role(role)
+
+
 @pytest.mark.parametrize("server", [{"nameServer": "n:1"}, GRPC])
 @pytest.mark.parametrize("role", ["sink", "producer", "consumer"])
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
 from rocketmq_spark.base import arguments
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import groups
+from rocketmq_spark.client.calls import at_proxy
 from rocketmq_spark.client.route import masters_of, registered
 from rocketmq_spark.errors import (
     AccessDenied,
     GroupNotFound,
     NotReadable,
+    NotSupported,
     OffsetError,
     OptionError,
     RocketMQError,
@@ -44,7 +46,7 @@ def of_group(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
     Raises ``OffsetError`` if the group has no offset.
     """
     found: Positions = {}
-    for topic in topics or tools.admin.consumed_topics(group):
+    for topic in topics or _consumed_topics(tools, group):
         queues = tools.routes.existing(topic, 0.0).kept()  # the number of queues may have changed
         found |= tools.brokers.committed(group, queues, deadline(tools))
     if all(position is None for position in found.values()):
@@ -59,7 +61,15 @@ def check_masters(tools: AdminTools) -> None:
     """Raises ``BrokerNotFound`` if a master is away: in many versions of RocketMQ, slaves do not have the offsets, so it is
     unknown whether the group has any.
     """
-    masters_of(tools.admin.cluster())
+    try:
+        masters_of(tools.admin.cluster())
+    except NotSupported:  # a Proxy, which answers for a broker only if it reaches the broker's master
+        return
+
+
+def _consumed_topics(tools: AdminTools, group: str) -> list[str]:
+    with at_proxy("Name the topics: topics= of the method, --topic of the command"):
+        return tools.admin.consumed_topics(group)
 
 
 def new_group(group: str, topics: Sequence[str] = ()) -> str:
@@ -161,7 +171,7 @@ def offset_changes(
             raise OffsetError(f"{named} names {', '.join(others)}, which --topic excludes", remedy="Omit --topic")
         topics = mentioned
     elif not topics:
-        topics = [topic for topic in tools.admin.consumed_topics(group) if not topic.startswith(RETRY_PREFIX)]
+        topics = [topic for topic in _consumed_topics(tools, group) if not topic.startswith(RETRY_PREFIX)]
     if not topics:
         check_masters(tools)
         hint = near_groups(tools, group)

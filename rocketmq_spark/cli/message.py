@@ -313,11 +313,11 @@ def _topic_finder(output: Output, target: Target, group: str) -> Callable[[Recei
 
     @functools.cache
     def consumed() -> set[str]:
-        from rocketmq_spark.errors import AccessDenied
+        from rocketmq_spark.errors import AccessDenied, NotSupported
 
         try:
             return set(target.client().admin.consumed_topics(group))
-        except AccessDenied as e:
+        except (AccessDenied, NotSupported) as e:
             output.note(
                 f"Cannot check whether {group} reads dead letters of other groups; --to-topic says where to: {e}"
             )

@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from rocketmq_spark.errors import (
     BrokerError,
     LocalProtocolError,
     NotReadable,
+    NotSupported,
     OptionError,
     RocketMQError,
     ServerFault,
@@ -35,7 +37,7 @@ from rocketmq_spark.options.names import resolve
 from rocketmq_spark.remoting.connection import Connection, Done
 from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import header, names
-from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.header import Command, Peer
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +157,31 @@ _PASSING_FAULTS: Mapping[str, type[BrokerError]] = {
     "create mapped file failed": ServiceNotAvailable,
     "timer message is under flow control": BrokerBusy,
 }
+# What it means that a server which is no broker does not know a request, and the remedy.
+_NOT_SUPPORTED = {
+    Peer.NAME_SERVER: (
+        "the server is a name server, which answers no requests for brokers",
+        "Check option 'addressMap': nameServer is for a Proxy as name server; for a port-forward per broker give JSON such as "
+        '{"10.0.0.5:10911": "localhost:10911"}',
+    ),
+    Peer.PROXY: (
+        "the server is a Proxy, which does not forward this request",
+        "Give the brokers' name server as option 'nameServer'",
+    ),
+}
+
+
+@contextmanager
+def at_proxy(remedy: str) -> Iterator[None]:
+    """Replace the remedy for requests that a Proxy does not forward, where the caller has a better one than another server."""
+    try:
+        yield
+    except NotSupported as e:
+        if e.message == _NOT_SUPPORTED[Peer.PROXY][0]:
+            e.remedy = remedy
+        raise
+
+
 _DENIED = (
     "Access denied: check options 'accessKey' and 'secretKey' and the user's policies "
     "(source: Sub and Get on the topic, Sub on the group; sink: Pub on the topic)"
@@ -374,6 +401,9 @@ def _question(command: Command) -> tuple[int, dict[str, str], bytes]:
 def refused(answer: Command, address: str, topic: str | None = None, queue: str | None = None) -> RocketMQError:
     """The error for an unsuccessful answer."""
     kind = error_for(answer.code, answer.remark or "")
+    if answer.code == Response.REQUEST_CODE_NOT_SUPPORTED and answer.peer in _NOT_SUPPORTED:
+        message, remedy = _NOT_SUPPORTED[answer.peer]
+        return NotSupported(message, address, answer.code, topic, queue, (answer.remark or "").strip() or None, remedy)
     if issubclass(kind, ServerFault):
         words = answer.remark or ""
         kind = next((passing for begin, passing in _PASSING_FAULTS.items() if words.startswith(begin)), kind)

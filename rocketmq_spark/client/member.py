@@ -61,6 +61,10 @@ class RemotingMember:
     def client_id(self) -> str:
         return self._instance.client_id
 
+    @property
+    def has_notices(self) -> bool:
+        return not any(self._calls.pool.is_proxy(data.master) for data in self._routes.brokers() if data.master)
+
     def join(
         self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
     ) -> Callable[[Deadline], None]:

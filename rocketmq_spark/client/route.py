@@ -47,7 +47,11 @@ class NameServers:
         self._current = (rng or random.Random()).randrange(len(self.addresses))
 
     def ask(self, make: Callable[[], Command], deadline: Deadline | None = None) -> Command:
+        return self.ask_at(make, deadline)[1]
+
+    def ask_at(self, make: Callable[[], Command], deadline: Deadline | None = None) -> tuple[str, Command]:
         """The first server's answer that could be had, each within the time of one request, and its part of what is left.
+        Returns the address of this server with it.
 
         Servers do not know of each other, so a topic that one misses is asked of the others too. When none answers,
         raises the last one's error, naming all that were tried. An address of a broker is an ``OptionError`` if no other does.
@@ -65,12 +69,15 @@ class NameServers:
             except (ConnectionLost, CallTimeout, RemoteProtocolError) as e:
                 last = e
             except NotSupported:
+                if self.calls.pool.is_proxy(self.addresses[at]):
+                    raise
                 if self.routes_at(self.addresses[at], deadline):
-                    raise  # a Proxy, which does not answer everything
+                    # Its answer has shown whether it is a Proxy, so the error of another try says so.
+                    return self.addresses[at], self.calls.ask(self.addresses[at], make(), self._share(deadline))
                 wrong = _of_a_broker(self.addresses[at])
             else:
                 self._current = at
-                return answer
+                return self.addresses[at], answer
         if unknown is not None:
             raise unknown
         if last is None:
@@ -101,12 +108,14 @@ class NameServers:
             pass
         return True
 
-    def ask_many(self, commands: Sequence[Command], deadline: Deadline | None = None) -> list[Command | None]:
-        """Answers of the server in use to different questions, asked at once; None where ``ask`` has to try."""
+    def ask_many(
+        self, commands: Sequence[Command], deadline: Deadline | None = None
+    ) -> tuple[str, list[Command | None]]:
+        """Answers of the server in use, and its address, to different questions, asked at once; None where ``ask`` has to try."""
         deadline = deadline or Deadline.after(self.calls.request_timeout_s)
         server = self.addresses[self._current]
         answers = self.calls.exchange_each([(server, command) for command in commands], deadline)
-        return [a if not isinstance(a, RocketMQError) and a.code == Response.SUCCESS else None for a in answers]
+        return server, [a if not isinstance(a, RocketMQError) and a.code == Response.SUCCESS else None for a in answers]
 
     def ask_each(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:
         """Ask every server at once, because they do not know of each other; raises the first error when all have answered."""
@@ -185,21 +194,35 @@ class Routes:
             due = [topic for topic in topics if topic not in self._routes or self._routes[topic][0] < oldest]
         if len(due) < 2:
             return frozenset()
-        answers = self._name_servers.ask_many([self._question(topic) for topic in due], deadline)
+        server, answers = self._name_servers.ask_many([self._question(topic) for topic in due], deadline)
         came = [(topic, answer) for topic, answer in zip(due, answers, strict=True) if answer is not None]
         for topic, answer in came:
-            self._keep(topic, self._settled(bodies.route(topic, answer.body), deadline))
+            self._keep(topic, self._settled(self._route(topic, server, answer), deadline))
         return frozenset(topic for topic, _ in came)
 
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
         """Ask the name server now."""
         try:
-            answer = self._name_servers.ask(lambda: self._question(topic), deadline)
+            server, answer = self._name_servers.ask_at(lambda: self._question(topic), deadline)
         except TopicNotFound as e:
             self.forget(topic)
             why = names.topic_problem(topic) or "the name server knows no such topic, or all its brokers are down"
             raise RouteNotFound(why, e.addr, e.broker_code, topic) from e
-        return self._settled(bodies.route(topic, answer.body), deadline)
+        return self._settled(self._route(topic, server, answer), deadline)
+
+    def _route(self, topic: str, server: str, answer: Command) -> TopicRoute:
+        route = bodies.route(topic, answer.body)
+        return replace(route, brokers=self._reachable(route.brokers, server, answer))
+
+    def _reachable(self, brokers: Mapping[str, BrokerData], server: str, answer: Command) -> dict[str, BrokerData]:
+        """The brokers of an answer with the addresses to connect to, which are noted in the pool."""
+        pool = self._name_servers.calls.pool
+        if pool.dialling.at_name_server:
+            return {
+                name: replace(data, addresses=dict.fromkeys(data.addresses, server)) for name, data in brokers.items()
+            }
+        pool.advertise((address for data in brokers.values() for address in data.addresses.values()), answer.peer)
+        return dict(brokers)
 
     def _settled(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
         """With acting masters distinguished from masters of a topic that may not be written to.
@@ -279,8 +302,8 @@ class Routes:
 
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
         """Brokers by name."""
-        answer = self._name_servers.ask(rpc.GET_BROKER_CLUSTER_INFO.request, deadline)
-        self._listed = dict(bodies.cluster(answer.body).brokers)
+        server, answer = self._name_servers.ask_at(rpc.GET_BROKER_CLUSTER_INFO.request, deadline)
+        self._listed = self._reachable(bodies.cluster(answer.body).brokers, server, answer)
         return dict(self._listed)
 
     def any_broker(self) -> bool:

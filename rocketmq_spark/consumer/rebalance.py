@@ -100,6 +100,7 @@ def _checked(queue: MessageQueue, what: str, offset: int) -> int:
 
 WAIT_S = 20.0
 UNBALANCED_WAIT_S = 1.0  # since 5.2.0
+UNNOTICED_WAIT_S = 5.0  # until this member releases the queues of a new one, both read them
 MIN_INTERVAL_S = 1.0
 PULL_EXPIRES_MS = 120_000
 
@@ -181,9 +182,14 @@ def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: Q
     return share.queues == {q for q, held in owned.items() if q.topic == topic and not held.dropped}
 
 
-def wait_s(balanced: bool, interval_s: float = WAIT_S) -> float:
-    """Return the seconds until the next regular run; ``interval_s`` is Java's ``waitInterval``."""
-    return interval_s if balanced else min(UNBALANCED_WAIT_S, interval_s)
+def wait_s(balanced: bool, interval_s: float = WAIT_S, has_notices: bool = True) -> float:
+    """Return the seconds until the next regular run; ``interval_s`` is Java's ``waitInterval``.
+
+    Without ``has_notices``, servers do not report changes of the group to its members.
+    """
+    if not balanced:
+        return min(UNBALANCED_WAIT_S, interval_s)
+    return interval_s if has_notices else min(UNNOTICED_WAIT_S, interval_s)
 
 
 def _sorted(queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:

@@ -8,19 +8,29 @@ others pull: brokers deliver each message to both.
 
 A restarted broker has forgotten the members of groups: ``Introductions`` registers a member with it again.
 ``Complaints`` chooses the log level of a problem that lasts: a warning when it begins, and one when it ends.
+``Contact`` warns, or ends polls with an error, while brokers do not answer.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 
-from rocketmq_spark.base.clock import Deadline, NowAndThen
+from rocketmq_spark.base.clock import Clock, Deadline, NowAndThen
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.settings import Subscriptions
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import (
+    BrokerError,
+    CertificateRefused,
+    ConnectionLost,
+    RemoteProtocolError,
+    RocketMQError,
+    RouteNotFound,
+    copy_of,
+)
 from rocketmq_spark.model import Filter
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.wire.properties import parse_subscription
@@ -132,6 +142,75 @@ class Complaints:
     def over(self, thing: Hashable) -> bool:
         """Note that the thing has no problem. Returns whether it had one."""
         return self._known.pop(thing, None) is not None
+
+
+UNREACHED_S = 60.0  # polls fail after this time without one answer of a broker
+_WARNED_S = 60.0
+
+
+class Contact:
+    """Whether brokers answer a consumer that polls: an empty poll warns while one does not, and fails if none ever did.
+
+    Thread-safe, because each method changes one attribute.
+    """
+
+    def __init__(self, group: str, clock: Clock) -> None:
+        self._group = group
+        self._clock = clock
+        self._since: float | None = None  # the first poll, or the last one that failed
+        self._reached = False
+        self._trouble: tuple[Hashable, RocketMQError] | None = None  # what was asked without an answer, and the error
+        self._warnings = NowAndThen(_WARNED_S)
+
+    def answered(self, asked: Hashable) -> None:
+        """A broker answered the request about ``asked``."""
+        self._reached = True
+        if self._trouble is not None and self._trouble[0] == asked:
+            self._trouble = None
+
+    def failed(self, asked: Hashable, error: RocketMQError) -> None:
+        """The request about ``asked`` failed. A refusal is an answer; a topic that is not there yet is no trouble."""
+        if isinstance(error, BrokerError):
+            self.answered(asked)
+        elif not isinstance(error, RouteNotFound):
+            self._trouble = asked, error
+
+    def check_servers(self) -> None:
+        """Raise the error of a server that no client of ours can use, unless others answered."""
+        if self._trouble is not None and not self._reached:
+            _, error = self._trouble
+            if isinstance(error, RemoteProtocolError | CertificateRefused):
+                raise copy_of(error)
+
+    def left_s(self) -> float:
+        """Seconds that a poll may still wait for the first answer."""
+        now = self._clock.now()
+        if self._since is None:
+            self._since = now
+        return math.inf if self._reached else max(0.0, self._since + UNREACHED_S - now)
+
+    def check(self) -> None:
+        """Judge a poll that returned nothing. Raises ``ConnectionLost`` a minute after the first if no broker has answered."""
+        is_over = not self.left_s()
+        if is_over:
+            self._since = None
+        if self._trouble is None:
+            return
+        _, error = self._trouble
+        if is_over:
+            raise ConnectionLost(
+                f"group {self._group}: no broker has answered for {UNREACHED_S:.0f} s: {error.message}",
+                error.addr,
+                error.broker_code,
+                error.topic,
+                remedy=error.remedy or "To look for the cause: rocketmq-spark doctor",
+            ) from error
+        if self._warnings.due():
+            text = "group %s: a poll returned nothing, and %s: %s"
+            why = "a broker does not answer" if self._reached else "no broker has answered yet"
+            logger.warning(text, self._group, why, error)
+        if self._reached:
+            self._trouble = None  # the next failure sets it again
 
 
 TIMEOUT_S = 3.0

@@ -43,7 +43,8 @@ class LocalBroker(Closing):
         data: A folder that is kept. A later cluster with the same folder reuses its data, and its ports if they are free.
             Without it, data is in a temporary folder that is deleted at the end.
         proxy: Whether to run a Proxy, too, or the fields of its ``rmq-proxy.json`` by name. With ``tlsCertPath`` and
-            ``tlsKeyPath`` it accepts TLS only.
+            ``tlsKeyPath`` it accepts TLS only. With ``proxyMode`` ``LOCAL`` it runs in the process of the only broker, as
+            ``mqbroker --enable-proxy`` starts it, and clients can use its gRPC port only.
         queues: Default number of queues on each broker for topics that ``create_topic`` creates.
         keep: Keep the temporary folder.
         ports: Fixed ports by server name: ``{"namesrv": 9876, "broker-a": 10911}``.
@@ -95,7 +96,12 @@ class LocalBroker(Closing):
         self._conf = servers.checked(conf or {})
         self._given_data = Path(data).expanduser().absolute() if data is not None else None
         self._with_proxy = isinstance(proxy, Mapping) or proxy
-        self._proxy_conf = servers.checked(proxy if isinstance(proxy, Mapping) else {})
+        self._proxy_conf = servers.checked(proxy if isinstance(proxy, Mapping) else {}, besides=["proxyMode"])
+        if servers.proxy_mode(self._proxy_conf) == servers.LOCAL and len(self._specs) > 1:
+            raise LocalBrokerError(
+                f"A proxy in LOCAL mode runs in the process of one broker, but there are {len(self._specs)}",
+                remedy="Ask for one broker without slaves, or omit proxyMode",
+            )
         self._keep = keep or data is not None
         self._ports = dict(ports or {})
         self._heap_mb = heap_mb
@@ -169,12 +175,12 @@ class LocalBroker(Closing):
     @property
     def proxy_server(self) -> str:
         """``host:port`` of the proxy's Remoting port, to be used as a name server."""
-        return _running(self).server(PROXY).address
+        return f"{process.HOST}:{_running(self).server(PROXY).program.ports[-2]}"
 
     @property
     def proxy_grpc(self) -> str:
         """``host:port`` of the proxy's gRPC port."""
-        return f"{process.HOST}:{_running(self).server(PROXY).program.ports[1]}"
+        return f"{process.HOST}:{_running(self).server(PROXY).program.ports[-1]}"
 
     @property
     def brokers(self) -> list[str]:

@@ -105,6 +105,11 @@ class ServerParts:
     heap_mb: int
     jvm: tuple[str, ...]
 
+    @property
+    def has_local_proxy(self) -> bool:
+        """Whether a proxy runs in the process of the only broker."""
+        return servers.proxy_mode(self.proxy_conf) == servers.LOCAL
+
 
 class Members:
     """Servers by name on a site. ``specs`` are the brokers and slaves that belong to the cluster, running or not."""
@@ -128,6 +133,8 @@ class Members:
 
     def server(self, name: str) -> Server:
         known = self.site.servers
+        if name == PROXY and self._make.has_local_proxy:
+            name = self._specs[0].name
         if name not in known:
             raise LocalBrokerError(f"There is no {name!r} here", remedy=f"Known: {', '.join(sorted(known))}")
         return known[name]
@@ -151,7 +158,7 @@ class Members:
             for is_slave in (False, True):
                 specs = [spec for spec in self._specs if (spec.broker_id > 0) is is_slave]
                 list(pool.map(lambda spec: self.bring_up(spec, deadline), specs))
-        if with_proxy:
+        if with_proxy and not self._make.has_local_proxy:
             site.bring_up(
                 PROXY,
                 process.PROXY_PORTS,
@@ -168,9 +175,14 @@ class Members:
 
         def make(port: int) -> Program:
             program = servers.broker(self.site.data, self._make.jars, spec, port, self.name_server, lines)
+            if self._make.has_local_proxy:
+                program = servers.with_local_proxy(
+                    program, self._make.proxy_jars, self.name_server, self._make.proxy_conf
+                )
             return self._with_flags(program)
 
-        self.site.bring_up(spec.name, process.BROKER_PORTS, make, self._readiness(spec), deadline)
+        ports = process.LOCAL_PROXY_PORTS if self._make.has_local_proxy else process.BROKER_PORTS
+        self.site.bring_up(spec.name, ports, make, self._readiness(spec), deadline)
 
     def _with_flags(self, program: Program) -> Program:
         return dataclasses.replace(program, heap_mb=self._make.heap_mb, flags=(*program.flags, *self._make.jvm))

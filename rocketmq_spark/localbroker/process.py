@@ -41,6 +41,8 @@ _BLOCK = 60
 BROKER_PORTS = (0, -2, 1)
 # A proxy's ports: Remoting, and one above, gRPC.
 PROXY_PORTS = (0, 1)
+# A broker's ports, and those of a proxy in its process.
+LOCAL_PROXY_PORTS = (*BROKER_PORTS, 2, 3)
 
 
 def is_free(port: int) -> bool:

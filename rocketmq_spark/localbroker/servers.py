@@ -11,8 +11,8 @@ import shutil
 import string
 import struct
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -60,10 +60,10 @@ def change(home: Path, conf: Mapping[str, object]) -> None:
     raise LocalBrokerError(f"{home.name} takes no conf", remedy="Give it to a broker or to the proxy")
 
 
-def checked(conf: Mapping[str, object]) -> dict[str, object]:
-    """Returns ``conf``. Raises an error if it contains a setting in ``OURS``."""
+def checked(conf: Mapping[str, object], besides: Container[str] = ()) -> dict[str, object]:
+    """Returns ``conf``. Raises an error if it contains a setting in ``OURS`` that is not in ``besides``."""
     for key, value in conf.items():
-        if key in OURS:
+        if key in OURS and key not in besides:
             raise LocalBrokerError(
                 f"conf must not set {key}: LocalBroker decides it",
                 remedy="Use brokers=, slaves=, ports= or data= instead",
@@ -102,6 +102,9 @@ def write_compose_files(folder: Path) -> None:
 
 NAME_SERVER = "namesrv"
 PROXY = "proxy"
+# Modes of a proxy: on its own before the brokers of a cluster, or in the process of one broker.
+CLUSTER, LOCAL = "cluster", "local"
+_PROXY_STARTUP = "org.apache.rocketmq.proxy.ProxyStartup"
 # A name server needs a small heap. A broker's heap contains the messages in flight, of up to 4 MiB each.
 _NAME_SERVER_HEAP_MB = 64
 _BROKER_HEAP_MB = 192
@@ -180,9 +183,33 @@ def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf:
     tls = "tlsCertPath" in conf
     fields = {**({"tlsTestModeEnable": False} if tls else {}), **conf}
     path.write_text(with_fields(render(path.name, values), fields), encoding="utf-8")
-    main, arguments = "org.apache.rocketmq.proxy.ProxyStartup", ("-pc", str(path))
+    main, arguments = _PROXY_STARTUP, ("-pc", str(path))
     flags = (*_flags(home), *_ENFORCED) if tls else _flags(home)
     return Program(PROXY, home, (port, port + 1), main, arguments, jars, _PROXY_HEAP_MB, flags)
+
+
+def proxy_mode(conf: Mapping[str, object]) -> str:
+    """The mode of a proxy with these fields."""
+    mode = str(conf.get("proxyMode", CLUSTER)).lower()
+    if mode not in (CLUSTER, LOCAL):
+        expected = f"{CLUSTER.upper()} or {LOCAL.upper()}"
+        raise LocalBrokerError(f"proxyMode is {conf['proxyMode']!r}; expected {expected}")
+    return mode
+
+
+def with_local_proxy(broker: Program, jars: tuple[Path, ...], name_server: str, conf: Mapping[str, object]) -> Program:
+    """A broker with a proxy in the same process, as ``mqbroker --enable-proxy`` starts it."""
+    port = broker.ports[0]
+    values = {"port": port + process.LOCAL_PROXY_PORTS[-2], "grpc_port": port + process.LOCAL_PROXY_PORTS[-1]}
+    path = broker.home / "rmq-proxy.json"
+    path.write_text(with_fields(render(path.name, {**values, "name_server": name_server}), conf), encoding="utf-8")
+    return replace(
+        broker,
+        ports=tuple(port + distance for distance in process.LOCAL_PROXY_PORTS),
+        main_class=_PROXY_STARTUP,
+        arguments=("-pc", str(path), "-pm", LOCAL, "-bc", str(broker.home / "broker.conf")),
+        jars=jars,
+    )
 
 
 def _home(data: Path, name: str) -> Path:

@@ -237,8 +237,14 @@ def instance_of(servers: Sequence[str]) -> str | None:
     return None if found is None else found[1]
 
 
-def address_map(value: str) -> dict[str, str]:
-    expected = 'JSON such as {"10.0.0.5:10911": "localhost:10911"}'
+# The value of option 'addressMap' that replaces each advertised address by that of the name server which reported it.
+AT_NAME_SERVER = "nameServer"
+
+
+def address_map(value: str) -> dict[str, str] | str:
+    if value.strip().lower() == AT_NAME_SERVER.lower():
+        return AT_NAME_SERVER
+    expected = f'{AT_NAME_SERVER!r}, or JSON such as {{"10.0.0.5:10911": "localhost:10911"}}'
     found: dict[str, str] = _json(value, dict, expected)
     for item in (*found.keys(), *found.values()):
         if not isinstance(item, str):

@@ -110,8 +110,12 @@ class Options:
     proxy_endpoint: tuple[str, ...] = _row(
         p.addresses, (), _ALL, "`host:port` of the gRPC port of a Proxy, several separated by `;`; for `transport=grpc`"
     )
-    address_map: dict[str, str] = _row(
-        p.address_map, {}, _ALL, 'JSON `{"advertised:port": "reachable:port"}` for NAT and containers; not over gRPC'
+    address_map: dict[str, str] | str = _row(
+        p.address_map,
+        {},
+        _ALL,
+        "where to connect instead of at advertised addresses: `nameServer`, for a Proxy as name server (docs/hosted.md), or JSON "
+        '`{"advertised:port": "reachable:port"}` for NAT and containers; not over gRPC',
     )
     access_key: str | None = _row(p.string, None, _ALL, "access key (user name); every request is signed")
     secret_key: p.Secret | None = _row(p.secret, None, _ALL, "secret key of the user of `accessKey`")

@@ -11,17 +11,25 @@ from typing import Any, NamedTuple
 from rocketmq_spark.base.codes import TopicType
 
 REMOTING, GRPC = "remoting", "grpc"
-_READ = "use transport=remoting, with brokers or the Proxy's Remoting port as nameServer"
-_NO_OFFSETS = "over gRPC a Proxy rejects requests about offsets (UNIMPLEMENTED)"
+_REMOTING = (
+    "use transport=remoting, with the brokers' name server or the Remoting port of a Proxy (8080 unless it was changed)"
+)
+_READ = f"{_REMOTING} as nameServer"
+_ADMINISTER = "use transport=remoting, with the brokers' name server as nameServer"
+_NO_OFFSETS = "over gRPC a Proxy rejects pulls and requests about offsets (UNIMPLEMENTED)"
+_NO_REPEAT = (
+    f"reads ranges of offsets, and {_NO_OFFSETS}; a Proxy hands out messages (POP), but the same batch never twice"
+)
+# Why a role cannot use gRPC, and what to do.
 _ROLES = {
-    "batch source": f"reads ranges of offsets, and {_NO_OFFSETS}",
-    "stream source": f"reads ranges of offsets, and {_NO_OFFSETS}",
-    "pull consumer": f"seeks and commits offsets, and {_NO_OFFSETS}",
-    "cluster admin": "sends requests that a Proxy rejects over gRPC (UNIMPLEMENTED)",
+    "batch source": f"{_NO_REPEAT}; {_READ}",
+    "stream source": f"{_NO_REPEAT}; {_READ}",
+    "pull consumer": f"seeks and commits offsets, and {_NO_OFFSETS}; {_READ}",
+    "cluster admin": f"sends requests that a Proxy rejects over gRPC (UNIMPLEMENTED); {_ADMINISTER}",
 }
 NO_ADMINISTRATION = (
     "offsets, topics and groups are read and changed by requests that a Proxy rejects over gRPC (UNIMPLEMENTED); "
-    f"{_READ}"
+    f"{_ADMINISTER}"
 )
 # Selectors that do not require a queue of the user's choice.
 SELECTORS = ("roundRobin", "random", "hash")
@@ -154,7 +162,7 @@ def _remedy(needed: str) -> str:
 
 def _of_grpc(options: Any, role: str) -> list[str]:
     if role in _ROLES:
-        return [f"option 'transport' is 'grpc', but a {role} {_ROLES[role]}; {_READ}"]
+        return [f"option 'transport' is 'grpc', but a {role} {_ROLES[role]}"]
     found = []
     if role == "consumer":
         said = [_OF_CONSUMERS[field] for field in _OF_CONSUMERS if field in options.given]

@@ -16,7 +16,9 @@ class AdminOptions(TypedDict, total=False):
     proxy_endpoint: str
     """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
     address_map: Mapping[str, str] | str
-    """JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers; not over gRPC."""
+    """Where to connect instead of at advertised addresses: ``nameServer``, for a Proxy as name server (docs/hosted.md), or
+    JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers; not over gRPC.
+    """
     access_key: str
     """Access key (user name); every request is signed."""
     secret_key: str

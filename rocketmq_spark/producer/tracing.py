@@ -45,6 +45,7 @@ BYTES_OF_ONE = 4096
 SEND_TIMEOUT_S = 5.0
 EXIT_S = 2.0
 LOG_S = 60.0
+UNWANTED_S = 3600.0  # how often it is logged that a server wants no traces, which lasts
 
 # Names in Java's ``LocalTransactionState``.
 _STATES = {
@@ -230,6 +231,7 @@ class TracedSender:
         self._group = group
         self._trace_topic = trace_topic
         self._wall_ms = wall_ms
+        self._unwanted = NowAndThen(UNWANTED_S)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sender, name)
@@ -303,7 +305,15 @@ class TracedSender:
         return traces.transaction_ended(about, self._group, now_ms, place.transaction_id, _STATES[state], asked)
 
     def _stored(self, queue: MessageQueue, request: SendRequest, result: SendResult, began_ms: int) -> Records:
-        if result.region_id is None or queue.topic == self._trace_topic:
+        if queue.topic == self._trace_topic:
+            return ()
+        if result.region_id is None:
+            if self._unwanted.due():
+                logger.warning(
+                    "sends of group %s to %s are not traced, because the server has traceOn=false. Set traceOn to true in "
+                    "rmq-proxy.json of a Proxy, whose default is false, or in broker.conf of a broker",
+                    self._group, queue,
+                )  # fmt: skip
             return ()
         make = functools.partial(self._published, queue, request, result, began_ms, self._wall_ms() - began_ms)
         count = (result.offset_msg_id or "").count(",") + 1

@@ -21,6 +21,7 @@ from rocketmq_spark.model import MASTER_ID
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import PullSource
 from rocketmq_spark.pull.missing import Missing, Trials
+from rocketmq_spark.remoting.advertised import explained
 from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
 from rocketmq_spark.remoting.pool import Dialling
 
@@ -329,18 +330,24 @@ class Replica:
     suggested: int = MASTER_ID
     doubted: bool = False
     at_master: bool | None = False
+    connected: bool = False
 
     def __call__(self, deadline: Deadline) -> BulkStream:
         address, self.known = self.known if self.read_from != "slave" else None, None
         at_master: bool | None = None
         if address is None:
             address, at_master = self._from_route(deadline)
-        stream = BulkStream(
-            self.dialling.reachable(address),
-            deadline.within(self.dialling.connect_timeout_s),
-            self.dialling.tls,
-        )
-        self.at_master = at_master
+        try:
+            stream = BulkStream(
+                self.dialling.reachable(address),
+                deadline.within(self.dialling.connect_timeout_s),
+                self.dialling.tls,
+            )
+        except RocketMQError as e:
+            if not self.connected and not self.dialling.at_name_server:
+                explained(e, [address])
+            raise
+        self.at_master, self.connected = at_master, True
         return stream
 
     def hint(self, broker_id: int | None) -> bool:

@@ -30,12 +30,16 @@ from rocketmq_spark.remoting.endpoint import (
     connect,
     mapped,
 )
-from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, is_of_proxy
-from rocketmq_spark.wire.header import Command
+from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, peer_after
+from rocketmq_spark.wire.header import Command, Peer
 
 logger = logging.getLogger(__name__)
 
 MAX_FRAME = 256 << 20
+_NO_ANSWER_OF_PROXY = (
+    "A Proxy does not answer while it cannot reach the broker of a request, nor in LOCAL mode (mqbroker --enable-proxy): then "
+    "use the brokers' name server (port 9876), or transport=grpc"
+)
 RECEIVE_BYTES = 256 << 10
 # If a server accepts no byte for this time, or sends nothing while requests time out, the connection is closed.
 STALL_S = 15.0
@@ -118,7 +122,7 @@ class _Reader(threading.Thread):
 class Connection:
     """A connected conversation. Thread-safe; ``close`` fails all waiting requests.
 
-    ``is_proxy``: an answer has shown that the server is a Proxy. Each later answer says so, too (``Command.by_proxy``).
+    ``peer`` is the kind of server that answers have shown, or that the caller knows. Each later answer has it, too.
     """
 
     def __init__(
@@ -129,9 +133,10 @@ class Connection:
         on_request: OnRequest | None = None,
         max_frame: int = MAX_FRAME,
         undelivered: Undelivered = UNDELIVERED,
+        peer: Peer = Peer.UNKNOWN,
     ) -> None:
         self.address = address
-        self.is_proxy = False
+        self.peer = peer
         self._channel = SocketChannel(connect(address, deadline, tls, undelivered))
         self._drops = undelivered.drops is not Drops.NEVER
         self._in_doubt = False  # whether a request timed out that may not be sent yet
@@ -178,7 +183,7 @@ class Connection:
                 self._in_doubt = self._in_doubt or mine is not None
             if mine is not None:
                 self._check_silence()
-                raise CallTimeout(f"no answer to request {command.code} in time", self.address)
+                raise self._timed_out(f"no answer to request {command.code} in time")
             arrived.acquire()  # the answer arrived at the same moment and is being delivered
         if isinstance(result[0], RocketMQError):
             raise result[0]
@@ -298,8 +303,8 @@ class Connection:
         for event in events:
             if isinstance(event, Answered):
                 self._answered = True
-                self.is_proxy = self.is_proxy or is_of_proxy(event.waiter.code, event.command)
-                event.command.by_proxy = self.is_proxy
+                self.peer = peer_after(self.peer, event.waiter.code, event.command)
+                event.command.peer = self.peer
                 event.waiter.tell(event.command)
             else:
                 self._answer(event)
@@ -342,9 +347,12 @@ class Connection:
             late = self._conversation.expired(lambda waiter: waiter.deadline.expired)
             self._in_doubt = self._in_doubt or bool(late)
         for waiter in late:
-            waiter.tell(CallTimeout("no answer in time", self.address))
+            waiter.tell(self._timed_out("no answer in time"))
         if late:
             self._check_silence()
+
+    def _timed_out(self, message: str) -> CallTimeout:
+        return CallTimeout(message, self.address, remedy=_NO_ANSWER_OF_PROXY if self.peer is Peer.PROXY else None)
 
     def _check_silence(self) -> None:
         """Called when a request timed out: decide whether the server is gone."""

@@ -25,6 +25,8 @@ from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLos
 # If the peer's machine confirms no bytes for this time, the connection is treated as broken. Otherwise the operating system
 # retries for a quarter of an hour. Linux only; on other systems ``STALL_S`` of ``connection`` applies.
 UNCONFIRMED_S = 15.0
+# The begin of an error's message if there is no TCP connection.
+CANNOT_CONNECT = "cannot connect"
 
 
 class Drops(enum.Enum):
@@ -129,7 +131,7 @@ def connect(
     try:
         sock = socket.create_connection((host, port), timeout=max(0.001, deadline.remaining()))
     except OSError as e:
-        raise mapped(e, address, "cannot connect") from e
+        raise mapped(e, address, CANNOT_CONNECT) from e
     except UnicodeError as e:  # a part of the host name is empty or too long
         raise ConnectionLost(f"{host!r} is not a host name", address) from e
     try:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_of
+from rocketmq_spark.remoting.advertised import explained
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
 from rocketmq_spark.remoting.endpoint import UNDELIVERED, TlsSettings, Undelivered
+from rocketmq_spark.wire.header import Peer
 
 # Servers drop a connection after 120 s without traffic; the pool closes them earlier, so that no request is lost to this.
 IDLE_S = 100.0
@@ -35,6 +37,7 @@ class _Slot:
     failure: RocketMQError | None = None
     rests: Iterator[float] | None = None
     rest_until: float = 0.0
+    was_connected: bool = False
 
     @property
     def live(self) -> Connection | None:
@@ -49,11 +52,14 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class Dialling:
-    """How connections are made. ``address_map`` turns an advertised address into a reachable one."""
+    """How connections are made. ``address_map`` turns an advertised address into a reachable one. With ``at_name_server``, routes
+    have the address of the name server that reported them instead of advertised addresses.
+    """
 
     connect_timeout_s: float = 3.0
     tls: TlsSettings | None = None
     address_map: Mapping[str, str] = field(default_factory=dict)
+    at_name_server: bool = False
     undelivered: Undelivered = UNDELIVERED
 
     def reachable(self, address: str) -> str:
@@ -67,6 +73,7 @@ class Pool:
         self.dialling = dialling
         self._on_request = on_request
         self._slots: dict[str, _Slot] = {}
+        self._advertised: dict[str, Peer] = {}  # addresses in routes, with what is known of the server
         self._retired: list[Connection] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -108,10 +115,21 @@ class Pool:
             return slot is not None and slot.live is not None
 
     def is_proxy(self, address: str) -> bool:
-        """Whether the current connection to the address has shown that a Proxy answers there."""
+        """Whether a Proxy answers at the address: its answers, or a Proxy's route with the address, have shown it."""
         with self._lock:
             slot = self._slots.get(address)
-            return slot is not None and slot.connection is not None and slot.connection.is_proxy
+            connected = slot is not None and slot.connection is not None and slot.connection.peer is Peer.PROXY
+            return connected or self._advertised.get(address) is Peer.PROXY
+
+    def advertise(self, addresses: Iterable[str], peer: Peer) -> None:
+        """Note the addresses of a route. ``peer`` answered with the route: the routes of a Proxy lead only to Proxies."""
+        known = peer if peer is Peer.PROXY else Peer.UNKNOWN
+        with self._lock:
+            for address in addresses:
+                self._advertised[address] = known
+                slot = self._slots.get(address)
+                if known is Peer.PROXY and slot is not None and slot.connection is not None:
+                    slot.connection.peer = known
 
     def attempts(self, address: str) -> int:
         """The number of attempts to connect to the address so far. If it has changed, so has the connection."""
@@ -135,20 +153,32 @@ class Pool:
                 self.dialling.tls,
                 None if self._on_request is None else functools.partial(_asked, self._on_request, address),
                 undelivered=self.dialling.undelivered,
+                peer=self._advertised.get(address, Peer.UNKNOWN),
             )
         except RocketMQError as e:
+            self._explain(e, address, slot)
             slot.attempts, slot.failure = slot.attempts + 1, copy_of(e)
             slot.rests = slot.rests or backoff(FIRST_REST_S, LONGEST_REST_S)
             slot.rest_until = time.monotonic() + next(slot.rests)
             raise
         slot.attempts += 1
-        slot.rests, slot.rest_until, slot.failure = None, 0.0, None
+        slot.rests, slot.rest_until, slot.failure, slot.was_connected = None, 0.0, None, True
         with self._lock:
             if not self._closed:
                 slot.connection, slot.last_used = connection, time.monotonic()
                 return connection
         connection.close()
         raise _closed(address)
+
+    def _explain(self, error: RocketMQError, address: str, slot: _Slot) -> None:
+        """Add the remedy for advertised addresses, unless one of them is connected, or this one was: then its server is down."""
+        with self._lock:
+            peer = self._advertised.get(address)
+            if peer is None or slot.was_connected:
+                return
+            live = (a for a in self._advertised if (other := self._slots.get(a)) is not None and other.live is not None)
+            if next(live, None) is None:
+                explained(error, self._advertised, peer)
 
     def _rest(self, slot: _Slot, deadline: Deadline, patient: bool) -> None:
         """Wait until the rest is over. If there is not enough time, raise the error of the last attempt."""

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.errors import RocketMQError, copy_of
+from rocketmq_spark.errors import RemoteProtocolError, RocketMQError, copy_of
 from rocketmq_spark.wire import header
-from rocketmq_spark.wire.header import Command, FrameSplitter
+from rocketmq_spark.wire.header import Command, FrameSplitter, Peer
 
 W = TypeVar("W")
 
@@ -26,6 +26,22 @@ _SENDS = {
     codes.Request.SEND_BATCH_MESSAGE,
     codes.Request.SEND_REPLY_MESSAGE_V2,
 }
+# A broker answers these requests with REQUEST_CODE_NOT_SUPPORTED.
+_OF_NAME_SERVERS = {
+    codes.Request.GET_ROUTEINFO_BY_TOPIC,
+    codes.Request.GET_BROKER_CLUSTER_INFO,
+    codes.Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+}
+_KNOWN = {codes.Response.SUCCESS, codes.Response.TOPIC_NOT_EXIST}
+
+# How a gRPC server begins: a SETTINGS frame of HTTP/2 of fewer than 256 bytes, on stream 0. Here: the parts around the length.
+_HTTP2_SETTINGS = (b"\x00\x00", b"\x04\x00\x00\x00\x00\x00")
+_HTTP2_BYTES = 9
+_OF_GRPC = (
+    "It is the gRPC port of a Proxy: use transport=grpc with option 'proxyEndpoint'; or give as option 'nameServer' the brokers' "
+    "name server (port 9876), or the Remoting port (8080) of a Proxy in CLUSTER mode. In LOCAL mode (mqbroker --enable-proxy) a "
+    "Proxy serves only gRPC"
+)
 
 SMALL_BODY = 16 << 10
 # Small requests that are queued together are written together, up to this many bytes.
@@ -51,6 +67,7 @@ class Conversation(Generic[W]):
 
     def __init__(self, max_frame: int) -> None:
         self._splitter = FrameSplitter(max_frame)
+        self._begin = b""  # the first bytes that the server sent
         self._waiters: dict[int, W] = {}
         self._next_opaque = 0
         self._outgoing: list[bytes | bytearray | memoryview] = []
@@ -88,6 +105,10 @@ class Conversation(Generic[W]):
 
     def receive(self, data: bytes | memoryview) -> list[Answered[W] | Asked]:
         """Return the events in ``data``. After a ``RemoteProtocolError`` the connection cannot be used any more."""
+        if len(self._begin) < _HTTP2_BYTES:
+            self._begin += bytes(data[: _HTTP2_BYTES - len(self._begin)])
+            if is_grpc(self._begin):
+                raise RemoteProtocolError("the server speaks gRPC, not the Remoting protocol", remedy=_OF_GRPC)
         # All are decoded before the first is dispatched: a malformed frame must fail all waiters.
         commands = [header.decode(frame) for frame in self._splitter.feed(data)]
         events: list[Answered[W] | Asked] = []
@@ -125,9 +146,18 @@ class Conversation(Generic[W]):
         return lost
 
 
-def is_of_proxy(request_code: int, answer: Command) -> bool:
-    """Whether the answer shows that the server is a Proxy. False proves nothing."""
-    return request_code not in _SENDS and answer.ext.keys() >= _OF_PROXY
+def is_grpc(begin: bytes) -> bool:
+    """Whether the first bytes of a server are those of HTTP/2."""
+    before, after = _HTTP2_SETTINGS
+    return begin.startswith(before) and begin[3:].startswith(after)
+
+
+def peer_after(before: Peer, request_code: int, answer: Command) -> Peer:
+    """The kind of server that this answer and earlier ones show. A Proxy may be known only from its second answer on."""
+    if before is Peer.PROXY or (request_code not in _SENDS and answer.ext.keys() >= _OF_PROXY):
+        return Peer.PROXY
+    is_name_server = request_code in _OF_NAME_SERVERS and answer.code in _KNOWN
+    return Peer.NAME_SERVER if is_name_server else before
 
 
 def _not_supported(command: Command) -> Command:

@@ -28,6 +28,7 @@ from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.options import Options, transport
+from rocketmq_spark.options.parsing import AT_NAME_SERVER
 from rocketmq_spark.ports import (
     GroupMember,
     OffsetCommitter,
@@ -85,7 +86,7 @@ def client(options: Options) -> Client:
 def connection_key(options: Options) -> object:
     return (
         options.name_server,
-        tuple(sorted(options.address_map.items())),
+        _advertised(options),
         (options.access_key, options.secret_key, options.security_token),
         (options.credentials_file, options.credentials_provider, scope_of(options)),
         _tls(options),
@@ -171,7 +172,15 @@ def pulls(options: Options) -> PullSource:
 
 
 def _dialling(options: Options) -> Dialling:
-    return Dialling(options.connect_timeout, _tls(options), options.address_map, _undelivered(options))
+    mapped, at_name_server = _advertised(options)
+    return Dialling(options.connect_timeout, _tls(options), dict(mapped), at_name_server, _undelivered(options))
+
+
+def _advertised(options: Options) -> tuple[tuple[tuple[str, str], ...], bool]:
+    """The pairs of option 'addressMap', and whether its value is ``nameServer``."""
+    if isinstance(options.address_map, str):
+        return (), options.address_map == AT_NAME_SERVER
+    return tuple(sorted(options.address_map.items())), False
 
 
 def _undelivered(options: Options) -> Undelivered:

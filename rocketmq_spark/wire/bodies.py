@@ -214,8 +214,12 @@ def held_queues(body: Bytes) -> list[MessageQueue]:
 
 
 def consumer_ids(body: Bytes) -> list[str]:
-    """Client ids of GET_CONSUMER_LIST_BY_GROUP, sorted as a rebalance needs them."""
-    return sorted(_names(body, "consumerIdList"))
+    """Client ids of GET_CONSUMER_LIST_BY_GROUP, sorted as a rebalance needs them.
+
+    Servers list connections. A client that has reconnected is listed twice until its old connection expires, at another Proxy
+    for up to two minutes: counted as two members, it would have queues that no member reads.
+    """
+    return sorted(set(_names(body, "consumerIdList")))
 
 
 def group_filters(body: Bytes) -> dict[str, Filter]:

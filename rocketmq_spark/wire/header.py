@@ -15,6 +15,7 @@ replayed. Sign last, when every field has its final text. Algorithm: ``AclClient
 from __future__ import annotations
 
 import base64
+import enum
 import hmac
 import json
 import struct
@@ -89,12 +90,20 @@ _LANGUAGES = {language.name: language.value for language in LanguageCode}
 _quote = json.encoder.encode_basestring
 
 
+class Peer(enum.Enum):
+    """What a server has shown to be by its answers."""
+
+    UNKNOWN = "unknown"  # in most cases a broker
+    NAME_SERVER = "name server"
+    PROXY = "Proxy"
+
+
 @dataclass(slots=True)
 class Command:
     """A request or response. The conversation sets ``opaque``; the caller sets everything else.
 
     ``received_s`` is the monotonic time at which an answer arrived. It is set only for requests to several servers at once.
-    ``by_proxy``: the answer came over a connection to a Proxy, which does not forward every request that it answers with success.
+    ``peer`` is the kind of server that sent an answer. A Proxy does not forward every request that it answers with success.
     """
 
     code: int
@@ -106,7 +115,11 @@ class Command:
     language: int = LanguageCode.PYTHON
     version: int = VERSION
     received_s: float = field(default=0.0, compare=False)
-    by_proxy: bool = field(default=False, compare=False)
+    peer: Peer = field(default=Peer.UNKNOWN, compare=False)
+
+    @property
+    def by_proxy(self) -> bool:
+        return self.peer is Peer.PROXY
 
     @property
     def is_response(self) -> bool:

@@ -32,7 +32,11 @@ class Parts:
     def __init__(self, name_server: str, **how: Any) -> None:
         awaited = AwaitedReplies()
         self.groups = Groups(awaited.arrived)
-        dialling = Dialling(how.pop("connect_timeout_s", 30.0), address_map=how.pop("address_map", {}))
+        dialling = Dialling(
+            how.pop("connect_timeout_s", 30.0),
+            address_map=how.pop("address_map", {}),
+            at_name_server=how.pop("at_name_server", False),
+        )
         self.pool = Pool(dialling, self.groups.asked)
         self.calls = Calls(self.pool, **how)
         self.name_servers = NameServers(self.calls, name_server.split(";"))

@@ -56,6 +56,20 @@ def test_rule_4_only_codes_that_may_pass_are_retriable() -> None:
         assert not error(code).retriable
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "User:x has no permission to access Topic:t from 127.0.0.1, no matched policies.",
+        "User:x is not found.",
+        "check signature failed.",
+        "username cannot be null.",
+    ],
+)
+def test_a_proxy_denies_access_with_the_code_of_a_fault(text: str) -> None:
+    assert isinstance(refused(refuse(1, text), "h:1"), AccessDenied)
+    assert not isinstance(refused(refuse(1, f"java.lang.IllegalStateException: {text}"), "h:1"), AccessDenied)
+
+
 def test_rule_4_code_16_is_access_denied_with_what_to_grant() -> None:
     remark = "User:u has no permission to access Topic:t from 127.0.0.1, no matched policies."
     error = refused(refuse(16, remark), "h:1", "t", "t/b/0")

@@ -30,7 +30,19 @@ from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.client.test_long_polls import Told
 from tests.harness import store
-from tests.mockbroker import NO_ROUTE, WAIT_S, Call, MockBroker, eventually, offsets, ok, refuse, route, topic_config
+from tests.mockbroker import (
+    NO_ROUTE,
+    WAIT_S,
+    Call,
+    MockBroker,
+    eventually,
+    of_proxy,
+    offsets,
+    ok,
+    refuse,
+    route,
+    topic_config,
+)
 
 QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
 
@@ -45,6 +57,14 @@ def test_queues_are_sorted_and_the_same_object_while_nothing_changes(broker: Moc
     assert parts.member.queues("t", parts.soon, refresh=True) is found
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(3, {"broker-a": broker.address}))
     assert len(parts.member.queues("t", parts.soon, refresh=True)) == 3
+
+
+def test_a_proxy_sends_no_notices(broker: MockBroker, parts: Parts) -> None:
+    parts.member.queues("t", parts.soon)
+    assert parts.member.has_notices
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, of_proxy(route(2, {"broker-a": broker.address})))
+    parts.member.queues("t", parts.soon, refresh=True)
+    assert not parts.member.has_notices
 
 
 def test_1_7_queues_are_asked_for_again_after_thirty_seconds(

@@ -53,6 +53,7 @@ class FakeMember:
     """``ports.GroupMember``, without sending back and locks. A queue has the offsets ``[low, high)``."""
 
     client_id = "me"
+    has_notices = True
 
     def __init__(self, queues: Sequence[MessageQueue], high: int = 0) -> None:
         self.old = False  # before 5.1.4

@@ -206,6 +206,8 @@ class FakeBrokers:
 class FakeMember:
     """Implements ``ports.GroupMember`` for one client id."""
 
+    has_notices = True
+
     def __init__(self, brokers: FakeBrokers, client_id: str) -> None:
         self.brokers = brokers
         self.client_id = client_id

@@ -125,6 +125,11 @@ def test_4_3_the_next_run_comes_in_twenty_seconds_or_one() -> None:
     assert (wait_s(True, 7.0), wait_s(False, 7.0), wait_s(False, 0.5)) == (7.0, 1.0, 0.5)
 
 
+def test_without_notices_the_group_is_looked_at_more_often() -> None:
+    assert [wait_s(True, interval_s, has_notices=False) for interval_s in (20.0, 3.0)] == [5.0, 3.0]
+    assert wait_s(False, has_notices=False) == 1.0
+
+
 class GroupMachine(SteppingMachine):
     """Members that see the same lists now and then: once all have looked, every queue has one owner, the model's."""
 

@@ -48,6 +48,15 @@ def test_4_3_a_balanced_member_looks_as_often_as_it_is_told(group: GroupBench) -
     assert runs(port) - before == 10
 
 
+def test_a_balanced_member_without_notices_looks_every_5_seconds(group: GroupBench) -> None:
+    _, port = group.start()
+    port.has_notices = False
+    group.time.advance(21)
+    before = runs(port)
+    group.time.advance(50)
+    assert runs(port) - before == 10
+
+
 def test_4_3_4_10_one_that_is_not_looks_every_second_and_keeps_what_it_has(group: GroupBench, caplog) -> None:
     broken = False
 

@@ -9,6 +9,7 @@ from rocketmq_spark.consumer.pull.polls import Positions
 from rocketmq_spark.consumer.pull.upkeep import Subscribed
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
+from rocketmq_spark.consumer.troubles import Contact
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from tests.consumer.fake_member import FakeMember, Hand, made
@@ -24,7 +25,8 @@ class Seen:
         positions = Positions(self.fake, settings)  # type: ignore[arg-type]
         clock = Clock(lambda: self.now)
         self.subscriptions = Subscriptions("g", False, lambda: 1)
-        self.one = Subscribed(self.fake, settings, self.subscriptions, positions, clock)  # type: ignore[arg-type]
+        contact = Contact("g", clock)
+        self.one = Subscribed(self.fake, settings, self.subscriptions, positions, clock, contact)  # type: ignore[arg-type]
 
 
 def nobody(address: str, question: object) -> None:
@@ -45,6 +47,12 @@ def test_4_3_it_looks_every_20_seconds_and_every_second_while_something_is_missi
     seen.fake.unknown[QUEUES[1]] = RocketMQError("ill")
     assert seen.one.look([]) == {QUEUES[0]: Start(0, False), QUEUES[2]: Start(0, False)}
     assert seen.one.wait_s() == 1.0
+
+
+def test_a_member_that_gets_no_notices_looks_every_5_seconds(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seen.fake, "has_notices", False)
+    seen.one.look([])
+    assert seen.one.wait_s() == 5.0
 
 
 def test_a_change_that_is_told_while_it_looks_counts(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ class Kept:
         subscriptions = Subscriptions("g", False, lambda: 1)
         self.polls = Polls(self.fake, settings, subscriptions, clock)  # type: ignore[arg-type]
         positions = Positions(self.fake, settings)  # type: ignore[arg-type]
-        self.shared = Subscribed(self.fake, settings, subscriptions, positions, clock)  # type: ignore[arg-type]
+        self.shared = Subscribed(self.fake, settings, subscriptions, positions, clock, self.polls.contact)  # type: ignore[arg-type]
         self.time = Time()
         self.one = Upkeep(settings, self.polls, positions, self.shared, clock, ManualTimer(self.time))
 

@@ -7,7 +7,10 @@ import struct
 import time
 from pathlib import Path
 
-from rocketmq_spark.localbroker import servers
+import pytest
+
+from rocketmq_spark.errors import LocalBrokerError
+from rocketmq_spark.localbroker import LocalBroker, servers
 from rocketmq_spark.localbroker.servers import BrokerSpec
 
 JARS = (Path("/jars/a.jar"),)
@@ -77,6 +80,29 @@ def test_proxy(tmp_path: Path) -> None:
     assert conf["enableRemotingLocalProxyGrpc"] is False
     assert "tlsTestModeEnable" not in conf
     assert [flag for flag in program.flags if "tls" in flag] == ["-Dtls.server.mode=disabled"]
+
+
+def test_a_local_proxy_runs_in_the_broker_s_process(tmp_path: Path) -> None:
+    broker = servers.broker(tmp_path, JARS[:1], BrokerSpec("broker-a", 0), 20_030, "127.0.0.1:1", {})
+    both = servers.with_local_proxy(broker, JARS, "127.0.0.1:1", {"proxyMode": "LOCAL"})
+    home = tmp_path / "broker-a"
+    conf = json.loads((home / "rmq-proxy.json").read_text())
+    assert (conf["proxyMode"], conf["namesrvAddr"]) == ("LOCAL", "127.0.0.1:1")
+    assert both.ports == (*broker.ports, conf["remotingListenPort"], conf["grpcServerPort"])
+    assert both.main_class.endswith("ProxyStartup")
+    assert {str(home / "rmq-proxy.json"), str(home / "broker.conf")} <= set(both.arguments)
+    assert both.jars == JARS
+
+
+def test_a_mode_that_there_is_not_is_refused() -> None:
+    assert [servers.proxy_mode({"proxyMode": mode}) for mode in ("local", "Cluster")] == [
+        servers.LOCAL,
+        servers.CLUSTER,
+    ]
+    with pytest.raises(LocalBrokerError, match="proxyMode is 'REMOTE'; expected CLUSTER or LOCAL"):
+        servers.proxy_mode({"proxyMode": "REMOTE"})
+    with pytest.raises(LocalBrokerError, match="runs in the process of one broker, but there are 2"):
+        LocalBroker(brokers=2, proxy={"proxyMode": "LOCAL"})
 
 
 def test_a_proxy_with_a_certificate_speaks_tls_to_clients_only(tmp_path: Path) -> None:

@@ -103,6 +103,17 @@ def test_brokers_and_topics_that_want_no_traces_get_none(bench: Bench, region: s
     assert traced.records == []
 
 
+def test_a_server_that_wants_no_traces_is_named_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """By default a Proxy wants none of sends: an enabled trace would be missing in silence."""
+    traced = Traced(bench)
+    bench.sender.script = [lambda queue, request: in_region(queue, request, None)] * 2
+    for _ in range(2):
+        traced.producer.send(Message("T", b"x"))
+    (line,) = (record.getMessage() for record in caplog.records if "traceOn" in record.getMessage())
+    assert line.startswith("sends of group shop to T/a/0 are not traced")
+    assert "rmq-proxy.json" in line
+
+
 def test_a_record_that_cannot_be_made_fails_no_send(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     traced = Traced(bench)
     bench.sender.script = [lambda queue, request: in_region(queue, request)._replace(offset_msg_id="no id")]

@@ -12,6 +12,7 @@ from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, RouteNotFound
 from rocketmq_spark.pull import requests as replica_module
 from rocketmq_spark.pull.requests import Replica
+from rocketmq_spark.remoting.advertised import remedy
 from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import Dialling
 from tests.client.conftest import Parts
@@ -44,6 +45,26 @@ def test_a_stream_goes_where_an_address_leads_and_is_encrypted(
     replica, tls = make("master", "known:1"), TlsSettings("ca.pem")
     replica.dialling = Dialling(tls=tls, address_map={"known:1": "mapped:1", MASTER: "mapped:2"})
     assert [address(replica), address(replica)] == [("mapped:1", tls), ("mapped:2", tls)]
+
+
+def test_an_address_that_cannot_be_reached_is_explained(
+    make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task may run where the driver's addresses lead nowhere. A broker that was reached before is down."""
+
+    def refused(address: str, *how: object) -> None:
+        raise ConnectionLost("cannot connect: refused", address)
+
+    fresh, reached, mapped = make("master", "pod:1"), make("master", "pod:1"), make("master", "pod:1")
+    address(reached)
+    mapped.dialling = Dialling(at_name_server=True)
+    monkeypatch.setattr(replica_module, "BulkStream", refused)
+    remedies = []
+    for replica in (fresh, reached, mapped):
+        with pytest.raises(ConnectionLost) as caught:
+            address(replica)
+        remedies.append(caught.value.remedy)
+    assert remedies == [remedy(["pod:1"]), None, None]
 
 
 def test_what_the_plan_knew_comes_first_and_once(make: Callable[..., Replica]) -> None:

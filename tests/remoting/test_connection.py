@@ -16,7 +16,7 @@ from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolErr
 from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest, together
 from rocketmq_spark.remoting.endpoint import SocketChannel
 from rocketmq_spark.remoting.protocol import Conversation
-from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.header import Command, Peer
 from tests import mockbroker as mb
 from tests.fix_proxy import FaultyProxy
 from tests.helpers import RAISED, raising
@@ -64,7 +64,24 @@ def test_answers_say_whether_they_came_from_a_proxy(broker: MockBroker, connect:
     connection = connect(broker.address)
     answers = [connection.call(one, soon()).by_proxy for one in (Command(sent), ping(), ping(), ping(), Command(sent))]
     assert answers == [False, False, True, True, True]
-    assert not connect(broker.address).is_proxy
+    assert connect(broker.address).peer is Peer.UNKNOWN
+
+
+def test_a_proxy_that_does_not_answer_is_explained(broker: MockBroker, connect: Connect) -> None:
+    broker.on(PING, mb.never)
+    of_proxy, of_broker = connect(broker.address, peer=Peer.PROXY), connect(broker.address)
+    remedies = []
+    for connection in (of_proxy, of_broker):
+        with pytest.raises(CallTimeout) as caught:
+            connection.call(ping(), soon(0.05))
+        got = Outcomes()
+        connection.call_each([(ping(), got)], soon(0.05))
+        (later,) = got.wait()
+        assert isinstance(later, CallTimeout)
+        assert later.remedy == caught.value.remedy
+        remedies.append(later.remedy)
+    assert remedies[1] is None
+    assert all(words in (remedies[0] or "") for words in ("LOCAL", "9876", "transport=grpc"))
 
 
 @pytest.mark.parametrize("kind", SerializeType)

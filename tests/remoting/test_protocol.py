@@ -8,9 +8,17 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import Flag, Request, Response, SerializeType
 from rocketmq_spark.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
-from rocketmq_spark.remoting.protocol import OPAQUE_MASK, SMALL_BODY, WRITE_BYTES, Answered, Asked, Conversation
+from rocketmq_spark.remoting.protocol import (
+    OPAQUE_MASK,
+    SMALL_BODY,
+    WRITE_BYTES,
+    Answered,
+    Asked,
+    Conversation,
+    peer_after,
+)
 from rocketmq_spark.wire import header
-from rocketmq_spark.wire.header import Command, FrameSplitter
+from rocketmq_spark.wire.header import Command, FrameSplitter, Peer
 from tests import strategies
 from tests.harness import pieces_of
 
@@ -34,6 +42,48 @@ def sent(talk: Conversation[str]) -> list[Command]:
     """What is on its way out, as the peer would read it."""
     data = b"".join(bytes(chunk) for chunk in talk.take_outgoing())
     return [header.decode(frame) for frame in FrameSplitter(MAX_FRAME).feed(data)]
+
+
+SETTINGS = bytes.fromhex("000012 04 00 00000000 0003 7fffffff 0004 00100000 0006 00002000".replace(" ", ""))
+
+
+@pytest.mark.parametrize("size", [1, 4, 9, len(SETTINGS)])
+def test_a_grpc_server_is_recognised_by_its_first_bytes(size: int) -> None:
+    talk = conversation()
+
+    def receive() -> None:
+        for at in range(0, len(SETTINGS), size):
+            talk.receive(SETTINGS[at : at + size])
+
+    with pytest.raises(RemoteProtocolError, match="the server speaks gRPC") as caught:
+        receive()
+    assert all(words in (caught.value.remedy or "") for words in ("9876", "transport=grpc", "LOCAL"))
+
+
+def test_later_bytes_are_no_sign_of_grpc() -> None:
+    talk = conversation()
+    talk.send(Command(PING), "a")
+    (event,) = talk.receive(answer(0, SETTINGS))
+    assert isinstance(event, Answered)
+
+
+@pytest.mark.parametrize("asked", [Request.GET_BROKER_CLUSTER_INFO, Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER])
+def test_lists_show_a_name_server(asked: Request) -> None:
+    assert peer_after(Peer.UNKNOWN, asked, Command(Response.SUCCESS)) is Peer.NAME_SERVER
+    assert peer_after(Peer.UNKNOWN, asked, Command(Response.REQUEST_CODE_NOT_SUPPORTED)) is Peer.UNKNOWN
+
+
+@pytest.mark.parametrize("before", Peer)
+def test_a_route_shows_a_name_server_and_its_fields_a_proxy(before: Peer) -> None:
+    asked = Request.GET_ROUTEINFO_BY_TOPIC
+    of_proxy = {"MSG_REGION": "r", "TRACE_ON": "true"}
+    no_route = Command(Response.TOPIC_NOT_EXIST)
+    known = Peer.PROXY if before is Peer.PROXY else Peer.NAME_SERVER
+    assert peer_after(before, asked, Command(Response.SUCCESS)) is known
+    assert peer_after(before, asked, no_route) is known
+    assert peer_after(before, asked, Command(Response.REQUEST_CODE_NOT_SUPPORTED)) is before
+    assert peer_after(before, PING, Command(Response.SUCCESS)) is before
+    assert peer_after(before, asked, Command(Response.TOPIC_NOT_EXIST, of_proxy)) is Peer.PROXY
 
 
 def test_each_request_has_a_number_of_its_own_and_gets_its_answer() -> None:

@@ -193,6 +193,10 @@ def test_live_lists():
     assert bodies.group_list(b'{"groupList":["g"]}') == ["g"]
 
 
+def test_a_member_with_two_connections_is_listed_once():
+    assert bodies.consumer_ids(b'{"consumerIdList":["b","a","b"]}') == ["a", "b"]
+
+
 def test_live_topic_config():
     assert bodies.topic_config(live("topic config")) == TopicConfig("CapA", 3, 2, 6, "SINGLE_TAG", 0, False, {})
 

@@ -19,6 +19,7 @@ import click
 
 from rocketmq_spark.admin import deadline
 from rocketmq_spark.admin.groups import QueuePositions, look_at, new_group, of_group
+from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC
 from rocketmq_spark.cli import lag, query
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
@@ -39,7 +40,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.localbroker.java import find_java
-from rocketmq_spark.model import BrokerData, TopicRoute
+from rocketmq_spark.model import BrokerData, MessageQueue, TopicRoute
 from rocketmq_spark.spark import tuning
 from rocketmq_spark.wire import bodies, rpc
 
@@ -90,6 +91,7 @@ def of_cluster(target: Target, subject: Subject) -> Iterator[Finding]:
     if not any(usable for _, usable in servers_asked):
         return
     yield from of_brokers(client, options)
+    yield from of_advertised(client, options, subject.topics)
     for topic in subject.topics:
         yield from of_topic(client, options, topic, subject.group)
     yield from of_readers(target, client, subject)
@@ -148,6 +150,26 @@ def of_brokers(client: Client, options: Options) -> Iterator[Finding]:
             yield from _of_broker(client, options, name, address)
 
 
+def of_advertised(client: Client, options: Options, topics: Sequence[str]) -> Iterator[Finding]:
+    """The addresses in a Proxy's routes of ``topics``, by default of a topic that brokers have. Brokers are checked by name."""
+    if not any(map(client.calls.pool.is_proxy, options.name_server)):
+        return
+    queue_of: dict[str, MessageQueue] = {}
+    for topic in topics or (AUTO_CREATE_TOPIC,):
+        try:
+            route = client.routes.get(topic, 0.0)
+        except RocketMQError:  # said of the topic
+            continue
+        queue_of |= {
+            address: MessageQueue(topic, data.broker_name, 0)
+            for data in route.queues
+            if (address := route.brokers[data.broker_name].master)
+        }
+    for address, queue in sorted(queue_of.items()):
+        error = _refused(client, address, client.brokers.questions.about(rpc.GET_MAX_OFFSET, queue).command)
+        yield servers.advertised(address, None if isinstance(error, BrokerError) else error, options.tls)
+
+
 def _of_broker(client: Client, options: Options, name: str, address: str) -> Iterator[Finding]:
     runtime: Mapping[str, str] = {}
     error: RocketMQError | None = None
@@ -156,7 +178,10 @@ def _of_broker(client: Client, options: Options, name: str, address: str) -> Ite
     except RocketMQError as e:
         error = e
     answered = isinstance(error, BrokerError)  # it says no, but it was reached, and that is the question
-    dialled = options.address_map.get(address, address)
+    if isinstance(error, NotSupported):
+        yield servers.no_broker(name, error)
+        return
+    dialled = client.calls.pool.dialling.reachable(address)
     yield servers.reached(name, address, dialled, None if answered else error, options.tls)
     if error is not None and not answered:
         return
@@ -227,9 +252,14 @@ def of_readers(target: Target, client: Client, subject: Subject) -> Iterator[Fin
 
 
 def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Finding]:
-    wanted = groups.wanted(client.calls, client.admin, group)
-    yield servers.subscriptions(group, wanted)
-    subscribed = {topic for filters in wanted.values() for topic in filters or ()}
+    subscribed: set[str] = set()
+    try:
+        wanted = groups.wanted(client.calls, client.admin, group)
+    except NotSupported as e:
+        yield servers.unknown_members(group, e)
+    else:
+        yield servers.subscriptions(group, wanted)
+        subscribed = {topic for filters in wanted.values() for topic in filters or ()}
     yield from servers.consume_modes(
         group, client.member.consume_modes(group, sorted({*topics, *subscribed}), deadline(client))
     )

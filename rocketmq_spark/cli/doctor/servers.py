@@ -39,9 +39,8 @@ def name_server(address: str, error: RocketMQError | None, tls: bool) -> Finding
         return advice(
             check, f"{address} does not let this user list brokers", "Their checks are left out: try another user"
         )
-    return _unreached(
-        check, f"{address} cannot be used", error, tls, "Check option 'nameServer', DNS and firewalls, and that it runs"
-    )
+    remedy = error.remedy or "Check option 'nameServer', DNS and firewalls, and that it runs"
+    return _unreached(check, f"{address} cannot be used", error, tls, remedy)
 
 
 def of_a_broker(address: str) -> Finding:
@@ -79,6 +78,20 @@ def reached(name: str, address: str, dialled: str, error: RocketMQError | None, 
         f"Let it advertise a reachable one (brokerIP1 in broker.conf), or set option 'addressMap', here: "
         f'-o \'addressMap={{"{address}":"<reachable host>:{port}"}}\'',
     )
+
+
+def advertised(address: str, error: RocketMQError | None, tls: bool) -> Finding:
+    """An address in the routes of a Proxy."""
+    check = "Proxy"
+    if error is None:
+        return ok(check, f"{address} answers for its brokers")
+    what = f"advertises {address}, which cannot be reached from here"
+    return _unreached(check, what, error, tls, error.remedy or "Check that the Proxy runs, and firewalls")
+
+
+def no_broker(name: str, error: RocketMQError) -> Finding:
+    """What answers at the address of a broker is none: option 'addressMap' leads to another server."""
+    return failed(f"broker {name}", error, "Check option 'addressMap'")
 
 
 def _unreached(check: str, what: str, error: RocketMQError, tls: bool, remedy: str) -> Finding:
@@ -232,6 +245,11 @@ def rights(topic: str, user: str | None, answers: Mapping[str, RocketMQError | N
             )
         else:
             yield failed(check, error, "Look at the broker's log")
+
+
+def unknown_members(group: str, error: NotSupported) -> Finding:
+    text = f"what its members subscribe to is unknown: {error.message}"
+    return advice(f"group {group}", text, error.remedy or "Name another server")
 
 
 def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]) -> Finding:

@@ -21,6 +21,7 @@ from rocketmq_spark.consumer.push.offset_store import StoreTrouble
 from rocketmq_spark.consumer.push.rebalancing import stacks_of_threads
 from rocketmq_spark.consumer.rebalance import Start, StartQuestions, start_offset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
+from rocketmq_spark.consumer.troubles import Contact
 from rocketmq_spark.errors import BrokerBusy, OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.membership import (
@@ -55,6 +56,7 @@ class Polls:
         self._settings = settings
         self._subscriptions = subscriptions
         self._clock = clock
+        self.contact = Contact(settings.group, clock)
         self._lock = threading.RLock()  # entered directly: Ctrl-C in a condition's methods would leave it held
         self._changed = threading.Condition(self._lock)
         self._assigned = Assigned(settings.thresholds.max_count, settings.thresholds.max_bytes)
@@ -240,15 +242,18 @@ class Polls:
         """Handle an answer. If the filter has changed since the pull, it may have skipped messages that match the new one."""
         with self._lock:
             if isinstance(answer, RocketMQError):
+                self.contact.failed(ask.queue.broker_name, answer)
                 self._failed(ask, answer)
-            elif not answer.reset and wanted != self._subscriptions.filter(ask.queue.topic):
+                self._changed.notify_all()
+                return
+            self.contact.answered(ask.queue.broker_name)
+            if not answer.reset and wanted != self._subscriptions.filter(ask.queue.topic):
                 self._assigned.not_made([ask])
             elif self._assigned.answered(ask, answer, wanted) and answer.status is PullStatus.OFFSET_ILLEGAL:
                 why = "is reset by its broker" if answer.reset else "is not there"
                 logger.warning("offset %d of %s %s: continuing at %d", ask.offset, ask.queue, why, answer.next_offset)
             self._changed.notify_all()
-        if not isinstance(answer, RocketMQError):
-            self._pull()
+        self._pull()
 
     def _failed(self, ask: Ask, error: RocketMQError) -> None:
         how = self._settings

@@ -58,7 +58,7 @@ class BasePullConsumer(ClosedWhenDropped):
         subscriptions = Subscriptions(settings.group, False, timer.wall_ms)
         self._polls = Polls(member, settings, subscriptions, clock, read_ahead)
         self._positions = Positions(member, settings)
-        self._shared = Subscribed(member, settings, subscriptions, self._positions, clock)
+        self._shared = Subscribed(member, settings, subscriptions, self._positions, clock, self._polls.contact)
         self._upkeep = Upkeep(settings, self._polls, self._positions, self._shared, clock, timer)
         upkeep, shared = self._upkeep, self._shared
         missed = partial(upkeep.moved, given_up=False)
@@ -255,6 +255,8 @@ class BasePullConsumer(ClosedWhenDropped):
 
         Raises:
             OptionError: The consumer has neither a subscription nor an assignment.
+            ConnectionLost: No broker has answered for 60 seconds since the first poll. After a first answer, polls only log a
+                warning while a broker does not answer.
             RocketMQError: A permanent failure, such as ``AccessDenied``. Temporary ones are logged and retried.
         """
         messages, left = self._polled(timeout_s)

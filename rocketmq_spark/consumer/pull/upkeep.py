@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.pull.assigned import FetchedPart, Left
 from rocketmq_spark.consumer.pull.polls import Polls, Positions
 from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.consumer.troubles import COMPARE_S, Complaints, ConsumeModes, SubscriptionConflicts
+from rocketmq_spark.consumer.troubles import COMPARE_S, Complaints, ConsumeModes, Contact, SubscriptionConflicts
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import Asked, Membership
@@ -41,7 +41,9 @@ class Subscribed:
         subscriptions: Subscriptions,
         positions: Positions,
         clock: Clock,
+        contact: Contact,
     ) -> None:
+        self._contact = contact
         self._member = member
         self._settings = settings
         self._subscriptions = subscriptions
@@ -102,7 +104,7 @@ class Subscribed:
         """
         self.balanced, self._unheard = True, False
         # First, so that a change reported during the requests is not lost.
-        self._due_at = self._clock.now() + wait_s(True)
+        self._due_at = self._clock.now() + wait_s(True, has_notices=self._member.has_notices)
         found: dict[MessageQueue, Start | None] = {}
         troubled: set[str] = set()  # brokers that do not answer: wait only once for each
         for topic in self.topics:
@@ -126,11 +128,13 @@ class Subscribed:
             start = self._positions.start(queue)
         except RocketMQError as e:
             self.balanced = False
+            self._contact.failed(queue.broker_name, e)
             level = self._complaints.level((queue.topic, queue.broker_name), e)
             logger.log(level, "%s is assigned, but its start offset cannot be read yet: %s", queue, e)
             if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue or topic
                 troubled.add(queue.broker_name)
             return None
+        self._contact.answered(queue.broker_name)
         self._complaints.over((queue.topic, queue.broker_name))
         return start
 
@@ -139,9 +143,11 @@ class Subscribed:
             queues = self._positions.queues(topic)
             members = self._member.members(self._settings.group, topic, self._positions.soon())
         except RocketMQError as e:
+            self._contact.failed(topic, e)
             self._stays(topic, e)
             self._unheard |= isinstance(e, ServerFault)
             return QueueShare(None)
+        self._contact.answered(topic)
         self._unheard |= self._member.client_id not in members
         share = clustering_share(self._settings.allocate, self._member.client_id, queues, members)
         if share.problem is not None or not members:
@@ -220,7 +226,18 @@ class Upkeep:
         return deadline
 
     def next(self, deadline: Deadline, most: int) -> list[FetchedPart]:
-        """Wait for messages until ``deadline``, and rebalance when due."""
+        """Wait for messages until ``deadline``, and rebalance when due. Raises ``ConnectionLost`` if no broker ever answered."""
+        contact = self._polls.contact
+        while True:
+            until = deadline.within(contact.left_s())
+            parts = self._next(until, most)
+            if parts or self._polls.closed:
+                return parts
+            contact.check()
+            if deadline.expired or not until.expired:
+                return []
+
+    def _next(self, deadline: Deadline, most: int) -> list[FetchedPart]:
         while True:
             if not self._shared.topics:
                 return self._polls.wait(deadline, most)
@@ -229,6 +246,7 @@ class Upkeep:
                 if self._following and (parts := self._polls.wait(Deadline.after(0), most)):
                     return parts
                 self.look()
+                self._polls.contact.check_servers()
                 parts = self._polls.wait(deadline.within(max(LOOK_S, self._shared.wait_s())), most)
             except (InvalidParameter, ServerFault):  # the latter from brokers before 5.0
                 if not self._is_gone(self._polls.failed):

@@ -164,7 +164,7 @@ class Rebalancing:
         try:
             balanced = self.run()
         finally:
-            self.wake(rebalance.wait_s(balanced, self._settings.rebalance_interval_s))
+            self.wake(rebalance.wait_s(balanced, self._settings.rebalance_interval_s, self._port.has_notices))
 
     def settle(self) -> None:
         """Complete pending resets; waits for brokers."""

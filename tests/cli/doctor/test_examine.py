@@ -28,14 +28,16 @@ from rocketmq_spark.errors import AccessDenied, CallTimeout
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.admin import QueueLag
+from rocketmq_spark.remoting.advertised import remedy
 from rocketmq_spark.spark.sink import once
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire.header import Peer
 from tests.cli.test_lag import feed
 from tests.fix_clusters import ADMIN, WITHOUT_TIMERS, Certificates, Secured
 from tests.helpers import awaited, freeze, killed
 from tests.live.writes import sink_options
-from tests.mockbroker import NO_ROUTE, MockBroker, eventually, ok, route, topic_config
+from tests.mockbroker import NO_ROUTE, MockBroker, eventually, of_proxy, ok, refuse, route, topic_config
 from tests.reading import names
 from tests.sink.test_notes import checkpoint as query
 from tests.source.test_checkpoint import entry
@@ -113,6 +115,38 @@ class TestOfServers:
         with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: NO_ROUTE}) as proxy:
             (found,) = doctor(proxy.address)
             assert (found.level, "is a Proxy" in found.found) == (Level.OK, True)
+
+    def test_what_a_proxy_advertises(self, nobody: str) -> None:
+        with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: of_proxy(route(1, {"a": nobody, "b": nobody}))}) as proxy:
+            proxy.on(Request.GET_MAX_OFFSET, of_proxy(ok(offset=1)))
+            server, advertised = doctor(proxy.address)
+            assert (server.level, advertised.check, advertised.level) == (Level.OK, "Proxy", Level.BROKEN)
+            assert f"advertises {nobody}, which cannot be reached" in advertised.found
+            assert advertised.remedy == remedy([nobody], Peer.PROXY)
+            _, mapped = doctor(proxy.address, address_map="nameServer")
+            assert (mapped.level, mapped.found) == (Level.OK, f"{proxy.address} answers for its brokers")
+
+    def test_a_group_behind_a_proxy_by_the_offsets_of_its_topics(self) -> None:
+        with MockBroker({Request.QUERY_CONSUMER_OFFSET: of_proxy(ok(offset=5))}) as proxy:
+            proxy.on(Request.GET_ROUTEINFO_BY_TOPIC, of_proxy(route(1, {"a": proxy.address})))
+            proxy.on(Request.GET_MIN_OFFSET, of_proxy(ok(offset=0)))
+            proxy.on(Request.GET_MAX_OFFSET, of_proxy(ok(offset=9)))
+            proxy.on(
+                Request.PULL_MESSAGE,
+                of_proxy(refuse(Response.PULL_NOT_FOUND, nextBeginOffset=9, minOffset=0, maxOffset=9)),
+            )
+            found = [one for one in doctor(proxy.address, Subject(["t"], "g")) if one.check == "group g"]
+            assert [one.level for one in found] == [Level.ADVICE, Level.OK]
+            assert "the server is a Proxy" in found[0].found
+            assert "4 messages" in found[1].found
+            (_, unnamed) = [one for one in doctor(proxy.address, Subject((), "g")) if one.check == "group g"]
+            assert "--topic" in (unnamed.remedy or "")
+
+    def test_the_name_server_in_place_of_a_broker(self, rocketmq: LocalBroker) -> None:
+        (_, listed, of_broker) = doctor(rocketmq.name_server, address_map="nameServer")
+        assert (listed.level, of_broker.level) == (Level.OK, Level.BROKEN)
+        assert "is a name server" in of_broker.found
+        assert "port-forward per broker" in (of_broker.remedy or "")
 
     def test_a_broker_given_as_name_server(self, rocketmq: LocalBroker) -> None:
         address = rocketmq.address("broker-a")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark import Message, SimpleConsumer, errors, options, session
+from rocketmq_spark import Message, Producer, PullConsumer, SimpleConsumer, errors, options, session
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_clusters import ADMIN, SECURED, Certificates, Secured
@@ -85,6 +85,30 @@ def test_rows_go_in_and_out_with_tls_and_a_signature(guarded):
 
         eventually(all_came, 120)
     assert got == Counter(row["msgId"] for row in there)
+
+
+def test_the_remoting_port_has_the_same_tls_and_users(guarded):
+    topic, other = guarded.topic(), guarded.topic()
+    rights = [(f"Topic:{topic}", "Pub,Sub,Get"), ("Group:reads-*", "Sub")]
+    given = {**guarded.tls, **Secured(guarded.mq, guarded.admin).user("remotes", *rights)}
+    server, sent = guarded.mq.proxy_server, set()
+    with Producer(server, "writes", **given) as sends:
+        sent |= {sends.send(Message(topic, text.encode())).msg_id for text in numbered(20)}
+        with pytest.raises(errors.AccessDenied, match=server):
+            sends.send(Message(other, b"x"))
+    eventually(lambda: len(read(server, subscribe=topic, group="reads-1", **given)) == 20, 60)
+    assert {row["msgId"] for row in read(server, subscribe=topic, group="reads-1", **given)} == sent
+    with pytest.raises(errors.AccessDenied):
+        read(server, subscribe=other, group="reads-1", numRetries=0, **given)
+    wrong = ({**ADMIN, "secretKey": "wrong-secret"}, NOBODY, {})
+    for keys in wrong:
+        with pytest.raises(errors.AccessDenied, match=server) as said:
+            read(server, subscribe=topic, numRetries=0, **guarded.tls, **keys)
+        assert "accessKey" in str(said.value)
+    got: set[str] = set()
+    with PullConsumer(server, "reads-2", consume_from_where="earliest", **given) as pulls:
+        pulls.subscribe(topic)
+        eventually(lambda: got.update(message.msg_id for message in pulls.poll(1.0)) or got == sent, 60)
 
 
 def test_who_may_write_one_topic_writes_no_other(guarded):

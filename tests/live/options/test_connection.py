@@ -207,7 +207,7 @@ def test_pull_batch_size__is_the_most_a_pull_asks_for(tapped):
 
 
 def test_proxy_endpoint__cannot_be_read_from(rocketmq, topic):
-    with pytest.raises(OptionError, match=r"reads ranges of offsets.*UNIMPLEMENTED.*Remoting port as nameServer"):
+    with pytest.raises(OptionError, match=r"reads ranges of offsets.*UNIMPLEMENTED.*Remoting port of a Proxy"):
         read(rocketmq, subscribe=topic, transport="grpc", proxyEndpoint="127.0.0.1:8081")
     with pytest.raises(OptionError, match="'proxyEndpoint' has no effect"):
         read(rocketmq, subscribe=topic, proxyEndpoint="127.0.0.1:8081")

@@ -15,6 +15,7 @@ from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError, Route
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from rocketmq_spark.remoting import endpoint
+from tests.helpers import told
 from tests.mockbroker import eventually
 from tests.reading import Run, bodies, data_source, feed, names, post, read
 
@@ -153,6 +154,13 @@ def test_the_sink(proxied, topic, only_the_proxy):
     assert sorted(bodies(found)) == sorted(made)
     assert {row["tags"] for row in found} == {"t"}
     only_the_proxy()
+
+
+def test_a_proxy_wants_no_traces_of_sends_by_default(proxied, topic):
+    with told("are not traced, because the server has traceOn=false") as warned:
+        with Producer(proxied.proxy_server, "shop", enable_trace=True) as producer:
+            producer.send(Message(topic, b"x"))
+        assert warned.is_set()
 
 
 def test_what_a_proxy_does_not_pass_is_refused_with_the_reason(proxied, topic, only_the_proxy):

@@ -1,0 +1,159 @@
+"""Polls of a pull consumer that reaches no broker: they warn, and fail after a minute without one answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.consumer import troubles
+from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.troubles import Contact
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerBusy,
+    CallTimeout,
+    CertificateRefused,
+    ConnectionLost,
+    RemoteProtocolError,
+    RocketMQError,
+    RouteNotFound,
+)
+from rocketmq_spark.model import NO_FILTER, MessageQueue
+from tests.consumer.test_upkeep import QUEUE, Kept
+from tests.helpers import raising
+from tests.mockbroker import WAIT_S
+
+LOST = ConnectionLost("cannot connect: refused", "pod:8080", remedy="Set option 'addressMap'")
+
+
+@pytest.fixture
+def lost() -> Kept:
+    """Each pull fails."""
+    kept = Kept()
+    kept.fake.errors = [ConnectionLost(*LOST.args) for _ in range(1000)]
+    kept.one.have({QUEUE: Start(0)})
+    return kept
+
+
+def poll(kept: Kept) -> object:
+    return kept.one.next(kept.one.begin(0.0), 1)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_an_empty_poll_warns_with_cause_and_remedy(lost: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    for now in (0.0, 5.0):
+        lost.now = now
+        assert poll(lost) == []
+    (text,) = warnings(caplog)
+    assert all(words in text for words in ("no broker has answered yet", "refused (at pod:8080)", "'addressMap'"))
+
+
+def test_a_minute_without_an_answer_is_an_error(lost: Kept) -> None:
+    for now in (0.0, 30.0, 59.9):
+        lost.now = now
+        assert poll(lost) == []
+    lost.now = 60.0
+    with pytest.raises(ConnectionLost, match="no broker has answered for 60 s: cannot connect: refused") as caught:
+        poll(lost)
+    assert (caught.value.addr, caught.value.remedy) == (LOST.addr, LOST.remedy)
+    for now in (61.0, 120.0):  # whoever polls again tries for another minute
+        lost.now = now
+        assert poll(lost) == []
+    lost.now = 121.0
+    with pytest.raises(ConnectionLost, match="for 60 s"):
+        poll(lost)
+
+
+def test_a_long_poll_ends_with_the_error(lost: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(troubles, "UNREACHED_S", 0.05)
+    lost.polls.contact = Contact("g", Clock())
+    lost.polls.contact.failed("b", LOST)
+    with pytest.raises(ConnectionLost, match="no broker has answered"):
+        lost.one.next(Deadline.after(WAIT_S), 1)
+
+
+def test_a_poll_for_a_topic_that_is_not_there_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(troubles, "UNREACHED_S", 0.02)
+    kept = Kept()
+    kept.polls.contact = Contact("g", Clock())
+    deadline = Deadline.after(0.3)
+    assert kept.one.next(deadline, 1) == []
+    assert deadline.expired
+
+
+def test_after_a_first_answer_polls_only_warn(caplog: pytest.LogCaptureFixture) -> None:
+    kept = Kept()
+    kept.one.have({QUEUE: Start(0)})
+    assert poll(kept)
+    kept.polls.contact.failed("b", LOST)
+    for now in (100.0, 1000.0):
+        kept.now = now
+        kept.polls.given = True
+        assert poll(kept) == []
+    (text,) = warnings(caplog)
+    assert "a broker does not answer" in text
+
+
+def test_a_group_that_cannot_be_seen_counts(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+
+    def members(*asked: object) -> None:
+        raise CallTimeout("no answer in time", "pod:8080")
+
+    monkeypatch.setattr(kept.fake, "members", members)
+    assert poll(kept) == []
+    assert "no answer in time" in caplog.text
+    kept.now = 60.0
+    with pytest.raises(ConnectionLost, match="for 60 s: no answer in time"):
+        poll(kept)
+
+
+@pytest.mark.parametrize("error", [RemoteProtocolError("gRPC", "pod:8081"), CertificateRefused("no", "pod:8080")])
+def test_a_server_that_cannot_be_used_is_an_error_at_once(
+    error: RocketMQError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept()
+    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    monkeypatch.setattr(kept.fake, "members", raising(error))
+    with pytest.raises(type(error)) as caught:
+        kept.one.next(Deadline.after(WAIT_S), 1)
+    assert caught.value.addr == error.addr
+    kept.polls.contact.answered("b")
+    kept.now = 21.0
+    assert poll(kept) == [], "one of several brokers"
+
+
+@pytest.fixture
+def contact() -> Contact:
+    return Contact("g", Clock(lambda: 0.0))
+
+
+def test_a_refusal_is_an_answer(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:
+    contact.failed("b", LOST)
+    for error in (BrokerBusy("busy"), AccessDenied("no")):
+        contact.failed("b", error)
+    contact.check()
+    assert contact.left_s() == float("inf")
+    assert not caplog.records
+
+
+def test_a_topic_that_is_not_there_yet_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    contact = Contact("g", Clock(lambda: now[0]))
+    for now[0] in (0.0, 60.0, 61.0, 200.0):
+        contact.left_s()
+        contact.failed("t", RouteNotFound("none"))
+        contact.check()
+    assert contact.left_s() > 0
+    assert not caplog.records
+
+
+def test_an_answer_about_something_else_ends_no_trouble(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:
+    contact.failed(MessageQueue("t", "a", 0).broker_name, LOST)
+    contact.answered("b")
+    contact.check()
+    assert "a broker does not answer" in caplog.text

@@ -1,0 +1,47 @@
+"""A Proxy in LOCAL mode, as ``mqbroker --enable-proxy`` starts it: its Remoting port serves no clients, and errors say so."""
+
+from __future__ import annotations
+
+import pytest
+
+from rocketmq_spark import Message, Producer, PullConsumer, ReceivedMessage, session
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.localbroker import LocalBroker
+from tests.live.grpc.proxied import new_topic
+from tests.mockbroker import eventually
+from tests.reading import bodies, read
+
+
+@pytest.fixture
+def topic(local_proxy: LocalBroker) -> str:
+    session.close_all()
+    return new_topic(local_proxy, queues=2)
+
+
+def test_its_broker_and_its_grpc_port_serve_clients(local_proxy: LocalBroker, topic: str) -> None:
+    with Producer(transport="grpc", proxy_endpoint=local_proxy.proxy_grpc, group="p") as producer:
+        producer.send(Message(topic, b"over gRPC"))
+    with Producer(local_proxy.name_server, "p") as producer:
+        producer.send(Message(topic, b"to the broker"))
+    eventually(lambda: len(read(local_proxy, subscribe=topic)) == 2, 60)
+    assert sorted(bodies(read(local_proxy, subscribe=topic))) == ["over gRPC", "to the broker"]
+
+
+def subscribed_poll(consumer: PullConsumer, topic: str) -> list[ReceivedMessage]:
+    consumer.subscribe(topic)
+    return consumer.poll(60.0)
+
+
+@pytest.mark.parametrize("port", ["proxy_server", "proxy_grpc"])
+def test_other_ports_name_the_ways_that_work(local_proxy: LocalBroker, topic: str, port: str) -> None:
+    server = getattr(local_proxy, port)
+    with Producer(server, "p") as producer, pytest.raises(RocketMQError) as sending:
+        producer.send(Message(topic, b"x"))
+    with pytest.raises(RocketMQError) as reading:
+        read(server, subscribe=topic, numRetries=0)
+    with PullConsumer(server, f"g-{topic}") as consumer, pytest.raises(RocketMQError) as polling:
+        subscribed_poll(consumer, topic)
+    for caught in (sending, reading, polling):
+        text = str(caught.value)
+        assert all(words in text for words in ("gRPC", "9876", "transport=grpc")), text
+        assert "demands TLS" not in text
