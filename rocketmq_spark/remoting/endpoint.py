@@ -7,6 +7,7 @@ Only this file, ``connection`` and ``bulk`` see ``OSError``; ``mapped`` turns it
 from __future__ import annotations
 
 import enum
+import ipaddress
 import os
 import select
 import socket
@@ -75,6 +76,17 @@ def parse_address(address: str) -> tuple[str, int]:
             f"{address!r} is no address of the form host:port", remedy="Check the address that brokers register"
         )
     return host, int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``host:port`` is ``localhost`` or an address of the loopback interface. Other names are not resolved."""
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower() == "localhost"
+    mapped_v4 = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped_v4 or ip).is_loopback
 
 
 _contexts: dict[TlsSettings, tuple[object, ssl.SSLContext]] = {}

@@ -17,7 +17,7 @@ from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_of
 from rocketmq_spark.remoting.advertised import explained
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
-from rocketmq_spark.remoting.endpoint import UNDELIVERED, TlsSettings, Undelivered
+from rocketmq_spark.remoting.endpoint import UNDELIVERED, TlsSettings, Undelivered, is_loopback
 from rocketmq_spark.wire.header import Peer
 
 # Servers drop a connection after 120 s without traffic; the pool closes them earlier, so that no request is lost to this.
@@ -53,7 +53,8 @@ class _Slot:
 @dataclass(frozen=True, slots=True)
 class Dialling:
     """How connections are made. ``address_map`` turns an advertised address into a reachable one. With ``at_name_server``, routes
-    have the address of the name server that reported them instead of advertised addresses.
+    have the address of the name server that reported them instead of advertised addresses. With ``allow_plain_text``, the user
+    has given ``tls=false`` explicitly.
     """
 
     connect_timeout_s: float = 3.0
@@ -61,9 +62,14 @@ class Dialling:
     address_map: Mapping[str, str] = field(default_factory=dict)
     at_name_server: bool = False
     undelivered: Undelivered = UNDELIVERED
+    allow_plain_text: bool = False
 
     def reachable(self, address: str) -> str:
         return self.address_map.get(address, address)
+
+    def is_private(self, address: str) -> bool:
+        """Whether the network cannot read what is sent to an advertised address: TLS encrypts it, or it stays on this machine."""
+        return self.tls is not None or is_loopback(self.reachable(address))
 
 
 class Pool:
