@@ -34,6 +34,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.names import resolve
+from rocketmq_spark.options.paths import confined
 from rocketmq_spark.remoting.connection import Connection, Done
 from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import header, names
@@ -142,7 +143,7 @@ def credentials_of(options: Options) -> Credentials | RotatingCredentials | None
         return RotatingCredentials(lambda: from_provider(provider()))
     if options.credentials_file is not None:
         path = Path(options.credentials_file).expanduser()
-        return RotatingCredentials(lambda: from_file(path))
+        return RotatingCredentials(lambda: from_file(confined(path, "credentialsFile")))
     if options.access_key is None or options.secret_key is None:
         return None
     token = options.security_token

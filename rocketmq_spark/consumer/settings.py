@@ -19,6 +19,7 @@ from rocketmq_spark.consumer.rebalance import WAIT_S, Allocate, ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.options import Options, transport
+from rocketmq_spark.options.paths import confined
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment, check_chosen, environment_of
 from rocketmq_spark.wire.names import group_problem, retry_topic, topic_problem
@@ -208,7 +209,6 @@ class ConsumerSettings:
     @classmethod
     def of(cls, options: Options, on_wire: OnWire = str) -> ConsumerSettings:
         """Return the settings for these options. ``on_wire`` adds the namespace or environment to a name."""
-        folder = options.local_offsets_dir
         environment, group = isolated(options)
         batch_max_size = options.consume_message_batch_max_size
         if options.arrow and "consume_message_batch_max_size" not in options.given:
@@ -246,7 +246,7 @@ class ConsumerSettings:
             persist_interval_s=options.persist_consumer_offset_interval,
             rebalance_interval_s=options.rebalance_interval,
             post_subscription_when_pull=options.post_subscription_when_pull,
-            offsets_folder=Path(folder).expanduser() if folder else Path.home() / ".rocketmq_offsets",
+            offsets_folder=_offsets_folder(options.local_offsets_dir),
         )
 
     @property
@@ -286,6 +286,11 @@ class ConsumerSettings:
             ("pullBatchSize", self.pull_batch_size, 1, MAX_MESSAGES if self.popped else MAX_PULL_BATCH),
             ("pullInterval", self.pull_interval_s, 0, 65.535),
         )
+
+
+def _offsets_folder(folder: str | None) -> Path:
+    default = Path.home() / ".rocketmq_offsets"
+    return default if folder is None else confined(Path(folder).expanduser(), "localOffsetsDir")
 
 
 def group_problems(group: str) -> list[str]:

@@ -18,10 +18,12 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLost, OptionError, RocketMQError
+from rocketmq_spark.options.paths import confined
 
 # If the peer's machine confirms no bytes for this time, the connection is treated as broken. Otherwise the operating system
 # retries for a quarter of an hour. Linux only; on other systems ``STALL_S`` of ``connection`` applies.
@@ -59,6 +61,14 @@ class TlsSettings:
     key_file: str | None = None
     key_password: str | None = None
     check_hostname: bool = True
+
+    def checked(self) -> TlsSettings:
+        """Return these settings. Raises ``OptionError`` for files that ``ROCKETMQ_SPARK_PATHS`` does not allow."""
+        files = {"tlsCaFile": self.ca_file, "tlsCertFile": self.cert_file, "tlsKeyFile": self.key_file}
+        for option, path in files.items():
+            if path is not None:
+                confined(Path(path), option)
+        return self
 
     def __repr__(self) -> str:
         return (
@@ -139,7 +149,7 @@ def connect(
     Raises ``ConnectionLost``, ``CertificateRefused`` and ``CallTimeout``.
     """
     host, port = parse_address(address)
-    context = ssl_context(tls) if tls else None
+    context = ssl_context(tls.checked()) if tls else None
     try:
         sock = socket.create_connection((host, port), timeout=max(0.001, deadline.remaining()))
     except OSError as e:
