@@ -204,6 +204,8 @@ class ConsumerSettings:
     route_refresh_s: float = 30.0
     post_subscription_when_pull: bool = False
     heartbeat_s: float = 30.0
+    answer_stacks: bool = True
+    answer_direct_messages: bool = True
     offsets_folder: Path = field(default_factory=lambda: Path.home() / ".rocketmq_offsets")
 
     @classmethod
@@ -233,6 +235,8 @@ class ConsumerSettings:
             pull_interval_s=options.pull_interval,
             pull_delay_on_error_s=options.pull_time_delay_when_exception,
             request_timeout_s=options.request_timeout,
+            answer_stacks=options.answer_stacks,
+            answer_direct_messages=options.answer_direct_messages,
             thresholds=Thresholds(
                 options.pull_threshold_for_queue,
                 options.pull_threshold_size_for_queue,

@@ -704,6 +704,20 @@ class Options:
     post_subscription_when_pull: bool = _row(
         p.boolean, False, _PUSH, "send the filter with each pull, not only with heartbeats"
     )
+    answer_stacks: bool = _row(
+        p.boolean,
+        True,
+        _CONSUME,
+        "whether a broker's request for the state of a member (`mqadmin consumerStatus -s`) may include the stacks of this "
+        "process's threads, as in Java",
+    )
+    answer_direct_messages: bool = _row(
+        p.boolean,
+        True,
+        _PUSH,
+        "whether a broker may pass a message of a subscribed topic directly to the listener (`mqadmin queryMsgById -d`); the "
+        "broker gets the text of the listener's exception, as in Java",
+    )
     local_offsets_dir: str | None = _row(
         p.string,
         None,

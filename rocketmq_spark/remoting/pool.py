@@ -80,6 +80,8 @@ class Pool:
         self._on_request = on_request
         self._slots: dict[str, _Slot] = {}
         self._advertised: dict[str, Peer] = {}  # addresses in routes, with what is known of the server
+        self._reached: set[str] = set()  # where connections to the addresses in routes lead
+        self._name_servers: frozenset[str] = frozenset()
         self._retired: list[Connection] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -133,9 +135,24 @@ class Pool:
         with self._lock:
             for address in addresses:
                 self._advertised[address] = known
+                self._reached.add(self.dialling.reachable(address))
                 slot = self._slots.get(address)
                 if known is Peer.PROXY and slot is not None and slot.connection is not None:
                     slot.connection.peer = known
+
+    def note_name_servers(self, addresses: Iterable[str]) -> None:
+        """Note the addresses of name servers, which may not send requests to members of groups."""
+        with self._lock:
+            self._name_servers |= frozenset(addresses)
+
+    def may_ask(self, address: str) -> bool:
+        """Whether the server at the address may send requests: one that is only a name server may not. A Proxy may, because
+        routes lead to it, too.
+        """
+        with self._lock:
+            if address not in self._name_servers or self.dialling.at_name_server:
+                return True
+            return self.dialling.reachable(address) in self._reached
 
     def attempts(self, address: str) -> int:
         """The number of attempts to connect to the address so far. If it has changed, so has the connection."""
@@ -157,7 +174,7 @@ class Pool:
                 self.dialling.reachable(address),
                 deadline.within(self.dialling.connect_timeout_s),
                 self.dialling.tls,
-                None if self._on_request is None else functools.partial(_asked, self._on_request, address),
+                None if self._on_request is None else functools.partial(self._asked, self._on_request, address),
                 undelivered=self.dialling.undelivered,
                 peer=self._advertised.get(address, Peer.UNKNOWN),
             )
@@ -175,6 +192,10 @@ class Pool:
                 return connection
         connection.close()
         raise _closed(address)
+
+    def _asked(self, on_request: OnRequest, address: str, request: ServerRequest) -> bool:
+        """Passes a request on with the address that callers know, which may differ from the dialled one."""
+        return self.may_ask(address) and on_request(replace(request, address=address))
 
     def _explain(self, error: RocketMQError, address: str, slot: _Slot) -> None:
         """Add the remedy for advertised addresses, unless one of them is connected, or this one was: then its server is down."""
@@ -225,11 +246,6 @@ class Pool:
             self._retired = []
         for connection in open_ones:
             connection.close()
-
-
-def _asked(on_request: OnRequest, address: str, request: ServerRequest) -> bool:
-    """Returns an error with the address that the caller knows, which may differ from the dialled one."""
-    return on_request(replace(request, address=address))
 
 
 def _closed(address: str) -> ClosedError:
