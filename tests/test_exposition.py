@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
@@ -78,16 +80,57 @@ def test_a_browser_that_was_led_here_under_another_name_gets_nothing() -> None:
         assert b"200" in asked(f"http://127.0.0.1:{port}/metrics", "node7.example:9464").split(b"\r\n")[0]
 
 
-def test_who_is_silent_is_let_go_and_so_is_who_is_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "_AT_ONCE", 3)
+def test_idle_connections_keep_no_scraper_out() -> None:
     with serving(LOCAL, lambda: "a 1\n") as url:
         parts = urlsplit(url)
         place = (parts.hostname or "", parts.port or 0)
-        silent = [socket.create_connection(place, timeout=60) for _ in range(3)]
-        eventually(lambda: asked_or_closed(url) == b"")
+        silent = [socket.create_connection(place, timeout=60) for _ in range(2 * exposition._AT_ONCE)]
+        begun_s = time.monotonic()
+        assert b"200" in asked(url, "localhost").split(b"\r\n")[0]
+        assert time.monotonic() - begun_s < exposition._IDLE_S / 2
+        assert silent[0].recv(1) == b"", "the oldest ones are closed"
         for each in silent:
             each.close()
+
+
+def test_who_comes_while_all_are_served_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "_AT_ONCE", 3)
+    may_end, arrived, note = threading.Event(), threading.Semaphore(0), exposition._Server.arrived
+
+    def noted(server: exposition._Server, request: socket.socket) -> None:
+        note(server, request)
+        arrived.release()
+
+    monkeypatch.setattr(exposition._Server, "arrived", noted)
+
+    def figures() -> str:
+        assert may_end.wait(60)
+        return "a 1\n"
+
+    with serving(LOCAL, figures) as url:
+        parts = urlsplit(url)
+        place = (parts.hostname or "", parts.port or 0)
+        served = [socket.create_connection(place, timeout=60) for _ in range(3)]
+        for each in served:
+            each.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert all(arrived.acquire(timeout=60) for _ in served)
+        assert one_too_many(place) == b""
+        may_end.set()
+        assert all(b"200" in each.recv(65536) for each in served)
         eventually(lambda: b"200" in asked_or_closed(url))
+        for each in served:
+            each.close()
+
+
+def one_too_many(place: tuple[str, int]) -> bytes:
+    """What a connection reads that sends nothing; b"open" for one that is not closed at once."""
+    with socket.create_connection(place, timeout=0.5) as sock:
+        try:
+            return sock.recv(1)
+        except TimeoutError:
+            return b"open"
+        except ConnectionError:
+            return b""
 
 
 def asked_or_closed(url: str) -> bytes:

@@ -70,7 +70,7 @@ ORDER = {
     "base": "codes extras exposition process java threads arguments clock dropped copies retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records changes files database lanes recovery store redelivery spool",
-    "options": "names parsing transport table typed",
+    "options": "names paths parsing transport table typed",
     "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command demo"
     " demo.feed demo.stage demo.play",

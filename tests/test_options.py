@@ -137,6 +137,8 @@ SAMPLES = {
     "persist_consumer_offset_interval": ("1s", 1.0, "0", "above zero"),
     "rebalance_interval": ("1s", 1.0, "0", "above zero"),
     "post_subscription_when_pull": ("true", True, "1", "true or false"),
+    "answer_stacks": ("false", False, "no", "true or false"),
+    "answer_direct_messages": ("false", False, "no", "true or false"),
     "local_offsets_dir": ("/tmp/o", "/tmp/o", "", "not empty"),
     "require_store_ok": ("ok", "ok", "all", "one of any, ok"),
 }

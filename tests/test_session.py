@@ -54,6 +54,7 @@ def test_equal_connection_options_share_a_client():
         {"numRetries": "1"},
         {"retryInterval": "1s"},
         {"tls": "true"},
+        {"tls": "false"},
         {"namespace": "ns"},
     ],
     ids=lambda d: next(iter(d)),
@@ -61,6 +62,25 @@ def test_equal_connection_options_share_a_client():
 def test_other_connection_options_get_a_client_of_their_own(different):
     assert session.client(parsed(**different)) is not session.client(parsed())
     assert session.client(parsed(**different)) is session.client(parsed(**different))
+
+
+def test_only_an_explicit_option_allows_secrets_in_plain_text():
+    def allows(**given):
+        return session.client(parsed(**given)).calls.pool.dialling.allow_plain_text
+
+    assert (allows(), allows(tls="false"), allows(tls="true")) == (False, True, False)
+
+
+def test_an_unknown_retention_without_tls_is_logged_once(monkeypatch, caplog):
+    """Once for each cluster, however many brokers it has."""
+
+    def refuse(broker):
+        raise OptionError(f"the settings of {broker} would cross the network")
+
+    given = parsed()
+    monkeypatch.setattr(session.client(given).admin, "broker_config", refuse)
+    assert [session.kept_ms(given, broker) for broker in ("a", "b", "a")] == [None, None, None]
+    assert caplog.text.count("retention not known without TLS") == 1
 
 
 def test_the_option_replaces_addresses_in_routes():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,9 +20,12 @@ from rocketmq_spark.client.route import masters_of
 from rocketmq_spark.errors import NotSupported, OptionError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import BrokerData
 from rocketmq_spark.model.admin import AccessPolicy, BrokerState, UserAccount
+from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.loose_json import read_json
+
+logger = logging.getLogger(__name__)
 
 _SUPER, _ENABLED = "super", "enable"
 _RESOURCES = ("topic", "group", "cluster", "namespace")
@@ -29,11 +33,11 @@ _ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 
 class StoredUser(NamedTuple):
-    """A user as one broker keeps it. Brokers also return the password; it is left out."""
+    """A user as one broker keeps it; None for what is unknown. Brokers also return the password; it is left out."""
 
     name: str
-    is_super: bool
-    enabled: bool
+    is_super: bool | None
+    enabled: bool | None
 
 
 class StoredPolicy(NamedTuple):
@@ -49,14 +53,23 @@ class StoredPolicy(NamedTuple):
 
 def users_in(body: Bytes) -> list[StoredUser]:
     """Answer to AUTH_LIST_USER; an empty body for none."""
-    return [
-        StoredUser(
-            str(item["username"]),
-            str(item.get("userType") or "").lower() == _SUPER,
-            str(item.get("userStatus") or _ENABLED).lower() == _ENABLED,
-        )
-        for item in _items(body, "username")
-    ]
+    return [_stored_user(item) for item in _items(body, "username")]
+
+
+def user_in(body: Bytes) -> StoredUser | None:
+    """Answer to AUTH_GET_USER; an empty body for none."""
+    found = read_json(body) if len(body) else None
+    if found is not None and not (isinstance(found, dict) and "username" in found):
+        raise RemoteProtocolError("Unexpected user: expected an object with 'username'")
+    return None if found is None else _stored_user(found)
+
+
+def _stored_user(item: Mapping[str, Any]) -> StoredUser:
+    return StoredUser(
+        str(item["username"]),
+        str(item.get("userType") or "").lower() == _SUPER,
+        str(item.get("userStatus") or _ENABLED).lower() == _ENABLED,
+    )
 
 
 def policies_in(body: Bytes) -> list[StoredPolicy]:
@@ -188,12 +201,18 @@ def _first_number(text: str | None) -> float | None:
     return number if number >= 0 else None
 
 
-def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> dict[str, str]:
+def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> dict[str, Secret]:
     """Change settings of a running master, which also writes them to its configuration file. Returns all its settings.
 
     A broker silently accepts unknown names, and keeps the old value if it cannot read the new one: both are an
-    ``OptionError`` here.
+    ``OptionError`` here. Where the network could read the settings, they are not requested: nothing is checked, and the result
+    is empty.
     """
+    address = masters_of(tools.admin.cluster(), [broker])[broker]
+    if not tools.calls.is_private(address):
+        logger.warning("whether broker %s accepts %s is not known without TLS", broker, ", ".join(sorted(values)))
+        tools.admin.update_broker_config(broker, values)
+        return {}
     before = tools.admin.broker_config(broker)
     if unknown := sorted(values.keys() - before.keys()):
         near = difflib.get_close_matches(unknown[0], before, n=2, cutoff=0.6)
@@ -205,7 +224,7 @@ def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> 
     after = tools.admin.broker_config(broker)
     kept = sorted(n for n, value in values.items() if after.get(n) == before[n] and not _same(before[n], value))
     if kept:
-        raise OptionError(f"broker {broker} kept {kept[0]}={before[kept[0]]} and rejected {values[kept[0]]!r}")
+        raise OptionError(f"broker {broker} kept its value of {kept[0]} and rejected the new one")
     return after
 
 
@@ -213,21 +232,70 @@ def _same(one: str, other: str) -> bool:
     return one.strip().lower() == other.strip().lower()
 
 
-Kept = TypeVar("Kept")
+Kept = TypeVar("Kept", StoredUser, StoredPolicy)
 
 
 def users(tools: AdminTools, name: str | None = None) -> list[UserAccount]:
     """All users, or the one with this name. If brokers differ, a user occurs more than once."""
-    answers = _listed(tools, name)
-    found = _merged(
+    answers = _all(tools, _private_masters(tools), lambda broker: rpc.AUTH_LIST_USER.request(filter=name, bname=broker))
+    return _accounts(
         (broker, user) for broker, answer in answers for user in users_in(answer.body) if name in (None, user.name)
     )
-    return [UserAccount(user.name, user.is_super, user.enabled, brokers) for user, brokers in found]
 
 
-def _listed(tools: AdminTools, name: str | None) -> list[tuple[str, Command]]:
-    """What each broker says of its users; some ask for a part of the name."""
-    return _all(tools, lambda broker: rpc.AUTH_LIST_USER.request(filter=name, bname=broker))
+def _accounts(stored: Iterable[tuple[str, StoredUser]]) -> list[UserAccount]:
+    return [UserAccount(user.name, user.is_super, user.enabled, brokers) for user, brokers in _merged(stored)]
+
+
+def _private_masters(tools: AdminTools) -> dict[str, str]:
+    """As ``_masters``. Raises ``OptionError`` if the network could read passwords of users in requests to these addresses."""
+    masters = _masters(tools)
+    for address in masters.values():
+        tools.calls.check_private(address, "passwords of users", allow_plain_text=True)
+    return masters
+
+
+_NO_USER = "user is not exist"
+
+
+def _versions_with(tools: AdminTools, masters: Mapping[str, str], name: str) -> dict[str, int]:
+    """By name, the version of each of ``masters`` that has the user.
+
+    The request is an update without values, which changes nothing: answers to requests that read users contain passwords.
+    """
+    body = user_body(name, None, None, None)
+    answers = _all(
+        tools,
+        masters,
+        lambda broker: rpc.AUTH_UPDATE_USER.request(body, username=name, bname=broker),
+        accept=(Response.NO_PERMISSION,),
+    )
+    versions = {}
+    for broker, answer in answers:
+        if answer.code == Response.SUCCESS:
+            versions[broker] = answer.version
+        elif _NO_USER not in (answer.remark or ""):
+            raise refused(answer, masters[broker])
+    return versions
+
+
+def _stored_users(tools: AdminTools, masters: Mapping[str, str], name: str) -> dict[str, StoredUser]:
+    """The user as ``masters`` keep it. They return its password, too, so none is asked over a network that could read it.
+
+    Masters that are not asked, or refuse, are omitted.
+    """
+    asked = {
+        broker: (address, rpc.AUTH_GET_USER.request(username=name, bname=broker))
+        for broker, address in masters.items()
+        if tools.calls.is_private(address)
+    }
+    answers = tools.calls.exchange_each(list(asked.values()), deadline(tools))
+    known = [
+        (broker, user_in(answer.body))
+        for broker, answer in zip(asked, answers, strict=True)
+        if isinstance(answer, Command) and answer.code == Response.SUCCESS
+    ]
+    return {broker: user for broker, user in known if user is not None}
 
 
 def set_user(
@@ -237,46 +305,69 @@ def set_user(
     is_super: bool | None = None,
     enabled: bool | None = None,
 ) -> list[UserAccount]:
-    """Create a user on the masters that do not have it, which needs a ``password``, and change it on the others."""
+    """Create a user on the masters that do not have it, which needs a ``password``, and change it on the others.
+
+    The result has None for properties that were not given, if only an answer that the network could read would show them.
+    """
     if password is not None and not password.strip():  # which a broker takes for none, and keeps the old one
         raise OptionError("password is empty; expected a text, or none to leave it as it is")
-    there: set[str] = set()
-    for broker, answer in _listed(tools, name):
-        for user in users_in(answer.body):
-            if user.name == name:
-                there.add(broker)
-                _check_change(user, broker, answer, password, is_super, enabled)
-    lacking = sorted(_masters(tools).keys() - there)
+    masters = _private_masters(tools)
+    versions = _versions_with(tools, masters, name)
+    lacking = sorted(masters.keys() - versions.keys())
     if lacking and not password:
         raise OptionError(f"user {name} is not on {', '.join(lacking)}; expected a password to create it")
+    unknown = {
+        broker: masters[broker]
+        for broker, version in versions.items()
+        if None in (is_super, enabled) or (version < FIRST_TO_UPDATE_USERS and password is None)
+    }
+    stored = _stored_users(tools, unknown, name)
+    for broker, version in versions.items():
+        if version < FIRST_TO_UPDATE_USERS:
+            _check_change(name, stored.get(broker), broker, password, is_super, enabled)
     body = user_body(name, password, is_super, enabled)
 
     def put(broker: str) -> Command:
-        row = rpc.AUTH_UPDATE_USER if broker in there else rpc.AUTH_CREATE_USER
+        row = rpc.AUTH_UPDATE_USER if broker in versions else rpc.AUTH_CREATE_USER
         return row.request(body, username=name, bname=broker)
 
-    _all(tools, put, change=True)
-    return users(tools, name)
+    _all(tools, masters, put, change=True)
+    created, nothing_known = StoredUser(name, False, True), StoredUser(name, None, None)
+    before = {broker: stored.get(broker, nothing_known) for broker in versions} | dict.fromkeys(lacking, created)
+    return _accounts((broker, _changed(user, is_super, enabled)) for broker, user in before.items())
+
+
+def _changed(user: StoredUser, is_super: bool | None, enabled: bool | None) -> StoredUser:
+    return StoredUser(
+        user.name, user.is_super if is_super is None else is_super, user.enabled if enabled is None else enabled
+    )
 
 
 def _check_change(
-    user: StoredUser, broker: str, answer: Command, password: str | None, is_super: bool | None, enabled: bool | None
+    name: str,
+    stored: StoredUser | None,
+    broker: str,
+    password: str | None,
+    is_super: bool | None,
+    enabled: bool | None,
 ) -> None:
-    """That a broker would change what it is asked to."""
-    same = is_super in (None, user.is_super) and enabled in (None, user.enabled) and password is None
-    if answer.version < FIRST_TO_UPDATE_USERS and not same:
+    """Check that a broker before 5.3.2, which reports success and changes nothing, has the user as it should be."""
+    nothing = (password, is_super, enabled) == (None, None, None)
+    same = password is None and stored is not None and _changed(stored, is_super, enabled) == stored
+    if not (nothing or same):
         raise NotSupported(
             f"broker {broker} is older than RocketMQ 5.3.2, and would report success without changing the user; nothing was "
             f"changed",
-            remedy=f"Delete user {user.name}, which also deletes its policies, and set it again",
+            remedy=f"Delete user {name}, which also deletes its policies, and set it again",
         )
 
 
 def delete_user(tools: AdminTools, name: str) -> None:
     """Delete a user, and with it all of its policies."""
-    if not users(tools, name):
+    masters = _private_masters(tools)
+    if not _versions_with(tools, masters, name):
         raise OptionError(f"there is no user {name}")
-    _all(tools, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker), change=True)
+    _all(tools, masters, lambda broker: rpc.AUTH_DELETE_USER.request(username=name, bname=broker), change=True)
 
 
 def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
@@ -290,7 +381,9 @@ def policies(tools: AdminTools, user: str | None = None) -> list[AccessPolicy]:
 def _kept(tools: AdminTools, user: str | None) -> list[tuple[str, StoredPolicy]]:
     """Policies by broker."""
     subject = None if user is None else _subject(user)
-    answers = _all(tools, lambda broker: rpc.AUTH_LIST_ACL.request(subjectFilter=subject, bname=broker))
+    answers = _all(
+        tools, _masters(tools), lambda broker: rpc.AUTH_LIST_ACL.request(subjectFilter=subject, bname=broker)
+    )
     kept = [(broker, policy) for broker, answer in answers for policy in policies_in(answer.body)]
     return [(broker, policy) for broker, policy in kept if subject is None or policy.subject == subject]
 
@@ -306,13 +399,18 @@ def set_policy(
     """Allow or deny actions on a resource, in place of the user's policy for that resource."""
     body = policy_body(_subject(user), resource, actions, allowed, sources)
     _kept(tools, user)  # where one broker has no policies nothing is changed on the others
-    listed = _listed(tools, user)
-    if lacking := [broker for broker, answer in listed if all(one.name != user for one in users_in(answer.body))]:
+    masters = _masters(tools)
+    if lacking := sorted(masters.keys() - _versions_with(tools, masters, user).keys()):
         raise OptionError(
             f"user {user} is not on {', '.join(lacking)}; nothing was changed",
             remedy=f"Create it there: rocketmq-spark user set {user}",
         )
-    _all(tools, lambda broker: rpc.AUTH_UPDATE_ACL.request(body, subject=_subject(user), bname=broker), change=True)
+    _all(
+        tools,
+        masters,
+        lambda broker: rpc.AUTH_UPDATE_ACL.request(body, subject=_subject(user), bname=broker),
+        change=True,
+    )
     return policies(tools, user)
 
 
@@ -341,11 +439,19 @@ def _masters(tools: AdminTools) -> dict[str, str]:
     return masters_of(tools.admin.cluster())
 
 
-def _all(tools: AdminTools, make: Callable[[str], Command], change: bool = False) -> list[tuple[str, Command]]:
-    asked = {name: (address, make(name)) for name, address in _masters(tools).items()}
+def _all(
+    tools: AdminTools,
+    masters: Mapping[str, str],
+    make: Callable[[str], Command],
+    change: bool = False,
+    accept: Sequence[int] = (),
+) -> list[tuple[str, Command]]:
+    """Send a request to each of ``masters``. Returns the answers by broker; their codes are success and those in ``accept``."""
+    asked = {name: (address, make(name)) for name, address in masters.items()}
     answers = []
-    for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED), change):
-        if answer.code != Response.SUCCESS:
+    codes = (Response.SUCCESS, Response.REQUEST_CODE_NOT_SUPPORTED, *accept)
+    for name, answer in ask_each(tools, asked, codes, change):
+        if answer.code == Response.REQUEST_CODE_NOT_SUPPORTED:
             raise NotSupported(
                 f"broker {name} has no users and policies: ACL 2.0 came with RocketMQ 5.3",
                 asked[name][0],
@@ -357,8 +463,9 @@ def _all(tools: AdminTools, make: Callable[[str], Command], change: bool = False
 
 
 def _merged(kept: Iterable[tuple[str, Kept]]) -> list[tuple[Kept, tuple[str, ...]]]:
-    """Equal ones of several brokers as one, sorted."""
+    """Equal ones of several brokers as one, sorted; None sorts first."""
     brokers: dict[Kept, list[str]] = {}
     for broker, one in kept:
         brokers.setdefault(one, []).append(broker)
-    return [(one, tuple(names)) for one, names in sorted(brokers.items())]
+    known_last = sorted(brokers.items(), key=lambda item: [(part is not None, part) for part in item[0]])
+    return [(one, tuple(names)) for one, names in known_last]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.client.groups import own
+from rocketmq_spark.client.groups import as_stored, own
 from rocketmq_spark.client.pulls import answer_of, command_of
 from rocketmq_spark.client.questions import PULLED, BrokerQuestions, Question
 from rocketmq_spark.errors import LocalProtocolError, NotFound, OptionError
@@ -47,7 +48,7 @@ def message_by_id(tools: AdminTools, message_id: str, topic: str | None = None) 
     at = None if place is None else _broker_at(tools, place.host)
     if place is not None and at is not None:
         message = _at(tools, at, place, topic)
-        if message is not None and (topic is None or topic in (message.topic, message.queue.topic)):
+        if message is not None:
             return message
     if topic is None:
         if at is not None:
@@ -121,7 +122,11 @@ def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | Non
     # What a broker reads in the midst of a message is anything. The name of a topic outside means another one inside.
     scope, read = tools.calls.scope, decode_leniently(answer.body, broker)
     found = [m for m in read if m.commit_log_offset == place.offset and scope.reaches(m.topic)]
-    return own(found[0], scope) if found else None
+    if not found:
+        return None
+    stored = as_stored(found[0], scope)
+    # Whoever has the id of a retried message may know only its first topic. What the message says of it is not shown as a fact.
+    return stored if topic in (None, stored.topic, own(found[0], scope).topic) else None
 
 
 def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:
@@ -150,7 +155,7 @@ def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[Receive
     for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.QUERY_NOT_FOUND)):
         if answer.code == Response.SUCCESS:
             read = decode_leniently(answer.body, name)
-            found += (own(message, tools.calls.scope) for message in read if message.topic == on_wire)
+            found += (as_stored(message, tools.calls.scope) for message in read if message.topic == on_wire)
     return sorted(found, key=lambda message: _storing(message.store_timestamp, message))
 
 
@@ -248,7 +253,7 @@ def messages_of_time(
         if not heads:
             break
         _, n, message = heapq.heappop(heads)
-        found.append(message)
+        found.append(message if message.topic == message.queue.topic else replace(message, topic=message.queue.topic))
         stretches[n].advance()
         filled = range(n, n + 1)
     return found

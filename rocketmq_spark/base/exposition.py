@@ -77,7 +77,12 @@ def _unicode(value: str) -> str:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server with a limited number of threads. Connections above the limit are closed at once."""
+    """A server with a limited number of threads.
+
+    Above the limit, the connection that has been silent for longest is closed, so that connections without a request keep no
+    client out. While all clients are being served, a new connection is closed at once. (The server of prometheus-client has
+    neither a limit nor a timeout.)
+    """
 
     daemon_threads = True
 
@@ -86,16 +91,26 @@ class _Server(ThreadingHTTPServer):
             super().__init__(*args)
         except OverflowError as e:  # the number is no port
             raise OSError(errno.EINVAL, str(e)) from e
-        self._room = threading.BoundedSemaphore(_AT_ONCE)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, bool] = {}  # oldest first, with whether the request has arrived
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
+        with self._lock:
+            silent = next((each for each, arrived in self._open.items() if not arrived), None)
+            full = len(self._open) >= _AT_ONCE
+            if full and silent is not None:
+                del self._open[silent]
+                _read_no_more(silent)  # its thread ends
+            admitted = not full or silent is not None
+            if admitted:
+                self._open[request] = False
+        if not admitted:
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._room.release()
+            self._ended(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -107,7 +122,17 @@ class _Server(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             late.cancel()
-            self._room.release()
+            self._ended(request)
+
+    def arrived(self, request: socket.socket) -> None:
+        """Note that the whole request was read."""
+        with self._lock:
+            if request in self._open:
+                self._open[request] = True
+
+    def _ended(self, request: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log nothing: clients may disconnect at any time."""
@@ -146,6 +171,7 @@ def serving(
         timeout = _IDLE_S
 
         def do_GET(self) -> None:
+            server.arrived(self.connection)
             if not _is_meant(address[0], self.headers.get("Host")):
                 self._answer(403, "This name is not served\n")
                 return

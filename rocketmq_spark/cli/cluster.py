@@ -137,13 +137,17 @@ def _show_users(output: Output, found: Iterable[UserAccount]) -> None:
     rows = [
         {
             "user": account.name,
-            "type": "super" if account.is_super else "normal",
-            "status": "enabled" if account.enabled else "disabled",
+            "type": _word(account.is_super, "super", "normal"),
+            "status": _word(account.enabled, "enabled", "disabled"),
             "brokers": list(account.brokers),
         }
         for account in found
     ]
     output.rows(_USER, rows)
+
+
+def _word(value: bool | None, yes: str, no: str) -> str | None:
+    return None if value is None else yes if value else no
 
 
 @click.group(cls=CliGroup)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -130,7 +131,7 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, option: dict[str, str], **kwargs: Any) -> None:
         ctx = click.get_current_context()
         options = {name: value for name in _NAMES if (value := kwargs.pop(name))}
-        target = Target(_merged(ctx, options, option))
+        target = Target(_merged(ctx, options, revealed(ctx.obj, "-o", option)))
         target.say_environment(ctx.obj)
         function(*args, target=target, **kwargs)
 
@@ -149,6 +150,37 @@ def _merged(ctx: click.Context, options: dict[str, Any], more: Mapping[str, str]
             raise OptionError(f"option {name!r} is given twice", remedy="Omit one of them")
         merged[_field(name)] = value
     return {**options, **merged}
+
+
+def revealed(output: Output, flag: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The options of a ``flag``, with secrets that are given as ``@FILE`` read from that file. Warns of other secrets: every user
+    of the machine can read command lines.
+    """
+    from rocketmq_spark import options
+    from rocketmq_spark.options.parsing import secret
+
+    secrets = {row.field: row.name for row in options.TABLE if row.parse is secret}
+    found = dict(given)
+    for name, value in given.items():
+        public = secrets.get(_field(name))
+        if public is None:
+            continue
+        if value.startswith("@"):
+            found[name] = _first_line(f"{flag} {name}", Path(value[1:]))
+        else:
+            output.warning(
+                f"{flag} {public}=… can be read by other users of this machine, in the list of processes; give a file as "
+                f"{flag} {public}=@FILE, or use option 'credentialsFile'"
+            )
+    return found
+
+
+def _first_line(option: str, path: Path) -> str:
+    try:
+        return path.expanduser().read_text("utf-8").partition("\n")[0].rstrip("\r")
+    except (OSError, UnicodeDecodeError) as e:
+        why = e.strerror if isinstance(e, OSError) else "it is no text"
+        raise OptionError(f"{option} names file {str(path)!r}; it cannot be read: {why}") from e
 
 
 def _field(name: str) -> str:
@@ -183,7 +215,10 @@ _OPTIONS = (
         "--access-key", envvar="ROCKETMQ_ACCESS_KEY", help="Access key (user name) [env: ROCKETMQ_ACCESS_KEY]"
     ),
     click.option(
-        "--secret-key", envvar="ROCKETMQ_SECRET_KEY", help="Secret key of that user [env: ROCKETMQ_SECRET_KEY]"
+        "--secret-key",
+        envvar="ROCKETMQ_SECRET_KEY",
+        help="Secret key of that user. Other users of this machine can see it on the command line, but not in the variable "
+        "[env: ROCKETMQ_SECRET_KEY]",
     ),
     click.option("--tls", is_flag=True, help="Use TLS."),
     click.option("--tls-ca-file", type=click.Path(), help="PEM file of the certificate authorities to trust."),
@@ -199,6 +234,7 @@ _OPTIONS = (
         multiple=True,
         callback=pairs,
         metavar="NAME=VALUE",
-        help="Another option that says how to connect, such as requestTimeout=10s (docs/options.md; may be repeated).",
+        help="Another option that says how to connect, such as requestTimeout=10s (docs/options.md; may be repeated). A "
+        "secret can be given as a file: secretKey=@FILE",
     ),
 )

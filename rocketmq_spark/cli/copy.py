@@ -17,7 +17,7 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
-from rocketmq_spark.cli.connection import ENVIRONMENT, Target, connected, pairs
+from rocketmq_spark.cli.connection import ENVIRONMENT, Target, connected, pairs, revealed
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
 from rocketmq_spark.cli.tail import consuming, subscribed
@@ -194,8 +194,8 @@ def copy_of(message: ReceivedMessage, topic: str, mark: str | None) -> KeyedMess
     multiple=True,
     callback=pairs,
     metavar="NAME=VALUE",
-    help="An option of the destination's producer, such as accessKey=… or tls=true (may be repeated). The environment is "
-    "that of the source; environment=NAME selects another one, and environment= (without a value) none.",
+    help="An option of the destination's producer, such as accessKey=…, secretKey=@FILE or tls=true (may be repeated). The "
+    "environment is that of the source; environment=NAME selects another one, and environment= (without a value) none.",
 )
 @rate_option("Copy at most this many messages a second.")
 @click.option(
@@ -218,6 +218,7 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     original, and its own id and times.
     """
     source, destination = how["source"], how["destination"]
+    how["to_options"] = revealed(output, "--to-option", how["to_options"])
     to = _destination(target, how)
     # It must be there: brokers that create topics on demand would make a misspelt one.
     if _overlap(_place(to, destination), _place(target, source)):

@@ -18,6 +18,7 @@ import click
 
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.options.parsing import Secret
 
 Row = Mapping[str, object]
 
@@ -109,8 +110,17 @@ def _code(found: re.Match[str]) -> str:
 
 
 def _json(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = json.dumps(_hidden(value), ensure_ascii=False, default=str)
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _hidden(value: object) -> object:
+    """``value`` with secrets as asterisks: to ``json`` a ``Secret`` is a str like any other."""
+    if isinstance(value, Secret):
+        return str(value)[1:-1]
+    if isinstance(value, Mapping):
+        return {key: _hidden(part) for key, part in value.items()}
+    return [_hidden(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def one_line(error: BaseException) -> str:

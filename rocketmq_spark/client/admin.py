@@ -25,6 +25,7 @@ from rocketmq_spark.errors import (
     TopicNotFound,
 )
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, ReceivedMessage, TopicRoute
+from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.bodies import ConsumeProgress, TopicConfig
@@ -244,8 +245,15 @@ class BaseAdmin(Closing):
         scope = self._calls.scope
         return sorted(scope.plain(topic) for topic in found if scope.reaches(topic))
 
-    def broker_config(self, broker: str) -> dict[str, str]:
-        return bodies.read_config(self._ask(broker, rpc.GET_BROKER_CONFIG.request(bname=broker)).body)
+    def broker_config(self, broker: str, allow_plain_text: bool = False) -> dict[str, Secret]:
+        """All settings, among them passwords of users and the keys of the broker's own client.
+
+        Raises ``OptionError`` if the network could read them; with ``allow_plain_text`` only unless ``tls`` is false explicitly.
+        """
+        address = masters_of(self.cluster(), [broker])[broker]
+        self._calls.check_private(address, f"the settings of {broker}, with its passwords,", allow_plain_text)
+        answer = self._calls.ask(address, rpc.GET_BROKER_CONFIG.request(bname=broker))
+        return {name: Secret(value) for name, value in bodies.read_config(answer.body).items()}
 
     def update_broker_config(self, broker: str, values: Mapping[str, str]) -> None:
         """Change settings of a running broker. It also rewrites its configuration file."""

@@ -289,8 +289,9 @@ class Brokers:
         }
 
     def confirms_late(self, broker_name: str, deadline: Deadline) -> bool:
-        question = Question(broker_name, rpc.GET_BROKER_CONFIG.request(bname=broker_name), "")
-        (answer,) = self.questions.ask_each([question], deadline)
+        answer = self.questions.settings(broker_name, deadline)
+        if answer is None:
+            return True
         if isinstance(answer, RocketMQError):
             if answer.retriable:
                 raise answer

@@ -34,6 +34,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.names import resolve
+from rocketmq_spark.options.paths import confined
 from rocketmq_spark.remoting.connection import Connection, Done
 from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import header, names
@@ -142,7 +143,7 @@ def credentials_of(options: Options) -> Credentials | RotatingCredentials | None
         return RotatingCredentials(lambda: from_provider(provider()))
     if options.credentials_file is not None:
         path = Path(options.credentials_file).expanduser()
-        return RotatingCredentials(lambda: from_file(path))
+        return RotatingCredentials(lambda: from_file(confined(path, "credentialsFile")))
     if options.access_key is None or options.secret_key is None:
         return None
     token = options.security_token
@@ -247,6 +248,23 @@ class Calls:
     def on_wire(self, name: str) -> str:
         """The name of a topic or group on brokers. Rooms that use this one have only the user's names."""
         return self.scope.on_wire(name)
+
+    def is_private(self, address: str) -> bool:
+        """Whether requests to an address and their answers are encrypted, or stay on this machine."""
+        return self.pool.dialling.is_private(address)
+
+    def check_private(self, address: str, secrets: str, allow_plain_text: bool = False) -> None:
+        """Raise ``OptionError`` if the network could read the ``secrets`` of an exchange with an address. With
+        ``allow_plain_text``, ``tls=false`` permits that.
+        """
+        dialling = self.pool.dialling
+        if dialling.is_private(address) or (allow_plain_text and dialling.allow_plain_text):
+            return
+        other = ", or to false if others on the network may read them" if allow_plain_text else ""
+        raise OptionError(
+            f"{secrets} would cross the network to {dialling.reachable(address)} in clear text",
+            remedy=f"Set option 'tls' to true{other}",
+        )
 
     def queue_on_wire(self, queue: MessageQueue) -> MessageQueue:
         """A queue with the topic's name on brokers."""

@@ -111,7 +111,11 @@ class BrokerRequests:
         messages = decode_messages(command.body, fields["brokerName"] or "")
         if len(messages) != 1:
             raise RemoteProtocolError(f"{len(messages)} messages came to be consumed directly, expected 1")
-        return ConsumeDirectly(own(messages[0], self._calls.scope))
+        (message,), scope = messages, self._calls.scope
+        # A topic of another namespace must not be taken for one of this namespace.
+        origin = message.properties.get(Property.RETRY_TOPIC)
+        inside = origin is None or scope.reaches(origin)
+        return ConsumeDirectly(own(message, scope) if inside else as_stored(message, scope))
 
     def _body(self, answer: Answer) -> bytes:
         if isinstance(answer, DirectResult):
@@ -134,13 +138,20 @@ def _on_wire(calls: Calls, table: Mapping[MessageQueue, Value]) -> dict[MessageQ
 def own(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     """Return a message with its topic and queue in the user's names.
 
-    A message of a retry topic gets the topic that it was first sent to. A dead letter keeps the dead-letter topic, as in Java.
-    Mirrors ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
+    A message of a retry topic gets the topic that it was first sent to, as its properties say, which anyone can set who may write
+    to the retry topic. A dead letter keeps the dead-letter topic, as in Java. Mirrors
+    ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
     """
+    stored = as_stored(message, scope)
+    origin = message.properties.get(Property.RETRY_TOPIC) if stored.topic.startswith(RETRY_PREFIX) else None
+    return replace(stored, topic=scope.plain(origin)) if origin else stored
+
+
+def as_stored(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
+    """Return a message with the topic and queue in which the broker stores it, in the user's names."""
     queue = message.queue._replace(topic=scope.plain(message.queue.topic))
-    origin = message.properties.get(Property.RETRY_TOPIC) if queue.topic.startswith(RETRY_PREFIX) else None
-    topic = scope.plain(origin) if origin else queue.topic
-    return message if (queue, topic) == (message.queue, message.topic) else replace(message, queue=queue, topic=topic)
+    same = (queue, queue.topic) == (message.queue, message.topic)
+    return message if same else replace(message, queue=queue, topic=queue.topic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,18 @@ class BrokerQuestions:
         (answer,) = self.ask_all([self.about(rpc.GET_MAX_OFFSET, queue)], deadline)
         return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_ms)
 
+    def settings(self, broker_name: str, deadline: Deadline) -> Command | RocketMQError | None:
+        """The answer of a broker's master with its settings, or the error. None if the network could read the passwords in it."""
+        try:
+            address = self._routes.address(broker_name)
+        except RocketMQError as e:
+            return e
+        if not self.calls.is_private(address):
+            return None
+        question = Question(broker_name, rpc.GET_BROKER_CONFIG.request(bname=broker_name), "")
+        (answer,) = self.calls.exchange_each([(address, question.command)], deadline)
+        return _accepted(answer, question, address, (Response.SUCCESS,))
+
     def owing(self) -> frozenset[str]:
         """Brokers that have not answered yet, and for which calls no longer wait."""
         late = self.calls.late
@@ -344,6 +356,9 @@ def longest_timers(calls: Calls, topic: str, masters: Mapping[str, str], deadlin
     versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
     found = dict.fromkeys(versions, 0)
     able = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
+    # The configuration contains passwords. Where the network could read them, brokers are taken for ones that do not report it.
+    found |= {name: 1000 * TIMER_MAX_DELAY_S for name in able if not calls.is_private(masters[name])}
+    able = [name for name in able if calls.is_private(masters[name])]
     configs = [(masters[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in able]
     for name, config in zip(able, calls.exchange_each(configs, deadline), strict=True):
         if isinstance(config, Command):

@@ -44,6 +44,7 @@ class NameServers:
         if not self.addresses:
             raise OptionError("no name server is given", remedy="Set option 'nameServer' to host:port")
         self.calls = calls
+        calls.pool.note_name_servers(self.addresses)
         self._current = (rng or random.Random()).randrange(len(self.addresses))
 
     def ask(self, make: Callable[[], Command], deadline: Deadline | None = None) -> Command:

@@ -19,6 +19,7 @@ from rocketmq_spark.consumer.rebalance import WAIT_S, Allocate, ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.options import Options, transport
+from rocketmq_spark.options.paths import confined
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment, check_chosen, environment_of
 from rocketmq_spark.wire.names import group_problem, retry_topic, topic_problem
@@ -203,12 +204,13 @@ class ConsumerSettings:
     route_refresh_s: float = 30.0
     post_subscription_when_pull: bool = False
     heartbeat_s: float = 30.0
+    answer_stacks: bool = True
+    answer_direct_messages: bool = True
     offsets_folder: Path = field(default_factory=lambda: Path.home() / ".rocketmq_offsets")
 
     @classmethod
     def of(cls, options: Options, on_wire: OnWire = str) -> ConsumerSettings:
         """Return the settings for these options. ``on_wire`` adds the namespace or environment to a name."""
-        folder = options.local_offsets_dir
         environment, group = isolated(options)
         batch_max_size = options.consume_message_batch_max_size
         if options.arrow and "consume_message_batch_max_size" not in options.given:
@@ -233,6 +235,8 @@ class ConsumerSettings:
             pull_interval_s=options.pull_interval,
             pull_delay_on_error_s=options.pull_time_delay_when_exception,
             request_timeout_s=options.request_timeout,
+            answer_stacks=options.answer_stacks,
+            answer_direct_messages=options.answer_direct_messages,
             thresholds=Thresholds(
                 options.pull_threshold_for_queue,
                 options.pull_threshold_size_for_queue,
@@ -246,7 +250,7 @@ class ConsumerSettings:
             persist_interval_s=options.persist_consumer_offset_interval,
             rebalance_interval_s=options.rebalance_interval,
             post_subscription_when_pull=options.post_subscription_when_pull,
-            offsets_folder=Path(folder).expanduser() if folder else Path.home() / ".rocketmq_offsets",
+            offsets_folder=_offsets_folder(options.local_offsets_dir),
         )
 
     @property
@@ -286,6 +290,11 @@ class ConsumerSettings:
             ("pullBatchSize", self.pull_batch_size, 1, MAX_MESSAGES if self.popped else MAX_PULL_BATCH),
             ("pullInterval", self.pull_interval_s, 0, 65.535),
         )
+
+
+def _offsets_folder(folder: str | None) -> Path:
+    default = Path.home() / ".rocketmq_offsets"
+    return default if folder is None else confined(Path(folder).expanduser(), "localOffsetsDir")
 
 
 def group_problems(group: str) -> list[str]:

@@ -27,6 +27,7 @@ from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.grpc_proxy.facts import Rpc
 from rocketmq_spark.grpc_proxy.protos import broken, proto
+from rocketmq_spark.options.paths import confined
 
 logger = logging.getLogger(__name__)
 
@@ -338,7 +339,7 @@ def _read(option: str, path: str | None, part: bytes) -> bytes | None:
     if path is None:
         return None
     try:
-        found = Path(path).expanduser().read_bytes()
+        found = confined(Path(path).expanduser(), option).read_bytes()
     except OSError as e:
         raise OptionError(f"option {option!r} is {path!r}; it cannot be read: {e.strerror}") from e
     if part not in found:

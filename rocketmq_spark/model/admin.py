@@ -26,6 +26,8 @@ __all__ = [
 
 # The group under which administration and commands pull and send messages.
 GROUP = "rocketmq-spark-cli"
+# What readers of retention say once where its broker is not asked, because the answer has passwords, too.
+RETENTION_NOT_KNOWN = "retention not known without TLS"
 
 
 def permission(perm: int) -> str:
@@ -234,14 +236,14 @@ class UserAccount:
 
     Args:
         name: The user name, which is the access key.
-        is_super: Whether it may do everything.
-        enabled: Whether it may connect.
+        is_super: Whether it may do everything; None if unknown (``Admin.set_user``).
+        enabled: Whether it may connect; None if unknown.
         brokers: The brokers that have the user with these properties.
     """
 
     name: str
-    is_super: bool
-    enabled: bool
+    is_super: bool | None
+    enabled: bool | None
     brokers: Sequence[str]
 
 

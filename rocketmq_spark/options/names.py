@@ -17,7 +17,7 @@ from rocketmq_spark.errors import OptionError
 
 # A service that runs other people's queries must not import code that their options name.
 ALLOWED = "ROCKETMQ_SPARK_ALLOW_CALLABLES"
-_NO = ("0", "false", "no")
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
@@ -26,7 +26,7 @@ def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
         synchronous(f"option {option!r}", given)
         return given
     text(f"option {option!r}", given, "module:callable or a function")
-    if os.environ.get(ALLOWED, "1").strip().lower() in _NO:
+    if not _allowed():
         raise OptionError(
             f"option {option!r} is {given!r}, which names code to run, but variable {ALLOWED} forbids that",
             remedy="Give a built-in value, or the function itself; or ask the operator who set the variable",
@@ -43,6 +43,19 @@ def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
     synchronous(f"option {option!r}", thing)
     called: Callable[..., Any] = thing
     return called
+
+
+def _allowed() -> bool:
+    """Whether options may name code. Raises ``OptionError`` for a value that does not say it: a typing error allows nothing."""
+    value = os.environ.get(ALLOWED)
+    if value is None or value.strip().lower() in _YES:
+        return True
+    if value.strip().lower() in _NO:
+        return False
+    raise OptionError(
+        f"variable {ALLOWED} is {value!r}; expected {', '.join(_YES)} to allow options that name code, or {', '.join(_NO)} to "
+        "forbid them"
+    )
 
 
 def nearest(option: str, given: str, known: Sequence[str]) -> str:

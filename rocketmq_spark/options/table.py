@@ -12,12 +12,13 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.base.codes import TRACE_TOPIC
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.options import names, transport
+from rocketmq_spark.options import names, paths, transport
 from rocketmq_spark.options import parsing as p
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,11 @@ DEFAULT_GROUP = "rocketmq_spark"
 ENVIRONMENT_VARIABLE = "ROCKETMQ_ENVIRONMENT"
 # Environment variables that give a field its value if the option is not set.
 _VARIABLES = {"environment": ENVIRONMENT_VARIABLE}
+
+# Files and folders that the package opens, which ``ROCKETMQ_SPARK_PATHS`` confines. Each is checked again where it is opened.
+_PATHS = frozenset(
+    {"credentials_file", "tls_ca_file", "tls_cert_file", "tls_key_file", "spool_dir", "local_offsets_dir"}
+)
 
 # Options that Spark itself passes to a source or sink besides the user's.
 TOLERATED = frozenset(
@@ -698,6 +704,20 @@ class Options:
     post_subscription_when_pull: bool = _row(
         p.boolean, False, _PUSH, "send the filter with each pull, not only with heartbeats"
     )
+    answer_stacks: bool = _row(
+        p.boolean,
+        True,
+        _CONSUME,
+        "whether a broker's request for the state of a member (`mqadmin consumerStatus -s`) may include the stacks of this "
+        "process's threads, as in Java",
+    )
+    answer_direct_messages: bool = _row(
+        p.boolean,
+        True,
+        _PUSH,
+        "whether a broker may pass a message of a subscribed topic directly to the listener (`mqadmin queryMsgById -d`); the "
+        "broker gets the text of the listener's exception, as in Java",
+    )
     local_offsets_dir: str | None = _row(
         p.string,
         None,
@@ -775,6 +795,8 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
             continue
         try:
             values[row.field] = value if row.raw and callable(value) else row.parse(p.text(value))
+            if row.field in _PATHS and (problem := paths.confinement_problem(Path(values[row.field]), variables)):
+                problems.append(f"option {called!r} is {value!r}; {problem}")
         except ValueError as e:
             shown = "***" if row.parse is p.secret else value
             problems.append(f"option {called!r} is {shown!r}; expected {e}")

@@ -98,6 +98,7 @@ NEEDS = {
 
 # Reasons for rejecting a consumer's options about queues, by field of ``Options``.
 _NO_QUEUES = "over gRPC a consumer has no queues: the Proxy hands out messages"
+_NOT_ASKED = "over gRPC a consumer never answers such requests"
 _ONE = "over gRPC a listener gets one message at a time"
 _GROUPS = "over gRPC this is a setting of the group, which brokers store"
 _OF_CONSUMERS = {
@@ -124,6 +125,8 @@ _OF_CONSUMERS = {
     "persist_consumer_offset_interval": ("persistConsumerOffsetInterval", _NO_QUEUES),
     "post_subscription_when_pull": ("postSubscriptionWhenPull", _NO_QUEUES),
     "local_offsets_dir": ("localOffsetsDir", _NO_QUEUES),
+    "answer_stacks": ("answerStacks", _NOT_ASKED),
+    "answer_direct_messages": ("answerDirectMessages", _NOT_ASKED),
 }
 
 

@@ -223,6 +223,14 @@ class ConsumerOptions(AdminOptions, total=False):
     """How often the assignment of queues is checked; at least 1s."""
     post_subscription_when_pull: bool | str
     """Send the filter with each pull, not only with heartbeats."""
+    answer_stacks: bool | str
+    """Whether a broker's request for the state of a member (``mqadmin consumerStatus -s``) may include the stacks of this
+    process's threads, as in Java.
+    """
+    answer_direct_messages: bool | str
+    """Whether a broker may pass a message of a subscribed topic directly to the listener (``mqadmin queryMsgById -d``); the
+    broker gets the text of the listener's exception, as in Java.
+    """
     local_offsets_dir: str
     """Where a broadcasting consumer stores its offsets, by host, group and name servers; give each consumer of a group on a
     machine its own folder.
@@ -265,6 +273,10 @@ class PullConsumerOptions(AdminOptions, total=False):
     """
     pull_threshold_size_for_queue: int | str
     """A queue is not pulled while it has more waiting bytes."""
+    answer_stacks: bool | str
+    """Whether a broker's request for the state of a member (``mqadmin consumerStatus -s``) may include the stacks of this
+    process's threads, as in Java.
+    """
 
 
 class SimpleConsumerOptions(AdminOptions, total=False):

@@ -7,6 +7,7 @@ Only this file, ``connection`` and ``bulk`` see ``OSError``; ``mapped`` turns it
 from __future__ import annotations
 
 import enum
+import ipaddress
 import os
 import select
 import socket
@@ -17,10 +18,12 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLost, OptionError, RocketMQError
+from rocketmq_spark.options.paths import confined
 
 # If the peer's machine confirms no bytes for this time, the connection is treated as broken. Otherwise the operating system
 # retries for a quarter of an hour. Linux only; on other systems ``STALL_S`` of ``connection`` applies.
@@ -59,6 +62,14 @@ class TlsSettings:
     key_password: str | None = None
     check_hostname: bool = True
 
+    def checked(self) -> TlsSettings:
+        """Return these settings. Raises ``OptionError`` for files that ``ROCKETMQ_SPARK_PATHS`` does not allow."""
+        files = {"tlsCaFile": self.ca_file, "tlsCertFile": self.cert_file, "tlsKeyFile": self.key_file}
+        for option, path in files.items():
+            if path is not None:
+                confined(Path(path), option)
+        return self
+
     def __repr__(self) -> str:
         return (
             f"TlsSettings(ca_file={self.ca_file!r}, cert_file={self.cert_file!r}, check_hostname={self.check_hostname})"
@@ -75,6 +86,17 @@ def parse_address(address: str) -> tuple[str, int]:
             f"{address!r} is no address of the form host:port", remedy="Check the address that brokers register"
         )
     return host, int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``host:port`` is ``localhost`` or an address of the loopback interface. Other names are not resolved."""
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower() == "localhost"
+    mapped_v4 = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped_v4 or ip).is_loopback
 
 
 _contexts: dict[TlsSettings, tuple[object, ssl.SSLContext]] = {}
@@ -127,7 +149,7 @@ def connect(
     Raises ``ConnectionLost``, ``CertificateRefused`` and ``CallTimeout``.
     """
     host, port = parse_address(address)
-    context = ssl_context(tls) if tls else None
+    context = ssl_context(tls.checked()) if tls else None
     try:
         sock = socket.create_connection((host, port), timeout=max(0.001, deadline.remaining()))
     except OSError as e:

@@ -17,7 +17,7 @@ from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_of
 from rocketmq_spark.remoting.advertised import explained
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
-from rocketmq_spark.remoting.endpoint import UNDELIVERED, TlsSettings, Undelivered
+from rocketmq_spark.remoting.endpoint import UNDELIVERED, TlsSettings, Undelivered, is_loopback
 from rocketmq_spark.wire.header import Peer
 
 # Servers drop a connection after 120 s without traffic; the pool closes them earlier, so that no request is lost to this.
@@ -53,7 +53,8 @@ class _Slot:
 @dataclass(frozen=True, slots=True)
 class Dialling:
     """How connections are made. ``address_map`` turns an advertised address into a reachable one. With ``at_name_server``, routes
-    have the address of the name server that reported them instead of advertised addresses.
+    have the address of the name server that reported them instead of advertised addresses. With ``allow_plain_text``, the user
+    has given ``tls=false`` explicitly.
     """
 
     connect_timeout_s: float = 3.0
@@ -61,9 +62,14 @@ class Dialling:
     address_map: Mapping[str, str] = field(default_factory=dict)
     at_name_server: bool = False
     undelivered: Undelivered = UNDELIVERED
+    allow_plain_text: bool = False
 
     def reachable(self, address: str) -> str:
         return self.address_map.get(address, address)
+
+    def is_private(self, address: str) -> bool:
+        """Whether the network cannot read what is sent to an advertised address: TLS encrypts it, or it stays on this machine."""
+        return self.tls is not None or is_loopback(self.reachable(address))
 
 
 class Pool:
@@ -74,6 +80,8 @@ class Pool:
         self._on_request = on_request
         self._slots: dict[str, _Slot] = {}
         self._advertised: dict[str, Peer] = {}  # addresses in routes, with what is known of the server
+        self._reached: set[str] = set()  # where connections to the addresses in routes lead
+        self._name_servers: frozenset[str] = frozenset()
         self._retired: list[Connection] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -127,9 +135,24 @@ class Pool:
         with self._lock:
             for address in addresses:
                 self._advertised[address] = known
+                self._reached.add(self.dialling.reachable(address))
                 slot = self._slots.get(address)
                 if known is Peer.PROXY and slot is not None and slot.connection is not None:
                     slot.connection.peer = known
+
+    def note_name_servers(self, addresses: Iterable[str]) -> None:
+        """Note the addresses of name servers, which may not send requests to members of groups."""
+        with self._lock:
+            self._name_servers |= frozenset(addresses)
+
+    def may_ask(self, address: str) -> bool:
+        """Whether the server at the address may send requests: one that is only a name server may not. A Proxy may, because
+        routes lead to it, too.
+        """
+        with self._lock:
+            if address not in self._name_servers or self.dialling.at_name_server:
+                return True
+            return self.dialling.reachable(address) in self._reached
 
     def attempts(self, address: str) -> int:
         """The number of attempts to connect to the address so far. If it has changed, so has the connection."""
@@ -151,7 +174,7 @@ class Pool:
                 self.dialling.reachable(address),
                 deadline.within(self.dialling.connect_timeout_s),
                 self.dialling.tls,
-                None if self._on_request is None else functools.partial(_asked, self._on_request, address),
+                None if self._on_request is None else functools.partial(self._asked, self._on_request, address),
                 undelivered=self.dialling.undelivered,
                 peer=self._advertised.get(address, Peer.UNKNOWN),
             )
@@ -169,6 +192,10 @@ class Pool:
                 return connection
         connection.close()
         raise _closed(address)
+
+    def _asked(self, on_request: OnRequest, address: str, request: ServerRequest) -> bool:
+        """Passes a request on with the address that callers know, which may differ from the dialled one."""
+        return self.may_ask(address) and on_request(replace(request, address=address))
 
     def _explain(self, error: RocketMQError, address: str, slot: _Slot) -> None:
         """Add the remedy for advertised addresses, unless one of them is connected, or this one was: then its server is down."""
@@ -219,11 +246,6 @@ class Pool:
             self._retired = []
         for connection in open_ones:
             connection.close()
-
-
-def _asked(on_request: OnRequest, address: str, request: ServerRequest) -> bool:
-    """Returns an error with the address that the caller knows, which may differ from the dialled one."""
-    return on_request(replace(request, address=address))
 
 
 def _closed(address: str) -> ClosedError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rocketmq_spark import options as options_table
@@ -27,6 +28,7 @@ from rocketmq_spark.client.replies import AwaitedReplies, RemotingReplies
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
+from rocketmq_spark.model.admin import RETENTION_NOT_KNOWN
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.parsing import AT_NAME_SERVER
 from rocketmq_spark.ports import (
@@ -72,6 +74,8 @@ class Client:
 
 
 _CLIENTS = "clients"
+# The kind of entry in ``base.process`` for warnings that are logged once for each cluster.
+_TOLD = "told"
 # The kind of entry in ``base.process`` for spools, which ``close_all`` closes, too.
 SPOOLS = "spools"
 
@@ -90,6 +94,7 @@ def connection_key(options: Options) -> object:
         (options.access_key, options.secret_key, options.security_token),
         (options.credentials_file, options.credentials_provider, scope_of(options)),
         _tls(options),
+        _allows_plain_text(options),
         options.connect_timeout,
         options.request_timeout,
         options.num_retries,
@@ -173,7 +178,19 @@ def pulls(options: Options) -> PullSource:
 
 def _dialling(options: Options) -> Dialling:
     mapped, at_name_server = _advertised(options)
-    return Dialling(options.connect_timeout, _tls(options), dict(mapped), at_name_server, _undelivered(options))
+    return Dialling(
+        options.connect_timeout,
+        _tls(options),
+        dict(mapped),
+        at_name_server,
+        _undelivered(options),
+        _allows_plain_text(options),
+    )
+
+
+def _allows_plain_text(options: Options) -> bool:
+    """Whether ``tls=false`` is given, and not just the default."""
+    return "tls" in options.given and not options.tls
 
 
 def _advertised(options: Options) -> tuple[tuple[tuple[str, str], ...], bool]:
@@ -220,6 +237,9 @@ def kept_ms(options: Options, broker_name: str) -> int | None:
     """Return the retention of a broker in ms; None if it does not report it."""
     try:
         hours = client(options).admin.broker_config(broker_name).get("fileReservedTime")
+    except OptionError as e:
+        process.once(_TOLD, connection_key(options), partial(logger.warning, "%s: %s", RETENTION_NOT_KNOWN, e))
+        return None
     except RocketMQError as e:
         logger.info("broker %s does not report for how long it keeps messages: %s", broker_name, e)
         return None

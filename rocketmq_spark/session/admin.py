@@ -15,6 +15,7 @@ from rocketmq_spark.base import arguments
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import BrokerData, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.admin import AccessPolicy, BrokerState, GroupDescription, OffsetChange, UserAccount
+from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.queues.environment import environment_of
 from rocketmq_spark.session.topics import AdminBase, TopicAdmin
 
@@ -214,21 +215,26 @@ class BrokerAdmin(AdminBase):
         """
         return brokers.states(self._tools)
 
-    def broker_config(self, broker: str) -> dict[str, str]:
+    def broker_config(self, broker: str) -> dict[str, Secret]:
         """Return all settings of a broker's master (``mqadmin getBrokerConfig``).
+
+        They include passwords. A ``Secret`` is a str that is hidden in output; its method ``reveal()`` returns the value.
 
         Args:
             broker: The broker's name.
 
         Raises:
+            OptionError: The network could read the answer: ``tls`` is not set, and the broker is on another machine. The option
+                ``tls=false``, given explicitly, permits it.
             BrokerNotFound: No master of that name is registered.
         """
-        return self._tools.admin.broker_config(broker)
+        return self._tools.admin.broker_config(broker, allow_plain_text=True)
 
-    def update_broker_config(self, broker: str, values: Mapping[str, str]) -> dict[str, str]:
+    def update_broker_config(self, broker: str, values: Mapping[str, str]) -> dict[str, Secret]:
         """Change settings of a broker's master while it runs, and return all of them (``mqadmin updateBrokerConfig``).
 
-        The broker also writes them to its configuration file.
+        The broker also writes them to its configuration file. Without TLS, settings of a broker on another machine are not
+        requested, because they include passwords: the result is then empty, and values are sent unchecked.
 
         Args:
             broker: The broker's name.
@@ -244,7 +250,11 @@ class AccessAdmin(AdminBase):
     """Users and policies of ACL 2.0 (RocketMQ 5.3 and newer). Each broker stores its own, so requests go to all masters."""
 
     def users(self) -> list[UserAccount]:
-        """Return all users, without their passwords (``mqadmin listUser``)."""
+        """Return all users, without their passwords (``mqadmin listUser``).
+
+        Raises:
+            OptionError: The network could read the passwords in the answers, as for ``broker_config``.
+        """
         return brokers.users(self._tools)
 
     def set_user(
@@ -259,16 +269,20 @@ class AccessAdmin(AdminBase):
             enabled: Whether the user may connect; by default a new one may.
 
         Returns:
-            The user as brokers have it now.
+            The user as brokers have it now. With ``tls=false``, properties that were not given may be None: they are not
+            requested, because the answer would contain the stored password.
 
         Raises:
-            OptionError: The user does not exist on a broker, and ``password`` is None; or ``password`` is empty.
+            OptionError: The user does not exist on a broker, and ``password`` is None; ``password`` is empty; or the network
+                could read it, as for ``broker_config``.
             NotSupported: A broker is older than 5.3; or the user exists on a broker of 5.3.0 or 5.3.1, which cannot change users.
         """
         return brokers.set_user(self._tools, name, password, is_super, enabled)
 
     def delete_user(self, name: str) -> None:
-        """Delete the user ``name`` and its policies (``mqadmin deleteUser``). Raises ``OptionError`` if there is no such user."""
+        """Delete the user ``name`` and its policies (``mqadmin deleteUser``). Raises ``OptionError`` if there is no such user,
+        and without TLS as ``users`` does.
+        """
         brokers.delete_user(self._tools, name)
 
     def policies(self, user: str | None = None) -> list[AccessPolicy]:

@@ -22,6 +22,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import OptionError, SpoolError, SpoolFull
 from rocketmq_spark.model import MessageQueue, SpooledSend
 from rocketmq_spark.options import Options, option_name
+from rocketmq_spark.options.paths import confined
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
@@ -59,7 +60,8 @@ class SpoolSettings:
         if options.on_send_failure != "spool":
             return None
         assert options.spool_dir is not None
-        return cls(Path(options.spool_dir).expanduser(), options.spool_sync, options.spool_max_bytes)
+        folder = confined(Path(options.spool_dir).expanduser(), "spoolDir")
+        return cls(folder, options.spool_sync, options.spool_max_bytes)
 
 
 def problems(options: Options) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from rocketmq_spark.admin import brokers
 from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Request, Response
 from rocketmq_spark.errors import (
+    AccessDenied,
     BrokerNotFound,
     ConnectionLost,
     NotSupported,
@@ -21,15 +22,36 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.admin import AccessPolicy, UserAccount
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
-from tests.mockbroker import MockBroker, cluster, ok, refuse
+from tests.mockbroker import Call, MockBroker, cluster, ok, refuse
 
 USERS, CREATE, UPDATE = Request.AUTH_LIST_USER, Request.AUTH_CREATE_USER, Request.AUTH_UPDATE_USER
+GET, DELETE, CONFIG = Request.AUTH_GET_USER, Request.AUTH_DELETE_USER, Request.GET_BROKER_CONFIG
 POLICIES = Request.AUTH_LIST_ACL
 ANN = {"username": "ann", "password": "secret", "userType": "Normal", "userStatus": "enable"}
 
 
+# The answer of a broker to an update of a user that it does not have.
+ABSENT = refuse(Response.NO_PERMISSION, "The user is not exist")
+
+
 def listed(*items: object) -> Command:
     return ok(json.dumps(items).encode())
+
+
+def has(server: MockBroker, user: dict[str, str] | None, version: int = FIRST_TO_UPDATE_USERS) -> None:
+    """Let a broker of ``version`` have only this user."""
+
+    def update(call: Call) -> Command:
+        name = call.command.ext["username"]
+        return replace(ok() if user and name == user["username"] else ABSENT, version=version)
+
+    server.on(UPDATE, update)
+    server.on(GET, replace(ok(json.dumps(user).encode() if user else b""), version=version))
+
+
+def changes(server: MockBroker) -> list[Command]:
+    """Updates that change something: one without values asks whether there is such a user."""
+    return [command for command in server.seen(UPDATE) if json.loads(command.body).keys() != {"username"}]
 
 
 @pytest.fixture
@@ -61,49 +83,98 @@ def test_users_of_all_brokers(broker: MockBroker, second: MockBroker, tools: Par
 def test_a_user_is_created_where_it_lacks_and_changed_where_it_is(
     broker: MockBroker, second: MockBroker, tools: Parts
 ) -> None:
-    broker.on(USERS, listed(ANN))
-    second.on(USERS, ok())
+    has(broker, ANN)
+    has(second, None)
     with pytest.raises(OptionError, match="user ann is not on broker-b; expected a password"):
         brokers.set_user(tools, "ann", enabled=False)
     with pytest.raises(OptionError, match="password is empty"):  # a broker would leave it as it is
         brokers.set_user(tools, "ann", " ")
-    assert (broker.seen(UPDATE), second.seen(CREATE)) == ([], [])
-    brokers.set_user(tools, "ann", "new", enabled=False)
-    (changed,), (made,) = broker.seen(UPDATE), second.seen(CREATE)
+    assert (changes(broker), changes(second), second.seen(CREATE)) == ([], [], [])
+    both = UserAccount("ann", False, False, ("broker-a", "broker-b"))
+    assert brokers.set_user(tools, "ann", "new", enabled=False) == [both]
+    (changed,), (made,) = changes(broker), second.seen(CREATE)
     for command in (changed, made):
         assert command.ext["username"] == "ann"
         assert json.loads(command.body) == {"username": "ann", "password": "new", "userStatus": "disable"}
-    second.on(USERS, listed(ANN))
-    brokers.set_user(tools, "ann", is_super=True)
-    assert json.loads(second.seen(UPDATE)[0].body) == {"username": "ann", "userType": "Super"}
+    has(second, {**ANN, "userStatus": "disable"})
+    assert brokers.set_user(tools, "ann", is_super=True) == [
+        UserAccount("ann", True, False, ("broker-b",)),
+        UserAccount("ann", True, True, ("broker-a",)),
+    ]
+    assert json.loads(changes(second)[0].body) == {"username": "ann", "userType": "Super"}
+
+
+def test_no_stored_password_is_requested_to_create_or_change(
+    broker: MockBroker, second: MockBroker, tools: Parts
+) -> None:
+    has(broker, None)
+    has(second, None)
+    both = ("broker-a", "broker-b")
+    assert brokers.set_user(tools, "ann", "new") == [UserAccount("ann", False, True, both)]
+    has(broker, ANN)
+    has(second, ANN)
+    assert brokers.set_user(tools, "ann", "new", True, False) == [UserAccount("ann", True, False, both)]
+    assert (len(broker.seen(CREATE)), len(changes(broker))) == (1, 1)
+    brokers.delete_user(tools, "ann")
+    for server in (broker, second):
+        assert (server.seen(USERS), server.seen(GET)) == ([], [])
+
+
+def test_an_unknown_property_of_a_changed_user_is_null(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
+    has(broker, ANN)
+    has(second, None)
+    broker.on(GET, refuse(Response.NO_PERMISSION, "not yours"))
+    assert brokers.set_user(tools, "ann", "new") == [
+        UserAccount("ann", None, None, ("broker-a",)),
+        UserAccount("ann", False, True, ("broker-b",)),
+    ]
+
+
+def test_a_broker_that_refuses_the_caller_is_no_broker_without_the_user(
+    broker: MockBroker, second: MockBroker, tools: Parts
+) -> None:
+    has(broker, ANN)
+    second.on(UPDATE, refuse(Response.NO_PERMISSION, "User:me has no permission to access Cluster:DefaultCluster"))
+    for verb in (
+        lambda: brokers.set_user(tools, "ann", "new"),
+        lambda: brokers.delete_user(tools, "ann"),
+        lambda: brokers.set_policy(tools, "ann", "Topic:t", ["Pub"]),
+    ):
+        second.on(POLICIES, ok())
+        broker.on(POLICIES, ok())
+        with pytest.raises(AccessDenied, match="no permission to access"):
+            verb()
+    assert (changes(broker), second.seen(CREATE), broker.seen(DELETE)) == ([], [], [])
 
 
 def test_a_broker_that_changes_no_user_though_it_says_so_is_not_asked_to(
     broker: MockBroker, second: MockBroker, tools: Parts
 ) -> None:
     """5.3.0 and 5.3.1 put back what they have: a password that leaked, a user that was to be disabled."""
-    broker.on(USERS, listed(ANN))
-    second.on(USERS, replace(listed(ANN), version=FIRST_TO_UPDATE_USERS - 1))
+    has(broker, ANN)
+    has(second, ANN, FIRST_TO_UPDATE_USERS - 1)
     for change in ({"password": "new"}, {"is_super": True}, {"enabled": False}):
         with pytest.raises(NotSupported, match=r"broker-b is older than RocketMQ 5\.3\.2.*Delete user ann"):
             brokers.set_user(tools, "ann", **change)
-    assert (broker.seen(UPDATE), second.seen(UPDATE)) == ([], [])
-    second.on(USERS, replace(ok(), version=FIRST_TO_UPDATE_USERS - 1))
+    assert (changes(broker), changes(second)) == ([], [])
+    has(second, None, FIRST_TO_UPDATE_USERS - 1)
     brokers.set_user(tools, "ann", "new")  # is created there
-    assert (len(broker.seen(UPDATE)), len(second.seen(CREATE))) == (1, 1)
-    second.on(USERS, replace(listed(ANN), version=FIRST_TO_UPDATE_USERS - 1))
+    assert (len(changes(broker)), len(second.seen(CREATE))) == (1, 1)
+    has(second, ANN, FIRST_TO_UPDATE_USERS - 1)
     assert [user.enabled for user in brokers.set_user(tools, "ann", is_super=False, enabled=True)] == [True]
+    assert [user.enabled for user in brokers.set_user(tools, "ann")] == [True]
+    second.on(GET, refuse(Response.SYSTEM_BUSY, "busy"))  # then nobody knows whether it would change anything
+    with pytest.raises(NotSupported, match="broker-b is older"):
+        brokers.set_user(tools, "ann", enabled=True)
 
 
 def test_a_user_is_the_one_of_this_name_though_brokers_list_by_a_part_of_it(
     broker: MockBroker, second: MockBroker, tools: Parts
 ) -> None:
     joanna, entry = {**ANN, "username": "joanna"}, {"resource": "Topic:t", "actions": ["Pub"], "decision": "Allow"}
-    broker.on(USERS, listed(joanna))
-    second.on(USERS, listed(joanna, ANN))
-    brokers.set_user(tools, "ann", "new")
-    assert (len(broker.seen(CREATE)), broker.seen(UPDATE)) == (1, [])
-    assert (second.seen(CREATE), len(second.seen(UPDATE))) == ([], 1)
+    for server in (broker, second):
+        server.on(USERS, listed(joanna, ANN))
+    assert [user.name for user in brokers.users(tools, "ann")] == ["ann"]
     his = {"subject": "User:joanna", "policies": [{"policyType": "Custom", "entries": [entry]}]}
     for server in (broker, second):
         server.on(POLICIES, listed(his))
@@ -111,11 +182,83 @@ def test_a_user_is_the_one_of_this_name_though_brokers_list_by_a_part_of_it(
     assert brokers.policies(tools, "ann") == []
 
 
+class TestOverANetworkThatOthersCanRead:
+    """The brokers' addresses are not loopback, though ``addressMap`` leads to scripted brokers."""
+
+    @pytest.fixture
+    def tools(self, broker: MockBroker) -> Iterator[Parts]:
+        port = broker.address.rpartition(":")[2]
+        one = Parts(broker.address, address_map={"10.0.0.5:10911": f"0.0.0.0:{port}"})
+        for code in (CREATE, UPDATE, DELETE, Request.AUTH_UPDATE_ACL, Request.UPDATE_BROKER_CONFIG):
+            broker.on(code, ok())
+        broker.on(POLICIES, ok())
+        broker.on(GET, ok(json.dumps(ANN).encode()))
+        broker.on(USERS, listed(ANN))
+        broker.on(CONFIG, ok(b'innerClientAuthenticationCredentials={"secretKey":"s3cret"}\n'))
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": {"0": "10.0.0.5:10911"}}))
+        yield one
+        one.close()
+
+    def verbs(self, tools: Parts) -> list[Callable[[], object]]:
+        return [
+            lambda: brokers.users(tools),
+            lambda: brokers.set_user(tools, "ann", "new"),
+            lambda: brokers.delete_user(tools, "ann"),
+            lambda: tools.admin.broker_config("broker-a", allow_plain_text=True),
+        ]
+
+    def test_no_password_crosses_it_unless_the_user_says_so(self, broker: MockBroker, tools: Parts) -> None:
+        for verb in self.verbs(tools):
+            with pytest.raises(
+                OptionError, match=r"would cross the network to 0\.0\.0\.0:.* in clear text.*'tls' to true"
+            ):
+                verb()
+        assert {command.code for command in broker.requests} == {Request.GET_BROKER_CLUSTER_INFO}
+        tools.pool.dialling = replace(tools.pool.dialling, allow_plain_text=True)
+        for verb in self.verbs(tools):
+            verb()
+        assert len(broker.seen(USERS)) == len(broker.seen(CONFIG)) == 1
+
+    def test_one_broker_elsewhere_is_enough(self, broker: MockBroker, tools: Parts) -> None:
+        table = {"broker-a": {"0": broker.address}, "broker-b": {"0": "10.0.0.5:10911"}}
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(table))
+        with pytest.raises(OptionError, match="passwords of users would cross the network"):
+            brokers.users(tools)
+        assert broker.seen(USERS) == []
+
+    def test_addresses_that_were_checked_are_those_that_are_asked(self, broker: MockBroker, tools: Parts) -> None:
+        """A name server without TLS may give others a moment later."""
+        here, there = ({"broker-a": {"0": address}} for address in (broker.address, "10.0.0.5:10911"))
+        for verb in self.verbs(tools):
+            broker.on(Request.GET_BROKER_CLUSTER_INFO, [cluster(here), cluster(there)])
+            verb()
+        assert not tools.pool.live("10.0.0.5:10911")
+
+    def test_a_stored_password_is_not_requested_even_then(self, broker: MockBroker, tools: Parts) -> None:
+        tools.pool.dialling = replace(tools.pool.dialling, allow_plain_text=True)
+        assert brokers.set_user(tools, "ann", enabled=False) == [UserAccount("ann", None, False, ("broker-a",))]
+        assert (broker.seen(GET), broker.seen(USERS)) == ([], [])
+
+    def test_policies_need_no_password(self, broker: MockBroker, tools: Parts) -> None:
+        assert brokers.set_policy(tools, "ann", "Topic:t", ["Pub"]) == []
+        assert len(broker.seen(Request.AUTH_UPDATE_ACL)) == 1
+        assert (broker.seen(GET), broker.seen(USERS)) == ([], [])
+
+    @pytest.mark.parametrize("allow_plain_text", [False, True])
+    def test_settings_are_changed_without_being_requested(
+        self, broker: MockBroker, tools: Parts, caplog: pytest.LogCaptureFixture, allow_plain_text: bool
+    ) -> None:
+        tools.pool.dialling = replace(tools.pool.dialling, allow_plain_text=allow_plain_text)
+        assert brokers.update_config(tools, "broker-a", {"fileReservedTime": "72"}) == {}
+        assert (len(broker.seen(Request.UPDATE_BROKER_CONFIG)), broker.seen(CONFIG)) == (1, [])
+        assert "whether broker broker-a accepts fileReservedTime is not known without TLS" in caplog.text
+
+
 def test_policies(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
     entry = {"resource": "Topic:t", "actions": ["Sub", "Get"], "sourceIps": None, "decision": "Allow"}
     there = {"subject": "User:ann", "policies": [{"policyType": "Custom", "entries": [entry]}]}
     for server in (broker, second):
-        server.on(USERS, listed(ANN))
+        has(server, ANN)
     broker.on(POLICIES, listed(there))
     second.on(POLICIES, listed(there))
     both = ("broker-a", "broker-b")
@@ -157,7 +300,7 @@ def test_an_action_that_no_broker_knows_is_refused(
     assert broker.seen(Request.AUTH_UPDATE_ACL) == []
     for server in (broker, second):
         server.on(POLICIES, ok())
-        server.on(USERS, listed(ANN))
+        has(server, ANN)
     brokers.set_policy(tools, "ann", "Topic:t", ["pub", "LIST"])
 
 
@@ -190,8 +333,8 @@ def test_a_policy_of_a_user_that_one_broker_lacks_is_set_nowhere(
     """That broker refuses it as a matter of rights, and the other one would have it."""
     for server in (broker, second):
         server.on(POLICIES, ok())
-    broker.on(USERS, listed(ANN))
-    second.on(USERS, listed({**ANN, "username": "anne"}))
+    has(broker, ANN)
+    has(second, {**ANN, "username": "anne"})
     with pytest.raises(OptionError, match="user ann is not on broker-b; nothing was changed"):
         brokers.set_policy(tools, "ann", "Topic:t", ["Pub"])
     assert broker.seen(Request.AUTH_UPDATE_ACL) == second.seen(Request.AUTH_UPDATE_ACL) == []
@@ -203,10 +346,12 @@ def test_where_one_broker_refuses_the_error_names_those_that_have_the_change(
     entry = {"resource": "Topic:t", "actions": ["Pub"], "sourceIps": None, "decision": "Deny"}
     there = {"subject": "User:ann", "policies": [{"policyType": "Custom", "entries": [entry]}]}
     for server in (broker, second):
-        server.on(USERS, listed(ANN))
+        has(server, ANN)
         server.on(POLICIES, listed(there))
-    for code in (UPDATE, Request.AUTH_UPDATE_ACL, Request.AUTH_DELETE_ACL, Request.AUTH_DELETE_USER):
+    for code in (Request.AUTH_UPDATE_ACL, Request.AUTH_DELETE_ACL, Request.AUTH_DELETE_USER):
         broker.on(code, refuse(Response.SYSTEM_BUSY, "busy"))
+    busy = refuse(Response.SYSTEM_BUSY, "busy")
+    broker.on(UPDATE, lambda call: busy if b"new" in bytes(call.command.body) else ok())
     for verb in (
         lambda: brokers.set_user(tools, "ann", "new"),
         lambda: brokers.set_policy(tools, "ann", "Topic:t", ["Pub"], allowed=False),
@@ -236,7 +381,7 @@ def test_nothing_is_said_to_be_done_where_only_a_slave_is_registered(
 ) -> None:
     table = {"broker-a": {"0": broker.address}, "broker-b": {"1": second.address}}
     broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster(table))
-    broker.on(USERS, listed(ANN))
+    has(broker, ANN)
     with pytest.raises(BrokerNotFound, match="no master of broker-b is registered"):
         brokers.delete_user(tools, "ann")
     assert broker.seen(Request.AUTH_DELETE_USER) == []
@@ -244,6 +389,7 @@ def test_nothing_is_said_to_be_done_where_only_a_slave_is_registered(
 
 def test_a_broker_that_has_no_users_keeps_all_as_they_are(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
     """As while a cluster is upgraded to 5.3."""
+    has(broker, ANN)
     broker.on(USERS, listed(ANN))
     broker.on(POLICIES, ok())
     for code in (USERS, CREATE, UPDATE, POLICIES, Request.AUTH_UPDATE_ACL, Request.AUTH_DELETE_USER):
@@ -258,14 +404,15 @@ def test_a_broker_that_has_no_users_keeps_all_as_they_are(broker: MockBroker, se
     ):
         with pytest.raises(NotSupported, match=r"broker-b has no users and policies: ACL 2\.0 came with RocketMQ 5\.3"):
             verb()
+    assert changes(broker) == []
     assert {command.code for command in broker.requests} <= {
-        USERS, POLICIES, Request.GET_BROKER_CLUSTER_INFO, Request.GET_ROUTEINFO_BY_TOPIC,
+        USERS, UPDATE, POLICIES, Request.GET_BROKER_CLUSTER_INFO, Request.GET_ROUTEINFO_BY_TOPIC,
     }  # fmt: skip
 
 
 def test_who_is_not_there_is_not_deleted(broker: MockBroker, second: MockBroker, tools: Parts) -> None:
     for server in (broker, second):
-        server.on(USERS, ok())
+        has(server, None)
     with pytest.raises(OptionError, match="there is no user ann"):
         brokers.delete_user(tools, "ann")
     assert broker.seen(Request.AUTH_DELETE_USER) == []
@@ -276,3 +423,13 @@ def test_odd_answers(odd: bytes, broker: MockBroker, tools: Parts) -> None:
     broker.on(POLICIES, ok(odd))
     with pytest.raises(RemoteProtocolError):
         brokers.policies(tools)
+
+
+@pytest.mark.parametrize("odd", [b"[]", b'"ann"', b"{}", b"7"])
+def test_an_odd_user(odd: bytes, broker: MockBroker, second: MockBroker, tools: Parts) -> None:
+    has(broker, ANN)
+    has(second, ANN)
+    broker.on(GET, ok(odd))
+    with pytest.raises(RemoteProtocolError):
+        brokers.set_user(tools, "ann", "new")
+    assert changes(second) == []

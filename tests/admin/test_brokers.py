@@ -68,7 +68,7 @@ def test_a_setting_that_there_is_not_changes_nothing(broker: MockBroker, tools: 
 def test_a_value_that_a_broker_does_not_take(broker: MockBroker, tools: Parts) -> None:
     broker.on(CONFIG, ok(b"fileReservedTime=72\ntraceOn=true\n"))
     broker.on(UPDATE, ok())
-    with pytest.raises(OptionError, match="kept fileReservedTime=72 and rejected 'x'"):
+    with pytest.raises(OptionError, match="kept its value of fileReservedTime and rejected"):
         brokers.update_config(tools, "broker-a", {"fileReservedTime": "x"})
     assert brokers.update_config(tools, "broker-a", {"traceOn": "TRUE"})["fileReservedTime"] == "72"
 

@@ -196,15 +196,17 @@ def test_names_are_the_users(broker: MockBroker, tools: Parts) -> None:
 
 
 @pytest.mark.parametrize(("topic", "expected"), [("%DLQ%g", "%DLQ%g"), ("%RETRY%g", "t")])
-def test_a_stored_message_has_one_topic_in_all_searches(
+def test_a_stored_message_has_the_topic_that_stores_it_in_all_searches(
     broker: MockBroker, tools: Parts, topic: str, expected: str
 ) -> None:
-    """A dead letter had its own by time, and the first one by key and by id."""
+    """Anyone who may write to a retry topic can claim another topic. Only members of its group believe that, as in Java."""
     kept = stored(b"found", text(UNIQ_KEY="U1", KEYS="k", RETRY_TOPIC="t"), log_offset=AT, topic=topic)
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
     broker.on(VIEW, ok(kept))
     broker.on(QUERY, ok(kept))
     by_id, by_key = messages.message_by_id(tools, offset_id(broker)), messages.messages_by_key(tools, topic, "k")
+    by_both = messages.message_by_id(tools, offset_id(broker), expected)
     queue = MessageQueue(topic, "broker-a", 0)
     pulled = wanted_of(PullRequest(GROUP, queue, 0, 1), kept, Scope("", ""), 1)
-    assert [(m.topic, m.queue.topic) for m in (by_id, *by_key, *pulled)] == [(expected, topic)] * 3
+    assert [(m.topic, m.queue.topic) for m in (by_id, *by_key, by_both)] == [(topic, topic)] * 3
+    assert [(m.topic, m.queue.topic) for m in pulled] == [(expected, topic)]

@@ -257,6 +257,14 @@ def test_users_and_policies_are_set_as_it_is_said(monkeypatch):
     ]
 
 
+def test_an_unknown_property_of_a_user_is_shown_as_unknown(monkeypatch):
+    monkeypatch.setattr(brokers, "set_user", lambda client, *given: [UserAccount("u", None, None, ("a",))])
+    set_user = ["user", "set", "u", "--password", "secret", *NOWHERE]
+    (row,) = documents(CliRunner().invoke(app, [*set_user, "--json"]).stdout)
+    assert row == {"user": "u", "type": None, "status": None, "brokers": ["a"]}
+    assert CliRunner().invoke(app, set_user).stdout.split() == ["USER", "TYPE", "STATUS", "BROKERS", "u", "-", "-", "a"]
+
+
 def test_who_may_do_everything_and_who_may_not_connect_is_shown(monkeypatch):
     accounts = [UserAccount("root", True, False, ("a",)), UserAccount("u", False, True, ("a",))]
     monkeypatch.setattr(brokers, "users", lambda client: accounts)

@@ -6,6 +6,7 @@ import pytest
 
 from rocketmq_spark.cli.output import Json, Text, moment, one_line, tabled
 from rocketmq_spark.errors import LocalBrokerError, OptionError
+from rocketmq_spark.options.parsing import Secret
 
 ROWS = [{"name": "broker-a", "count": 3}, {"name": "b", "count": None}, {"name": "c", "count": -12}]
 
@@ -148,3 +149,14 @@ def test_a_line_is_written_before_the_command_goes_on(monkeypatch, output):
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, "utf-8"))
     output.item({"n": 1}, "one")
     assert written.getvalue() in (b'{"n": 1}\n', b"one\n")
+
+
+def test_a_secret_is_hidden_in_every_format(capsys):
+    config = {"key": Secret("s3cret"), "nested": [{"key": Secret("s3cret")}, (Secret("s3cret"),)]}
+    Json().item(config, "")
+    Json().rows({"key": "KEY"}, [config])
+    Text().rows({"key": "KEY"}, [config])
+    Json().failure(OptionError(f"kept {config['key']}", remedy=f"{config}"))
+    seen = capsys.readouterr()
+    assert "s3cret" not in seen.out + seen.err
+    assert json.loads(seen.out.splitlines()[0]) == {"key": "***", "nested": [{"key": "***"}, ["***"]]}

@@ -61,6 +61,11 @@ class Parts:
         return Deadline.after(30.0)
 
 
+def elsewhere(broker: MockBroker) -> dict[str, str]:
+    """An ``addressMap`` by which a scripted broker is reached at an address that is not loopback."""
+    return {broker.address: broker.address.replace("127.0.0.1", "0.0.0.0")}
+
+
 @pytest.fixture
 def broker() -> Iterator[MockBroker]:
     """Knows topic ``t``, an ordinary one with two queues on ``broker-a``, which is itself."""

@@ -25,7 +25,7 @@ from rocketmq_spark.wire import bodies
 from rocketmq_spark.wire.bodies import ConsumeProgress
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
-from tests.client.conftest import Parts
+from tests.client.conftest import Parts, elsewhere
 from tests.decode.fetching import stored, text
 from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, never, ok, refuse, route
 
@@ -164,6 +164,20 @@ class TestTopics:
         broker.on(Request.GET_BROKER_CONFIG, own)
         configured(broker, [config(3)], 2)
         assert [queues.perm for queues in admin.create_topic("t", 3).queues] == [6]
+
+    def test_a_permission_is_not_requested_with_passwords_in_clear_text(
+        self, broker: MockBroker, parts: Parts, at_once: None
+    ) -> None:
+        """A change of a topic then waits for the route, as where the permission is unknown."""
+        parts.pool.dialling = replace(parts.pool.dialling, address_map=elsewhere(broker), allow_plain_text=True)
+        broker.on(CLUSTER, ok(cluster(a=broker.address)))
+        broker.on(ROUTE, route(3, {"a": broker.address}, perm=4))
+        broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
+        broker.on(Request.GET_BROKER_CONFIG, ok(b"brokerPermission=4\n"))
+        configured(broker, [config(3)], 2)
+        changed = BaseAdmin(broker.address, parts.calls).create_topic("t", 3)
+        assert [queues.perm for queues in changed.queues] == [6]
+        assert broker.seen(Request.GET_BROKER_CONFIG) == []
 
     def test_a_broker_that_does_not_tell_keeps_no_other_from_being_registered(
         self, broker: MockBroker, admin: BaseAdmin, at_once: None
@@ -369,7 +383,8 @@ def test_every_request_to_a_broker_names_it(broker: MockBroker, admin: BaseAdmin
     admin.create_topic("t")
     admin.create_group("g")
     admin.update_broker_config("a", {"x": "1"})
-    assert admin.broker_config("a") == {"a": "1"}
+    settings = admin.broker_config("a")
+    assert (settings, repr(settings), settings["a"].reveal()) == ({"a": "1"}, "{'a': '***'}", "1")
     assert admin.topic_config("t", "a").read_queues == 1
     assert admin.consume_stats("g", "t") == {}
     admin.delete_topic("t")

@@ -106,6 +106,13 @@ def test_a_message_is_consumed_directly() -> None:
     assert json.loads(bytes(reply.body))["consumeResult"] == "CR_SUCCESS"
 
 
+def test_a_topic_that_a_message_claims_outside_the_namespace_is_not_the_one_inside() -> None:
+    planted = store("%RETRY%ns%g", b"body", "RETRY_TOPIC\x01t\x02", queue_offset=3)
+    question, _ = ask(Request.CONSUME_MESSAGE_DIRECTLY, DirectResult(DirectOutcome.SUCCESS, 1), planted, brokerName="b")
+    assert isinstance(question, ConsumeDirectly)
+    assert (question.message.topic, question.message.queue.topic) == ("%RETRY%g", "%RETRY%g")
+
+
 def test_a_question_without_its_message_is_an_error() -> None:
     with pytest.raises(RemoteProtocolError, match="0 messages"):
         ask(Request.CONSUME_MESSAGE_DIRECTLY, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -443,3 +444,52 @@ def test_a_broker_knows_both_kinds_of_groups(broker_cluster: LocalBroker, real: 
     real.instance.leave(member, real.soon)
     assert real.committer.members(group, "broker-a", real.soon) == []
     real.instance.close()
+
+
+QUESTIONS = [
+    Command(Request.CHECK_TRANSACTION_STATE, {"tranStateTableOffset": "1", "commitLogOffset": "2"}, half_message("pg")),
+    Command(Request.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "cg"}),
+    Command(Request.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "cg"}),
+    Command(Request.CONSUME_MESSAGE_DIRECTLY, {"consumerGroup": "cg"}),
+    Command(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, {"topic": "t"}),
+]
+
+
+class TestWhoMayAsk:
+    @pytest.fixture
+    def asking(self) -> Iterator[MockBroker]:
+        """A name server that also asks; routes of its topic ``t`` lead to ``10.0.0.1:10911``."""
+        with MockBroker({ROUTE: route(1, {"broker-a": "10.0.0.1:10911"})}) as one:
+            yield one
+
+    def answers(self, asking: MockBroker, **how: Any) -> tuple[list[int], list[int]]:
+        """The codes of questions that reached a member, and those of the replies, after the route of ``t`` is known."""
+        parts, taken = Parts(asking.address, **how), list[int]()
+        parts.groups._replies = lambda request: (
+            taken.append(request.command.code),
+            request.answer(Command(Response.SUCCESS)),
+        )
+        inbox = Inbox(ok())
+        parts.instance.join(consumer("cg", inbox))
+        parts.instance.join(Member("pg", asked=inbox))
+        parts.routes.get("t")
+        for opaque, question in enumerate(QUESTIONS):
+            asking.ask(replace(question, opaque=opaque))
+        asking.wait_for(lambda: len(asking.replies) == len(QUESTIONS))
+        parts.close()
+        return sorted([*taken, *(code for _, code, _ in inbox.asked)]), [reply.code for reply in asking.replies]
+
+    def test_a_server_that_is_only_a_name_server_may_not(self, asking: MockBroker) -> None:
+        assert self.answers(asking) == ([], [Response.REQUEST_CODE_NOT_SUPPORTED] * len(QUESTIONS))
+
+    @pytest.mark.parametrize("mapped", ["addressMap", "nameServer", "itself"])
+    def test_a_proxy_at_the_address_of_the_name_server_may(self, asking: MockBroker, mapped: str) -> None:
+        how: dict[str, Any] = {}
+        if mapped == "addressMap":
+            how["address_map"] = {"10.0.0.1:10911": asking.address}
+        elif mapped == "nameServer":
+            how["at_name_server"] = True
+        else:
+            asking.on(ROUTE, route(1, {"broker-a": asking.address}))
+        taken, _ = self.answers(asking, **how)
+        assert taken == sorted(question.code for question in QUESTIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, NotSupported, ServiceNotAvailable
 from rocketmq_spark.model import LogState
 from rocketmq_spark.wire.header import Command
-from tests.client.conftest import Parts
+from tests.client.conftest import Parts, elsewhere
 from tests.client.test_broker import routed
 from tests.mockbroker import MockBroker, ok, refuse
 
@@ -60,3 +61,11 @@ def test_whether_a_broker_confirms_late_is_not_known_while_it_is_busy(broker: Mo
     broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
     with pytest.raises(BrokerBusy):
         routed.brokers.confirms_late("broker-a", routed.soon)
+
+
+def test_a_configuration_with_passwords_is_not_requested_in_clear_text(broker: MockBroker, routed: Parts) -> None:
+    """A broker that is not asked counts as one that may confirm late."""
+    broker.on(CONFIG, ok(b"duplicationEnable=false\n"))
+    routed.pool.dialling = replace(routed.pool.dialling, address_map=elsewhere(broker))
+    assert routed.brokers.confirms_late("broker-a", routed.soon)
+    assert broker.seen(CONFIG) == []

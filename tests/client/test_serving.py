@@ -12,7 +12,7 @@ from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import AccessDenied, CallTimeout
 from rocketmq_spark.wire.header import Command
 from tests import mockbroker as mb
-from tests.client.conftest import Parts
+from tests.client.conftest import Parts, elsewhere
 from tests.mockbroker import MockBroker, ok, route
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
@@ -45,6 +45,16 @@ def test_3_35_what_timers_do_is_what_the_broker_is_configured_to(
     broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
     broker.on(Request.GET_BROKER_CONFIG, config)
     assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": longest_ms}
+
+
+def test_timers_are_the_default_where_the_network_could_read_passwords(broker: MockBroker, parts: Parts) -> None:
+    broker.on(ROUTE, route(1, {"broker-a": broker.address}))
+    parts.routes.get("t")
+    broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
+    broker.on(Request.GET_BROKER_CONFIG, ok(b"timerWheelEnable=true\ntimerMaxDelaySec=60\n"))
+    parts.pool.dialling = replace(parts.pool.dialling, address_map=elsewhere(broker))
+    assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": 259_200_000}
+    assert broker.seen(Request.GET_BROKER_CONFIG) == []
 
 
 def slowly(answer: Command) -> Callable[[mb.Call], None]:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.errors import ClosedError
+from rocketmq_spark.errors import ClosedError, MessageRefused
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome, InfoAsked, OffsetsAsked, ResetOffsets
 from tests.consumer.group import FakeMember, GroupBench
@@ -206,3 +207,44 @@ def test_listeners_answer_requests_that_they_are_handed_in_either_way(group: Gro
     assert [(to.body, body, properties) for to, body, properties in group.replies] == [
         (b"pulled", b"re:pulled", None), (b"direct", b"re:direct", None)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer_stacks", [True, False])
+def test_stacks_are_answered_only_if_the_member_agrees(group: GroupBench, answer_stacks: bool) -> None:
+    _, port = group.start(answer_stacks=answer_stacks)
+    info = port.asked("a:1", InfoAsked(True))
+    assert (info.stacks is not None, info.threads) == (answer_stacks, 20)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_listener_gets_nothing_directly_if_the_member_refuses(group: GroupBench, ordered: bool) -> None:
+    _, port = group.start(ordered=ordered, answer_direct_messages=False)
+    with pytest.raises(MessageRefused, match="option 'answerDirectMessages' of this member is false"):
+        port.asked("a:1", ConsumeDirectly(message(7, b"direct")))
+    assert group.bodies() == []
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(
+    ("stored_in", "topic", "passed"),
+    [
+        ("T", "T", True),
+        ("%RETRY%g", "T", True),
+        ("%RETRY%g", "payroll", False),
+        ("payroll", "payroll", False),
+        ("payroll", "T", False),
+        ("%RETRY%other", "T", False),
+        ("%DLQ%g", "%DLQ%g", False),
+    ],
+)
+def test_a_listener_gets_directly_only_messages_of_subscribed_topics(
+    group: GroupBench, ordered: bool, stored_in: str, topic: str, passed: bool
+) -> None:
+    _, port = group.start(ordered=ordered)
+    planted = replace(message(7, b"direct"), topic=topic, queue=MessageQueue(stored_in, "a", 0))
+    if passed:
+        port.asked("a:1", ConsumeDirectly(planted))
+    else:
+        with pytest.raises(MessageRefused, match="group g is not subscribed to this topic"):
+            port.asked("a:1", ConsumeDirectly(planted))
+    assert group.bodies() == ([b"direct"] if passed else [])

@@ -86,5 +86,12 @@ def test_it_tells_what_it_has_of_each_queue(asked: Asked) -> None:
     assert "MainThread" in asked(InfoAsked(stacks=True)).stacks
 
 
+def test_stacks_are_not_answered_if_the_consumer_refuses(asked: Asked) -> None:
+    refusing = PullAnswers(asked.polls, lambda: MEMBERSHIP, asked.look, lambda o: None, answers_stacks=False)
+    info = refusing("b:1", InfoAsked(stacks=True))
+    assert isinstance(info, RunningInfo)
+    assert (info.stacks, info.membership) == (None, MEMBERSHIP)
+
+
 def test_what_only_a_listener_could_do_is_refused(asked: Asked) -> None:
     assert asked(ConsumeDirectly(message(A, 0))) is None

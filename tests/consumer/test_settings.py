@@ -70,6 +70,8 @@ GIVEN = {
     "persistConsumerOffsetInterval": ("7s", "persist_interval_s", 7.0),
     "rebalanceInterval": ("7s", "rebalance_interval_s", 7.0),
     "postSubscriptionWhenPull": ("true", "post_subscription_when_pull", True),
+    "answerStacks": ("false", "answer_stacks", False),
+    "answerDirectMessages": ("false", "answer_direct_messages", False),
     "localOffsetsDir": ("/o", "offsets_folder", Path("/o")),
 }
 # Those are used by ``allocate``, which is tested below, or by the connection.

@@ -30,7 +30,22 @@ def test_nearest_offers_the_name_that_was_meant() -> None:
     assert "did you mean" not in nearest("o", "zzz", ("averagely",))
 
 
-@pytest.mark.parametrize("value", ["0", "false", "No"])
+@pytest.mark.parametrize("value", ["", " ", "n", "disabled", "never", "None", "0.0", "False;", "2"])
+def test_a_typing_error_in_the_switch_allows_no_code(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("ROCKETMQ_SPARK_ALLOW_CALLABLES", value)
+    with pytest.raises(OptionError) as e:
+        resolve("os:getcwd", "queueSelector")
+    assert f"variable ROCKETMQ_SPARK_ALLOW_CALLABLES is {value!r}; expected 1, true, yes, on to allow" in str(e.value)
+    assert resolve(len, "queueSelector") is len
+
+
+@pytest.mark.parametrize("value", ["1", "true", "YES", " on "])
+def test_the_switch_may_allow_code_explicitly(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("ROCKETMQ_SPARK_ALLOW_CALLABLES", value)
+    assert resolve("os:getcwd", "queueSelector")()
+
+
+@pytest.mark.parametrize("value", ["0", "false", "No", "off", " OFF "])
 def test_who_sets_the_machine_up_may_say_that_options_name_no_code(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("ROCKETMQ_SPARK_ALLOW_CALLABLES", value)
     with pytest.raises(

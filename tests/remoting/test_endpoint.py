@@ -25,7 +25,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.remoting import endpoint
 from rocketmq_spark.remoting.connection import Connection
-from rocketmq_spark.remoting.endpoint import TlsSettings, parse_address
+from rocketmq_spark.remoting.endpoint import TlsSettings, is_loopback, parse_address
 from rocketmq_spark.wire.header import Command
 from tests.fix_clusters import certificates
 from tests.helpers import awaited
@@ -57,6 +57,30 @@ def test_what_is_no_address_is_said_so(address: str) -> None:
 
 def connect_to(address: str, tls: TlsSettings | None = None) -> None:
     endpoint.connect(address, Deadline.after(30.0), tls).close()
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("127.0.0.1:10911", True),
+        ("127.8.9.10:1", True),
+        ("[::1]:10911", True),
+        ("[::ffff:127.0.0.1]:10911", True),
+        ("localhost:10911", True),
+        ("LocalHost:10911", True),
+        ("10.0.0.5:10911", False),
+        ("0.0.0.0:10911", False),
+        ("[::]:10911", False),
+        ("[fe80::1]:10911", False),
+        ("localhost.example:10911", False),
+        ("127.0.0.1.example:10911", False),
+        ("127.1:10911", False),
+        ("127.0.0.1", False),
+        ("", False),
+    ],
+)
+def test_which_addresses_stay_on_this_machine(address: str, loopback: bool) -> None:
+    assert is_loopback(address) is loopback
 
 
 def test_nobody_listens() -> None:

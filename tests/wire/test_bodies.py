@@ -7,6 +7,7 @@ import pytest
 
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, TopicRoute
+from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.wire import bodies, header
 from rocketmq_spark.wire.bodies import ConsumeProgress, GroupMembership, TopicConfig
 from rocketmq_spark.wire.properties import parse_subscription
@@ -219,6 +220,9 @@ def test_broker_configuration_as_lines():
     assert bodies.write_config({"maxTransferCountOnMessageInMemory": "1024", "path": "a\\b\u00e9"}) == (
         b"maxTransferCountOnMessageInMemory=1024\npath=a\\\\b\\u00e9\n"
     )
+    assert (
+        bodies.write_config({"a": Secret("s3cret")}) == b"a=s3cret\n"
+    )  # what ``broker_config`` returns may be sent back
     for name, value in (("a=b", "c"), ("", "c"), ("a", "b\nc=d")):
         with pytest.raises(LocalProtocolError):
             bodies.write_config({name: value})

@@ -148,6 +148,8 @@ def of_brokers(client: Client, options: Options) -> Iterator[Finding]:
     for name, data in sorted(cluster.items()):
         for address in data.addresses.values():
             yield from _of_broker(client, options, name, address)
+    if not all(client.calls.is_private(address) for data in cluster.values() for address in data.addresses.values()):
+        yield servers.unrequested_settings()
 
 
 def of_advertised(client: Client, options: Options, topics: Sequence[str]) -> Iterator[Finding]:
@@ -193,6 +195,8 @@ def _of_broker(client: Client, options: Options, name: str, address: str) -> Ite
     now_ms = time.time_ns() // 1_000_000
     judged = (servers.version(name, runtime), servers.disk(name, runtime), servers.clock(name, runtime, now_ms))
     yield from (finding for finding in judged if finding is not None)
+    if not client.calls.is_private(address):
+        return  # the settings include passwords
     try:
         config = bodies.read_config(client.calls.ask(address, rpc.GET_BROKER_CONFIG.request(bname=name)).body)
     except RocketMQError as e:

@@ -16,7 +16,7 @@ from rocketmq_spark.client.questions import is_compacted
 from rocketmq_spark.consumer.troubles import POP, POP_REMEDY
 from rocketmq_spark.errors import AccessDenied, CertificateRefused, NotSupported, RocketMQError
 from rocketmq_spark.model import BrokerData, Filter, TopicRoute
-from rocketmq_spark.model.admin import QueueLag, total
+from rocketmq_spark.model.admin import RETENTION_NOT_KNOWN, QueueLag, total
 from rocketmq_spark.spark.checkpoints.rewind import Drift, DriftState
 
 # Settings that make reads slow, with what they should be at least (docs/performance.md).
@@ -128,6 +128,15 @@ def untold(name: str, error: RocketMQError) -> Finding:
         f"broker {name}",
         f"does not tell its settings: {error.remark or error.message}",
         "Their checks are left out: check options 'accessKey' and 'secretKey', or run doctor as an administrator",
+    )
+
+
+def unrequested_settings() -> Finding:
+    """Of brokers whose answer the network could read. It would contain passwords, so they are not asked."""
+    return advice(
+        "settings of brokers",
+        f"{RETENTION_NOT_KNOWN}, nor are other settings: the answer would contain passwords in clear text",
+        "Set option 'tls', or run doctor on the machine of the broker",
     )
 
 

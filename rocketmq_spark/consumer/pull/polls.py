@@ -375,8 +375,10 @@ class PullAnswers:
         look: Callable[[], None],
         store: Callable[[Mapping[MessageQueue, int]], object],
         missed: Callable[[MessageQueue, int], None] = lambda queue, offset: None,
+        answers_stacks: bool = True,
     ) -> None:
         self._polls = polls
+        self._answers_stacks = answers_stacks
         self._membership = membership
         self._look = look
         self._store = store
@@ -400,6 +402,6 @@ class PullAnswers:
             case OffsetsAsked(topic):
                 return {q: info.commit_offset or 0 for q, info in self._polls.infos().items() if q.topic == topic}
             case InfoAsked(stacks):
-                shown = stacks_of_threads() if stacks else None
+                shown = stacks_of_threads() if stacks and self._answers_stacks else None
                 return RunningInfo(self._membership(), self._started_ms, queues=self._polls.infos(), stacks=shown)
         return None

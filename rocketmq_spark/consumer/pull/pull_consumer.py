@@ -62,7 +62,9 @@ class BasePullConsumer(ClosedWhenDropped):
         self._upkeep = Upkeep(settings, self._polls, self._positions, self._shared, clock, timer)
         upkeep, shared = self._upkeep, self._shared
         missed = partial(upkeep.moved, given_up=False)
-        self._answers = PullAnswers(self._polls, shared.membership, upkeep.changed, upkeep.store, missed)
+        self._answers = PullAnswers(
+            self._polls, shared.membership, upkeep.changed, upkeep.store, missed, settings.answer_stacks
+        )
         self._named = False
 
     @property

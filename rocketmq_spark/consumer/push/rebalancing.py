@@ -31,7 +31,7 @@ from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.result import Hold
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError, ServerFault
+from rocketmq_spark.errors import ClosedError, MessageRefused, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.model.membership import (
     Answer,
@@ -312,7 +312,7 @@ class Answers:
             self._settings.threads,
             queues=queues,
             topics=topics,
-            stacks=stacks_of_threads() if stacks else None,
+            stacks=stacks_of_threads() if stacks and self._settings.answer_stacks else None,
         )
 
     def _queue(self, held: ProcessQueue) -> QueueInfo:
@@ -336,6 +336,7 @@ class Answers:
     def _consumed(self, message: ReceivedMessage) -> DirectResult:
         if self.closed:
             raise ClosedError("the consumer is closed")
+        self._check_direct(message)
         began_ms = self._timer.now_ms()
         queue, messages = message.queue, (message,)
         if isinstance(self._consuming, Orderly):
@@ -343,6 +344,17 @@ class Answers:
             return self._direct(self._consuming.call(messages, ordered), began_ms, self._consuming.auto_commit)
         context = self._consuming.context(queue, messages)
         return self._direct(self._consuming.call(messages, context), began_ms, None)
+
+    def _check_direct(self, message: ReceivedMessage) -> None:
+        """Check that the listener may get a message that a broker passes to it: it is called only for subscribed topics, and the
+        message itself claims the topic that a retry was first sent to.
+        """
+        if not self._settings.answer_direct_messages:
+            raise MessageRefused("option 'answerDirectMessages' of this member is false", topic=message.topic)
+        subscribed = self._membership().subscriptions
+        for topic in (message.queue.topic, message.topic):
+            if topic not in subscribed:
+                raise MessageRefused(f"group {self._settings.group} is not subscribed to this topic", topic=topic)
 
     def _direct(self, outcome: object, began_ms: int, auto_commit: bool | None) -> DirectResult:
         spent_ms = self._timer.now_ms() - began_ms

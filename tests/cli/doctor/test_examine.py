@@ -37,7 +37,7 @@ from tests.cli.test_lag import feed
 from tests.fix_clusters import ADMIN, WITHOUT_TIMERS, Certificates, Secured
 from tests.helpers import awaited, freeze, killed
 from tests.live.writes import sink_options
-from tests.mockbroker import NO_ROUTE, MockBroker, eventually, of_proxy, ok, refuse, route, topic_config
+from tests.mockbroker import NO_ROUTE, MockBroker, cluster, eventually, of_proxy, ok, refuse, route, topic_config
 from tests.reading import names
 from tests.sink.test_notes import checkpoint as query
 from tests.source.test_checkpoint import entry
@@ -99,6 +99,18 @@ class TestOfServers:
             ]  # fmt: skip
             words = ["V4_9_4", "95% full", "behind ours", "does not tell its settings"]
             assert all(text in one.found for text, one in zip(words, mapped[3:], strict=True))
+
+    def test_settings_with_passwords_are_not_requested_in_clear_text(self) -> None:
+        both = cluster({name: {"0": f"10.0.0.{i}:10911"} for i, name in enumerate("ab")})
+        with MockBroker({Request.GET_BROKER_CLUSTER_INFO: both}) as broker:
+            broker.on(Request.GET_BROKER_RUNTIME_INFO, ok(b'{"table":{"commitLogDiskRatio":"0.1"}}'))
+            broker.on(Request.GET_BROKER_CONFIG, ok(b"enablePropertyFilter=false\n"))
+            reached = broker.address.replace("127.0.0.1", "0.0.0.0")
+            found = doctor(broker.address, address_map={f"10.0.0.{i}:10911": reached for i in range(2)}, tls="false")
+            assert bad(found) == [("settings of brokers", Level.ADVICE)]
+            (said,) = [one for one in found if "retention not known without TLS" in one.found]
+            assert "option 'tls'" in (said.remedy or "")
+            assert broker.seen(Request.GET_BROKER_CONFIG) == []
 
     def test_a_slave_that_cannot_be_reached(self) -> None:
         table = '{"brokerAddrTable":{"b":{"brokerName":"b","cluster":"c","brokerAddrs":{0:"%s",1:"127.0.0.1:1"}}}}'

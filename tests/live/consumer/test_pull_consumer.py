@@ -22,14 +22,17 @@ import pytest
 from rocketmq_spark import Producer, PullConsumer, session
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.columnar.decode.schema import BASIC, arrow_schema
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import LocalProtocolError, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, PullRequest, ReceivedMessage
+from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire.loose_json import read_json
 from rocketmq_spark.wire.properties import is_reserved
-from tests.helpers import WAIT_S, freeze, killed, total
+from tests.helpers import WAIT_S, awaited, freeze, killed, total
 from tests.mockbroker import eventually
 from tests.witness import content, java_read, java_send, md5
 
@@ -485,3 +488,21 @@ def test_a_broker_that_was_killed_is_read_again_when_it_is_back(
         pair.restart(victim.broker_name)
         send(pair, topic, "b", queue=victim)
         assert texts(consumer, 1) == ["b"]
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_operators_get_its_stacks_only_if_it_agrees(
+    rocketmq: LocalBroker, topic: str, make: Make, group: str, agrees: bool
+) -> None:
+    """As ``mqadmin consumerStatus -s`` requests them, through the broker."""
+    with make(answer_stacks=agrees) as consumer, BaseAdmin(rocketmq.name_server) as admin:
+        consumer.subscribe(topic)
+        consumer.poll(0.1)
+        names = {"consumerGroup": group, "clientId": consumer.client_id}
+        command = rpc.GET_CONSUMER_RUNNING_INFO.request(**names, jstackEnable=True)
+        calls = admin.name_servers.calls
+        address = rocketmq.address("broker-a")
+        answer = awaited(lambda: calls.exchange(address, command, Deadline.after(WAIT_S)), lambda found: not found.code)
+    info = read_json(answer.body)
+    assert [each["topic"] for each in info["subscriptionSet"]] == [topic]
+    assert ("MainThread" in (info.get("jstack") or "")) is agrees

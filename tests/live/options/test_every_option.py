@@ -78,6 +78,8 @@ CONSUMER = {
     "persist_consumer_offset_interval": "test_running::test_offsets_are_stored_as_often_as_it_is_told",
     "rebalance_interval": "test_rebalancing::test_4_3_a_balanced_member_looks_as_often_as_it_is_told",
     "post_subscription_when_pull": "test_pulling::test_filter_and_version_go_along",
+    "answer_stacks": "test_answers::test_stacks_are_answered_only_if_the_member_agrees",
+    "answer_direct_messages": "test_answers::test_a_listener_gets_nothing_directly_if_the_member_refuses",
     "local_offsets_dir": "test_consumer::test_broadcasting_members_get_everything_and_keep_offsets_in_a_file",
 }
 # Of producers and consumers together, by the file below tests/.

@@ -1,0 +1,129 @@
+"""Paths in options: the folder that confines them, checked when options are parsed and wherever a file is opened."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rocketmq_spark import options
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.client.calls import credentials_of
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options import Options
+from rocketmq_spark.options.paths import CONFINED, confined
+from rocketmq_spark.remoting.endpoint import TlsSettings, connect
+from rocketmq_spark.session.spools import SpoolSettings
+
+FIELDS = ("credentialsFile", "tlsCaFile", "tlsCertFile", "tlsKeyFile", "spoolDir", "localOffsetsDir")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that options may name, with a file in it and links that lead out of it."""
+    made = tmp_path / "allowed"
+    made.mkdir()
+    (made / "keys").write_text("accessKey=me\nsecretKey=hush\n")
+    (tmp_path / "secret").write_text("accessKey=other\nsecretKey=hush\n")
+    (made / "link").symlink_to(tmp_path / "secret")
+    (made / "up").symlink_to(tmp_path)
+    (tmp_path / "allowed-too").mkdir()
+    monkeypatch.setenv(CONFINED, str(made))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return made
+
+
+@pytest.mark.parametrize("option", FIELDS)
+def test_a_path_outside_is_an_error_of_its_option(folder: Path, option: str) -> None:
+    outside = ["/etc/passwd", "../secret", "~/secret", f"{folder}-too/x", f"{folder}/../secret", f"{folder}/link"]
+    for path in [*outside, f"{folder}/up/secret", f"{folder}/up/new/folder", "keys", "~nobody-here/x"]:
+        with pytest.raises(OptionError) as e:
+            options.parse({"nameServer": "a:1", option: path})
+        assert f"option {option!r} is {path!r}; " in str(e.value)
+        assert CONFINED in str(e.value)
+    for path in (f"{folder}/keys", f"{folder}/new/folder", "~/allowed/keys", f"{folder}/up/allowed/keys", str(folder)):
+        options.parse({"nameServer": "a:1", option: path})
+
+
+def test_without_the_variable_a_path_may_lead_anywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONFINED)
+    for option in FIELDS:
+        options.parse({"nameServer": "a:1", option: "../secret"})
+
+
+@pytest.mark.parametrize("value", ["", " ", "allowed", "./allowed"])
+def test_a_variable_that_names_no_absolute_folder_allows_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv(CONFINED, value)
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(OptionError, match="expected the absolute path of a folder"):
+        options.parse({"nameServer": "a:1", "credentialsFile": f"{folder}/keys"})
+
+
+def test_the_folder_itself_may_be_a_link(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder.parent / "mounted").symlink_to(folder)
+    monkeypatch.setenv(CONFINED, f"{folder.parent}/mounted")
+    assert confined(folder / "keys", "credentialsFile") == folder / "keys"
+
+
+def parsed(role: str, **given: object) -> Options:
+    return options.parse({"nameServer": "a:1", **given}, {}).for_role(role)
+
+
+def _spool(path: Path) -> object:
+    return SpoolSettings.of(parsed("producer", onSendFailure="spool", spoolDir=str(path)))
+
+
+def _offsets(path: Path) -> object:
+    return ConsumerSettings.of(parsed("consumer", group="g", localOffsetsDir=str(path)))
+
+
+def _tls(path: Path) -> object:
+    return connect("127.0.0.1:1", Deadline.after(1), TlsSettings(cert_file=str(path)))
+
+
+def _keys(path: Path) -> object:
+    credentials = credentials_of(parsed("producer", credentialsFile=str(path)))
+    assert credentials is not None
+    return credentials.current()
+
+
+@pytest.mark.parametrize(
+    ("opened", "option"),
+    [(_spool, "spoolDir"), (_offsets, "localOffsetsDir"), (_tls, "tlsCertFile"), (_keys, "credentialsFile")],
+)
+def test_a_task_checks_a_path_where_it_opens_it(folder: Path, opened: Callable[[Path], Any], option: str) -> None:
+    """Options come to it as values, and links may have changed since they were parsed."""
+    with pytest.raises(OptionError, match=f"option '{option}' is .*{CONFINED}"):
+        opened(folder / "link")
+
+
+def test_a_file_of_tls_over_grpc_is_checked_where_it_is_opened(folder: Path) -> None:
+    channel = pytest.importorskip("rocketmq_spark.grpc_proxy.channel")
+    with pytest.raises(OptionError, match="option 'tlsCaFile' is"):
+        channel._read("tlsCaFile", str(folder / "link"), b"")
+
+
+def test_a_link_that_is_replaced_is_followed_again(folder: Path) -> None:
+    """As Kubernetes replaces mounted secrets."""
+    (folder / "current").symlink_to(folder / "keys")
+    credentials = credentials_of(parsed("producer", credentialsFile=f"{folder}/current"))
+    assert credentials is not None
+    assert credentials.current().access_key == "me"
+    (folder / "current").unlink()
+    (folder / "current").symlink_to(folder.parent / "secret")
+    credentials._max_age_s = -1.0  # type: ignore[union-attr]
+    credentials._known = None  # type: ignore[union-attr]
+    with pytest.raises(OptionError, match=CONFINED):
+        credentials.current()
+
+
+def test_a_readable_certificate_inside_is_used(folder: Path) -> None:
+    assert TlsSettings(ca_file=str(folder / "keys")).checked().ca_file == str(folder / "keys")
+    with pytest.raises((OptionError, ssl.SSLError), match="cannot be used"):
+        connect("127.0.0.1:1", Deadline.after(1), TlsSettings(ca_file=str(folder / "keys")))
