@@ -67,7 +67,7 @@ ORDER = {
     " decode.properties decode.rows decode.decoder encode.properties encode.columns"
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
-    "base": "codes extras exposition process java threads arguments clock dropped copies retry",
+    "base": "codes extras exposition process budget java threads arguments clock dropped copies retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names parsing transport table typed",
@@ -125,7 +125,7 @@ OUTSIDE = {
     "ssl": "remoting.endpoint localbroker.maven",
     "select": "remoting.endpoint spark.sink.guarantee",
     "subprocess": "localbroker cli.background spark.tuning",
-    "threading": "base.process base.threads base.dropped base.exposition spark.monitoring.listeners remoting.endpoint"
+    "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.listeners remoting.endpoint"
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
     " producer.batching producer.destination producer.attempts"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"

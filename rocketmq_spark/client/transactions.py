@@ -117,7 +117,10 @@ class HalfChecks:
         message, place = self._read(address, command)
         known = self._question(message, place)
         copy = address, place
-        decision = known if isinstance(known, TransactionState) else self._copies.ask(place.msg_id, copy, known)
+        held_bytes = len(message.body) + len(command.body)
+        decision = (
+            known if isinstance(known, TransactionState) else self._copies.ask(place.msg_id, copy, known, held_bytes)
+        )
         if decision is not None:
             self._copies.say(place.msg_id, copy, decision)
         return rpc.CHECK_TRANSACTION_STATE.reply(command)

@@ -18,6 +18,7 @@ from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_
 from rocketmq_spark.remoting.advertised import explained
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
 from rocketmq_spark.remoting.endpoint import UNDELIVERED, TlsSettings, Undelivered
+from rocketmq_spark.remoting.protocol import PUSHED_BYTES
 from rocketmq_spark.wire.header import Peer
 
 # Servers drop a connection after 120 s without traffic; the pool closes them earlier, so that no request is lost to this.
@@ -53,7 +54,8 @@ class _Slot:
 @dataclass(frozen=True, slots=True)
 class Dialling:
     """How connections are made. ``address_map`` turns an advertised address into a reachable one. With ``at_name_server``, routes
-    have the address of the name server that reported them instead of advertised addresses.
+    have the address of the name server that reported them instead of advertised addresses. ``max_pushed`` is the largest
+    request of a server, in bytes.
     """
 
     connect_timeout_s: float = 3.0
@@ -61,6 +63,7 @@ class Dialling:
     address_map: Mapping[str, str] = field(default_factory=dict)
     at_name_server: bool = False
     undelivered: Undelivered = UNDELIVERED
+    max_pushed: int = PUSHED_BYTES
 
     def reachable(self, address: str) -> str:
         return self.address_map.get(address, address)
@@ -154,6 +157,7 @@ class Pool:
                 None if self._on_request is None else functools.partial(_asked, self._on_request, address),
                 undelivered=self.dialling.undelivered,
                 peer=self._advertised.get(address, Peer.UNKNOWN),
+                max_pushed=self.dialling.max_pushed,
             )
         except RocketMQError as e:
             self._explain(e, address, slot)

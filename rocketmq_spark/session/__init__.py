@@ -42,6 +42,7 @@ from rocketmq_spark.ports import (
 from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.remoting.endpoint import UNCONFIRMED_S, UNDELIVERED, Drops, TlsSettings, Undelivered
 from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.remoting.protocol import pushed_limit
 from rocketmq_spark.session import proxied
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def connection_key(options: Options) -> object:
         options.num_retries,
         options.retry_interval,
         _undelivered(options),
+        pushed_limit(options.max_message_size),
     )
 
 
@@ -173,7 +175,14 @@ def pulls(options: Options) -> PullSource:
 
 def _dialling(options: Options) -> Dialling:
     mapped, at_name_server = _advertised(options)
-    return Dialling(options.connect_timeout, _tls(options), dict(mapped), at_name_server, _undelivered(options))
+    return Dialling(
+        options.connect_timeout,
+        _tls(options),
+        dict(mapped),
+        at_name_server,
+        _undelivered(options),
+        pushed_limit(options.max_message_size),
+    )
 
 
 def _advertised(options: Options) -> tuple[tuple[tuple[str, str], ...], bool]:
