@@ -162,6 +162,7 @@ class Connection:
         self._silent_since: float | None = None
         self._next_tick = 0.0
         self._say_so = NowAndThen(SAID_S)
+        self._held = budget.of(budget.REQUESTS)
         self._reader = _Reader(target=self._read, name=f"rocketmq-{address}", daemon=True)
         try:
             self._reader.start()
@@ -177,6 +178,11 @@ class Connection:
     def waiting(self) -> int:
         """The number of requests without an answer."""
         return self._conversation.waiting
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits for its answer, or for being sent."""
+        return bool(self.waiting or self._conversation.has_outgoing or self._channel.has_unsent)
 
     def call(self, command: Command, deadline: Deadline) -> Command:
         """Send and wait for the answer, of any code. Raises ``ConnectionLost`` or ``CallTimeout``."""
@@ -324,10 +330,9 @@ class Connection:
                 self._answer(event)
 
     def _answer(self, asked: Asked) -> None:
-        waiting = budget.of(budget.REQUESTS)
-        release = None if asked.held_bytes is None else waiting.claim(asked.held_bytes)
+        release = None if asked.held_bytes is None else self._held.claim(asked.held_bytes)
         if release is None:
-            self._refuse(asked, waiting)
+            self._refuse(asked)
             return
         request = ServerRequest(self.address, asked.command, self._reply, asked.reply, release)
 
@@ -341,11 +346,11 @@ class Connection:
             text = "the request %s of %s could not be handled"
             outcome.log(logger, text, asked.command.code, self.address)
 
-    def _refuse(self, asked: Asked, waiting: budget.Budget) -> None:
+    def _refuse(self, asked: Asked) -> None:
         if asked.reply is not None:
             self._reply(asked.reply)
         if self._say_so.due():  # there may be thousands of them
-            why = "it is too large" if asked.held_bytes is None else f"requests of {waiting.used} bytes wait"
+            why = "it is too large" if asked.held_bytes is None else f"requests of {self._held.used} bytes wait"
             logger.warning("request %s of %s is rejected: %s", asked.command.code, self.address, why)
 
     def _reply(self, reply: Command) -> None:

@@ -97,6 +97,7 @@ def connection_key(options: Options) -> object:
         options.retry_interval,
         _undelivered(options),
         pushed_limit(options.max_message_size),
+        options.max_connections,
     )
 
 
@@ -182,6 +183,7 @@ def _dialling(options: Options) -> Dialling:
         at_name_server,
         _undelivered(options),
         pushed_limit(options.max_message_size),
+        options.max_connections,
     )
 
 
