@@ -56,7 +56,7 @@ ORDER = {
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release stream envelope_records queue_records service node",
     "spark": "checkpoints monitoring sink source tuning compat spark_options context_settings source.offsets"
-    " source.planner source.partitioning"
+    " source.patterns source.planner source.partitioning"
     " source.decisions source.filters source.recreation source.catalog source.waiting source.commit source.tasks"
     " source.stream source.reached source.lag_log source.readers source.checks map_in_arrow read"
     " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
@@ -67,7 +67,7 @@ ORDER = {
     " decode.properties decode.rows decode.decoder encode.properties encode.columns"
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
-    "base": "codes extras exposition process budget java threads arguments clock dropped copies retry",
+    "base": "codes logs extras exposition process budget java threads arguments clock dropped copies retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names parsing transport table typed",
@@ -111,7 +111,8 @@ OUTSIDE = {
     **dict.fromkeys(("matplotlib", "IPython"), "notebook"),
     "opentelemetry": "session.telemetry",
     "py4j": "cli.demo.play spark.datasource",
-    "pyarrow": "wire.compression columnar stored spark.read spark.source.tasks spark.checkpoints.entries spark.sink"
+    "pyarrow": "wire.compression columnar stored spark.read spark.source.patterns spark.source.tasks"
+    " spark.checkpoints.entries spark.sink"
     " producer.rows",
     "numpy": "remoting.bulk pull.answers pull.recreated columnar stored spark.sink producer.rows",
     "xxhash": "columnar.encode.content_ids",
