@@ -73,6 +73,7 @@ class CopyQuestions(Generic[P, D]):
         self._behind: set[str] = set()  # things that wait for a call of the function
         self._waiting: Counter[Hashable] = Counter()
         self._say_so = NowAndThen(SAID_S)
+        self._held = budget.of(budget.HALF_MESSAGES)
 
     def leave(self) -> None:
         """Stop deciding. Brokers may ask the other objects about what waits here."""
@@ -100,7 +101,7 @@ class CopyQuestions(Generic[P, D]):
                 self._drop(what)
             waits = what in self._newest
             if not waits and self._waiting[who] < MOST_WAITING:
-                release = budget.of(budget.HALF_MESSAGES).claim(held_bytes)
+                release = self._held.claim(held_bytes)
             room = waits or release is not None
             if room:
                 self._newest[what], self._answering[what] = place, self

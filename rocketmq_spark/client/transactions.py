@@ -127,7 +127,8 @@ class HalfChecks:
 
     def _read(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
         fields = rpc.CHECK_TRANSACTION_STATE.arguments(command)
-        messages = decode_messages(command.body, command.ext.get("bname", ""))
+        most = self._calls.pool.dialling.max_pushed  # also for a body that was compressed
+        messages = decode_messages(command.body, command.ext.get("bname", ""), max_body_bytes=most)
         if len(messages) != 1:
             raise RemoteProtocolError(f"a broker asks about {len(messages)} half messages at once, expected 1", address)
         topic, queue = self._calls.scope.plain(messages[0].topic), messages[0].queue
