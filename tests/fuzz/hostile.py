@@ -15,14 +15,13 @@ from typing import Any
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.wire.header import Command
 from tests.fuzz.mutate import mutate
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import PUSHED, TARGETS
 from tests.harness import store
 from tests.mockbroker import Call, MockBroker, ok, route, topic_config
 
 QUEUES, END = 2, 9
 _NUMBERS = ("0", "-1", "7", "2147483648", "9223372036854775807", "9223372036854775808", "9" * 5000, "x", "", "1e9", "½")
 _CODES = [*map(int, Response), -1, 0, 2**31 - 1]
-_ASKS = (39, 40, 220, 221, 307, 309, 326)  # what brokers ask of clients
 # The fields of a reply that a broker passes on. A body that is marked as compressed inflates to 64 MiB.
 _OF_REPLY = {
     "producerGroup": "g", "topic": "c_REPLY_TOPIC", "defaultTopic": "TBW102", "defaultTopicQueueNums": "1", "queueId": "0",
@@ -122,11 +121,11 @@ class Hostile(MockBroker):
         """Many requests of its own, and perhaps one that is larger than any may be."""
         many = [self._question() for _ in range(_MANY)]
         if self._rng.random() < 0.1:
-            many.append(self.encode(Command(self._rng.choice(_ASKS), {"consumerGroup": "g"}, bytes(_LARGE_BYTES))))
+            many.append(self.encode(Command(self._rng.choice(PUSHED), {"consumerGroup": "g"}, bytes(_LARGE_BYTES))))
         return [*many, call.frame(good)]
 
     def _question(self) -> bytes:
-        code = self._rng.choice(_ASKS)
+        code = self._rng.choice(PUSHED)
         packed = code == 326 and self._rng.random() < 0.5
         ext = {"consumerGroup": "g", "group": "g", "topic": "t", "jstackEnable": self._rng.choice(_NUMBERS)}
         if code == 326:
