@@ -49,9 +49,9 @@ def clean(record: logging.LogRecord) -> None:
 
 
 def _cleaning(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
-    def made(name: str, *args: Any, **more: Any) -> logging.LogRecord:
+    def made(name: str | None, *args: Any, **more: Any) -> logging.LogRecord:
         record = make(name, *args, **more)
-        if name.partition(".")[0] in _PACKAGES:
+        if str(name).partition(".")[0] in _PACKAGES:  # None in ``logging.makeLogRecord``
             clean(record)
         return record
 
