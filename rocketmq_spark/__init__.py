@@ -9,7 +9,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rocketmq_spark.base import extras, logs
+from rocketmq_spark.base import extras
 from rocketmq_spark.spark import tuning
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from rocketmq_spark.spark.tuning import exactly_once_conf, low_latency_conf
 
 __version__ = "0.1.0"
-
-logs.install()
 
 _HOMES = {
     "Admin": "session.admin",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +35,8 @@ def test_something_larger_than_the_limit_waits_only_alone() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12))))
 def test_used_is_the_sum_of_what_is_not_released(steps: list[tuple[bool, int]]) -> None:
-    held, claims = Budget(20), []
+    held = Budget(20)
+    claims: list[tuple[int, Callable[[], None]]] = []
     for claims_more, number in steps:
         if claims_more:
             release = held.claim(number)

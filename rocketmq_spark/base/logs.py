@@ -68,3 +68,6 @@ def install() -> None:
     make = logging.getLogRecordFactory()
     if not hasattr(make, "cleans"):
         logging.setLogRecordFactory(_cleaning(make))
+
+
+install()  # here, because every module that shows texts of others imports the errors, which import this one

@@ -24,7 +24,7 @@ from typing import Any
 from rocketmq_spark.base import dropped
 from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import Property, Request, Response
-from rocketmq_spark.base.threads import Aside, Failure, Timer, attempt
+from rocketmq_spark.base.threads import Aside, Failure, Timer, Tracebacks, attempt
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError
@@ -44,6 +44,7 @@ LOOK_S = 10.0
 _MOST_LINGERING = 50
 _AT_ONCE = 64  # brokers that are contacted in parallel
 SAID_S = 10.0  # how often a rejected request is logged
+_tracebacks = Tracebacks()  # a server may send thousands of requests that cannot be read
 _MAX_ASKED = 1000  # requests of brokers that may wait for one group; more are rejected
 
 # Requests of brokers to consumers, with the field that names the group. Requests to producers name it in the message.
@@ -201,7 +202,8 @@ def _answer(member: Member, request: ServerRequest) -> None:
     assert member.asked is not None
     reply = attempt(member.asked, request.address, request.command)
     if isinstance(reply, Failure):  # the broker must not wait for an answer that never comes
-        reply.log(logger, "group %s could not handle request %s", member.group, request.command.code)
+        text, traceback = "group %s could not handle request %s: %s", _tracebacks.due(reply)
+        attempt(logger.error, text, member.group, request.command.code, reply, exc_info=traceback)
         reply = Command(Response.SYSTEM_ERROR, remark=str(reply))
     if reply is None:
         request.refuse()

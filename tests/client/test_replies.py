@@ -11,7 +11,6 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Request, Response, SysFlag
-from rocketmq_spark.client import replies as replies_module
 from rocketmq_spark.client.instance import Member
 from rocketmq_spark.errors import (
     BrokerNotFound,
@@ -25,6 +24,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply
 from rocketmq_spark.producer.requests import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.wire import compression as compression_module
 from rocketmq_spark.wire.compression import compress, decompress
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
@@ -122,7 +122,7 @@ def test_a_forged_reply_is_dropped_before_its_body_is_touched(
     caplog.set_level("INFO")
     opened: list[int] = []
     monkeypatch.setattr(
-        replies_module.compression, "decompress", lambda body, flag: opened.append(len(body)) or decompress(body, flag)
+        compression_module, "decompress", lambda body, flag: opened.append(len(body)) or decompress(body, flag)
     )
     got = connected(broker, parts)
     packed, yes = int(SysFlag.COMPRESSED | SysFlag.ZLIB), compress(b"yes")

@@ -239,7 +239,12 @@ TARGETS: dict[str, Target] = {
     "group online": Target(bodies.group_online, harness.samples("json")),
     "member filters": Target(bodies.member_filters, harness.samples("json")),
     "consume mode": Target(bodies.consume_mode, harness.samples("json")),
-    "all topic configs": Target(lambda data: bodies.topic_config(data, "T"), harness.samples("json")),
+    "all topic configs": Target(
+        lambda data: bodies.topic_config(data, "T"),
+        [
+            b'{"topicConfigTable":{"T":{"topicName":"T","readQueueNums":8,"writeQueueNums":8,"perm":6,"attributes":{"a":"b"}}}}'
+        ],
+    ),
     "table of queues": Target(lambda data: read_json(data, table=True), [*harness.samples("json"), _OFFSETS]),
     "users": Target(users_in, [b'[{"username":"u","userType":"Super","userStatus":"enable"}]']),
     "policies": Target(

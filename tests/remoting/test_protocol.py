@@ -327,7 +327,8 @@ def test_a_request_behind_a_large_answer_is_judged_too() -> None:
 def test_large_frames_change_no_other_event(parts: list[tuple[str, int]], size: int) -> None:
     """Answers, requests, late answers and too large requests, in any order and in any pieces."""
     talk: Conversation[int] = Conversation(MAX_FRAME, 1000)
-    data, expected = b"", []
+    data = b""
+    expected: list[tuple[str, int, int]] = []
     for number, (kind, body_bytes) in enumerate(parts):
         if kind == "a":
             opaque = talk.send(Command(PING), number)
