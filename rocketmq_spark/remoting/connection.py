@@ -46,6 +46,8 @@ RECEIVE_BYTES = 256 << 10
 STALL_S = 15.0
 SILENCE_S = 10.0
 CLOSING_S = 1.0
+# Answers to requests of a server that wait because the server reads nothing; more are dropped.
+UNREAD_BYTES, _ANSWER_BYTES = 8 << 20, 500
 SAID_S = 10.0  # how often requests of servers that are rejected for their size are logged
 
 Done = Callable[[Command | RocketMQError], None]
@@ -163,6 +165,7 @@ class Connection:
         self._next_tick = 0.0
         self._say_so = NowAndThen(SAID_S)
         self._held = budget.of(budget.REQUESTS)
+        self._unread_bytes = 0
         self._reader = _Reader(target=self._read, name=f"rocketmq-{address}", daemon=True)
         try:
             self._reader.start()
@@ -356,6 +359,10 @@ class Connection:
     def _reply(self, reply: Command) -> None:
         with self._lock:
             if self._error is not None:  # no waiter is left
+                return
+            is_blocked = self._channel.blocked_since is not None
+            self._unread_bytes = self._unread_bytes + len(reply.body) + _ANSWER_BYTES if is_blocked else 0
+            if self._unread_bytes > UNREAD_BYTES:
                 return
             self._conversation.send_oneway(reply)
         self._flush(_NO_WAIT)
