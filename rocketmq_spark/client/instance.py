@@ -203,7 +203,7 @@ def _answer(member: Member, request: ServerRequest) -> None:
     reply = attempt(member.asked, request.address, request.command)
     if isinstance(reply, Failure):  # the broker must not wait for an answer that never comes
         text, traceback = "group %s could not handle request %s: %s", _tracebacks.due(reply)
-        attempt(logger.error, text, member.group, request.command.code, reply, exc_info=traceback)
+        attempt(logger.error, text, member.group, request.command.code, str(reply), exc_info=traceback)
         reply = Command(Response.SYSTEM_ERROR, remark=str(reply))
     if reply is None:
         request.refuse()
