@@ -146,6 +146,7 @@ class _Member:
     def __init__(self) -> None:
         self.calls = Calls(Pool(Dialling()))
         self.requests = BrokerRequests(self.calls, "g", lambda address, question: None)
+        self.awaited = AwaitedReplies()
         self.checks = HalfChecks(self.calls, "g", lambda message, place: TransactionState.UNKNOWN)
 
     def take(self, data: bytes) -> None:
@@ -157,10 +158,9 @@ class _Member:
     def _take(self, asked: Asked) -> None:
         command = asked.command
         request = ServerRequest("h:1", command, lambda reply: None, asked.reply)
-        awaited = AwaitedReplies()
-        awaited.expect("id", lambda reply: None)
         if command.code == Request.PUSH_REPLY_MESSAGE_TO_CLIENT:
-            awaited.arrived(request, lambda work: work())
+            self.awaited.expect("id", lambda reply: None)
+            self.awaited.arrived(request, lambda work: work())
         elif command.code == Request.CHECK_TRANSACTION_STATE:
             self.checks._read("h:1", command)
         else:
