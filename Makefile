@@ -7,7 +7,7 @@ PYTEST = $(BIN)/python -m pytest
 # Container images often set it to save space. Each process of Spark, the tests and the demo would then compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-3.5 test-4.0 test-4.1 test-4.2 on-older soak-on-older checkpoints-of-versions check soak soak-pipelines soak-properties soak-compat soak-pyspark soak-python in-memory-and-spark soak-chaos soak-group soak-exactly-once soak-late-threads bench docs site site-check notebooks release clean java
+.PHONY: demo test test-3.5 test-4.0 test-4.1 test-4.2 on-older soak-on-older checkpoints-of-versions check soak soak-pipelines soak-properties soak-compat soak-pyspark soak-python in-memory-and-spark soak-chaos soak-group soak-exactly-once soak-late-threads soak-fuzz bench docs site site-check notebooks release clean java
 .NOTPARALLEL:
 
 # TRANSPORT=grpc: its results go through a Proxy.
@@ -42,9 +42,9 @@ test-3.5: java
 check: $(READY)
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 
-# One part of the soak: make soak ONLY=pipelines, ONLY=properties, ONLY=compat, ONLY=pyspark, ONLY=python, ONLY=exactly-once, ONLY=late-threads, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
+# One part of the soak: make soak ONLY=pipelines, ONLY=properties, ONLY=compat, ONLY=pyspark, ONLY=python, ONLY=exactly-once, ONLY=late-threads, ONLY=fuzz, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
 # (a new seed each time without SEED).
-soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-compat soak-pyspark soak-python soak-chaos soak-group)
+soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-compat soak-pyspark soak-python soak-fuzz soak-chaos soak-group)
 
 soak-pipelines: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/spark tests/kill tests/notebooks tests/examples tests/cli/demo tests/sink/test_outage.py \
@@ -88,6 +88,11 @@ in-memory-and-spark: $(READY)
 
 soak-exactly-once: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/kill/test_exactly_once.py tests/sink/test_once.py
+
+# Whatever a server may send: a million broken inputs for each decoder, and two thousand rounds with hostile servers. Seeds are
+# numbers, so each run has the same inputs.
+soak-fuzz: $(READY)
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) --complete -n 2 --dist load tests/fuzz
 
 # What runs in memory, with threads that start late; the house's rules would find the plug-in itself.
 soak-late-threads: $(READY)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from rocketmq_spark.base import codes
+from rocketmq_spark.base.logs import one_line, one_list
 
 
 class RocketMQError(Exception):
@@ -35,6 +36,7 @@ class RocketMQError(Exception):
     code: ClassVar[str] = "ROCKETMQ_ERROR"
     retriable: ClassVar[bool] = False
     refresh_route: ClassVar[bool] = False
+    _lines_in_remark: ClassVar[bool] = False
     unsent = False  # whether it is certain that no byte of the request left this process
     # If a send consists of several requests: the results, by id, of its messages that were acknowledged.
     stored: Mapping[str, Any] = MappingProxyType({})
@@ -61,7 +63,7 @@ class RocketMQError(Exception):
 
     def __str__(self) -> str:
         facts = [
-            f"{name} {value}"
+            f"{name} {one_line(str(value))}"
             for name, value in (
                 ("at", self.addr),
                 ("topic", self.topic),
@@ -70,12 +72,12 @@ class RocketMQError(Exception):
             )
             if value is not None
         ]
-        text = f"[{self.code}] {self.message}"
+        text = f"[{self.code}] {one_list(str(self.message))}"
         if facts:
             text += f" ({', '.join(facts)})"
         if self.remark:
-            text += f": {self.remark}"
-        return f"{text}. {self.remedy}" if self.remedy else text
+            text += f": {self.remark if self._lines_in_remark else one_line(str(self.remark))}"
+        return f"{text}. {one_list(str(self.remedy))}" if self.remedy else text
 
 
 def copy_of(error: RocketMQError) -> RocketMQError:
@@ -328,6 +330,7 @@ class LocalBrokerError(RocketMQError):
     """The local broker could not be downloaded, started or reached."""
 
     code = "ROCKETMQ_LOCAL_BROKER"
+    _lines_in_remark = True  # the end of a server's log
 
 
 _BY_CODE: dict[int, type[BrokerError]] = {

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable
 
 import pytest
 
+from rocketmq_spark import session
+from rocketmq_spark.base import budget
 from rocketmq_spark.base import copies as copies_module
 from rocketmq_spark.base.copies import CopyQuestions
 from tests.helpers import RAISED, no_more_threads, raising
@@ -100,6 +102,35 @@ def test_what_has_no_thread_is_left_for_the_next_time(
     assert "left to their next repetition, among them the one about a: can't start new thread" in caplog.text
     bench.question("a", "2", lambda: "take")
     assert bench.said == [("2", "take")]
+
+
+def test_no_more_bytes_wait_for_a_slow_function_than_may(caplog: pytest.LogCaptureFixture) -> None:
+    session.close_all()
+    held = budget.of(budget.HALF_MESSAGES)
+    bench = Bench()
+    bench.copies.ask("a", "a1", bench.slow("a"), held.limit - 10)
+    assert bench.called.wait(60)
+    bench.copies.ask("b", "b1", bench.slow("b"), 11)
+    bench.copies.ask("c", "c1", bench.slow("c"), 10)
+    bench.copies.ask("a", "a2", bench.slow("a"), 1 << 40)  # a copy needs nothing: its message is not kept
+    assert "the one about b: too many others, or too many bytes, wait" in caplog.text
+    bench.may_end.set()
+    eventually(lambda: not bench.copies._newest)
+    assert (bench.asked, held.used) == (["a", "c"], 0)
+
+
+def test_what_is_dropped_releases_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    session.close_all()
+    bench = Bench()
+    with monkeypatch.context() as exhausted:
+        no_more_threads(exhausted)
+        bench.copies.ask("x", "x1", lambda: "take", 5)
+    bench.copies.ask("a", "a1", bench.slow("a"), 10)
+    assert bench.called.wait(60)
+    bench.copies.ask("b", "b1", bench.slow("b"), 10)
+    bench.copies.leave()
+    bench.may_end.set()
+    eventually(lambda: budget.of(budget.HALF_MESSAGES).used == 0)
 
 
 def test_no_more_wait_for_a_slow_function_than_may(monkeypatch: pytest.MonkeyPatch) -> None:

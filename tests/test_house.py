@@ -56,7 +56,7 @@ ORDER = {
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release stream envelope_records queue_records service node",
     "spark": "checkpoints monitoring sink source tuning compat spark_options context_settings source.offsets"
-    " source.planner source.partitioning"
+    " source.patterns source.planner source.partitioning"
     " source.decisions source.filters source.recreation source.catalog source.waiting source.commit source.tasks"
     " source.stream source.reached source.lag_log source.readers source.checks map_in_arrow read"
     " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
@@ -67,7 +67,7 @@ ORDER = {
     " decode.properties decode.rows decode.decoder encode.properties encode.columns"
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
-    "base": "codes extras exposition process java threads arguments clock dropped copies retry",
+    "base": "codes logs extras exposition process budget java threads arguments clock dropped copies retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names paths parsing transport table typed",
@@ -111,7 +111,8 @@ OUTSIDE = {
     **dict.fromkeys(("matplotlib", "IPython"), "notebook"),
     "opentelemetry": "session.telemetry",
     "py4j": "cli.demo.play spark.datasource",
-    "pyarrow": "wire.compression columnar stored spark.read spark.source.tasks spark.checkpoints.entries spark.sink"
+    "pyarrow": "wire.compression columnar stored spark.read spark.source.patterns spark.source.tasks"
+    " spark.checkpoints.entries spark.sink"
     " producer.rows",
     "numpy": "remoting.bulk pull.answers pull.recreated columnar stored spark.sink producer.rows",
     "xxhash": "columnar.encode.content_ids",
@@ -125,7 +126,7 @@ OUTSIDE = {
     "ssl": "remoting.endpoint localbroker.maven",
     "select": "remoting.endpoint spark.sink.guarantee",
     "subprocess": "localbroker cli.background spark.tuning",
-    "threading": "base.process base.threads base.dropped base.exposition spark.monitoring.listeners remoting.endpoint"
+    "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.listeners remoting.endpoint"
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
     " producer.batching producer.destination producer.attempts"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"

@@ -42,6 +42,7 @@ SAMPLES = {
     "transport": ("gRPC", "grpc", "http", "one of remoting, grpc"),
     "connect_timeout": ("500ms", 0.5, "0", "above zero"),
     "request_timeout": ("2s", 2.0, "fast", "a duration"),
+    "max_connections": ("7", 7, "0", "at least 1"),
     "num_retries": ("0", 0, "-1", "at least 0"),
     "retry_interval": ("1s", 1.0, "0s", "above zero"),
     "route_refresh": ("0", 0.0, "-1", "a duration"),

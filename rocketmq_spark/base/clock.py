@@ -45,16 +45,17 @@ class Deadline(NamedTuple):
 class NowAndThen:
     """Limits how often something is done, such as a log line that a flood of events would repeat."""
 
-    def __init__(self, every_s: float) -> None:
+    def __init__(self, every_s: float, times: int = 1) -> None:
         self._every_s = every_s
+        self._times = self._left = times
         self._next = Deadline.after(0)
 
     def due(self) -> bool:
-        """Whether to do it now: True at the first call, then at most once every ``every_s`` seconds."""
-        if not self._next.expired:
-            return False
-        self._next = Deadline.after(self._every_s)
-        return True
+        """Whether to do it now: True at the first ``times`` calls, then as often at most every ``every_s`` seconds."""
+        if self._next.expired:
+            self._next, self._left = Deadline.after(self._every_s), self._times
+        self._left -= 1
+        return self._left >= 0
 
 
 def epoch_ms() -> int:

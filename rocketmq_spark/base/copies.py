@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from rocketmq_spark.base import process
+from rocketmq_spark.base import budget, process
 from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.threads import Aside, Failure, attempt
 
@@ -29,6 +29,10 @@ SAID_S = 10.0
 # asks long after a commit, it has lost the commit.
 CROSSING_S = 60.0
 MOST_ANSWERED = 100_000
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Shared:
@@ -69,6 +73,7 @@ class CopyQuestions(Generic[P, D]):
         self._behind: set[str] = set()  # things that wait for a call of the function
         self._waiting: Counter[Hashable] = Counter()
         self._say_so = NowAndThen(SAID_S)
+        self._held = budget.of(budget.HALF_MESSAGES)
 
     def leave(self) -> None:
         """Stop deciding. Brokers may ask the other objects about what waits here."""
@@ -77,9 +82,13 @@ class CopyQuestions(Generic[P, D]):
             for what in list(self._behind):
                 self._drop(what)
 
-    def ask(self, what: str, place: P, decide: Callable[[], D]) -> D | None:
-        """Have the function called, unless a call for ``what`` waits or runs, whose result then also applies to this copy."""
+    def ask(self, what: str, place: P, decide: Callable[[], D], held_bytes: int = 0) -> D | None:
+        """Have the function called, unless a call for ``what`` waits or runs, whose result then also applies to this copy.
+
+        ``decide`` keeps ``held_bytes`` in memory.
+        """
         who = self._who(place)
+        release: Callable[[], None] | None = None
         with self._lock:
             lately = self._done.get(what)
             if lately is not None and not lately.expired:
@@ -91,7 +100,9 @@ class CopyQuestions(Generic[P, D]):
             if mine is not self and (hangs or what in mine._behind):  # the function here is called as soon, or sooner
                 self._drop(what)
             waits = what in self._newest
-            room = waits or self._waiting[who] < MOST_WAITING
+            if not waits and self._waiting[who] < MOST_WAITING:
+                release = self._held.claim(held_bytes)
+            room = waits or release is not None
             if room:
                 self._newest[what], self._answering[what] = place, self
             if room and not waits:
@@ -99,9 +110,9 @@ class CopyQuestions(Generic[P, D]):
                 self._waiting[who] += 1
                 self._behind.add(what)
         if not room:
-            self._left_for_next_time(what, f"{MOST_WAITING} others wait")
-        elif not waits:
-            self._soon(self._aside, None, what, functools.partial(self._decide, what, decide))
+            self._left_for_next_time(what, "too many others, or too many bytes, wait for the function")
+        elif release is not None:
+            self._soon(self._aside, None, what, functools.partial(self._decide, what, decide, release), release)
         return None
 
     def say(self, what: str, place: P, decision: D) -> None:
@@ -115,10 +126,13 @@ class CopyQuestions(Generic[P, D]):
         except RuntimeError as e:
             self._left_for_next_time(what, e)
 
-    def _soon(self, aside: Aside, key: Hashable, what: str, work: Callable[[], None]) -> None:
+    def _soon(
+        self, aside: Aside, key: Hashable, what: str, work: Callable[[], None], release: Callable[[], None] = _nothing
+    ) -> None:
         try:
             aside.run(key, work)
         except RuntimeError as e:
+            release()
             with self._lock:
                 if self._mine(what):
                     self._drop(what)
@@ -130,12 +144,15 @@ class CopyQuestions(Generic[P, D]):
                 "some requests are left to their next repetition, among them the one about %s: %s", what, why
             )
 
-    def _decide(self, what: str, decide: Callable[[], D]) -> None:
+    def _decide(self, what: str, decide: Callable[[], D], release: Callable[[], None]) -> None:
         with self._lock:
-            if what not in self._behind:  # the producer has closed
-                return
+            is_open = what in self._behind  # otherwise the producer has closed
             self._behind.discard(what)
+        if not is_open:
+            release()
+            return
         made = attempt(decide)
+        release()
         if isinstance(made, Failure):  # its state must be removed
             made.log(logger, "%s could not be decided", what)
         decision = self._unknown if isinstance(made, Failure) else made

@@ -17,14 +17,13 @@ from typing import Protocol, TextIO
 import click
 
 from rocketmq_spark.base.clock import utc_text
+from rocketmq_spark.base.logs import OBEYED
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.options.parsing import Secret
 
 Row = Mapping[str, object]
 
-# Control characters, characters that change the writing direction, line separators of some editors, and single surrogates,
-# which cannot be encoded: bodies, properties and names may contain all of them.
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+_OBEYED = re.compile(f"[{OBEYED}]")  # bodies, properties and names may contain them
 
 
 class Output(Protocol):

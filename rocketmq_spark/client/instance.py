@@ -10,6 +10,7 @@ This module does not know what members do with a request, nor whether they are p
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 import os
@@ -23,7 +24,7 @@ from typing import Any
 from rocketmq_spark.base import dropped
 from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import Property, Request, Response
-from rocketmq_spark.base.threads import Aside, Failure, Timer, attempt
+from rocketmq_spark.base.threads import Aside, Failure, Timer, Tracebacks, attempt
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError
@@ -43,6 +44,7 @@ LOOK_S = 10.0
 _MOST_LINGERING = 50
 _AT_ONCE = 64  # brokers that are contacted in parallel
 SAID_S = 10.0  # how often a rejected request is logged
+_tracebacks = Tracebacks()  # a server may send thousands of requests that cannot be read
 _MAX_ASKED = 1000  # requests of brokers that may wait for one group; more are rejected
 
 # Requests of brokers to consumers, with the field that names the group. Requests to producers name it in the message.
@@ -57,6 +59,9 @@ _GROUP_FIELDS = {
 _Addresses = Sequence[tuple[str, str]]  # pairs of broker name and address
 # Takes the broker's address and its request, and returns the answer, or None to reject it. It may block.
 Asked = Callable[[str, Command], Command | None]
+# Takes a forwarded reply on the thread that reads answers, and a function that runs the rest of the work on another thread.
+# Returns False to reject the reply.
+TakesReply = Callable[[ServerRequest, Callable[[Callable[[], None]], None]], bool]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,12 +88,12 @@ class Member:
 class Groups:
     """Members by group name on the wire, and the requests of brokers to them."""
 
-    def __init__(self, replies: Callable[[ServerRequest], None] | None = None) -> None:
-        self._replies = replies  # handles replies that brokers forward
+    def __init__(self, replies: TakesReply | None = None) -> None:
+        self._replies = replies
         self._lock = threading.Lock()
         self._members: dict[tuple[bool, str], tuple[Member, ...]] = {}  # never empty, even after Ctrl-C
         self._aside = Aside(_MAX_ASKED)
-        self._replying = Aside()  # needs no limit: each reply belongs to a waiting request
+        self._replying = Aside()  # needs no limit: each reply in it belongs to a waiting request
         self._say_so = NowAndThen(SAID_S)
 
     def add(self, on_wire: str, member: Member) -> None:
@@ -144,26 +149,39 @@ class Groups:
         code, ext = request.command.code, request.command.ext
         try:
             if code == Request.CHECK_TRANSACTION_STATE:  # the group is in its message
+                if not self._checks():
+                    return False
                 self._aside.run(code, functools.partial(self._check, request))
                 return True
             if code == Request.PUSH_REPLY_MESSAGE_TO_CLIENT and self._replies is not None:
-                self._replying.run(code, functools.partial(self._replies, request))
-                return True
+                return self._replies(request, functools.partial(self._replying.run, code))
             field = _GROUP_FIELDS.get(Request(code)) if code in _GROUP_FIELDS else None
             return field is not None and self._hand((True, ext.get(field, "")), request)
         except RuntimeError as e:  # no more threads, or too many requests wait
             self._say_refused(request, e)
             return False
 
+    def _checks(self) -> bool:
+        """Whether any producer can decide about half messages."""
+        with self._lock:
+            return any(
+                member.asked is not None and not member.consumes
+                for members in self._members.values()
+                for member in members
+            )
+
     def _check(self, request: ServerRequest) -> None:
-        groups = [m.properties.get(Property.PRODUCER_GROUP, "") for m in decode_leniently(request.command.body)]
+        taken = False
         try:
+            # The group is in the properties, so bodies stay compressed.
+            first_two = itertools.islice(decode_leniently(request.command.body, max_body_bytes=None), 2)
+            groups = [message.properties.get(Property.PRODUCER_GROUP, "") for message in first_two]
             taken = len(groups) == 1 and self._hand((False, groups[0]), request)
         except RuntimeError as e:
             self._say_refused(request, e)
-            taken = False
-        if not taken:
-            request.refuse()
+        finally:
+            if not taken:
+                request.refuse()
 
     def _say_refused(self, request: ServerRequest, why: RuntimeError) -> None:
         if self._say_so.due():  # there may be thousands of them
@@ -184,7 +202,8 @@ def _answer(member: Member, request: ServerRequest) -> None:
     assert member.asked is not None
     reply = attempt(member.asked, request.address, request.command)
     if isinstance(reply, Failure):  # the broker must not wait for an answer that never comes
-        reply.log(logger, "group %s could not handle request %s", member.group, request.command.code)
+        text, traceback = "group %s could not handle request %s: %s", _tracebacks.due(reply)
+        attempt(logger.error, text, member.group, request.command.code, str(reply), exc_info=traceback)
         reply = Command(Response.SYSTEM_ERROR, remark=str(reply))
     if reply is None:
         request.refuse()

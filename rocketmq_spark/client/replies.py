@@ -8,11 +8,13 @@ goes to the broker of the request first, and to others of its topic if that one 
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
-from rocketmq_spark.base.clock import Deadline, epoch_ms
+from rocketmq_spark.base.clock import Deadline, NowAndThen, epoch_ms
 from rocketmq_spark.base.codes import (
     AUTO_CREATE_TOPIC,
     MAX_BODY_BYTES,
@@ -22,7 +24,7 @@ from rocketmq_spark.base.codes import (
     SysFlag,
 )
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.instance import Instance, Member
+from rocketmq_spark.client.instance import SAID_S, Instance, Member
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.client.sender import COMPRESS_ABOVE
 from rocketmq_spark.errors import (
@@ -48,6 +50,7 @@ from rocketmq_spark.wire.properties import (
 
 logger = logging.getLogger(__name__)
 
+_SAID_TIMES = 5  # replies of a kind that are logged in ``SAID_S``
 # Java's MixAll.REPLY_MESSAGE_FLAG, the message type of a reply.
 _TYPE = "reply"
 _GONE = "Perhaps the requester has ended, or stopped waiting"
@@ -64,9 +67,12 @@ class AwaitedReplies:
         self._count = 0
         self._heard: dict[str, int] = {}  # brokers that forwarded replies, and the number of replies at the last one
         self._passing: frozenset[str] | None = None
+        self._requested = False
+        self._say_unreadable, self._say_late = NowAndThen(SAID_S, _SAID_TIMES), NowAndThen(SAID_S, _SAID_TIMES)
 
     def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
         with self._lock:
+            self._requested = True
             self._waiting[correlation_id] = done, self._count
         return lambda: self._taken(correlation_id)
 
@@ -88,38 +94,61 @@ class AwaitedReplies:
         if waited is not None:
             self.in_vain(frozenset(address for address, last in heard if last > waited[1]))
 
-    def arrived(self, request: ServerRequest) -> None:
-        """Handle a forwarded reply. The broker gets a success even if no request waits for the reply any more, as in Java."""
+    def arrived(self, request: ServerRequest, aside: Callable[[Callable[[], None]], None]) -> bool:
+        """Handle a forwarded reply on the thread that reads answers; ``aside`` runs the rest of the work on another thread.
+
+        Any client of the cluster can send replies to this process, so the body is touched only if a request waits for the reply.
+        The broker gets a success even if no request waits for it any more, as in Java. Returns False, which rejects the reply,
+        if this process has never sent a request.
+        """
+        if not self._requested:
+            return False
         try:
-            correlation_id, reply = _read(request.command)
+            fields = rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.arguments(request.command)
+            properties = decode_properties(fields["properties"] or "")
         except (RocketMQError, ValueError) as e:
-            logger.warning("a reply from %s cannot be read: %s", request.address, e)
+            if self._say_unreadable.due():  # there may be thousands of them
+                logger.warning("a reply from %s cannot be read: %s", request.address, e)
             request.answer(Command(Response.SYSTEM_ERROR, remark="the reply cannot be read"))
-            return
+            return True
+        correlation_id = properties.get(Property.CORRELATION_ID, "")
         with self._lock:
             self._count += 1
             self._heard[request.address] = self._count
             if self._passing is not None:
                 self._passing |= {request.address}
             waited = self._waiting.pop(correlation_id, None)
-        request.answer(rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.reply(request.command))
         if waited is None:
-            logger.info("a reply from %s comes too late, or again, and is ignored: %s", request.address, correlation_id)
-        else:
-            waited[0](reply)
+            request.answer(rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.reply(request.command))
+            if self._say_late.due():
+                text = "a reply from %s comes too late, or again, and is ignored: %s"
+                logger.info(text, request.address, correlation_id)
+            return True
+        try:
+            aside(functools.partial(_hand_over, request, fields, properties, waited[0]))
+        except RuntimeError:  # no more threads: the reply is rejected, and its sender may send it again
+            with self._lock:
+                self._waiting[correlation_id] = waited
+            raise
+        return True
 
 
-def _read(command: Command) -> tuple[str, Reply | RocketMQError]:
-    fields = rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.arguments(command)
-    properties = decode_properties(fields["properties"] or "")
+def _hand_over(request: ServerRequest, fields: dict[str, Any], properties: dict[str, str], done: Done) -> None:
+    try:
+        reply = _read(request.command, fields, properties)
+    finally:
+        request.answer(rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.reply(request.command))
+    done(reply)
+
+
+def _read(command: Command, fields: dict[str, Any], properties: dict[str, str]) -> Reply | RocketMQError:
     body: bytes = bytes(command.body)
-    correlation_id = properties.get(Property.CORRELATION_ID, "")
     if fields["sysFlag"] & SysFlag.COMPRESSED:
         try:
             body = compression.decompress(body, fields["sysFlag"])
         except (DecodeError, LocalProtocolError) as e:
-            return correlation_id, e
-    return correlation_id, Reply(
+            return e
+    return Reply(
         body,
         {name: value for name, value in properties.items() if not is_reserved(name)},
         properties.get(Property.TAGS),

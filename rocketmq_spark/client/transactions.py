@@ -117,14 +117,18 @@ class HalfChecks:
         message, place = self._read(address, command)
         known = self._question(message, place)
         copy = address, place
-        decision = known if isinstance(known, TransactionState) else self._copies.ask(place.msg_id, copy, known)
+        held_bytes = len(message.body) + len(command.body)
+        decision = (
+            known if isinstance(known, TransactionState) else self._copies.ask(place.msg_id, copy, known, held_bytes)
+        )
         if decision is not None:
             self._copies.say(place.msg_id, copy, decision)
         return rpc.CHECK_TRANSACTION_STATE.reply(command)
 
     def _read(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
         fields = rpc.CHECK_TRANSACTION_STATE.arguments(command)
-        messages = decode_messages(command.body, command.ext.get("bname", ""))
+        most = self._calls.pool.dialling.max_pushed  # also for a body that was compressed
+        messages = decode_messages(command.body, command.ext.get("bname", ""), max_body_bytes=most)
         if len(messages) != 1:
             raise RemoteProtocolError(f"a broker asks about {len(messages)} half messages at once, expected 1", address)
         topic, queue = self._calls.scope.plain(messages[0].topic), messages[0].queue

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import logging
 import os
 import threading
@@ -25,7 +26,7 @@ import grpc
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
-from rocketmq_spark.grpc_proxy.facts import Rpc
+from rocketmq_spark.grpc_proxy.facts import TELEMETRY, Rpc
 from rocketmq_spark.grpc_proxy.protos import broken, proto
 from rocketmq_spark.options.paths import confined
 
@@ -124,6 +125,7 @@ def metadata(client_id: str, version: str, request_id: str, now: datetime, keys:
 # A Proxy accepts 130 MiB, and its answers may be as large as those of its brokers. Keepalive as in RocketMQ's Java client.
 _MAX_MESSAGE_BYTES = 128 << 20
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
+_PUSHED_BYTES = 16 << 20
 # The answer to a ping waits behind messages that are under way, which takes as long as they do. gRPC pings with each of them, to
 # measure the connection; so this must be longer than a consumer waits for messages. By itself gRPC waits a minute.
 _PING_TIMEOUT_MS = 30_000
@@ -150,10 +152,20 @@ class Tls(NamedTuple):
 
 
 class ProxyChannel:
-    """The channel to one endpoint, ``host:port``. ``headers`` returns the headers of the next call."""
+    """The channel to one endpoint, ``host:port``. ``headers`` returns the headers of the next call, ``max_pushed`` is the size of
+    the largest message that the Proxy may send unasked.
+    """
 
-    def __init__(self, address: str, headers: Headers, connect_timeout_s: float = 3.0, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        headers: Headers,
+        connect_timeout_s: float = 3.0,
+        tls: Tls | None = None,
+        max_pushed: int = _PUSHED_BYTES,
+    ) -> None:
         self.address = address
+        self._max_pushed = max_pushed
         self._headers = headers
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
@@ -264,6 +276,7 @@ class ProxyChannel:
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.service_config", _limits(self._max_pushed)),
         ]
         if self._tls is None:
             return grpc.insecure_channel(self.address, options)
@@ -297,6 +310,13 @@ class ProxyChannel:
                 self._made, self._calls = self._open(), {}
             except OptionError as e:  # probably a file that is being written
                 logger.info("cannot reload the TLS files for the Proxy at %s yet: %s", self.address, e)
+
+
+def _limits(max_pushed: int) -> str:
+    """gRPC's settings by method: what a Proxy may send unasked, through the telemetry stream, is less than its answers."""
+    service, _, method = TELEMETRY.path.strip("/").rpartition("/")
+    of_method = {"name": [{"service": service, "method": method}], "maxResponseMessageBytes": max_pushed}
+    return json.dumps({"methodConfig": [of_method]})
 
 
 def _nothing() -> None:

@@ -43,6 +43,7 @@ class Access(NamedTuple):
     tls: Tls | None = None
     connect_timeout_s: float = 3.0
     request_timeout_s: float = 3.0
+    max_pushed: int = 16 << 20
 
 
 class Proxy:
@@ -63,7 +64,7 @@ class Proxy:
         """Allow calls, also after ``close``."""
         access = self.access
         self._channels = {
-            address: ProxyChannel(address, self._headers, access.connect_timeout_s, access.tls)
+            address: ProxyChannel(address, self._headers, access.connect_timeout_s, access.tls, access.max_pushed)
             for address in access.addresses
         }
 

@@ -217,7 +217,10 @@ class ProxyTransactions:
         group, check, copies = found[0]
         place = HalfPlace(topic, address, group, message.msg_id, command.transaction_id)
         known = check(message, place)
-        decision = known if isinstance(known, TransactionState) else copies.ask(message.msg_id, place, known)
+        held_bytes = len(message.body) + command.ByteSize()
+        decision = (
+            known if isinstance(known, TransactionState) else copies.ask(message.msg_id, place, known, held_bytes)
+        )
         if decision is not None:
             self._say(place, decision, wait=False)
 

@@ -167,6 +167,13 @@ class Options:
     )
     connect_timeout: float = _row(p.positive_duration, 3.0, _ALL, "timeout of opening one connection", shown="3s")
     request_timeout: float = _row(p.positive_duration, 3.0, _ALL, "timeout of one request", shown="3s")
+    max_connections: int = _row(
+        p.integer(1),
+        1024,
+        _ALL,
+        "maximum number of connections of one client to name servers and brokers. At the limit, connections that have been idle "
+        "for longest are closed for new ones, and requests wait while all are in use",
+    )
     num_retries: int = _row(p.integer(0), 3, _ALL, "how often a failed metadata request is repeated")
     retry_interval: float = _row(
         p.positive_duration, 0.5, _ALL, "pause before the first of `numRetries`; doubles, with jitter", shown="500ms"

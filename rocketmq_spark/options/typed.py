@@ -59,6 +59,10 @@ class AdminOptions(TypedDict, total=False):
     """Timeout of opening one connection."""
     request_timeout: float | str
     """Timeout of one request."""
+    max_connections: int | str
+    """Maximum number of connections of one client to name servers and brokers. At the limit, connections that have been idle
+    for longest are closed for new ones, and requests wait while all are in use.
+    """
     num_retries: int | str
     """How often a failed metadata request is repeated."""
     retry_interval: float | str

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base import budget
+from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import Flag
 from rocketmq_spark.base.threads import Failure, attempt, may_wait
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError, copy_of
@@ -30,7 +31,7 @@ from rocketmq_spark.remoting.endpoint import (
     connect,
     mapped,
 )
-from rocketmq_spark.remoting.protocol import Answered, Asked, Conversation, peer_after
+from rocketmq_spark.remoting.protocol import PUSHED_BYTES, Answered, Asked, Conversation, peer_after
 from rocketmq_spark.wire.header import Command, Peer
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,9 @@ RECEIVE_BYTES = 256 << 10
 STALL_S = 15.0
 SILENCE_S = 10.0
 CLOSING_S = 1.0
+# Answers to requests of a server that wait because the server reads nothing; more are dropped.
+UNREAD_BYTES, _ANSWER_BYTES = 8 << 20, 500
+SAID_S = 10.0  # how often requests of servers that are rejected for their size are logged
 
 Done = Callable[[Command | RocketMQError], None]
 
@@ -77,21 +81,31 @@ def together() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """A request of a server. It may be answered on any thread; nothing is sent for a one-way request."""
+    """A request of a server. It may be answered on any thread; nothing is sent for a one-way request.
+
+    Every request must end with ``answer`` or ``refuse``, also a one-way request: until then its bytes count as waiting.
+    """
 
     address: str
     command: Command
     send: Callable[[Command], None]
     refusal: Command | None
+    release: Callable[[], None] = lambda: None
 
     def answer(self, reply: Command) -> None:
-        if self.refusal is not None:
-            self.send(replace(reply, opaque=self.command.opaque, flag=Flag.RESPONSE))
+        try:
+            if self.refusal is not None:
+                self.send(replace(reply, opaque=self.command.opaque, flag=Flag.RESPONSE))
+        finally:
+            self.release()
 
     def refuse(self) -> None:
         """Reject the request: no handler takes it."""
-        if self.refusal is not None:
-            self.send(self.refusal)
+        try:
+            if self.refusal is not None:
+                self.send(self.refusal)
+        finally:
+            self.release()
 
 
 # Returns whether a handler took the request and will answer it, now or later. Called on the reader's thread.
@@ -134,6 +148,7 @@ class Connection:
         max_frame: int = MAX_FRAME,
         undelivered: Undelivered = UNDELIVERED,
         peer: Peer = Peer.UNKNOWN,
+        max_pushed: int = PUSHED_BYTES,
     ) -> None:
         self.address = address
         self.peer = peer
@@ -143,11 +158,14 @@ class Connection:
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = threading.RLock()  # reentrant: its owner can be checked
-        self._conversation: Conversation[_Waiter] = Conversation(max_frame)
+        self._conversation: Conversation[_Waiter] = Conversation(max_frame, max_pushed)
         self._error: RocketMQError | None = None
         self._answered = False
         self._silent_since: float | None = None
         self._next_tick = 0.0
+        self._say_so = NowAndThen(SAID_S)
+        self._held = budget.of(budget.REQUESTS)
+        self._unread_bytes = 0
         self._reader = _Reader(target=self._read, name=f"rocketmq-{address}", daemon=True)
         try:
             self._reader.start()
@@ -163,6 +181,11 @@ class Connection:
     def waiting(self) -> int:
         """The number of requests without an answer."""
         return self._conversation.waiting
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits for its answer, or for being sent."""
+        return bool(self.waiting or self._conversation.has_outgoing or self._channel.has_unsent)
 
     def call(self, command: Command, deadline: Deadline) -> Command:
         """Send and wait for the answer, of any code. Raises ``ConnectionLost`` or ``CallTimeout``."""
@@ -310,7 +333,11 @@ class Connection:
                 self._answer(event)
 
     def _answer(self, asked: Asked) -> None:
-        request = ServerRequest(self.address, asked.command, self._reply, asked.reply)
+        release = None if asked.held_bytes is None else self._held.claim(asked.held_bytes)
+        if release is None:
+            self._refuse(asked)
+            return
+        request = ServerRequest(self.address, asked.command, self._reply, asked.reply, release)
 
         def hand_on() -> None:
             if self._on_request is None or not self._on_request(request):
@@ -318,12 +345,24 @@ class Connection:
 
         outcome = attempt(hand_on)
         if isinstance(outcome, Failure):  # user code, see ``_Waiter.tell``
+            release()
             text = "the request %s of %s could not be handled"
             outcome.log(logger, text, asked.command.code, self.address)
+
+    def _refuse(self, asked: Asked) -> None:
+        if asked.reply is not None:
+            self._reply(asked.reply)
+        if self._say_so.due():  # there may be thousands of them
+            why = "it is too large" if asked.held_bytes is None else f"requests of {self._held.used} bytes wait"
+            logger.warning("request %s of %s is rejected: %s", asked.command.code, self.address, why)
 
     def _reply(self, reply: Command) -> None:
         with self._lock:
             if self._error is not None:  # no waiter is left
+                return
+            is_blocked = self._channel.blocked_since is not None
+            self._unread_bytes = self._unread_bytes + len(reply.body) + _ANSWER_BYTES if is_blocked else 0
+            if self._unread_bytes > UNREAD_BYTES:
                 return
             self._conversation.send_oneway(reply)
         self._flush(_NO_WAIT)

@@ -79,8 +79,15 @@ class TlsSettings:
 def parse_address(address: str) -> tuple[str, int]:
     """Split ``host:port`` at the last colon; IPv6 literals are ``[addr]:port``. Raises ``ConnectionLost`` if it is malformed."""
     host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5) or int(port) > 65535:
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if (
+        not host
+        or "[" in host
+        or "]" in host
+        or not (port.isascii() and port.isdecimal() and len(port) <= 5)
+        or int(port) > 65535
+    ):
         # Addresses in options were checked before. A server reported this one and may soon report another, so it is retriable.
         raise ConnectionLost(
             f"{address!r} is no address of the form host:port", remedy="Check the address that brokers register"
@@ -151,7 +158,7 @@ def connect(
     host, port = parse_address(address)
     context = ssl_context(tls.checked()) if tls else None
     try:
-        sock = socket.create_connection((host, port), timeout=max(0.001, deadline.remaining()))
+        sock = _connected(host, port, deadline)
     except OSError as e:
         raise mapped(e, address, CANNOT_CONNECT) from e
     except UnicodeError as e:  # a part of the host name is empty or too long
@@ -169,6 +176,34 @@ def connect(
         sock.close()
         raise mapped(e, address, "the TLS handshake failed") from e
     return sock
+
+
+def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
+    """Connect to the first address of a host that accepts. Each one that does not answer takes its share of the time until
+    ``deadline``, so a host with many addresses takes no longer than one with a single address.
+    """
+    places = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
+    last: OSError = OSError(f"{host} has no address")
+    for left, (family, kind, protocol, _, place) in zip(range(len(places), 0, -1), places, strict=True):
+        if left < len(places) and deadline.expired:
+            break
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError as e:  # the machine may lack this family
+            last = e
+            continue
+        try:
+            sock.settimeout(max(0.001, deadline.remaining() / left))
+            sock.connect(place)
+        except OSError as e:
+            sock.close()
+            last = e
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise last
 
 
 def _drop_unsent(sock: socket.socket) -> None:

@@ -3,11 +3,15 @@
 Decisions are made with the lock; connecting and closing happen without it. After a failed attempt, the pool does not connect to
 this address for a pause (it *rests*), which doubles with each failure, so that not every caller connects to a broker that is
 down. Callers that waited for a failed attempt get its error.
+
+A name server decides how many addresses there are, so the number of connections is limited. At the limit, the connection that has
+been idle for longest is closed for a new one. While all are in use, a caller waits.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,12 +22,21 @@ from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_
 from rocketmq_spark.remoting.advertised import explained
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
 from rocketmq_spark.remoting.endpoint import UNDELIVERED, TlsSettings, Undelivered, is_loopback
+from rocketmq_spark.remoting.protocol import PUSHED_BYTES
 from rocketmq_spark.wire.header import Peer
+
+logger = logging.getLogger(__name__)
 
 # Servers drop a connection after 120 s without traffic; the pool closes them earlier, so that no request is lost to this.
 IDLE_S = 100.0
 FIRST_REST_S = 0.05
 LONGEST_REST_S = 2.0
+MAX_CONNECTIONS = 1024
+# A connection was perhaps handed out a moment ago, and its caller has not sent its request yet: it is not closed for a new one.
+FRESH_S = 0.2
+_LOOK_S = 0.02  # how often a caller that waits looks for an idle connection
+# More addresses without a connection are forgotten. The number of addresses in routes that are kept to explain errors.
+_MAX_SLOTS, _MAX_ADVERTISED = 8 * MAX_CONNECTIONS, 100_000
 
 
 @dataclass(slots=True)
@@ -54,7 +67,7 @@ class _Slot:
 class Dialling:
     """How connections are made. ``address_map`` turns an advertised address into a reachable one. With ``at_name_server``, routes
     have the address of the name server that reported them instead of advertised addresses. With ``allow_plain_text``, the user
-    has given ``tls=false`` explicitly.
+    has given ``tls=false`` explicitly. ``max_pushed`` is the largest request of a server, in bytes.
     """
 
     connect_timeout_s: float = 3.0
@@ -63,6 +76,8 @@ class Dialling:
     at_name_server: bool = False
     undelivered: Undelivered = UNDELIVERED
     allow_plain_text: bool = False
+    max_pushed: int = PUSHED_BYTES
+    max_connections: int = MAX_CONNECTIONS
 
     def reachable(self, address: str) -> str:
         return self.address_map.get(address, address)
@@ -83,6 +98,9 @@ class Pool:
         self._reached: set[str] = set()  # where connections to the addresses in routes lead
         self._name_servers: frozenset[str] = frozenset()
         self._retired: list[Connection] = []
+        self._dialled = 0  # connections that are being opened
+        self._is_full = False
+        self._swept_at = 0.0
         self._lock = threading.Lock()
         self._closed = False
 
@@ -133,6 +151,9 @@ class Pool:
         """Note the addresses of a route. ``peer`` answered with the route: the routes of a Proxy lead only to Proxies."""
         known = peer if peer is Peer.PROXY else Peer.UNKNOWN
         with self._lock:
+            if len(self._advertised) > _MAX_ADVERTISED:
+                self._advertised.clear()
+                self._reached.clear()
             for address in addresses:
                 self._advertised[address] = known
                 self._reached.add(self.dialling.reachable(address))
@@ -169,6 +190,57 @@ class Pool:
                 self._retired.append(connection)
 
     def _connect(self, address: str, slot: _Slot, deadline: Deadline) -> Connection:
+        self._take_place(address, deadline.within(self.dialling.connect_timeout_s))
+        try:
+            return self._dial(address, slot, deadline)
+        finally:
+            with self._lock:
+                self._dialled -= 1
+
+    def _take_place(self, address: str, deadline: Deadline) -> None:
+        """Count one more connection. At the limit, close the one that has been idle for longest, or wait until one is idle."""
+        most = self.dialling.max_connections
+        while True:
+            with self._lock:
+                self._check_open(address)
+                slots = [slot for slot in self._slots.values() if slot.live is not None]
+                self._retired = [one for one in self._retired if not one.closed]
+                if len(slots) + len(self._retired) + self._dialled < most:
+                    self._dialled += 1
+                    return
+                is_first, self._is_full = not self._is_full, True
+                idle = self._longest_idle(slots, time.monotonic() - FRESH_S)
+            if is_first:
+                logger.warning(
+                    "this client has %d connections, which is its limit (option 'maxConnections'): idle ones are closed for "
+                    "new ones, and requests wait while all are in use",
+                    most,
+                )
+            if idle is not None:
+                idle.close()
+            elif deadline.expired:
+                raise CallTimeout(
+                    f"all {most} connections of this client are in use",
+                    address,
+                    remedy="Increase option 'maxConnections' if the cluster has more servers",
+                )
+            else:
+                deadline.pause(_LOOK_S)
+
+    def _longest_idle(self, slots: Iterable[_Slot], before: float) -> Connection | None:
+        """Take the connection that was used last, and before ``before``, out of its slot. Call with the lock."""
+        for retired in self._retired:
+            if not retired.busy:
+                self._retired.remove(retired)
+                return retired
+        idle = (slot for slot in slots if slot.connection and not slot.connection.busy and slot.last_used < before)
+        slot = min(idle, key=lambda slot: slot.last_used, default=None)
+        if slot is None:
+            return None
+        connection, slot.connection = slot.connection, None
+        return connection
+
+    def _dial(self, address: str, slot: _Slot, deadline: Deadline) -> Connection:
         try:
             connection = Connection(
                 self.dialling.reachable(address),
@@ -177,6 +249,7 @@ class Pool:
                 None if self._on_request is None else functools.partial(self._asked, self._on_request, address),
                 undelivered=self.dialling.undelivered,
                 peer=self._advertised.get(address, Peer.UNKNOWN),
+                max_pushed=self.dialling.max_pushed,
             )
         except RocketMQError as e:
             self._explain(e, address, slot)
@@ -217,6 +290,15 @@ class Pool:
         time.sleep(rest)
 
     def _take_idle(self, now: float) -> list[Connection]:
+        if now - self._swept_at < IDLE_S / 100 and not self._retired:
+            return []
+        self._swept_at = now
+        if len(self._slots) > _MAX_SLOTS:
+            self._slots = {
+                address: slot
+                for address, slot in self._slots.items()
+                if slot.connection is not None or slot.gate.locked() or now - slot.last_used < IDLE_S
+            }
         taken = [connection for connection in self._retired if not connection.waiting]
         self._retired = [connection for connection in self._retired if connection.waiting]
         for slot in self._slots.values():

@@ -43,6 +43,12 @@ _OF_GRPC = (
     "Proxy serves only gRPC"
 )
 
+# A larger request of a server is rejected without its body, unless messages may be larger (option 'maxMessageSize').
+PUSHED_BYTES = 16 << 20
+_PROPERTIES_BYTES = 256 << 10  # more than what a request has besides the body of a message
+# What a request of a server needs in memory besides its bytes, and each of its fields.
+_REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
+
 SMALL_BODY = 16 << 10
 # Small requests that are queued together are written together, up to this many bytes.
 WRITE_BYTES = 64 << 10
@@ -56,17 +62,29 @@ class Answered(NamedTuple, Generic[W]):
 
 
 class Asked(NamedTuple):
-    """A request of the server. ``reply`` is the answer if no handler takes it; None for one-way requests."""
+    """A request of the server. ``reply`` is the answer if no handler takes it; None for one-way requests.
+
+    ``held_bytes`` is the memory that the request needs while it waits. It is None for a request that is too large: ``command``
+    then lacks its body.
+    """
 
     command: Command
     reply: Command | None
+    held_bytes: int | None = 0
+
+
+def pushed_limit(max_message_bytes: int) -> int:
+    """The largest frame that a server may push, if messages may have ``max_message_bytes``."""
+    return max(PUSHED_BYTES, max_message_bytes + _PROPERTIES_BYTES)
 
 
 class Conversation(Generic[W]):
     """Request numbers and their waiters. ``W`` is any object that the caller gets back with the answer."""
 
-    def __init__(self, max_frame: int) -> None:
+    def __init__(self, max_frame: int, max_pushed: int = PUSHED_BYTES) -> None:
         self._splitter = FrameSplitter(max_frame)
+        self._max_pushed = max_pushed
+        self._awaited = False  # whether the large frame that is arriving is the answer to a request
         self._begin = b""  # the first bytes that the server sent
         self._waiters: dict[int, W] = {}
         self._next_opaque = 0
@@ -110,17 +128,31 @@ class Conversation(Generic[W]):
             if is_grpc(self._begin):
                 raise RemoteProtocolError("the server speaks gRPC, not the Remoting protocol", remedy=_OF_GRPC)
         # All are decoded before the first is dispatched: a malformed frame must fail all waiters.
-        commands = [header.decode(frame) for frame in self._splitter.feed(data)]
+        frames = self._splitter.feed(data)
+        commands = [header.decode(frame) for frame in frames]
         events: list[Answered[W] | Asked] = []
-        for command in commands:
+        for frame, command in zip(frames, commands, strict=True):
             if command.is_response:
                 # An unknown number is that of a late answer to a request that has timed out.
                 waiter = self._waiters.pop(command.opaque, None)
                 if waiter is not None:
                     events.append(Answered(waiter, command))
             else:
-                events.append(Asked(command, None if command.is_oneway else _not_supported(command)))
+                size = len(frame)
+                events.append(_asked(command, _held_bytes(command, size) if size <= self._max_pushed else None))
+        if frames:
+            self._awaited = False
+        if not self._awaited and (begun := self._splitter.begun(self._max_pushed)) is not None:
+            events += self._judge(header.decode(begun))
         return events
+
+    def _judge(self, command: Command) -> list[Answered[W] | Asked]:
+        """Keep the large frame that begins with ``command`` only if it is the answer to a request."""
+        if command.is_response and command.opaque in self._waiters:
+            self._awaited = True
+            return []
+        self._splitter.skip()
+        return [] if command.is_response else [_asked(command, None)]
 
     def give_up(self, opaque: int) -> W | None:
         """Remove a request that has timed out; returns its waiter, None if the answer has arrived meanwhile."""
@@ -158,6 +190,16 @@ def peer_after(before: Peer, request_code: int, answer: Command) -> Peer:
         return Peer.PROXY
     is_name_server = request_code in _OF_NAME_SERVERS and answer.code in _KNOWN
     return Peer.NAME_SERVER if is_name_server else before
+
+
+def _asked(command: Command, held_bytes: int | None) -> Asked:
+    return Asked(command, None if command.is_oneway else _not_supported(command), held_bytes)
+
+
+def _held_bytes(command: Command, frame_bytes: int) -> int:
+    body_bytes = len(command.body)
+    fields_bytes = _CHARACTER_BYTES * (frame_bytes - body_bytes) + _FIELD_BYTES * len(command.ext)
+    return _REQUEST_BYTES + fields_bytes + body_bytes
 
 
 def _not_supported(command: Command) -> Command:

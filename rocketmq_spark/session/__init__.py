@@ -44,6 +44,7 @@ from rocketmq_spark.ports import (
 from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.remoting.endpoint import UNCONFIRMED_S, UNDELIVERED, Drops, TlsSettings, Undelivered
 from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.remoting.protocol import pushed_limit
 from rocketmq_spark.session import proxied
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def connection_key(options: Options) -> object:
         options.num_retries,
         options.retry_interval,
         _undelivered(options),
+        pushed_limit(options.max_message_size),
+        options.max_connections,
     )
 
 
@@ -185,6 +188,8 @@ def _dialling(options: Options) -> Dialling:
         at_name_server,
         _undelivered(options),
         _allows_plain_text(options),
+        pushed_limit(options.max_message_size),
+        options.max_connections,
     )
 
 

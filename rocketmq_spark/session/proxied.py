@@ -18,6 +18,7 @@ from rocketmq_spark.model.send import SentMessage
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer import outgoing
 from rocketmq_spark.queues.environment import scope_of
+from rocketmq_spark.remoting.protocol import pushed_limit
 from rocketmq_spark.wire.compression import decompress
 from rocketmq_spark.wire.properties import decode_properties
 
@@ -57,6 +58,7 @@ def _proxy(options: Options) -> Proxy:
         tls if options.tls else None,
         options.connect_timeout,
         options.request_timeout,
+        pushed_limit(options.max_message_size),
     )
     return Proxy(access)
 
@@ -69,6 +71,7 @@ def _key(options: Options) -> object:
         (options.tls, options.tls_ca_file, options.tls_cert_file, options.tls_key_file, options.tls_server_name),
         options.connect_timeout,
         options.request_timeout,
+        pushed_limit(options.max_message_size),
     )
 
 

@@ -18,7 +18,7 @@ from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, QueueBounds, QueueData, TopicRoute
 from rocketmq_spark.model.admin import GroupConnection, GroupOnline
 from rocketmq_spark.wire.header import Bytes
-from rocketmq_spark.wire.loose_json import read_json
+from rocketmq_spark.wire.loose_json import MAX_TABLE_BYTES, read_json
 from rocketmq_spark.wire.properties import Subscription
 
 
@@ -156,7 +156,7 @@ _ALL_STATS = re.compile(rb'\{"offsetTable":\{%b(?:,%b)*\},"topicPutTps":[0-9.E-]
 
 def topic_stats(topic: str, body: Bytes) -> dict[MessageQueue, QueueBounds]:
     """Answer to GET_TOPIC_STATS_INFO: bounds of all queues of ``topic`` on one broker."""
-    if _ALL_STATS.fullmatch(body):
+    if len(body) <= MAX_TABLE_BYTES and _ALL_STATS.fullmatch(body):
         return {
             MessageQueue(topic, broker.decode(), int(queue)): QueueBounds(int(low), int(high), int(updated))
             for broker, queue, updated, high, low in _STATS.findall(body)
@@ -191,7 +191,7 @@ def reset_offsets(body: Bytes) -> dict[MessageQueue, int]:
 
 
 def _by_queue(body: Bytes, table: str, topic: str | None = None) -> Iterator[tuple[MessageQueue, Any]]:
-    for key, item in (read_json(body).get(table) or {}).items():
+    for key, item in (read_json(body, table=True).get(table) or {}).items():
         name = dict(key)
         yield MessageQueue(topic or str(name["topic"]), str(name["brokerName"]), _number(name["queueId"])), item
 
@@ -398,9 +398,15 @@ def subscription_group(group: str, **settings: Any) -> bytes:
     return _dump({"groupName": group, **settings})
 
 
+# Real ones have some 20 KiB. Each line may take fifty times its bytes.
+_MAX_CONFIG_BYTES = 1 << 20
+
+
 def read_config(body: Bytes) -> dict[str, str]:
     """Answer to GET_BROKER_CONFIG: lines of ``name=value``."""
     with _reading("configuration"):
+        if len(body) > _MAX_CONFIG_BYTES:
+            raise ValueError(f"it has {len(body)} bytes; expected at most {_MAX_CONFIG_BYTES}")
         pairs = (line.split("=", 1) for line in str(body, "utf-8").splitlines() if "=" in line)
         return {name.strip(): value.strip() for name, value in pairs}
 

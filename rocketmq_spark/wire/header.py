@@ -34,6 +34,7 @@ class FrameSplitter:
     def __init__(self, max_frame: int) -> None:
         self.max_frame = max_frame
         self._buffer = bytearray()
+        self._skipped = 0  # bytes to come of a frame that is not kept
         self._broken: RemoteProtocolError | None = None
 
     @property
@@ -48,6 +49,10 @@ class FrameSplitter:
         """
         if self._broken is not None:
             raise self._broken
+        if self._skipped:
+            skipped = min(self._skipped, len(data))
+            self._skipped -= skipped
+            data = data[skipped:]
         self._buffer += data
         frames: list[bytes] = []
         at = 0
@@ -71,12 +76,27 @@ class FrameSplitter:
         del self._buffer[:at]
         return frames
 
+    def begun(self, over: int) -> bytes | None:
+        """The beginning of a frame of more than ``over`` bytes, up to its body. None if no such frame has arrived so far."""
+        start, buffer = _LENGTH_BYTES, self._buffer
+        if len(buffer) < start + _PREFIX_BYTES or int.from_bytes(buffer[:start], "big") <= over:
+            return None
+        end = start + _PREFIX_BYTES + int.from_bytes(buffer[start + 1 : start + _PREFIX_BYTES], "big")
+        return bytes(buffer[start:end]) if len(buffer) >= end else None
+
+    def skip(self) -> None:
+        """Discard the frame that ``begun`` returns: the bytes that have arrived, and those that follow."""
+        self._skipped = _LENGTH_BYTES + int.from_bytes(self._buffer[:_LENGTH_BYTES], "big") - len(self._buffer)
+        self._buffer.clear()
+
 
 Bytes = bytes | memoryview
 
 _PREFIX = struct.Struct(">II")  # length, then one byte of header type and three of header length
 _PREFIX_BYTES = 4  # of the second word, which ``length`` counts
 _MAX_HEADER_BYTES = 0xFFFFFF
+# The fields of a header need ten to twenty times its bytes. The headers of servers have at most some ten KiB.
+_MAX_RECEIVED_HEADER_BYTES = 1 << 20
 _INT32_BITS = 31
 _INT16_BITS = 15
 
@@ -167,6 +187,10 @@ def decode(frame: Bytes) -> Command:
     end = _PREFIX_BYTES + int.from_bytes(frame[1:_PREFIX_BYTES], "big")
     if end > len(frame):
         raise RemoteProtocolError(f"A header of {end - _PREFIX_BYTES} bytes does not fit its frame of {len(frame)}")
+    if end - _PREFIX_BYTES > _MAX_RECEIVED_HEADER_BYTES:
+        raise RemoteProtocolError(
+            f"A header of {end - _PREFIX_BYTES} bytes; expected at most {_MAX_RECEIVED_HEADER_BYTES}"
+        )
     header = bytes(frame[_PREFIX_BYTES:end])
     try:
         if kind == SerializeType.JSON:

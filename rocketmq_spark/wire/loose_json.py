@@ -3,6 +3,9 @@
 Two things a strict parser rejects are common: map keys that are bare numbers, ``{0:"host"}``, and map keys that are
 objects, ``{{"queueId":0}:1}``. Wherever a value starts, the strict parser is tried first, because it is written in C; only
 containers that it rejects are parsed here. This module does not depend on the bodies of particular requests.
+
+A body may come from a hostile server. So its bytes and its values are limited before it is parsed, and the work that the
+strict parser does in vain, as well as the values that are parsed here, while it is parsed.
 """
 
 from __future__ import annotations
@@ -15,34 +18,48 @@ from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes
 
 _MAX_DEPTH = 32  # real bodies have five levels; each level may cost one more pass over the levels below it
-# An answer about 200,000 queues has 40 MiB. The objects of a larger body would need too much memory.
-_MAX_BYTES = 64 << 20
+_MAX_BYTES = 8 << 20
 # For each error the strict parser counts all lines before it, which is slow. After this many errors it is not tried any more.
 _MAX_TRIES = 1000
+# A value takes up to 150 bytes, and here about a microsecond.
+_MAX_VALUES, _MAX_WALKED = 1_000_000, 250_000
+# The same for tables of queues. Statistics of 200,000 queues have 40 MiB, 1.6 million values, and 400,000 that are parsed here.
+MAX_TABLE_BYTES = 64 << 20
+_MAX_TABLE_VALUES, _MAX_TABLE_WALKED = 2_500_000, 1_250_000
+# The strict parser may read this many times a text in vain, and a bit more, before it is not tried any more.
+_VAIN_PASSES, _VAIN_CHARACTERS = 3, 1 << 20
+_LINES_SHARE = 16  # to count lines is that much faster than to parse
 
 _strict = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 _BARE_KEY = re.compile(r"-?[0-9]+|null|true|false")
+_LONG = 1 << 63
 
 
-def read_json(body: Bytes) -> Any:
+def read_json(body: Bytes, table: bool = False) -> Any:
     """The value of a whole body; raises ``RemoteProtocolError`` for anything else.
 
-    A bare key becomes its text, ``"0"``; an object as key becomes the tuple of its (name, value) pairs, sorted by name.
+    A bare key becomes its text, ``"0"``; an object as key becomes the tuple of its (name, value) pairs, sorted by name. With
+    ``table``, the body may be as large as a table of 200,000 queues.
     """
-    if len(body) > _MAX_BYTES:
-        raise RemoteProtocolError(f"A JSON body of {len(body)} bytes; expected at most {_MAX_BYTES}")
+    max_bytes = MAX_TABLE_BYTES if table else _MAX_BYTES
+    if len(body) > max_bytes:
+        raise RemoteProtocolError(f"A JSON body of {len(body)} bytes; expected at most {max_bytes}")
     try:
         text = str(body, "utf-8")
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError:
-            value, end = _Walk(text).value(_skip(text, 0), 0)
+        _check_values(text, _MAX_TABLE_VALUES if table else _MAX_VALUES)
+        value, end = _Walk(text, _MAX_TABLE_WALKED if table else _MAX_WALKED).value(_skip(text, 0), 0)
         if _skip(text, end) != len(text):
             raise ValueError(f"something follows the value at {end}")
     except (ValueError, RecursionError) as exc:
         raise RemoteProtocolError(f"Unreadable JSON body: {exc or type(exc).__name__}") from exc
     return value
+
+
+def _check_values(text: str, most: int) -> None:
+    """Each value but the first follows a bracket or a comma. Those in texts count, too: no server sends so many."""
+    if len(text) > most and sum(map(text.count, ",{[")) > most:
+        raise ValueError(f"it has more than {most} values")
 
 
 def _skip(text: str, at: int) -> int:
@@ -51,26 +68,32 @@ def _skip(text: str, at: int) -> int:
 
 
 class _Walk:
-    """Parses the containers of a text that the strict parser rejects."""
+    """Parses the containers of a text that the strict parser rejects: ``most`` values, with those in them."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, most: int) -> None:
         self._text = text
+        self._most = self._left = most
         self._tries = _MAX_TRIES
+        self._vain = _VAIN_PASSES * len(text) + _VAIN_CHARACTERS
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
         """The value that starts at ``at``, and the position of its end."""
         if depth > _MAX_DEPTH:
             raise ValueError(f"nested too deeply at {at}")
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"more than {self._most} values are in containers that are not JSON")
         first = self._text[at : at + 1]
-        walks = {"{": self._object, "[": self._array}
-        if self._tries or first not in walks:
+        walk = self._object if first == "{" else self._array if first == "[" else None
+        if walk is None or self._tries:
             try:
                 return _strict.raw_decode(self._text, at)
-            except json.JSONDecodeError:
-                self._tries -= 1
-        if first not in walks:
+            except json.JSONDecodeError as e:
+                self._vain -= e.pos - at + e.pos // _LINES_SHARE
+                self._tries = self._tries - 1 if self._vain > 0 else 0
+        if walk is None:
             raise ValueError(f"no value at {at}")
-        return walks[first](at, depth)
+        return walk(at, depth)
 
     def _object(self, at: int, depth: int) -> tuple[dict[Any, Any], int]:
         text, items = self._text, dict[Any, Any]()
@@ -79,10 +102,14 @@ class _Walk:
             return items, at + 1
         while True:
             key, at = self._key(at, depth)
-            at = _skip(text, at)
             if text[at : at + 1] != ":":
-                raise ValueError(f"no colon at {at}")
-            items[key], at = self.value(_skip(text, at + 1), depth + 1)
+                at = _skip(text, at)
+                if text[at : at + 1] != ":":
+                    raise ValueError(f"no colon at {at}")
+            at += 1
+            if text[at : at + 1] in _BLANKS:
+                at = _skip(text, at)
+            items[key], at = self.value(at, depth + 1)
             at, more = _separator(text, at, "}")
             if not more:
                 return items, at
@@ -109,12 +136,18 @@ class _Walk:
         return match.group(), match.end()
 
 
+_BLANKS = " \t\r\n"
+
+
 def _separator(text: str, at: int, closing: str) -> tuple[int, bool]:
     """The position after a comma (then True: more values follow) or after the closing bracket."""
-    at = _skip(text, at)
     char = text[at : at + 1]
+    if char in _BLANKS:
+        at = _skip(text, at)
+        char = text[at : at + 1]
     if char == ",":
-        return _skip(text, at + 1), True
+        at += 1
+        return (_skip(text, at) if text[at : at + 1] in _BLANKS else at), True
     if char == closing:
         return at + 1, False
     raise ValueError(f"neither comma nor {closing} at {at}")
@@ -126,4 +159,7 @@ def _freeze(value: Any) -> Any:
         return tuple((name, _freeze(value[name])) for name in sorted(value, key=str))
     if isinstance(value, list):
         return tuple(map(_freeze, value))
+    if isinstance(value, int) and not -_LONG <= value < _LONG:
+        # Python's hashes of such numbers can be equal for any number of keys, which makes their map very slow.
+        raise ValueError(f"the number {str(value)[:40]} in a key; expected 64 bits")
     return value

@@ -130,7 +130,7 @@ def decode_at(body: Bytes, start: int, end: int, how: DecodeSettings) -> list[Re
 def decode_leniently(
     body: Bytes,
     broker_name: str = "",
-    max_body_bytes: int = MAX_DECOMPRESSED_BYTES,
+    max_body_bytes: int | None = MAX_DECOMPRESSED_BYTES,
     queue: MessageQueue | None = None,
     window: OffsetWindow | None = None,
 ) -> Iterator[ReceivedMessage]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -143,9 +145,13 @@ def test_no_reply_of_a_flood_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(instance, "_MAX_ASKED", 1)
     may_go_on, taken = threading.Event(), list[ServerRequest]()
 
-    def take(request: ServerRequest) -> None:
+    def taking(request: ServerRequest) -> None:
         assert may_go_on.wait(60)
         taken.append(request)
+
+    def take(request: ServerRequest, aside: Callable[[Callable[[], None]], None]) -> bool:
+        aside(functools.partial(taking, request))
+        return True
 
     groups = Groups(take)
     command = Command(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, {})

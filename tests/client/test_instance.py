@@ -10,17 +10,22 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark import session
+from rocketmq_spark.base import budget
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Flag, Request, Response
+from rocketmq_spark.base.codes import Flag, Request, Response, SysFlag
+from rocketmq_spark.client import instance as instance_module
 from rocketmq_spark.client.instance import Groups, Instance, Member
 from rocketmq_spark.errors import LocalProtocolError
 from rocketmq_spark.localbroker import LocalBroker
+from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.wire.bodies import GroupMembership
+from rocketmq_spark.wire.compression import compress
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import parse_subscription
 from tests.client.conftest import Parts
-from tests.harness import store
+from tests.harness import peak_bytes, store
 from tests.helpers import RAISED, raising, waits_in
 from tests.mockbroker import WAIT_S, Held, MockBroker, eventually, never, ok, ping, refuse, route
 from tests.producer.scripted import ManualTimer, Time
@@ -370,6 +375,67 @@ def test_a_producer_is_asked_about_its_transactions(broker: MockBroker, parts: P
         broker.ask(Command(Request.CHECK_TRANSACTION_STATE, fields, half_message(group), flag=Flag.ONEWAY))
     eventually(lambda: bool(inbox.asked))
     assert [asked[:2] for asked in inbox.asked] == [(broker.address, Request.CHECK_TRANSACTION_STATE)]
+
+
+def test_a_check_is_rejected_unread_where_no_producer_decides(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts.routes.get("t")
+    for member in (Member("pg"), consumer("cg", Inbox(ok()))):
+        parts.instance.join(member)
+    monkeypatch.setattr(instance_module, "decode_leniently", lambda *args, **how: pytest.fail("the body is decoded"))
+    broker.ask(Command(Request.CHECK_TRANSACTION_STATE, {}, half_message("pg")))
+    broker.wait_for(lambda: bool(broker.replies))
+    assert broker.replies[0].code == Response.REQUEST_CODE_NOT_SUPPORTED
+
+
+def test_the_group_of_a_check_is_read_without_opening_its_body(broker: MockBroker, parts: Parts) -> None:
+    packed = compress(bytes(65 << 20))  # more than any body may have
+    text = "PGROUP\x01other\x02TRAN_MSG\x01true\x02"
+    bomb = bytes(store(topic="t", body=packed, properties=text, sys_flag=int(SysFlag.COMPRESSED | SysFlag.ZLIB)))
+    parts.routes.get("t")
+    parts.instance.join(Member("pg", asked=Inbox(ok())))
+    assert peak_bytes(lambda: parts.groups._check(ServerRequest("a:1", Command(39, {}, bomb), print, None))) < 4 << 20
+
+
+def test_requests_wait_within_a_budget_of_bytes_and_leave_it(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    session.close_all()
+    waiting = budget.of(budget.REQUESTS)
+    monkeypatch.setattr(waiting, "limit", 100_000)
+    inbox = Inbox(ok())
+    inbox.may_work.clear()
+    parts.routes.get("t")
+    parts.instance.join(consumer("cg", inbox))
+    sent = 20
+    for _ in range(sent):
+        broker.ask(Command(Request.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "cg"}, bytes(20_000)))
+    broker.wait_for(lambda: bool(broker.replies))
+    eventually(lambda: len(broker.replies) == sent - 4)
+    assert {reply.code for reply in broker.replies} == {Response.REQUEST_CODE_NOT_SUPPORTED}
+    assert waiting.used <= 100_000
+    inbox.may_work.set()
+    eventually(lambda: len(broker.replies) == sent)
+    eventually(lambda: waiting.used == 0)
+    assert caplog.text.count("is rejected: requests of") == 1
+
+
+@pytest.mark.parametrize("flag", [0, Flag.ONEWAY])
+@pytest.mark.parametrize("group", ["cg", "raising", "deaf", "nobody"])
+def test_every_request_leaves_the_budget(broker: MockBroker, parts: Parts, group: str, flag: int) -> None:
+    session.close_all()
+    parts.routes.get("t")
+    parts.instance.join(Member("pg", asked=raising(ValueError("no"))))
+    for member in (consumer("cg", Inbox(ok())), consumer("raising", raising(ValueError("no"))), consumer("deaf")):
+        parts.instance.join(member)
+    parts.replies.expect("ID", lambda reply: None)
+    for code, field in ((307, "consumerGroup"), (309, "consumerGroup"), (39, "x"), (326, "x"), (9999, "x")):
+        broker.ask(Command(code, {field: group}, half_message("pg"), flag=flag))
+    for body in (half_message("pg"), half_message("pg") * 3, b"\x00" * 50, b""):
+        broker.ask(Command(39, {}, body, flag=flag))
+    parts.routes.get("t", 0.0)
+    eventually(lambda: budget.of(budget.REQUESTS).used == 0)
 
 
 @pytest.mark.parametrize("body", [b"", half_message("other"), b"garbage"], ids=["none", "another group's", "garbage"])

@@ -24,6 +24,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply
 from rocketmq_spark.producer.requests import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.wire import compression as compression_module
 from rocketmq_spark.wire.compression import compress, decompress
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
@@ -107,6 +108,44 @@ def test_a_reply_that_is_expected_no_more_is_answered_and_dropped(
     assert [reply.code for reply in replies_of(broker)] == [0]
     eventually(lambda: "comes too late" in caplog.text)
     assert got == []
+
+
+def test_replies_are_rejected_by_a_process_that_sent_no_request(broker: MockBroker, parts: Parts) -> None:
+    parts.routes.get("t")
+    broker.ask(passed_on(b"no zlib", sysFlag=int(SysFlag.COMPRESSED | SysFlag.ZLIB)))
+    assert [reply.code for reply in replies_of(broker)] == [Response.REQUEST_CODE_NOT_SUPPORTED]
+
+
+def test_a_forged_reply_is_dropped_before_its_body_is_touched(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    opened: list[int] = []
+    monkeypatch.setattr(
+        compression_module, "decompress", lambda body, flag: opened.append(len(body)) or decompress(body, flag)
+    )
+    got = connected(broker, parts)
+    packed, yes = int(SysFlag.COMPRESSED | SysFlag.ZLIB), compress(b"yes")
+    bomb = compress(bytes(1 << 20))
+    for number in range(200):
+        broker.ask(passed_on(bomb, f"CORRELATION_ID\x01forged {number}\x02", sysFlag=packed))
+    broker.ask(passed_on(yes, sysFlag=packed))
+    eventually(lambda: len(got) == 1)
+    assert opened == [len(yes)]
+    assert {reply.code for reply in replies_of(broker, 201)} == {0}
+    assert caplog.text.count("comes too late, or again") <= 5
+
+
+def test_a_reply_without_a_thread_leaves_its_request_waiting(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = connected(broker, parts)
+    with monkeypatch.context() as exhausted:
+        no_more_threads(exhausted)
+        broker.ask(passed_on(b"yes"))
+        assert replies_of(broker)[0].code == Response.REQUEST_CODE_NOT_SUPPORTED
+    broker.ask(passed_on(b"yes"))
+    eventually(lambda: len(got) == 1)
 
 
 def test_a_compressed_reply_is_opened_and_one_that_cannot_be_is_an_error(broker: MockBroker, parts: Parts) -> None:

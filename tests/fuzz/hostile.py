@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,14 +15,21 @@ from typing import Any
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.wire.header import Command
 from tests.fuzz.mutate import mutate
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import PUSHED, TARGETS
 from tests.harness import store
 from tests.mockbroker import Call, MockBroker, ok, route, topic_config
 
 QUEUES, END = 2, 9
 _NUMBERS = ("0", "-1", "7", "2147483648", "9223372036854775807", "9223372036854775808", "9" * 5000, "x", "", "1e9", "½")
 _CODES = [*map(int, Response), -1, 0, 2**31 - 1]
-_ASKS = (39, 40, 220, 221, 307, 309)  # what brokers ask of clients
+# The fields of a reply that a broker passes on. A body that is marked as compressed inflates to 64 MiB.
+_OF_REPLY = {
+    "producerGroup": "g", "topic": "c_REPLY_TOPIC", "defaultTopic": "TBW102", "defaultTopicQueueNums": "1", "queueId": "0",
+    "bornTimestamp": "1", "flag": "0", "properties": "CORRELATION_ID\x01no\x02", "reconsumeTimes": "0", "unitMode": "false",
+    "bornHost": "h", "storeHost": "s", "storeTimestamp": "1",
+}  # fmt: skip
+_BOMB = zlib.compress(bytes(64 << 20), 9)
+_MANY, _LARGE_BYTES = 300, 17 << 20
 
 
 class Hostile(MockBroker):
@@ -107,11 +115,23 @@ class Hostile(MockBroker):
 
     def _asks(self, call: Call, good: Command) -> list[bytes]:
         """A request of its own, before the answer."""
+        return [self._question(), call.frame(good)]
+
+    def _floods(self, call: Call, good: Command) -> list[bytes]:
+        """Many requests of its own, and perhaps one that is larger than any may be."""
+        many = [self._question() for _ in range(_MANY)]
+        if self._rng.random() < 0.1:
+            many.append(self.encode(Command(self._rng.choice(PUSHED), {"consumerGroup": "g"}, bytes(_LARGE_BYTES))))
+        return [*many, call.frame(good)]
+
+    def _question(self) -> bytes:
+        code = self._rng.choice(PUSHED)
+        packed = code == 326 and self._rng.random() < 0.5
         ext = {"consumerGroup": "g", "group": "g", "topic": "t", "jstackEnable": self._rng.choice(_NUMBERS)}
-        question = Command(
-            self._rng.choice(_ASKS), ext, mutate(self._rng, [b'{"offsetTable":{}}', store("t", b"x")]), opaque=7
-        )
-        return [self.encode(question), call.frame(good)]
+        if code == 326:
+            ext = {**_OF_REPLY, "sysFlag": "1" if packed else self._rng.choice(_NUMBERS)}
+        body = _BOMB if packed else mutate(self._rng, [b'{"offsetTable":{}}', store("t", b"x")])
+        return self.encode(Command(code, ext, body, opaque=7, flag=self._rng.choice((0, 2))))
 
     def _nothing(self, call: Call, good: Command) -> list[bytes]:
         return []
@@ -134,5 +154,5 @@ def _pulled(command: Command) -> Command:
 
 _FAULTS: list[Any] = [
     Hostile._body, Hostile._body, Hostile._body, Hostile._fields, Hostile._fields, Hostile._lacks, Hostile._code,
-    Hostile._bytes, Hostile._bytes, Hostile._twice, Hostile._asks, Hostile._nothing, Hostile._ends,
+    Hostile._bytes, Hostile._bytes, Hostile._twice, Hostile._asks, Hostile._floods, Hostile._nothing, Hostile._ends,
 ]  # fmt: skip

@@ -8,32 +8,50 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError as ProtobufError
 
-from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.admin.brokers import policies_in, users_in
+from rocketmq_spark.base.codes import Request, Response, SysFlag
+from rocketmq_spark.client.calls import Calls, refused
+from rocketmq_spark.client.groups import BrokerRequests
+from rocketmq_spark.client.pulls import answer_of
+from rocketmq_spark.client.replies import AwaitedReplies
+from rocketmq_spark.client.transactions import HalfChecks
 from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.delay.envelope_records import arrival
 from rocketmq_spark.delay.release import Progress, Seen, released
-from rocketmq_spark.errors import DecodeError, LocalProtocolError, RemoteProtocolError, RocketMQError
+from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.grpc_proxy.facts import Code, Encoding
 from rocketmq_spark.grpc_proxy.member import policy, popped
 from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest
 from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
+from rocketmq_spark.grpc_proxy.protos import refused as rejected
 from rocketmq_spark.grpc_proxy.sender import _outcome
-from rocketmq_spark.model import NO_FILTER, MessageQueue, SendRequest, SpooledSend
+from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, SendRequest, SpooledSend
+from rocketmq_spark.model.pull import PullRequest
+from rocketmq_spark.model.send import TransactionState
 from rocketmq_spark.pull.answers import Fetched, Piece
+from rocketmq_spark.remoting.connection import ServerRequest
+from rocketmq_spark.remoting.endpoint import parse_address
+from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.remoting.protocol import Asked, Conversation
 from rocketmq_spark.session.proxied import unpack
 from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals
 from rocketmq_spark.spool.spool import record_of, send_of
-from rocketmq_spark.wire import envelope, identifiers, messages
+from rocketmq_spark.wire import bodies, envelope, header, identifiers, messages, rpc
 from rocketmq_spark.wire.compression import compress
+from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.loose_json import read_json
 from rocketmq_spark.wire.messages import BatchItem, encode_batch
+from rocketmq_spark.wire.names import NO_SCOPE
 from rocketmq_spark.wire.properties import decode_properties
 from tests import harness
 from tests.decode.fetching import QUEUES, SLACK
 from tests.harness import MAX_FRAME, store, unhex, vectors
 
 QUEUE = MessageQueue("t", "b", 0)
+# The requests that brokers push.
+PUSHED = (39, 40, 220, 221, 307, 309, 326)
 FAR = (1 << 63) - 1
 
 
@@ -95,6 +113,84 @@ def _acknowledged() -> bytes:
     return bytes(made.SerializeToString())
 
 
+def _frames(*commands: Command) -> list[bytes]:
+    return [header.encode(command) for command in commands]
+
+
+# What brokers ask of clients, with fields that suit each of them.
+_ASKED = {
+    "consumerGroup": "g", "group": "g", "topic": "t", "jstackEnable": "false", "timestamp": "1", "isForce": "true",
+    "tranStateTableOffset": "1", "commitLogOffset": "2", "msgId": "id", "transactionId": "id", "brokerName": "b",
+    "producerGroup": "g", "defaultTopic": "t", "defaultTopicQueueNums": "1", "queueId": "0", "sysFlag": "0", "bornTimestamp": "1",
+    "flag": "0", "properties": "CORRELATION_ID\x01id\x02a\x01b\x02", "reconsumeTimes": "0", "unitMode": "false", "bornHost": "h",
+    "storeHost": "s", "storeTimestamp": "1",
+}  # fmt: skip
+_OFFSETS = b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:7}}'
+_HALF = store("t", b"x", "PGROUP\x01g\x02TRAN_MSG\x01true\x02UNIQ_KEY\x01id\x02")
+_PUSHES = _frames(
+    *(Command(code, _ASKED, _OFFSETS if code == Request.RESET_CONSUMER_CLIENT_OFFSET else _HALF) for code in PUSHED)
+)
+_FOUND = {"nextBeginOffset": "9", "minOffset": "0", "maxOffset": "9", "suggestWhichBrokerId": "0"}
+_ANSWERS = _frames(
+    Command(Response.SUCCESS, _FOUND, store("t", b"x", "TAGS\x01t\x02", 0, 3, 100), flag=1),
+    Command(Response.PULL_NOT_FOUND, _FOUND, flag=1),
+    Command(Response.SUCCESS, {"msgId": "id", "queueId": "0", "queueOffset": "5", "offset": "1"}, flag=1, remark="no"),
+    Command(Response.NO_PERMISSION, {"forbiddenType": "1"}, flag=1, remark="the consumer's subscription not exist"),
+    Command(Response.SYSTEM_ERROR, flag=1, remark="create mapped file failed, server is busy or broken\nand more"),
+)
+
+
+class _Member:
+    """A client with a member of each kind. Its work is done at once, on the calling thread."""
+
+    def __init__(self) -> None:
+        self.calls = Calls(Pool(Dialling()))
+        self.requests = BrokerRequests(self.calls, "g", lambda address, question: None)
+        self.awaited = AwaitedReplies()
+        self.checks = HalfChecks(self.calls, "g", lambda message, place: TransactionState.UNKNOWN)
+
+    def take(self, data: bytes) -> None:
+        """Everything that a connection and a client do with the bytes of a server."""
+        for event in Conversation[int](MAX_FRAME, MAX_FRAME // 4).receive(data):
+            if isinstance(event, Asked):
+                self._take(event)
+
+    def _take(self, asked: Asked) -> None:
+        command = asked.command
+        request = ServerRequest("h:1", command, lambda reply: None, asked.reply)
+        if command.code == Request.PUSH_REPLY_MESSAGE_TO_CLIENT:
+            self.awaited.expect("id", lambda reply: None)
+            self.awaited.arrived(request, lambda work: work())
+        elif command.code == Request.CHECK_TRANSACTION_STATE:
+            self.checks._read("h:1", command)
+        else:
+            self.requests("h:1", command)
+
+
+_MEMBER = _Member()
+
+
+def _answered(data: bytes) -> None:
+    """Whatever an answer says, of whichever request."""
+    command = header.decode(data[4:])
+    str(refused(command, "h:1", "t", "t/b/0"))
+    for row in rpc.by_code.values():
+        outcome(Target(lambda _, row=row: row.answer(command), ()), data)  # type: ignore[misc]
+    answer_of(PullRequest("g", QUEUE, 0, filter=Filter("t")), command, "h:1", NO_SCOPE)
+
+
+def _status() -> bytes:
+    made = proto("Status")(code=Code.OK, message="no\nyes")
+    return bytes(made.SerializeToString())
+
+
+def _check() -> bytes:
+    made = proto("TelemetryCommand")()
+    made.recover_orphaned_transaction_command.transaction_id = "id"
+    made.recover_orphaned_transaction_command.message.CopyFrom(proto("Message").FromString(_message()))
+    return bytes(made.SerializeToString())
+
+
 def _of_proto(name: str, use: Callable[[Any], object]) -> Callable[[bytes], object]:
     return lambda data: use(proto(name).FromString(data))
 
@@ -136,6 +232,36 @@ TARGETS: dict[str, Target] = {
     ),
     "popped": Target(_of_proto("Message", lambda made: popped(made, "t", ("b", "h:1"), unpack)), [_message()], _PROTO),
     "settings": Target(_of_proto("Settings", policy), [_settings()], _PROTO),
+    "pushed": Target(_MEMBER.take, _PUSHES, (RemoteProtocolError, DecodeError)),
+    "answered": Target(_answered, _ANSWERS, (RocketMQError,)),
+    "address": Target(_text(parse_address), [b"10.0.0.1:10911", b"[::1]:1", b"h:1"], (ConnectionLost,)),
+    "held queues": Target(bodies.held_queues, harness.samples("json")),
+    "group online": Target(bodies.group_online, harness.samples("json")),
+    "member filters": Target(bodies.member_filters, harness.samples("json")),
+    "consume mode": Target(bodies.consume_mode, harness.samples("json")),
+    "all topic configs": Target(
+        lambda data: bodies.topic_config(data, "T"),
+        [
+            b'{"topicConfigTable":{"T":{"topicName":"T","readQueueNums":8,"writeQueueNums":8,"perm":6,"attributes":{"a":"b"}}}}'
+        ],
+    ),
+    "table of queues": Target(lambda data: read_json(data, table=True), [*harness.samples("json"), _OFFSETS]),
+    "users": Target(users_in, [b'[{"username":"u","userType":"Super","userStatus":"enable"}]']),
+    "policies": Target(
+        policies_in,
+        [
+            b'[{"subject":"User:u","policies":[{"policyType":"Custom","entries":[{"resource":"Topic:t","actions":["Pub"]}]}]}]'
+        ],
+    ),
+    "status": Target(_of_proto("Status", lambda made: str(rejected(made, "h:1", "t"))), [_status()], _PROTO),
+    "half message": Target(
+        _of_proto(
+            "TelemetryCommand",
+            lambda made: popped(made.recover_orphaned_transaction_command.message, "t", ("b", "h:1"), unpack),
+        ),
+        [_check()],
+        _PROTO,
+    ),
     "acknowledged": Target(
         _of_proto("SendMessageResponse", lambda made: _outcome(made, ProxySendRequest(b"", "A,B", False), "t", "h:1")),
         [_acknowledged()],

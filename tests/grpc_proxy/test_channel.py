@@ -19,7 +19,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings
 from rocketmq_spark.grpc_proxy import channel as channel_module
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel, Tls
-from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE, SEND_MESSAGE, Code
+from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE, SEND_MESSAGE, TELEMETRY, Code
 from rocketmq_spark.grpc_proxy.protos import proto
 from tests.fix_clusters import Certificates
 from tests.grpc_proxy.scripted import acknowledge, route, serving, serving_bytes, status
@@ -222,6 +222,28 @@ def test_a_message_may_take_longer_than_a_connection_may_be_silent(make_proxy, m
         channel.close()
     longest_s = MAX_WAIT_S + ConsumerSettings(group="g").request_timeout_s
     assert 1000 * longest_s < channel_module._PING_TIMEOUT_MS
+
+
+@pytest.mark.parametrize(("limit", "taken"), [({}, False), ({"max_pushed": 33 << 20}, True)])
+def test_what_a_proxy_sends_unasked_has_a_limit(limit, taken):
+    """Its answers may be larger."""
+    check = proto("TelemetryCommand")()
+    check.recover_orphaned_transaction_command.message.body = bytes(17 << 20)
+    with serving_bytes("Telemetry", check.SerializeToString()) as address:
+        channel = ProxyChannel(address, headers, **limit)
+        call = channel.stream(TELEMETRY, iter([proto("TelemetryCommand")()]), Deadline.after(60))
+        if taken:
+            assert len(list(channel.answers(call))) == 1
+        else:
+            with pytest.raises(errors.LocalProtocolError, match="larger than"):
+                list(channel.answers(call))
+        channel.close()
+    large = proto("ReceiveMessageResponse")(message=proto("Message")(body=bytes(17 << 20)))
+    with serving_bytes("ReceiveMessage", large.SerializeToString()) as address:
+        channel = ProxyChannel(address, headers)
+        answers = channel.answers(channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(60)))
+        assert len(list(answers)) == 1
+        channel.close()
 
 
 def test_files_of_tls_are_read_again_when_a_connection_breaks(certs, tmp_path):

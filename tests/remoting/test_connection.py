@@ -13,6 +13,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
+from rocketmq_spark.remoting import connection as connection_module
 from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest, together
 from rocketmq_spark.remoting.endpoint import SocketChannel
 from rocketmq_spark.remoting.protocol import Conversation
@@ -511,3 +512,31 @@ def test_who_waits_in_the_midst_of_it_takes_the_others_along(broker: MockBroker,
         connection.call_each([(ping(), outcomes)], soon())
         connection.call(ping(), soon())
         outcomes.wait(1)
+
+
+def test_answers_that_a_server_does_not_read_are_not_kept_without_limit(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "UNREAD_BYTES", 3 << 20)
+    body, handled = bytes(1 << 20), threading.Semaphore(0)
+
+    def answer(request: ServerRequest) -> bool:
+        request.answer(ok(body))
+        handled.release()
+        return True
+
+    with MockBroker({PING: ok()}) as server:
+        connection = connect(server.address, on_request=answer)
+        server.wait_for(lambda: bool(server.peers))
+        server.may_read.clear()
+        for number in range(40):
+            server.ask(Command(9999, opaque=number))
+        for _ in range(40):
+            assert handled.acquire(timeout=60)
+        queued: list[bytes | bytearray | memoryview] = [
+            *connection._channel._unsent,
+            *connection._conversation._outgoing,
+        ]
+        assert sum(map(len, queued)) < 6 << 20
+        server.may_read.set()
+        assert connection.call(ping(), soon(60)).code == 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,8 +48,12 @@ def test_addresses_of_ipv6_are_split_at_the_last_colon(address: str, expected: t
 
 
 @pytest.mark.parametrize(
-    "address", ["", "host", "host:", ":9876", "host:x", "host:70000", "host:-1", "host:١", "host:" + "9" * 5000]
-)
+    "address",
+    [
+        "", "host", "host:", ":9876", "host:x", "host:70000", "host:-1", "host:١", "host:" + "9" * 5000, "[]:1", "[[::1]]:1",
+        "[::1:1", "::1]:1", "[host]]:1", "[[host]:1", "h[o]st:1", "]host[:1",
+    ],
+)  # fmt: skip
 def test_what_is_no_address_is_said_so(address: str) -> None:
     """A server told it, which may tell a better one soon."""
     with pytest.raises(ConnectionLost, match="host:port") as caught:
@@ -90,6 +96,49 @@ def test_nobody_listens() -> None:
         connect_to(address)
     assert caught.value.addr == address
     assert isinstance(caught.value.__cause__, ConnectionRefusedError)
+
+
+def resolved(monkeypatch: pytest.MonkeyPatch, *places: tuple[str, int]) -> None:
+    """A host name with these addresses, in this order."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
+
+
+@pytest.fixture
+def deaf() -> Iterator[tuple[str, int]]:
+    """An address that accepts no connection and refuses none."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        yield server.getsockname()
+
+
+def test_all_addresses_of_a_host_share_one_timeout(monkeypatch: pytest.MonkeyPatch, deaf: tuple[str, int]) -> None:
+    resolved(monkeypatch, *[deaf] * 10)
+    began = time.monotonic()
+    with pytest.raises(CallTimeout, match="cannot connect"):
+        endpoint.connect("many.example:1", Deadline.after(0.3), None)
+    assert 0.2 < time.monotonic() - began < 1.5
+
+
+def test_an_address_that_is_silent_leaves_time_for_the_next(
+    broker: MockBroker, monkeypatch: pytest.MonkeyPatch, deaf: tuple[str, int]
+) -> None:
+    resolved(monkeypatch, deaf, parse_address(broker.address))
+    endpoint.connect("two.example:1", Deadline.after(1.0), None).close()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        refuses = free.getsockname()
+    resolved(monkeypatch, refuses, parse_address(broker.address))
+    endpoint.connect("two.example:1", Deadline.after(30.0), None).close()
+
+
+def test_a_host_without_an_address_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved(monkeypatch)
+    with pytest.raises(ConnectionLost, match=r"none\.example has no address"):
+        endpoint.connect("none.example:1", Deadline.after(1.0), None)
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,7 @@ from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost
 from rocketmq_spark.remoting import pool as pool_module
 from rocketmq_spark.remoting.endpoint import Undelivered
 from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.wire.header import Peer
 from tests import mockbroker as mb
 from tests.mockbroker import PING, MockBroker, eventually, ok, ping
 
@@ -262,3 +265,102 @@ def test_a_connection_that_is_made_while_the_pool_closes_is_closed_too(
     with pytest.raises(ClosedError):
         pool.get(broker.address, soon())
     assert made[0].closed
+
+
+# --- a limit of connections
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """At most two connections, any of which may be closed as soon as it is idle."""
+    monkeypatch.setattr(pool_module, "FRESH_S", 0.0)
+    one = Pool(Dialling(connect_timeout_s=30.0, max_connections=2))
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def servers() -> Iterator[list[MockBroker]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(MockBroker({PING: ok()})) for _ in range(4)]
+
+
+def test_at_the_limit_the_longest_idle_connection_is_closed(
+    few: Pool, servers: list[MockBroker], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, third, fourth = servers
+    kept, longest_idle = few.get(first.address, soon()), few.get(second.address, soon())
+    assert few.get(first.address, soon()) is kept
+    few.get(third.address, soon())
+    assert (kept.closed, longest_idle.closed) == (False, True)
+    for server in servers * 5:
+        assert few.get(server.address, soon()).call(ping(), soon()).code == 0
+    assert sum(few.live(server.address) for server in servers) == 2
+    assert caplog.text.count("maxConnections") == 1
+    assert few.get(fourth.address, soon()).call(ping(), soon()).code == 0
+
+
+def test_at_the_limit_requests_wait_while_all_connections_are_in_use(few: Pool, servers: list[MockBroker]) -> None:
+    held = mb.Held()
+    for server in servers[:2]:
+        server.on(PING, held)
+        few.get(server.address, soon()).call_each([(ping(), lambda _: None)], soon(60))
+    calls = held.wait(2)
+    with pytest.raises(CallTimeout, match=r"all 2 connections of this client are in use.*maxConnections"):
+        few.get(servers[2].address, soon(0.05))
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(few.get, servers[2].address, soon(60))
+        calls[0].answer(ok())
+        assert waiting.result(60).call(ping(), soon()).code == 0
+    calls[1].answer(ok())
+
+
+def test_a_connection_that_was_just_handed_out_is_not_closed(
+    few: Pool, servers: list[MockBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller may not have sent the request yet."""
+    monkeypatch.setattr(pool_module, "FRESH_S", 1e9)
+    both = [few.get(server.address, soon()) for server in servers[:2]]
+    with pytest.raises(CallTimeout, match="in use"):
+        few.get(servers[2].address, soon(0.05))
+    assert [connection.call(ping(), soon()).code for connection in both] == [0, 0]
+
+
+def test_connections_that_failed_or_broke_leave_their_place(few: Pool, servers: list[MockBroker], dead: str) -> None:
+    for _ in range(3):
+        with pytest.raises((ConnectionLost, CallTimeout)):
+            few.get(dead, soon(0.01))
+    broken = [few.get(server.address, soon()) for server in servers[:2]]
+    for server, connection in zip(servers, broken, strict=False):
+        server.wait_for(lambda server=server: bool(server.peers))  # type: ignore[misc]
+        server.drop()
+        eventually(lambda connection=connection: connection.closed)  # type: ignore[misc]
+    for server in servers[2:]:
+        assert few.get(server.address, soon(1.0)).call(ping(), soon()).code == 0
+
+
+def test_many_threads_at_the_limit_get_answers_and_no_errors(few: Pool, servers: list[MockBroker]) -> None:
+    few.dialling = replace(few.dialling, max_connections=3)
+
+    def call(number: int) -> int:
+        return few.get(servers[number % 4].address, soon(60)).call(ping(), soon(60)).code
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(4) as threads:
+        patch.setattr(pool_module, "FRESH_S", 0.2)
+        assert set(threads.map(call, range(40))) == {0}
+    assert sum(few.live(server.address) for server in servers) <= 3
+
+
+def test_addresses_of_routes_are_not_kept_without_limit(
+    broker: MockBroker, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_MAX_SLOTS", 10), ("_MAX_ADVERTISED", 10), ("IDLE_S", -1.0)):
+        monkeypatch.setattr(pool_module, name, value)
+    for number in range(50):
+        pool.advertise([f"h{number}:1"], Peer.UNKNOWN)
+        with pytest.raises(ConnectionLost):
+            pool.get(f"[h{number}]]:1", soon())
+    pool.get(broker.address, soon())
+    assert len(pool._slots) < 20
+    assert len(pool._advertised) < 20
+    assert pool.live(broker.address)

@@ -10,12 +10,14 @@ from rocketmq_spark.base.codes import Flag, Request, Response, SerializeType
 from rocketmq_spark.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.remoting.protocol import (
     OPAQUE_MASK,
+    PUSHED_BYTES,
     SMALL_BODY,
     WRITE_BYTES,
     Answered,
     Asked,
     Conversation,
     peer_after,
+    pushed_limit,
 )
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command, FrameSplitter, Peer
@@ -267,3 +269,96 @@ def test_any_command_of_a_server_is_dispatched_by_its_flag(command: Command) -> 
         (event,) = events
         assert isinstance(event, Asked)
         assert (event.reply is None) == command.is_oneway
+
+
+# --- large frames that nobody awaits
+
+
+def pushed(body_bytes: int, flag: int = 0, opaque: int = 7) -> bytes:
+    return header.encode(Command(326, {"a": "b"}, bytes(body_bytes), opaque, flag), max_frame=None)
+
+
+def in_pieces(talk: Conversation[str], data: bytes, size: int = 100) -> list[Answered[str] | Asked]:
+    return [event for at in range(0, len(data), size) for event in talk.receive(data[at : at + size])]
+
+
+@pytest.mark.parametrize("flag", [0, Flag.ONEWAY])
+def test_a_request_that_is_too_large_is_not_kept(flag: int) -> None:
+    talk: Conversation[str] = Conversation(MAX_FRAME, 1000)
+    talk.send(Command(PING), "a")
+    large = pushed(100_000, flag)
+    began = in_pieces(talk, large[:300])
+    assert talk._splitter.buffered == 0
+    events = [*began, *in_pieces(talk, large[300:] + request(8) + answer(0))]
+    assert [type(event) for event in events] == [Asked, Asked, Answered]
+    first, second = events[:2]
+    assert isinstance(first, Asked)
+    assert isinstance(second, Asked)
+    assert (first.held_bytes, bytes(first.command.body), first.command.ext) == (None, b"", {"a": "b"})
+    assert (first.reply is None) == bool(flag)
+    assert second.held_bytes is not None
+
+
+def test_a_request_that_is_too_large_in_one_piece_is_rejected() -> None:
+    (event,) = Conversation[str](MAX_FRAME, 1000).receive(pushed(2000))
+    assert isinstance(event, Asked)
+    assert event.held_bytes is None
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 1 << 20])
+def test_a_large_answer_is_kept_if_it_is_awaited(size: int) -> None:
+    talk: Conversation[str] = Conversation(MAX_FRAME, 1000)
+    talk.send(Command(PING), "a")
+    talk.send(Command(PING), "b")
+    late = answer(9, bytes(5000))
+    events = in_pieces(talk, answer(0, bytes(5000)) + late + answer(1, bytes(3000)), size)
+    assert [len(event.command.body) for event in events] == [5000, 3000]
+
+
+def test_a_request_behind_a_large_answer_is_judged_too() -> None:
+    talk: Conversation[str] = Conversation(MAX_FRAME, 1000)
+    talk.send(Command(PING), "a")
+    events = in_pieces(talk, answer(0, bytes(5000)) + pushed(5000), 1500)
+    assert [type(event) for event in events] == [Answered, Asked]
+    assert talk._splitter.buffered == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("arlp"), st.integers(0, 3000)), max_size=8), st.integers(1, 2000))
+def test_large_frames_change_no_other_event(parts: list[tuple[str, int]], size: int) -> None:
+    """Answers, requests, late answers and too large requests, in any order and in any pieces."""
+    talk: Conversation[int] = Conversation(MAX_FRAME, 1000)
+    data = b""
+    expected: list[tuple[str, int, int]] = []
+    for number, (kind, body_bytes) in enumerate(parts):
+        if kind == "a":
+            opaque = talk.send(Command(PING), number)
+            data += answer(opaque, bytes(body_bytes))
+            expected.append(("answer", number, body_bytes))
+        elif kind == "l":
+            data += answer(OPAQUE_MASK, bytes(body_bytes))
+        else:
+            large = 1000 + body_bytes if kind == "p" else body_bytes % 500
+            data += pushed(large)
+            expected.append(("request", 0, 0 if kind == "p" else large))
+    events: list[tuple[str, int, int]] = []
+    for at in range(0, len(data), size):
+        for event in talk.receive(data[at : at + size]):
+            if isinstance(event, Answered):
+                events.append(("answer", event.waiter, len(event.command.body)))
+            else:
+                events.append(("request", 0, 0 if event.held_bytes is None else len(event.command.body)))
+    assert events == expected
+
+
+def test_a_request_counts_with_its_body_and_its_fields() -> None:
+    many = Command(326, {f"{i}": "" for i in range(1000)}, bytes(500), flag=Flag.ONEWAY)
+    (event,) = conversation().receive(header.encode(many))
+    assert isinstance(event, Asked)
+    assert event.held_bytes is not None
+    assert event.held_bytes > 200_000
+
+
+@pytest.mark.parametrize(("message", "limit"), [(4 << 20, 16 << 20), (32 << 20, 33 << 20)])
+def test_the_limit_is_never_less_than_a_message(message: int, limit: int) -> None:
+    assert message < pushed_limit(message) <= limit
+    assert pushed_limit(message) >= PUSHED_BYTES

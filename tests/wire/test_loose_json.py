@@ -1,6 +1,7 @@
 """JSON with bare and object keys: equal to strict JSON where that applies, and refused when it is neither."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire import loose_json
 from rocketmq_spark.wire.loose_json import read_json
-from tests.harness import check_decoder
+from tests.harness import check_decoder, peak_bytes
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -97,3 +98,96 @@ def test_a_body_has_a_limit(monkeypatch):
     assert read_json(b'"12345678"') == "12345678"
     with pytest.raises(RemoteProtocolError, match="A JSON body of 11 bytes; expected at most 10"):
         read_json(b'"123456789"')
+
+
+def test_a_table_of_queues_may_be_larger(monkeypatch):
+    monkeypatch.setattr(loose_json, "_MAX_BYTES", 10)
+    assert read_json(b'"123456789"', table=True) == "123456789"
+    monkeypatch.setattr(loose_json, "MAX_TABLE_BYTES", 10)
+    with pytest.raises(RemoteProtocolError, match="A JSON body of 11 bytes; expected at most 10"):
+        read_json(b'"123456789"', table=True)
+
+
+MIB = 1 << 20
+# Bodies that cost many times their size in memory, or minutes.
+BOMBS = {
+    "empty objects": lambda size: b"[" + b"{}," * (size // 3 - 1) + b"{}]",
+    "numbers": lambda size: b"[" + b"1," * (size // 2 - 2) + b"1]",
+    "arrays": lambda size: b"[" * 30 + b"[]," * (size // 3 - 30) + b"[]" + b"]" * 30,
+    "pairs": lambda size: b"{" + b",".join(b'"%x":[]' % i for i in range(size // 12)) + b"}",
+    "bare keys": lambda size: b"[" + b"{0:1}," * (size // 6 - 1) + b"{}]",
+    "bare keys in bare keys": lambda size: b"[" + b"{0:{0:1}}," * (size // 10 - 1) + b"{}]",
+    "object keys": lambda size: b"{" + b",".join(b'{"q":%d}:1' % i for i in range(size // 16)) + b"}",
+    "a long text, then bare keys": lambda size: b'{"a":"' + b"x" * (size // 2) + b'","b":[' + b"{0:1}," * (size // 12) + b"{}]}",
+    "lines, then bare keys": lambda size: b"[" + b"\n" * (size // 2) + b"{0:1}," * (size // 12) + b"{}]",
+    "blanks between bare keys": lambda size: b"[" + (b"{0 : 1} , " + b" " * 50) * (size // 60 - 1) + b"{}]",
+    "strict values behind many doors": lambda size: b'{"a":' * 30 + b"[" + b'"xxxxxx",' * (size // 10) + b"{0:1}]" + b"}" * 30,
+    "texts with a sign of four bytes": lambda size: b'["\xf0\x9f\x98\x80' + b"x" * (size - 20) + b'",{0:1}]',
+    "escapes": lambda size: b'{"a":"' + rb"\ud83d\ude00" * (size // 12 - 2) + b'",0:1}',
+    "digits": lambda size: b"{0:[" + (b"9" * 4200 + b",") * (size // 4201 - 1) + b"1]}",
+    "keys of one hash": lambda size: b"{" + b",".join(b'{"q":%d}:1' % (i * ((1 << 61) - 1)) for i in range(size // 34)) + b"}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [MIB // 4, 8 * MIB - 100])
+@pytest.mark.parametrize("kind", BOMBS)
+def test_no_body_costs_more_than_its_bounds(kind, size):
+    body = BOMBS[kind](size)
+    assert len(body) <= 8 * MIB
+    began = time.process_time()
+    try:
+        read_json(body)
+    except RemoteProtocolError:
+        pass
+    assert time.process_time() - began < 1.5
+    assert peak_bytes(lambda: outcome(body)) < 64 * MIB + 20 * len(body)
+
+
+def outcome(body, table=False):
+    try:
+        return read_json(body, table)
+    except RemoteProtocolError as e:
+        return e
+
+
+def test_the_number_of_values_is_bounded():
+    assert "it has more than 1000000 values" in str(outcome(b"[" + b"1," * 1_000_000 + b"1]"))
+    assert outcome(b"[" + b"1," * 999_000 + b"1]") == [1] * 999_001
+    assert outcome(b'["' + b"," * 900_000 + b'"]') == ["," * 900_000]
+    assert "more than 250000 values are in containers" in str(outcome(b"[" + b"{0:1}," * 200_000 + b"{}]"))
+
+
+def test_a_key_with_a_number_beyond_64_bits_is_refused():
+    assert read_json(b'{{"q":-9223372036854775808}:1}') == {(("q", -(1 << 63)),): 1}
+    for number in (b"9223372036854775808", b"-9223372036854775809"):
+        assert "in a key; expected 64 bits" in str(outcome(b'{{"q":%b}:1}' % number))
+
+
+def queues(of_queue, count=200_000):
+    """A table of queues, whose names are as long as those of clusters with so many."""
+    return b'{"offsetTable":{%b}}' % b",".join(
+        b'{"brokerName":"broker-%d","queueId":%d,"topic":"orders-of-region-%d"}:%b' % (i % 50, i // 50, i % 7, of_queue % i)
+        for i in range(count)
+    )  # fmt: skip
+
+
+TABLES = {
+    "statistics": b'{"lastUpdateTimestamp":17000000%d,"maxOffset":1234567,"minOffset":0}',
+    "progress": b'{"brokerOffset":%d,"consumerOffset":12345,"lastTimestamp":1700000000000,"pullOffset":12345}',
+    "offsets": b"%d",
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_tables_of_200000_queues_are_read(kind):
+    """Their keys make them loose, which costs a few times what the strict parser takes for the same values."""
+    body = queues(TABLES[kind])
+    began = time.process_time()
+    table = read_json(body, table=True)["offsetTable"]
+    took_s = time.process_time() - began
+    assert len(table) == 200_000
+    values = [[dict(key), value] for key, value in table.items()]
+    text = json.dumps(values)
+    began = time.process_time()
+    json.loads(text)
+    assert took_s < 6 * (time.process_time() - began) + 0.1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -22,7 +21,7 @@ from rocketmq_spark.options.parsing import assignment
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.pull.puller import of_batch_topic
 from rocketmq_spark.queues.environment import ANY_BROKER, Environment, environment_of
-from rocketmq_spark.spark.source import partitioning
+from rocketmq_spark.spark.source import partitioning, patterns
 from rocketmq_spark.spark.source.offsets import Offsets, listed
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.envelope import INNER_TOPIC
@@ -407,8 +406,8 @@ def _recorded_environment(of: Offsets) -> Environment | None:
 
 def matching(options: PatternChoice, topics: Iterable[str], internal: set[str]) -> tuple[str, ...]:
     """Topics of the pattern that are for users; ``internal`` are names that RocketMQ itself uses in this cluster."""
-    matches = re.compile(options.subscribe_pattern or "").fullmatch
-    return tuple(topic for topic in topics if matches(topic) and _is_for_users(options, topic, internal))
+    found = patterns.matching(options.subscribe_pattern or "", topics)
+    return tuple(topic for topic in found if _is_for_users(options, topic, internal))
 
 
 def _is_for_users(options: PatternChoice, topic: str, internal: set[str]) -> bool:
@@ -420,11 +419,8 @@ def with_known(options: Options, topics: tuple[str, ...], known: Collection[str]
     unlisted = set(known) - set(topics)
     if not unlisted:
         return topics
-    matches = re.compile(options.subscribe_pattern or "").fullmatch
-    return (
-        *topics,
-        *sorted(t for t in unlisted if matches(t) and (options.include_internal or not t.startswith(_SPECIAL))),
-    )
+    found = patterns.matching(options.subscribe_pattern or "", unlisted)
+    return *topics, *sorted(t for t in found if options.include_internal or not t.startswith(_SPECIAL))
 
 
 def readable(

@@ -1,0 +1,67 @@
+"""Names of topics that match an expression, as Python's fullmatch would say, and in a time that no name makes long."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.spark.source.patterns import matching
+
+TOPICS = [
+    "orders",
+    "orders-eu",
+    "Orders-EU",
+    "orders_1",
+    "prices",
+    "%RETRY%orders",
+    "a|b",
+    "a{,2}",
+    "aa",
+    "a",
+    "t" * 200,
+]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "orders", "orders.*", "orders|prices", "(?i)orders-eu", "^orders$", r"\w+_\d", r"orders[-_]\w{1,2}", "(?!orders).*",
+        r"(a)\1", "(?P<x>a)(?P=x)", "a{,2}", "(?x) o r d e r s", r"\Aorders\Z", "a++", ".*(?<=eu)", "", "(?:a|b)*",
+        r"a\|b", "(?s).*", "[^a]+", r"orders\b.*", "(?#c)a", "t{127,}",
+    ],
+)  # fmt: skip
+def test_names_match_as_in_python(pattern: str) -> None:
+    legal = [topic for topic in TOPICS if re.fullmatch(r"[%|\w-]{1,127}", topic)]
+    expected = [topic for topic in legal if re.fullmatch(pattern, topic)]
+    assert [topic for topic in matching(pattern, TOPICS) if topic in legal] == expected
+
+
+@given(st.from_regex(r"[ab.*+?|()\[\]^$\\dw{},12-]{0,8}", fullmatch=True), st.lists(st.text("ab1-", max_size=5)))
+def test_any_expression_of_python_matches_as_in_python(pattern: str, topics: list[str]) -> None:
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, OverflowError, FutureWarning):
+        return
+    topics = [topic for topic in topics if topic]
+    assert matching(pattern, topics) == [topic for topic in topics if compiled.fullmatch(topic)]
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+", "(a|aa)+", "(a*)*b", "([a-z]+)*orders", "(.*a){20}"])
+def test_no_name_takes_long(pattern: str) -> None:
+    began = time.process_time()
+    assert matching(pattern, ["a" * 127 + "-", "a" * 50_000 + "!"]) == []
+    assert time.process_time() - began < 1.0
+
+
+def test_names_that_no_broker_accepts_are_not_matched_by_look_around() -> None:
+    began = time.process_time()
+    assert matching("(?!x)(a+)+", ["a" * 5000 + "!", "ab", "aaa"]) == ["aaa"]
+    assert time.process_time() - began < 1.0
+
+
+def test_a_name_that_cannot_be_encoded_matches_nothing() -> None:
+    assert matching(".*", ["orders", "\ud800"]) == ["orders"]
