@@ -67,7 +67,7 @@ ORDER = {
     " decode.properties decode.rows decode.decoder encode.properties encode.columns"
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
-    "base": "codes extras exposition process java threads arguments clock dropped copies retry",
+    "base": "codes extras exposition process folders java threads arguments clock dropped copies retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names parsing transport table typed",
