@@ -203,7 +203,8 @@ def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool, v
     try:
         what = f"Fetching RocketMQ {version}: {len(jars)} jars"
         with _progress(what, sum(jar.size for jar in jars), quiet) as progress:
-            files = maven.download([jar.coordinate for jar in jars], scratch, progress)
+            sizes = {jar.coordinate: jar.size for jar in jars}
+            files = maven.download(list(sizes), scratch, progress, sizes)
         wrong = [jar for jar in jars if not is_sound(files[jar.coordinate], jar)]
         if wrong:
             raise LocalBrokerError(
