@@ -65,9 +65,9 @@ def is_readable(path: Path) -> bool:
 
 def foreign(path: Path, root_may: bool = True) -> Foreign | None:
     """The file or folder, or what it links to, if another user than this one or root owns it; None also if there is nothing."""
+    owners = {os.geteuid(), ROOT} if root_may else {os.geteuid()}
     for read in (path.lstat, path.stat):
-        uid = _uid(read)
-        if uid not in (None, os.geteuid(), *((ROOT,) if root_may else ())):
+        if (uid := _uid(read)) is not None and uid not in owners:
             return Foreign(path, uid)
     return None
 
@@ -85,7 +85,7 @@ def foreign_in(path: Path, but: tuple[str, ...] = (), root_may: bool = True) -> 
     for folder, folders, files in os.walk(path):
         folders[:] = _counted(folders, but)
         for entry in (Path(folder, name) for name in (*folders, *files)):
-            if (uid := _uid(entry.lstat)) not in (None, os.geteuid(), ROOT):
+            if (uid := _uid(entry.lstat)) is not None and uid not in (os.geteuid(), ROOT):
                 return Foreign(entry, uid)
     return None
 
