@@ -90,8 +90,8 @@ REMEDIES = {
     "missing one with its data. For a query: `rocketmq-spark doctor --checkpoint FOLDER`",
     "CallTimeout": "check whether the broker is frozen or overloaded; raise `requestTimeout` if the network is slow",
     "ReplyTimeout": "check that consumers of the topic run and reply; raise `timeout_s`",
-    "CertificateRefused": "set `tlsCaFile` to the authority that signed it; if only the name differs, set `tlsCheckHostname` to "
-    "false, or over gRPC `tlsServerName` to the name in it",
+    "CertificateRefused": "set `tlsCaFile` to the authority that signed it; if the text says that only the name differs, connect "
+    "to a name in it, or set `tlsCheckHostname` to false, over gRPC `tlsServerName` to the name",
     "ClosedError": "create a new object, in the process that uses it",
     "ConnectionLost": "check that the server runs and can be reached: `rocketmq-spark doctor`, `addressMap`",
     "DataLossError": "continue with `failOnDataLoss=warn`, which logs the lost offsets; configure a longer retention",

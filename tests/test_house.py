@@ -27,7 +27,7 @@ PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 RANKS = """
     base daemon
     errors
-    base.arguments base.java base.process base.retry
+    base.arguments base.java base.process base.retry base.tls_files
     model
     options ports wire
     queues remoting grpc_proxy
@@ -67,7 +67,7 @@ ORDER = {
     " decode.properties decode.rows decode.decoder encode.properties encode.columns"
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
-    "base": "codes logs extras exposition process budget java threads arguments clock dropped copies retry",
+    "base": "codes logs extras exposition process budget folders java threads arguments clock tls_files dropped copies retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
     "spool": "records changes files database lanes recovery store redelivery spool",
     "options": "names paths parsing transport table typed",
@@ -123,7 +123,7 @@ OUTSIDE = {
     "rich": "cli localbroker.distro",
     "pytest": "testing",
     "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.guarantee localbroker.maven",
-    "ssl": "remoting.endpoint localbroker.maven",
+    "ssl": "base.tls_files remoting.endpoint localbroker.maven",
     "select": "remoting.endpoint spark.sink.guarantee",
     "subprocess": "localbroker cli.background spark.tuning",
     "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.listeners remoting.endpoint"

@@ -213,6 +213,18 @@ def test_nothing_is_pinned_above_but_pandas(metadata):
     }
 
 
+def test_actions_of_workflows_are_pinned_by_commit():
+    """Whoever may move a tag could otherwise run code with the rights of the workflow."""
+    used = [
+        line.partition("uses:")[2].strip()
+        for workflow in (ROOT / ".github" / "workflows").iterdir()
+        for line in workflow.read_text("utf-8").splitlines()
+        if "uses:" in line
+    ]
+    assert len(used) >= 4
+    assert [each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", each)] == []
+
+
 def test_the_version_is_the_same_everywhere(metadata):
     import rocketmq_spark
 

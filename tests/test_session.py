@@ -100,7 +100,7 @@ def another_user():
     ("first", "second"),
     [
         ({"tls": "true"}, {"tls": "true", "tlsCaFile": "ca.pem"}),
-        ({"tls": "true"}, {"tls": "true", "tlsCheckHostname": "false"}),
+        ({"tls": "true", "tlsCaFile": "ca.pem"}, {"tls": "true", "tlsCaFile": "ca.pem", "tlsCheckHostname": "false"}),
         ({"accessKey": "me", "secretKey": "a"}, {"accessKey": "me", "secretKey": "a", "securityToken": "t"}),
         ({"credentialsProvider": f"{__name__}:one_user"}, {"credentialsProvider": f"{__name__}:another_user"}),
         ({"environment": "dev", "environmentMode": "suffix"}, {"environment": "test", "environmentMode": "suffix"}),

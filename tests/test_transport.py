@@ -112,6 +112,16 @@ def test_tls_and_keys_are_never_half_on(server, role, given, said):
     assert "shh" not in str(caught.value)
 
 
+@pytest.mark.parametrize("role", ["sink", "producer", "consumer", "cluster admin"])
+def test_names_are_only_left_unchecked_for_an_authority_of_ones_own(role):
+    """With those of the system, everybody has a certificate that is accepted."""
+    given = {"nameServer": "n:1", "tls": True, "tlsCheckHostname": False}
+    with pytest.raises(OptionError, match=r"'tlsCheckHostname' is false without option 'tlsCaFile'.*public authority"):
+        options.parse(given).for_role(role)
+    assert not options.parse({**given, "tlsCaFile": "ca.pem"}).for_role(role).tls_check_hostname
+    assert not options.parse({**given, "tls": False}).for_role(role).tls
+
+
 def test_plain_text_that_is_asked_for_keeps_its_files():
     given = {"tls": False, "tlsCaFile": "ca.pem", "tlsCheckHostname": True}
     assert not options.parse({"nameServer": "n:1", **given}).for_role("sink").tls

@@ -5,6 +5,7 @@ the service for delays of any length (docs/delay.md).
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import shlex
 import signal
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rocketmq_spark.base.clock import utc_text
+from rocketmq_spark.base.folders import owner_kept
 from rocketmq_spark.base.process import dedicate, on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
@@ -132,6 +134,7 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     from rocketmq_spark import options
     from rocketmq_spark.queues.environment import by_position, position_problem
     from rocketmq_spark.session import spools
+    from rocketmq_spark.spool.files import OF_OTHERS
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     if by_position(parsed):  # what was kept while a broker was away would go where the number points now
@@ -141,12 +144,13 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     failed: list[SpoolError] = []
     for path in _paths(folder):
         try:
-            one = spools.drainer(path, parsed)
-            dead_before = 0 if dead else one.store.totals.dead
-            try:
-                left = one.send_all(timeout_s, dead)
-            finally:
-                delivered = one.finish()
+            with owner_kept(path, OF_OTHERS):
+                one = spools.drainer(path, parsed)
+                dead_before = 0 if dead else one.store.totals.dead
+                try:
+                    left = one.send_all(timeout_s, dead)
+                finally:
+                    delivered = one.finish()
         except SpoolError as e:
             failed.append(e)
             continue
@@ -178,18 +182,16 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
     assigned.
     """
     from rocketmq_spark import options
+    from rocketmq_spark.spool.files import OF_OTHERS
     from rocketmq_spark.spool.store import Store
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     failed: list[SpoolError] = []
     for path in _paths(folder):
         try:
-            store = Store(path)
-            try:
+            with owner_kept(path, OF_OTHERS), contextlib.closing(Store(path, any_owner=True)) as store:
                 before, owner = _owners(path, parsed, delay_group)
                 store.belong(owner, force=True)
-            finally:
-                store.close()
         except SpoolError as e:
             failed.append(e)
             continue

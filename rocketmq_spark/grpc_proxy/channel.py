@@ -10,10 +10,10 @@ This module converts gRPC errors to a ``RocketMQError``.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,14 +23,13 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.threads import start_thread
+from rocketmq_spark.base.tls_files import Reloaded, check_authorities, system_authorities
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.grpc_proxy.facts import TELEMETRY, Rpc
 from rocketmq_spark.grpc_proxy.protos import broken, proto
 from rocketmq_spark.options.paths import confined
-
-logger = logging.getLogger(__name__)
 
 # Minimum time for which an endpoint is avoided after it could not be reached or did not answer in time, if there is another one.
 REST_S = 5.0
@@ -136,6 +135,7 @@ _FIRST_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2_000
 _deaf: list[grpc.Channel] = []
 
 _LONGEST_S = 365 * 86_400.0
+_LOOK_S = 60.0  # interval of looks at TLS files
 _used_by: set[int] = set()  # the processes that have opened a channel: this one, or one from which it was forked
 
 Headers = Callable[[], list[tuple[str, str]]]
@@ -173,7 +173,9 @@ class ProxyChannel:
         self._made: grpc.Channel | None = None
         self._calls: dict[str, Any] = {}
         self._closed = False
-        self._stamps: list[tuple[int, int, int]] = []
+        self._files = None if tls is None else Reloaded(tls[:3], functools.partial(_credentials, tls))
+        self._used: grpc.ChannelCredentials | None = None
+        self._looks, self._watched = NowAndThen(_LOOK_S), False  # at the files, and for the end of the connection
         self._lacks_threads = False
 
     def ask(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
@@ -240,6 +242,8 @@ class ProxyChannel:
             raise ConnectionLost(f"there is no thread for the answer: {e}", self.address) from e
 
     def _call(self, rpc: Rpc) -> Any:
+        if self._files is not None and self._looks.due():
+            self._look()
         call = self._calls.get(rpc.name)
         if call is None:
             with self._lock:
@@ -278,14 +282,12 @@ class ProxyChannel:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.service_config", _limits(self._max_pushed)),
         ]
-        if self._tls is None:
+        if self._tls is None or self._files is None:
             return grpc.insecure_channel(self.address, options)
-        stamps = _stamps(self._tls)
-        credentials = _credentials(self._tls)
+        self._used, self._watched = self._files.get(), False
         if self._tls.server_name:
             options.append(("grpc.ssl_target_name_override", self._tls.server_name))
-        self._stamps = stamps
-        return grpc.secure_channel(self.address, credentials, options)
+        return grpc.secure_channel(self.address, self._used, options)
 
     def _not_asked(self, error: ValueError) -> RocketMQError:
         """The error of a call that was not made: one of this package, or gRPC's for a closed channel."""
@@ -295,21 +297,43 @@ class ProxyChannel:
 
     def _broken(self, error: Any) -> RocketMQError:
         made = broken(error.code().name, error.details() or "", self.address, self._tls is not None)
-        if self._tls is not None and isinstance(made, ConnectionLost) and _stamps(self._tls) not in ([], self._stamps):
-            self._open_again()
+        if isinstance(made, ConnectionLost):
+            self._renew()
         return made
 
-    def _open_again(self) -> None:
-        """Open a new channel with the current TLS files, because gRPC does not reload them. Keeps the old one if they are
-        incomplete.
+    def _renew(self) -> None:
+        """After a connection broke: open a new channel if a TLS file was replaced, because gRPC does not reload them. If they
+        cannot be read for too long, give the channel up, so that the next call fails.
         """
         with self._lock:
-            if self._made is None:  # closed, or given up
+            if self._made is None or self._files is None:  # closed, or given up
                 return
             try:
-                self._made, self._calls = self._open(), {}
-            except OptionError as e:  # probably a file that is being written
-                logger.info("cannot reload the TLS files for the Proxy at %s yet: %s", self.address, e)
+                if self._files.get() is not self._used:
+                    self._made, self._calls = self._open(), {}
+            except OptionError:
+                self._made, self._calls = None, {}
+
+    def _look(self) -> None:
+        """Notice files that cannot be read while calls succeed. If they are too old, the channel ends with its connection."""
+        with self._lock:
+            made = self._made
+            if made is None or self._files is None or self._watched:
+                return
+            try:
+                self._files.get()
+                return
+            except OptionError:
+                self._watched = True
+
+        def changed(state: grpc.ChannelConnectivity) -> None:
+            if state is not grpc.ChannelConnectivity.READY:  # gRPC would connect again by itself
+                made.unsubscribe(changed)
+                with self._lock:
+                    if self._made is made:
+                        self._made, self._calls = None, {}
+
+        made.subscribe(changed)
 
 
 def _limits(max_pushed: int) -> str:
@@ -336,19 +360,22 @@ def _serialized(request: Any) -> bytes:
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:
     """The credentials from checked files: gRPC ends the whole process for a certificate without a key, or the reverse."""
     ca = _read("tlsCaFile", tls.ca_file, _CERTIFICATE)
+    if ca is None:
+        ca = system_authorities()
+    else:
+        try:
+            check_authorities(ca)  # gRPC reports a damaged one only as a connection that fails
+        except OSError as e:
+            raise OptionError(f"option 'tlsCaFile' is {tls.ca_file!r}; it is damaged: {e}") from e
+    if not ca:  # gRPC would use those that grpcio brings
+        raise OptionError(
+            "option 'tls' is true, and this system has no authorities to trust",
+            remedy="Name the authority of the Proxy's certificate with option 'tlsCaFile'",
+        )
     cert = _read("tlsCertFile", tls.cert_file, _CERTIFICATE)
     # As with remoting, the certificate's file may also contain its key.
     own = ("tlsCertFile", tls.cert_file) if tls.key_file is None else ("tlsKeyFile", tls.key_file)
     return grpc.ssl_channel_credentials(ca, _read(*own, _KEY), cert)
-
-
-def _stamps(tls: Tls) -> list[tuple[int, int, int]]:
-    """Time, inode and size of the TLS files, to detect that they were replaced; empty while one of them is missing."""
-    try:
-        stats = [Path(path).expanduser().stat() for path in (tls.ca_file, tls.cert_file, tls.key_file) if path]
-    except OSError:
-        return []
-    return [(stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats]
 
 
 # Ends of the first lines of certificates and keys in PEM files.

@@ -202,7 +202,8 @@ _REMEDIES: dict[int, str] = {
     Code.NOT_IMPLEMENTED: REMOTING_PORT,
     Code.UNSUPPORTED: REMOTING_PORT,
 }
-_TRUST = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification Check failed", "Peer name", "certificate verify failed")
+_NAME = ("Hostname Verification Check failed", "Peer name")
+_TRUST = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed")
 _NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
 _GROWN = "message body size exceeded"  # for a batch; a retry would fail, too
 _ILLEGAL = ("the message is illegal", "timer message illegal")  # texts of brokers, with a Proxy's internal error code
@@ -263,12 +264,19 @@ def _broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
             return NotSupported(
                 "the Proxy does not implement this over gRPC", addr, remark=details, remedy=REMOTING_PORT
             )
-        case "UNAVAILABLE" if any(words in details for words in _TRUST):
+        case "UNAVAILABLE" if any(words in details for words in _NAME):  # gRPC checks it after the chain
             return CertificateRefused(
-                "the certificate of the Proxy is not trusted, or has another name",
+                "the certificate of the Proxy has another name",
                 addr,
                 remark=details,
-                remedy="Name its authority with option 'tlsCaFile'; if it has another name, set 'tlsServerName' to that",
+                remedy="Connect to a name in the certificate, or set option 'tlsServerName' to one",
+            )
+        case "UNAVAILABLE" if any(words in details for words in _TRUST):
+            return CertificateRefused(
+                "the certificate of the Proxy is not trusted",
+                addr,
+                remark=details,
+                remedy="Name its authority with option 'tlsCaFile'",
             )
         case "UNAVAILABLE" if tls and any(words in details for words in _NO_TLS):
             return ConnectionLost(

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from rocketmq_spark.base import extras
+from rocketmq_spark.base import extras, folders
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import maven
+from rocketmq_spark.localbroker import java, maven
 
 CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
@@ -80,32 +80,42 @@ def read_lock(text: str | None = None, version: str = VERSION) -> Mapping[str, S
 def cache_folder() -> Path:
     """The folder for jars and class-data archives: ROCKETMQ_SPARK_CACHE, or the user's cache folder.
 
-    Its files are executed, so only this user may write there. Raises ``LocalBrokerError`` if others may.
+    Its files are executed, so it belongs to this user or root, and only this user may write there; likewise folders in it. Raises
+    ``LocalBrokerError`` if it belongs to another user, or others may write to a folder of root.
     """
     named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return _own(Path(named).expanduser().absolute())
-    if sys.platform == "darwin":
-        return _own(Path.home() / "Library" / "Caches" / "rocketmq-spark")
-    return _own(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocketmq-spark")
+    return _own(Path(named).expanduser().absolute() if named else java.user_cache())
 
 
 def _own(folder: Path) -> Path:
-    """Creates the folder for this user only. If it exists, others lose the right to write to it."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stat = folder.stat()
-        others = bool(stat.st_mode & 0o022)
-        if others and stat.st_uid == os.geteuid():
-            folder.chmod(stat.st_mode & ~0o022)
-    except OSError:
-        return folder  # the first write will raise an error with the reason
-    if others and stat.st_uid != os.geteuid():
-        raise LocalBrokerError(
-            f"Others may write to {folder}, and what lies there would be executed",
-            remedy=f"Name a folder of your own with {CACHE_VARIABLE}",
-        )
+    """Creates the folder for this user only. If it exists, others lose the right to write to it, and to the folders in it."""
+    with contextlib.suppress(OSError):  # the first write will raise an error with the reason
+        folder.mkdir(mode=folders.PRIVATE, parents=True, exist_ok=True)
+    _check(folder)
+    for inner in _folders_in(folder):
+        _check(inner)
+        for innermost in _folders_in(inner):
+            _check(innermost)
     return folder
+
+
+def _folders_in(folder: Path) -> Iterator[Path]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # it may have gone, as that of a download does
+        for entry in entries:
+            with contextlib.suppress(OSError):  # a link that leads nowhere
+                if entry.is_dir():
+                    yield Path(entry.path)
+
+
+def _check(folder: Path) -> None:
+    problem = folders.foreign(folder)
+    with contextlib.suppress(OSError):  # it cannot be read, so nothing is read from it
+        if problem is None and folders.close(folder):
+            return
+        raise LocalBrokerError(
+            f"{problem or f'Others may write to {folder}'}; files from there would be executed",
+            remedy=f"Make it yours: chown -R and chmod -R go-w, or name a folder of your own with {CACHE_VARIABLE}",
+        )
 
 
 def fetch(names: Sequence[str] = ("core",), quiet: bool = False, version: str = VERSION) -> list[Path]:
@@ -163,8 +173,16 @@ def exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterato
 def _damaged(cache: Path, sections: Sequence[Section]) -> list[tuple[Section, Jar]]:
     wanted = [(section, jar) for section in sections for jar in section.jars]
     with ThreadPoolExecutor(4) as pool:  # hashing releases the interpreter lock
-        sound = pool.map(lambda w: is_sound(cache / "jars" / w[0].key / w[1].file_name, w[1]), wanted)
+        sound = pool.map(lambda w: _is_usable(cache / "jars" / w[0].key / w[1].file_name, w[1]), wanted)
         return [w for w, ok in zip(wanted, sound, strict=True) if not ok]
+
+
+def _is_usable(path: Path, jar: Jar) -> bool:
+    """Whether the jar is sound, and stays so: another user who may write to it could change it after this check."""
+    try:
+        return folders.foreign(path) is None and folders.close(path) and is_sound(path, jar)
+    except OSError:
+        return False
 
 
 def is_sound(path: Path, jar: Jar) -> bool:
@@ -185,7 +203,8 @@ def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool, v
     try:
         what = f"Fetching RocketMQ {version}: {len(jars)} jars"
         with _progress(what, sum(jar.size for jar in jars), quiet) as progress:
-            files = maven.download([jar.coordinate for jar in jars], scratch, progress)
+            sizes = {jar.coordinate: jar.size for jar in jars}
+            files = maven.download(list(sizes), scratch, progress, sizes)
         wrong = [jar for jar in jars if not is_sound(files[jar.coordinate], jar)]
         if wrong:
             raise LocalBrokerError(
@@ -237,25 +256,38 @@ _NATIVE_FILES = {
 
 
 def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
-    """JVM flags with which a broker finds the file in ``folder``; the file is put there if it is missing."""
+    """JVM flags with which a broker finds the file in ``folder``; the file is put there if it is missing, or not that of the jar.
+
+    A folder of another user is not used.
+    """
     name = _NATIVE_FILES.get((platform.system(), platform.machine()))
     jar = next((jar for jar in jars if jar.name.startswith(_NATIVE_JAR)), None)
     if name is None or jar is None:
         return ()
     target = folder / jar.stem / name
     try:
-        if not target.exists():
-            _unpack(jar, target)
+        with zipfile.ZipFile(jar) as archive:
+            code = archive.read(name)
+        for place in (folder, target.parent):
+            place.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if not folders.only_own(place):
+                raise PermissionError(f"others may write to {place}")
+        if not (folders.only_own(target) and target.read_bytes() == code):
+            _put(code, target)
     except (OSError, KeyError, zipfile.BadZipFile) as e:
         _LOG.debug("brokers unpack %s themselves: %s", name, e)
         return ()
     return (f"-Djava.library.path={target.parent}",)
 
 
-def _unpack(jar: Path, target: Path) -> None:
-    """Unpack a file and rename it into place, so that no other process sees half of it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_suffix(f".{os.getpid()}")
-    with zipfile.ZipFile(jar) as archive:
-        part.write_bytes(archive.read(target.name))
-    os.replace(part, target)
+def _put(code: bytes, target: Path) -> None:
+    """Write a new file and rename it into place, so that no other process sees half of it."""
+    made, part = tempfile.mkstemp(dir=target.parent)
+    try:
+        with open(made, "wb") as file:
+            file.write(code)
+        os.chmod(part, 0o644)  # an administrator may fill the cache for all users
+        os.replace(part, target)
+    except BaseException:
+        os.unlink(part)
+        raise

@@ -18,12 +18,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocketmq_spark.base import folders
 from rocketmq_spark.errors import LocalBrokerError
 
 OLDEST = 17
@@ -102,8 +104,28 @@ _NUMBER = re.compile(r" id: \d+.*$")
 Spawn = Callable[[list[str], Path], "subprocess.Popen[bytes]"]
 
 
+def user_cache() -> Path:
+    """The folder in which the user's programs keep files of this package."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "rocketmq-spark"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocketmq-spark"
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether this user or root owns a folder and the one above it, and no other user may write there. It may be missing."""
+    try:
+        places = (folder.parent, folder, folder.resolve().parent)
+        return all(folders.only_own(place) for place in places if place.exists())
+    except (OSError, RuntimeError):  # no right to look there; a link that leads to itself
+        return False
+
+
 class Archive:
-    """The archive for one class path and one JVM."""
+    """The archive for one class path and one JVM.
+
+    It contains code that the JVM does not compare with the jars. So it is in ``folder`` only if no other user may change it
+    there; otherwise it is made again in the user's own cache.
+    """
 
     def __init__(self, folder: Path, java: Java, jars: Sequence[Path]) -> None:
         self._java = java
@@ -111,16 +133,23 @@ class Archive:
         stamps = [f"{jar} {jar.stat().st_size} {jar.stat().st_mtime_ns}" for jar in jars]
         key = hashlib.sha256("\n".join([java.identity, *stamps]).encode()).hexdigest()[:16]
         self.path = folder / f"{key}.jsa"
+        if not (
+            _is_own(folder) and (not self.path.exists() or self._is_usable() or folder.stat().st_uid == os.geteuid())
+        ):
+            self.path = user_cache() / "archives" / self.path.name
         self._dump: subprocess.Popen[bytes] | None = None
         self._stopped = threading.Event()
 
     def flags(self, home: Path) -> list[str]:
         """JVM flags for a server at ``home``: to use the archive, or to record classes for it."""
-        if self.path.exists():
+        if self._is_usable():
             with contextlib.suppress(OSError):
                 os.utime(self.path)
             return [f"-XX:SharedArchiveFile={self.path}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
         return [f"-XX:DumpLoadedClassList={home / CLASS_LIST}"]
+
+    def _is_usable(self) -> bool:
+        return folders.only_own(self.path) and _is_own(self.path.parent)
 
     def discard(self) -> bool:
         """Remove the archive, in case it caused a failed start. Returns whether there was one."""
@@ -132,7 +161,7 @@ class Archive:
 
     def make_from(self, homes: Sequence[Path], spawn: Spawn) -> None:
         """Make the archive in the background, unless it exists or another process is making it."""
-        if not self.path.exists() and self._dump is None:
+        if not self._is_usable() and self._dump is None:
             threading.Thread(target=self._make, args=(homes, spawn), name="class-data archive", daemon=True).start()
 
     def stop(self) -> None:
@@ -144,11 +173,11 @@ class Archive:
 
     def _make(self, homes: Sequence[Path], spawn: Spawn) -> None:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             with self.path.with_suffix(".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.utime(lock.name)
-                if not self.path.exists():
+                if not self._is_usable():
                     self._run(homes, spawn)
         except BlockingIOError:
             _LOG.debug("another process makes the class-data archive")
@@ -158,6 +187,8 @@ class Archive:
     def _run(self, homes: Sequence[Path], spawn: Spawn) -> None:
         """Make the archive while holding its lock, so it may overwrite files that a killed dump left."""
         part, classes = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
+        for path in (part, classes, self.path.with_suffix(".log")):
+            path.unlink(missing_ok=True)  # a link that was there would be followed
         classes.write_text("\n".join(_loaded_classes(homes)) + "\n")
         command = [
             *([nice, "-n", "19"] if (nice := shutil.which("nice")) else []),

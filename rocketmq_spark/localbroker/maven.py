@@ -62,18 +62,36 @@ class Repository(NamedTuple):
         return re.sub(r"\[(\w+)\]", lambda word: words.get(word[1], word[0]), chosen)
 
 
-def download(coordinates: Sequence[str], folder: Path, progress: Callable[[int], None]) -> dict[str, Path]:
+# The largest file that is downloaded if its size is not given.
+LARGEST = 256 << 20
+
+
+class Wanted(NamedTuple):
+    """Where to put a file, and how many bytes it may have."""
+
+    file: Path
+    size: int
+
+
+def download(
+    coordinates: Sequence[str], folder: Path, progress: Callable[[int], None], sizes: Mapping[str, int] | None = None
+) -> dict[str, Path]:
     """Download ``group:artifact:version[:classifier]`` into ``folder``. Returns the files by coordinate.
 
     ``progress`` is called with the number of bytes that have arrived. An interrupted download is resumed as long as
-    every round makes progress.
+    every round makes progress. ``sizes`` are the bytes of the files by coordinate; of others, at most ``LARGEST`` are read.
     """
+    sizes = sizes or {}
     folder.mkdir(parents=True, exist_ok=True)
     files = {coordinate: folder / "_".join(coordinate.split(":")) for coordinate in coordinates}
     repositories, left, arrived = _repositories(), list(files), -1
     while left:
-        failed = _round(repositories, {coordinate: files[coordinate] for coordinate in left}, progress)
+        wanted = {coordinate: Wanted(files[coordinate], sizes.get(coordinate, LARGEST)) for coordinate in left}
+        failed = _round(repositories, wanted, progress)
         before, arrived = arrived, sum(file.stat().st_size for file in files.values() if file.exists())
+        for error in failed.values():
+            if isinstance(error, LocalBrokerError):
+                raise error
         if failed and arrived <= max(before, 0):
             coordinate, error = next(iter(failed.items()))
             raise LocalBrokerError(
@@ -84,20 +102,20 @@ def download(coordinates: Sequence[str], folder: Path, progress: Callable[[int],
 
 
 def _round(
-    repositories: Sequence[Repository], files: Mapping[str, Path], progress: Callable[[int], None]
+    repositories: Sequence[Repository], files: Mapping[str, Wanted], progress: Callable[[int], None]
 ) -> dict[str, Exception]:
     """Try each file once. Returns the failed ones with their reasons."""
     stopped = threading.Event()
     pool = ThreadPoolExecutor(_AT_ONCE, "rocketmq-jars")
     try:
         tries: dict[str, Future[None]] = {
-            coordinate: pool.submit(_fetch, repositories, coordinate, file, stopped)
-            for coordinate, file in files.items()
+            coordinate: pool.submit(_fetch, repositories, coordinate, wanted, stopped)
+            for coordinate, wanted in files.items()
         }
         waiting = set(tries.values())
         while waiting:
             waiting = wait(waiting, _POLL_S).not_done
-            progress(sum(file.stat().st_size for file in files.values() if file.exists()))
+            progress(sum(wanted.file.stat().st_size for wanted in files.values() if wanted.file.exists()))
     finally:
         stopped.set()  # so that Ctrl-C does not wait for running downloads
         pool.shutdown(wait=False, cancel_futures=True)
@@ -109,11 +127,11 @@ def _round(
     return failed
 
 
-def _fetch(repositories: Sequence[Repository], coordinate: str, file: Path, stopped: threading.Event) -> None:
+def _fetch(repositories: Sequence[Repository], coordinate: str, wanted: Wanted, stopped: threading.Event) -> None:
     """Download a file from the first repository that has it."""
     for number, repository in enumerate(repositories, 1):
         try:
-            _get(repository, coordinate, file, stopped)
+            _get(repository, coordinate, wanted, stopped)
             return
         except urllib.error.URLError as e:
             if not _is_missing(e) or number == len(repositories):
@@ -126,10 +144,12 @@ def _is_missing(error: urllib.error.URLError) -> bool:
     return isinstance(error.reason, FileNotFoundError)
 
 
-def _get(repository: Repository, coordinate: str, file: Path, stopped: threading.Event) -> None:
+def _get(repository: Repository, coordinate: str, wanted: Wanted, stopped: threading.Event) -> None:
+    file = wanted.file
     have = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(repository.url(coordinate), headers={"User-Agent": "rocketmq-spark"})
     if repository.authorization:  # not sent to the target of a redirect
+        _refuse_clear_text(request.full_url)
         request.add_unredirected_header("Authorization", repository.authorization)
     if have:
         request.add_header("Range", f"bytes={have}-")
@@ -143,10 +163,26 @@ def _get(repository: Repository, coordinate: str, file: Path, stopped: threading
         length = answer.headers.get("Content-Length")
         missing = None if length is None else int(length)
         while not stopped.is_set() and (chunk := answer.read(_CHUNK)):
+            if out.tell() + len(chunk) > wanted.size:
+                raise LocalBrokerError(
+                    f"{request.full_url} has more bytes than the {wanted.size} of {coordinate}, and is not used",
+                    remedy="Check the mirror, or the proxy that changes downloads",
+                )
             out.write(chunk)
             missing = None if missing is None else missing - len(chunk)
         if missing:
             raise ConnectionError("the connection ended before the file did")
+
+
+def _refuse_clear_text(url: str) -> None:
+    """Raise ``LocalBrokerError`` if the credentials of a repository would cross the network in clear text."""
+    parts = urllib.parse.urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme == "http" and host not in ("localhost", "::1") and not re.fullmatch(r"127(\.\d+){3}", host):
+        raise LocalBrokerError(
+            f"The credentials for {host} would be sent to {url} in clear text",
+            remedy="Use https in the Ivy settings file, or remove the credentials",
+        )
 
 
 def _repositories() -> list[Repository]:
@@ -222,7 +258,10 @@ def _user_settings() -> Path | None:
 
 
 def _spark_default(key: str) -> str | None:
-    conf = os.environ.get("SPARK_CONF_DIR") or os.path.join(os.environ.get("SPARK_HOME", ""), "conf")
+    home = os.environ.get("SPARK_HOME")
+    conf = os.environ.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf"))
+    if not conf:  # not in the current folder, which may be anybody's
+        return None
     try:
         lines = Path(conf, "spark-defaults.conf").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import process
@@ -59,7 +60,8 @@ def claim(run: Path, data: Path | None, keep: bool) -> Claim:
     """Clean up after killed processes, then reserve ``data`` (or a new temporary folder) for this process."""
     with exclusive(run / "lock"):
         for record in run.glob("*.json"):
-            _bury(record)
+            if folders.foreign(record) is None:  # it names processes to kill and a folder to delete
+                _bury(record)
         path = data or Path(tempfile.mkdtemp(prefix=TEMPORARY))
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock_data(path)

@@ -146,7 +146,10 @@ class Options:
     tls_key_file: str | None = _row(p.string, None, _ALL, "PEM file of the key of `tlsCertFile`")
     tls_key_password: p.Secret | None = _row(p.secret, None, _ALL, "password of the key file; not over gRPC")
     tls_check_hostname: bool = _row(
-        p.boolean, True, _ALL, "whether a certificate must name the host or address of the connection"
+        p.boolean,
+        True,
+        _ALL,
+        "whether a certificate must name the host or address of the connection; `false` needs `tlsCaFile`",
     )
     tls_server_name: str | None = _row(
         p.string, None, _ALL, "for `transport=grpc`: the name in the certificate, if it differs from the host name"

@@ -156,6 +156,11 @@ def problems(options: Any, role: str) -> list[str]:
         found.append("option 'proxyEndpoint' has no effect without transport=grpc")
     if options.tls_server_name:
         found.append("option 'tlsServerName' has no effect without transport=grpc; see option 'tlsCheckHostname'")
+    if options.tls and not options.tls_check_hostname and not options.tls_ca_file:
+        found.append(
+            "option 'tlsCheckHostname' is false without option 'tlsCaFile': every certificate of a public authority would be "
+            "accepted, whoever has it. Name the authority of your servers with 'tlsCaFile'"
+        )
     return found
 
 

@@ -44,7 +44,7 @@ class AdminOptions(TypedDict, total=False):
     tls_key_password: str
     """Password of the key file; not over gRPC."""
     tls_check_hostname: bool | str
-    """Whether a certificate must name the host or address of the connection."""
+    """Whether a certificate must name the host or address of the connection; ``false`` needs ``tlsCaFile``."""
     tls_server_name: str
     """For ``transport=grpc``: the name in the certificate, if it differs from the host name."""
     namespace: str

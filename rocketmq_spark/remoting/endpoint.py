@@ -7,8 +7,8 @@ Only this file, ``connection`` and ``bulk`` see ``OSError``; ``mapped`` turns it
 from __future__ import annotations
 
 import enum
+import functools
 import ipaddress
-import os
 import select
 import socket
 import ssl
@@ -17,11 +17,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.tls_files import Reloaded
 from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.options.paths import confined
 
@@ -106,43 +107,32 @@ def is_loopback(address: str) -> bool:
     return (mapped_v4 or ip).is_loopback
 
 
-_contexts: dict[TlsSettings, tuple[object, ssl.SSLContext]] = {}
+_contexts: dict[TlsSettings, Reloaded[ssl.SSLContext]] = {}
 
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
     """Return the context for these settings. It is cached until a file is replaced, because certificates are rotated while
-    programs run.
+    programs run; ``Reloaded`` says what happens while files cannot be read.
 
-    The settings can disable the check of host names; the chain is always checked. While files are being replaced, they may not
-    match each other: the next connection reads them again.
+    The settings can disable the check of host names; the chain is always checked.
     """
-    stamps = tuple(_stamp(path) for path in (tls.ca_file, tls.cert_file, tls.key_file))
-    known = _contexts.get(tls)
-    if known is not None and known[0] == stamps:
-        return known[1]
+    if tls not in _contexts:
+        _contexts[tls] = Reloaded((tls.ca_file, tls.cert_file, tls.key_file), functools.partial(_context, tls))
     try:
-        context = ssl.create_default_context(cafile=tls.ca_file)
-        context.check_hostname = tls.check_hostname
-        if tls.cert_file:
-            context.load_cert_chain(tls.cert_file, tls.key_file, tls.key_password)
+        return _contexts[tls].get()
     except (OSError, ssl.SSLError) as e:
-        if known is not None:
-            return known[1]
         raise OptionError(
             f"the TLS files cannot be used: {e}",
             remedy="Check options 'tlsCaFile', 'tlsCertFile', 'tlsKeyFile' and 'tlsKeyPassword'",
         ) from e
-    _contexts[tls] = stamps, context
+
+
+def _context(tls: TlsSettings) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=tls.ca_file)
+    context.check_hostname = tls.check_hostname
+    if tls.cert_file:
+        context.load_cert_chain(tls.cert_file, tls.key_file, tls.key_password)
     return context
-
-
-def _stamp(path: str | None) -> tuple[int, int, int] | None:
-    """Return values that change when the file is replaced; None without a path or a file."""
-    try:
-        status = os.stat(path) if path else None
-    except OSError:
-        return None
-    return None if status is None else (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def connect(
@@ -174,7 +164,10 @@ def connect(
             sock = context.wrap_socket(sock, server_hostname=host)
     except OSError as e:
         sock.close()
-        raise mapped(e, address, "the TLS handshake failed") from e
+        refused = mapped(e, address, "the TLS handshake failed")
+        if tls is not None and isinstance(e, ssl.SSLCertVerificationError) and e.verify_code in _OTHER_NAME:
+            refused.remedy = _remedy_for_name(address, deadline, tls)
+        raise refused from e
     return sock
 
 
@@ -206,6 +199,24 @@ def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
     raise last
 
 
+# OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH.
+_OTHER_NAME = (62, 64)
+
+
+def _remedy_for_name(address: str, deadline: Deadline, tls: TlsSettings) -> str:
+    """The remedy for a certificate with another name. OpenSSL checks the name before signatures and dates, so a second handshake
+    without that check shows whether the name is all that differs. With the system's authorities, everybody has a certificate.
+    """
+    remedy = "Connect to a name in the certificate (options 'nameServer' and 'addressMap')"
+    if tls.ca_file is None:
+        return remedy
+    try:
+        connect(address, deadline, replace(tls, check_hostname=False)).close()
+    except RocketMQError as e:
+        return f"{remedy}. Without the check of the name: {e.message}"
+    return f"{remedy}, or set 'tlsCheckHostname' to false: only the name differs"
+
+
 def _drop_unsent(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -218,7 +229,7 @@ def mapped(error: OSError, address: str, what: str, first: bool = False) -> Rock
         return CertificateRefused(
             f"{what}: {error.verify_message}",
             address,
-            remedy="Name the authority with option 'tlsCaFile', or set 'tlsCheckHostname' to false if only the name differs",
+            remedy="Name the authority of the certificate with option 'tlsCaFile'",
         )
     if first and isinstance(error, ConnectionResetError | BrokenPipeError):
         return closed_by_peer(address, first)

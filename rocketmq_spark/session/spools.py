@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import os
+import shlex
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rocketmq_spark.base import extras, process
+from rocketmq_spark.base import extras, folders, process
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import OptionError, SpoolError, SpoolFull
 from rocketmq_spark.model import MessageQueue, SpooledSend
@@ -30,6 +31,7 @@ from rocketmq_spark.queues.environment import Environment, by_position, environm
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.session import SPOOLS, connection_key, sender
 from rocketmq_spark.spool.database import Database, in_use, is_database
+from rocketmq_spark.spool.files import EMPTIED, OF_OTHERS, WORKER
 from rocketmq_spark.spool.lanes import Joins
 from rocketmq_spark.spool.records import LASTING, RECORD, Done, Record, SpoolOwner, behind
 from rocketmq_spark.spool.recovery import DAMAGED, held
@@ -89,29 +91,51 @@ def owner_of(options: Options, purpose: str = "") -> SpoolOwner:
     return SpoolOwner(tuple(sorted(options.cluster)), options.namespace or "", environment, purpose)
 
 
-_PREFIX, _EMPTIED = "worker-", "emptied-"
 _PAGE, _PAGE_BYTES = 250, 4 << 20  # of the first records of lanes, and as many behind them
 _ENDLESS_MS = 2**63
 
 
 def spools(folder: Path) -> list[Path]:
-    """The spools of a folder: itself, and those of workers below it."""
-    if not folder.is_dir():
-        return []
-    below = sorted(each for each in folder.iterdir() if each.name.startswith(_PREFIX) and is_database(each))
+    """The spools of a folder: itself, and those of workers below it. Raises ``SpoolError`` if this user may not read it."""
+    try:
+        if not folder.is_dir():
+            return []
+        below = sorted(each for each in folder.iterdir() if each.name.startswith(WORKER) and is_database(each))
+    except PermissionError as e:
+        raise SpoolError(
+            f"the spools in {folder} cannot be read by uid {os.geteuid()}: {e.strerror}",
+            remedy="If several users share the folder, create it for all of them: mkdir -m 1777",
+        ) from e
     return [folder, *below] if is_database(folder) else below
+
+
+def _adoptable(folder: Path) -> list[Path]:
+    """The spools that no running process uses. Those of other users are left alone, and logged once."""
+    found = []
+    for path in spools(folder):
+        if (other := folders.foreign_in(path, OF_OTHERS, root_may=path == folder)) is not None:
+            process.once("foreign spools", path, functools.partial(_warn_of_foreign, path, other))
+        elif not in_use(path):
+            found.append(path)
+    return found
+
+
+def _warn_of_foreign(path: Path, other: folders.Foreign) -> None:
+    text = (
+        "the spool in %s is left alone: %s. If no process uses it, and you trust it, send its records with: "
+        "rocketmq-spark spool send %s"
+    )
+    logger.warning(text, path, other, shlex.quote(str(path)))
 
 
 def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
     """Open a store for this process: that of a dead process, or a new one."""
-    for path in spools(folder):
-        if in_use(path):
-            continue
+    for path in _adoptable(folder):
         try:
             return make(path)
         except SpoolError as e:  # another process was faster, or the folder is damaged
             logger.warning("skipping the spool in %s: %s", path, e)
-    return make(folder / f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:12]}")
+    return make(folder / f"{WORKER}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
 
 def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int) -> int:
@@ -122,11 +146,10 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int)
     other process had a clock ahead of ``now_ms``, records keep their remaining delays.
     """
     moved = 0
-    for emptied in folder.glob(f"{_EMPTIED}*"):  # left by a process that was killed while it removed one
-        shutil.rmtree(emptied, ignore_errors=True)
-    for path in spools(folder):
-        if in_use(path):
-            continue
+    for emptied in folder.glob(f"{EMPTIED}*"):  # left by a process that was killed while it removed one
+        if folders.foreign(emptied, root_may=False) is None:
+            shutil.rmtree(emptied, ignore_errors=True)
+    for path in _adoptable(folder):
         try:
             store = make(path)
             try:
@@ -151,7 +174,7 @@ def _remove(path: Path) -> None:
     Not while it is open: when RocksDB closes, it deletes unknown files in the folder of that name, also the log of
     a process that has created the folder again. It is renamed first, with the lock: another process finds all of it or nothing.
     """
-    emptied = path.with_name(f"{_EMPTIED}{uuid.uuid4().hex}")
+    emptied = path.with_name(f"{EMPTIED}{uuid.uuid4().hex}")
     with held(path):
         db = Database(path, read_only=True)
         try:
@@ -191,9 +214,10 @@ def _page() -> Joins:
 
 def open_store(path: Path, options: Options, spool: SpoolSettings | None = None, lent: bool = False) -> Store:
     """Open the store of a folder, which holds only sends of the options' cluster, namespace and environment. ``lent``: the caller
-    adds no records, and the owner, which may know less of its environment, must be able to open it again.
+    adds no records, the folder may belong to another user, and the owner, which may know less of its environment, must be able to
+    open it again.
     """
-    store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path)
+    store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path, any_owner=lent)
     try:
         environment, noted = environment_of(options), _noted(store)
         if environment is not None and not environment.by_position:
@@ -309,6 +333,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
         kept: dict[object, SendSpool] = process.kept(SPOOLS)
         if key not in kept:
             kept[key] = resending(claim(spool.folder, make), sender(options), settings)
+            folders.warn_if_replaceable(spool.folder, "spoolDir")
         mine = kept[key]
         if adopt(spool.folder, mine.store, left, mine.now_ms()):
             mine.redelivery.begin()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import importlib
 import logging
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.base import extras, process
+from rocketmq_spark.base.folders import is_readable
 from rocketmq_spark.errors import ClosedError, SpoolError, SpoolFull
 from rocketmq_spark.spool.files import (
     FULL,
@@ -32,6 +34,7 @@ from rocketmq_spark.spool.files import (
     make_folder,
     manifest,
     mirror,
+    not_readable,
 )
 
 logger = logging.getLogger(__name__)
@@ -166,6 +169,8 @@ class Database:
         with self._errors("open"):
             if not read_only:
                 make_folder(self.path)
+            if not is_readable(self.path):
+                raise not_readable(self.path)
             if is_database(self.path) and manifest(self.path) is None:  # RocksDB would start empty and delete its files
                 raise Damaged(
                     f"the spool in {self.path} is damaged: its file CURRENT is gone, or names nothing", remedy=OPEN_IT
@@ -252,6 +257,11 @@ class Database:
             return Damaged(f"the spool in {self.path} is damaged: {text}", remedy=OPEN_IT)
         if any(os.strerror(number) in text for number in FULL):
             return SpoolFull(f"cannot {what} the spool in {self.path}: {text}", remedy="Free space on the disk")
+        if os.strerror(errno.EACCES) in text:
+            return SpoolError(
+                f"cannot {what} the spool in {self.path} as uid {os.geteuid()}: {text}",
+                remedy="Let this user write there; a folder that several users share needs: mkdir -m 1777",
+            )
         if "LOCK" in text:
             return _in_use(self.path, text)
         return SpoolError(f"cannot {what} the spool in {self.path}: {text}", remedy="Check its disk")
@@ -271,7 +281,9 @@ def rebuild(path: Path) -> None:
 
 
 def is_database(path: Path) -> bool:
-    """Whether the folder contains a database, open or not, also if one of its files is missing."""
+    """Whether the folder contains a database, open or not, also if one of its files is missing, or this user may not read it."""
+    if path.is_dir() and not is_readable(path):
+        return True
     return (path / "CURRENT").exists() or any(path.glob("*.sst")) or (path / WHOLE).exists()
 
 

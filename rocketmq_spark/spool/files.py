@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import SpoolError, SpoolFull
 
@@ -140,6 +141,9 @@ _TABLE = tuple(map(_remainder, range(256)))
 
 
 LOG = ".log"
+# Names of folders in a ``spoolDir`` that are spools of their own begin with these: of a sink's worker, and of one that goes.
+WORKER, EMPTIED = "worker-", "emptied-"
+OF_OTHERS = (WORKER, EMPTIED)
 # Space that RocksDB needs itself: it writes a table from its log when it opens, and merges tables while it runs.
 RESERVE_BYTES = 64 << 20
 ASK_S, ASK_BYTES = 0.05, 1 << 20  # how long, and for how many more bytes, an answer about the disk's room is used
@@ -278,11 +282,25 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents so that they survive a power failure."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in missing:
+    """Create a folder and its parents, for this user alone, so that they survive a power failure."""
+    for folder in folders.make(path):
         sync_folder(folder.parent)
+
+
+def check_owner(path: Path) -> None:
+    """Raise ``SpoolError`` if another user owns the folder or a file in it: its records would be sent with this user's rights."""
+    if (found := folders.foreign_in(path, OF_OTHERS)) is not None:
+        raise SpoolError(
+            f"the spool in {path} is not used: {found}",
+            remedy="If you trust it, send its records with 'rocketmq-spark spool send', or make it yours with chown -R",
+        )
+
+
+def not_readable(path: Path) -> SpoolError:
+    return SpoolError(
+        f"the spool in {path} belongs to uid {path.stat().st_uid}, and uid {os.geteuid()} may not read it",
+        remedy="Run as its owner, or as root",
+    )
 
 
 class OneFolder(Protocol):

@@ -21,10 +21,11 @@ from collections.abc import Collection, Container, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rocketmq_spark.base.folders import PRIVATE
 from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import WHOLE, Damaged, Database, rebuild
-from rocketmq_spark.spool.files import FULL, mirror, sync_folder
+from rocketmq_spark.spool.files import FULL, mirror, not_readable, sync_folder
 from rocketmq_spark.spool.records import (
     DEAD,
     LASTING,
@@ -78,7 +79,7 @@ def salvage(path: Path) -> Salvaged:
         finally:
             new.close()
         (path / _NEW / "LOCK").unlink(missing_ok=True)
-        (path / _LEAVING).mkdir()
+        (path / _LEAVING).mkdir(PRIVATE)
         (path / _NEW).rename(path / WHOLE)
         sync_folder(path)
         return Salvaged(_exchange(path), counted, rebuilt)
@@ -88,6 +89,8 @@ def finish(path: Path) -> None:
     """Complete the repair of a process that died, or remove its rest if the old files are still complete."""
     try:
         left = any((path / name).exists() for name in (_NEW, WHOLE, _LEAVING, _COPY))
+    except PermissionError as e:
+        raise not_readable(path) from e
     except OSError as e:  # a disk that fails, or a mount that has gone
         raise SpoolError(f"the spool in {path} cannot be read: {e}", remedy="Check its disk") from e
     if left:
@@ -114,7 +117,7 @@ def _copy_rebuilt(path: Path, new: Database, gaps: list[tuple[bytes, bytes]]) ->
     """Returns the areas with entries from the rebuilt copy."""
     areas: set[bytes] = set()
     copy = path / _COPY
-    copy.mkdir()
+    copy.mkdir(PRIVATE)
     mirror(path, copy, shutil.copyfile)
     rebuild(copy)
     with contextlib.suppress(Damaged):  # then nothing more can be had

@@ -15,11 +15,12 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from rocketmq_spark.base.folders import warn_if_open
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
 from rocketmq_spark.spool.database import Damaged, Database, occupy
-from rocketmq_spark.spool.files import OWNERS, FreeSpace
+from rocketmq_spark.spool.files import OWNERS, FreeSpace, check_owner
 from rocketmq_spark.spool.lanes import Joins, Marks, Turns, Work, followers, kept, lane_with, lanes, leave
 from rocketmq_spark.spool.records import (
     NOTE,
@@ -52,11 +53,13 @@ class Store:
 
     ``sync`` is ``always`` (each call of ``add`` waits for its own flush), ``batch`` (calls of several threads wait for one flush)
     or ``never``. ``max_bytes`` limits all records, dead ones included. ``damages`` counts how often damage was found.
+    A folder of another user is an error, unless ``any_owner``.
     """
 
-    def __init__(self, path: Path, sync: str = "always", max_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, sync: str = "always", max_bytes: int | None = None, any_owner: bool = False) -> None:
         self.path = path.absolute()
         self._sync, self._space = sync != "never", FreeSpace(self.path, max_bytes)
+        self._any_owner = any_owner
         self._lock = threading.RLock()
         self._group = GroupCommit(self._lock, self._add, together=sync == "batch")
         self._leased: set[int] = set()
@@ -278,6 +281,20 @@ class Store:
             OWNERS.discard(self)
 
     def _open(self) -> None:
+        if self._any_owner:
+            self._open_files()
+            return
+        check_owner(self.path)
+        self._open_files()
+        try:
+            check_owner(self.path)  # another user may have put it there meanwhile
+        except BaseException:
+            self._failed = True
+            self._db.close()
+            raise
+        warn_if_open(self.path, "whole messages")
+
+    def _open_files(self) -> None:
         finish(self.path)
         salvaged = salvage(self.path) if self._damaged else None
         try:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.base import process
 from rocketmq_spark.consumer.push import offset_store
 from rocketmq_spark.consumer.push.offset_store import LocalOffsets, file_of
 from rocketmq_spark.errors import OffsetError, OptionError
+from tests import users
 from tests.queues import q
 from tests.strategies import queues
 
@@ -167,6 +170,62 @@ one.hold()
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+def test_new_folders_and_files_of_offsets_are_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        path = file_of(tmp_path / "new", "host@DEFAULT", "g", ("ns:9876",))
+        LocalOffsets(path).hold()
+        LocalOffsets(path).store({A: 1})
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in path.parents[:4]} == {0o700}
+
+
+@pytest.mark.parametrize("place", ["offsets.json", "offsets.json.bak", ".", ".."])
+def test_offsets_of_another_user_are_not_used(path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """They could skip messages of this one."""
+    LocalOffsets(path).store({A: 1})
+    LocalOffsets(path).store({A: 2})
+    uid = users.give_away(monkeypatch, path.parent / place)
+    with pytest.raises(OffsetError, match=rf"are not used: .* belongs to uid {uid}, .* chown -R, or choose another"):
+        LocalOffsets(path).load()
+
+
+def test_a_link_of_another_user_leads_to_no_offsets(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = path.parents[1] / "elsewhere.json"
+    LocalOffsets(elsewhere).store({A: 1})
+    path.parent.mkdir(parents=True)
+    path.symlink_to(elsewhere)
+    users.give_away(monkeypatch, path)
+    with pytest.raises(OffsetError, match="are not used"):
+        LocalOffsets(path).load()
+
+
+def test_offsets_of_another_user_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, mine = (file_of(tmp_path, "host@DEFAULT", "g", servers) for servers in (("a:1",), ("a:1", "b:1")))
+    LocalOffsets(theirs).store({A: 7})
+    users.give_away(monkeypatch, theirs.parent, theirs)
+    LocalOffsets(mine).take_over()
+    assert (theirs.exists(), mine.exists()) == (True, False)
+    assert LocalOffsets(mine).elsewhere() == [theirs]
+
+
+def test_a_folder_of_offsets_that_others_may_change_is_named_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for kind in ("open folders", "replaceable folders"):
+        process.kept(kind).clear()
+    LocalOffsets(path).store({A: 1})
+    path.parent.chmod(0o755)
+    path.parents[3].chmod(0o777)
+    for _ in range(2):
+        LocalOffsets(path).warn_if_shared()
+    assert caplog.messages == [
+        f"option 'localOffsetsDir' is {path.parents[3]}, in which others (mode 0777) may replace the folders of this user; "
+        "protect it with chown and chmod 1777",
+        f"the folder {path.parent} keeps its mode, with which other users may read offsets; "
+        f"protect it with: chmod 700 {path.parent}",
+    ]
 
 
 def test_another_process_is_refused_until_this_one_is_gone_however_it_ended(path: Path) -> None:

@@ -84,6 +84,7 @@ def test_a_topic_whose_master_is_away_is_no_matter_of_rights(words):
         ),
         ("UNAVAILABLE", "SSL: CERTIFICATE_VERIFY_FAILED", True, errors.CertificateRefused, "tlsCaFile"),
         ("UNAVAILABLE", "Peer name x is not in peer certificate", True, errors.CertificateRefused, "tlsServerName"),
+        ("UNAVAILABLE", "Hostname Verification Check failed", True, errors.CertificateRefused, "tlsServerName"),
         ("UNAVAILABLE", "SSL_ERROR_SSL: WRONG_VERSION_NUMBER", True, errors.ConnectionLost, "not support TLS"),
         ("DEADLINE_EXCEEDED", "late", False, errors.CallTimeout, "in time"),
         ("UNIMPLEMENTED", "no such method", False, errors.NotSupported, "transport=remoting"),

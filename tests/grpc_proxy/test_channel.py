@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -23,6 +24,7 @@ from rocketmq_spark.grpc_proxy.facts import QUERY_ROUTE, RECEIVE_MESSAGE, SEND_M
 from rocketmq_spark.grpc_proxy.protos import proto
 from tests.fix_clusters import Certificates
 from tests.grpc_proxy.scripted import acknowledge, route, serving, serving_bytes, status
+from tests.helpers import awaited
 
 REQUEST = proto("QueryRouteRequest")()
 
@@ -102,7 +104,8 @@ def test_what_is_not_implemented():
         ask(address)
 
 
-def test_certificates(certs, tmp_path):
+def test_certificates(certs, tmp_path, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", certs.ca)
     with serving({"QueryRoute": route()}, encrypted(certs, "server")) as address:
         assert ask(address, tls=Tls(certs.ca)).status.code == Code.OK
         with pytest.raises(errors.CertificateRefused, match="tlsCaFile"):
@@ -261,6 +264,59 @@ def test_files_of_tls_are_read_again_when_a_connection_breaks(certs, tmp_path):
         with pytest.raises(errors.CertificateRefused):
             channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
         assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        channel.close()
+
+
+def test_without_a_file_the_authorities_of_the_system_are_trusted(certs, tmp_path, monkeypatch):
+    """Not those that grpcio brings."""
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", certs.cert("stranger"))
+    with serving({"QueryRoute": route()}, encrypted(certs, "server")) as address:
+        monkeypatch.setenv("SSL_CERT_FILE", certs.ca)
+        assert ask(address, tls=Tls()).status.code == Code.OK
+        monkeypatch.setenv("SSL_CERT_FILE", certs.cert("stranger"))
+        with pytest.raises(errors.CertificateRefused, match="tlsCaFile"):
+            ask(address, tls=Tls())
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+        (tmp_path / "ca.pem").symlink_to(certs.ca)  # OpenSSL reads only files that are named by hashes
+        with pytest.raises(errors.OptionError, match=r"this system has no authorities to trust.*'tlsCaFile'"):
+            ask(address, tls=Tls())
+        (tmp_path / "0a1b2c3d.0").symlink_to(certs.ca)
+        assert ask(address, tls=Tls()).status.code == Code.OK
+
+
+@pytest.mark.parametrize(
+    "damage", [None, b"garbage", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
+)
+def test_an_authority_that_cannot_be_read_any_more_ends_with_its_connection(
+    certs, tmp_path, monkeypatch, caplog, damage
+):
+    """Ten minutes later: gRPC would connect again by itself, with what it has read before."""
+    ca, real, offset = tmp_path / "ca.pem", time.monotonic, 0.0
+    ca.write_bytes(Path(certs.ca).read_bytes())
+    monkeypatch.setattr(time, "monotonic", lambda: real() + offset)
+    with serving({"QueryRoute": route()}, encrypted(certs, "server")) as address:
+        channel = ProxyChannel(address, headers, 1.0, Tls(str(ca)))
+
+        def asked() -> int:
+            return channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code
+
+        assert asked() == Code.OK
+        if damage is None:
+            ca.unlink()
+        else:
+            ca.write_bytes(damage)
+        # The first look is after a minute, and begins the ten minutes.
+        for offset in (61.0, 122.0, 600.0, 700.0, 800.0):  # noqa: B007 - the clock above reads it
+            assert asked() == Code.OK
+        assert len([line for line in caplog.messages if "cannot be read any more" in line]) == 1
+    awaited(lambda: channel._made is None)
+    with serving({"QueryRoute": route()}, encrypted(certs, "server"), address):
+        for _ in range(2):
+            with pytest.raises(errors.OptionError, match="tlsCaFile"):
+                asked()
+        ca.write_bytes(Path(certs.ca).read_bytes())
+        assert asked() == Code.OK
         channel.close()
 
 

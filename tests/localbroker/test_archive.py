@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from rocketmq_spark.localbroker import distro
 from rocketmq_spark.localbroker.java import CLASS_LIST, Archive, Java, find_java
 from rocketmq_spark.localbroker.process import spawn
+from tests import users
 
 CLASSES = "# note\njava/lang/Object id: 0\njava/lang/String id: 1\norg/apache/commons/cli/Option id: 7\norg/apac"
 
@@ -49,6 +51,50 @@ def test_made_once_and_fit_for_the_jvm(home: Path, jar: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert archive.discard()
     assert not archive.discard()
+
+
+@pytest.fixture
+def user_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Those of the user's own cache, which is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    return tmp_path / "user" / "rocketmq-spark" / "archives"
+
+
+@pytest.mark.parametrize("change", ["owner", "mode", "folder", "cache", "folder mode"])
+def test_an_archive_that_others_may_change_is_not_used(
+    home: Path, jar: Path, monkeypatch: pytest.MonkeyPatch, user_archives: Path, change: str
+) -> None:
+    """The JVM does not compare its code with the jars."""
+    folder = home / "cache" / "archives"
+    folder.mkdir(parents=True)
+    archive = Archive(folder, Java(Path("/bin/false"), 17, "x"), [jar])
+    archive.path.write_bytes(b"planted")
+    assert archive.flags(home)[0] == f"-XX:SharedArchiveFile={archive.path}"
+    place = {"owner": archive.path, "mode": archive.path, "cache": folder.parent}.get(change, folder)
+    if "mode" in change:
+        place.chmod(0o777)
+    else:
+        users.give_away(monkeypatch, place)
+    made_again = Archive(folder, Java(Path("/bin/false"), 17, "x"), [jar])
+    for each in (archive, made_again):
+        assert each.flags(home) == [f"-XX:DumpLoadedClassList={home / CLASS_LIST}"]
+    replaceable = change in ("owner", "mode") and (users.IS_ROOT or change == "mode")
+    assert made_again.path.parent == (folder if replaceable else user_archives)
+
+
+def test_an_archive_that_others_could_change_is_made_again(home: Path, jar: Path) -> None:
+    archive = Archive(home / "archives", find_java(), [jar])
+    (home / "archives").mkdir()
+    archive.path.write_bytes(b"planted")
+    archive.path.chmod(0o666)
+    (elsewhere := home / "elsewhere").write_text("mine")
+    for suffix in (".classes", ".part", ".log"):
+        archive.path.with_suffix(suffix).symlink_to(elsewhere)
+    _finish(archive, home)
+    assert archive.flags(home)[0] == f"-XX:SharedArchiveFile={archive.path}"
+    assert archive.path.read_bytes() != b"planted"
+    assert elsewhere.read_text() == "mine"
 
 
 def test_the_key_tells_jvms_and_jars_apart(tmp_path: Path, jar: Path) -> None:

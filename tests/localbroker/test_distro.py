@@ -21,8 +21,10 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_spark.base import folders
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import distro, maven, process
+from tests import users
 
 SMALL = ("commons-cli:commons-cli:1.5.0", "io.netty:netty-codec-haproxy:4.1.130.Final")
 
@@ -160,16 +162,76 @@ def test_a_cache_that_others_may_write_to_is_not_trusted(monkeypatch: pytest.Mon
     (tmp_path / "mine").chmod(0o777)
     distro.cache_folder()
     assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o755
-    (tmp_path / "mine").chmod(0o775)
-    theirs = os.geteuid() + 1
-    monkeypatch.setattr(os, "geteuid", lambda: theirs)
-    with pytest.raises(LocalBrokerError, match=distro.CACHE_VARIABLE):
-        distro.cache_folder()
-    (tmp_path / "mine").chmod(0o755)
-    assert distro.cache_folder() == tmp_path / "mine", "made by an administrator, for all"
+    for folder in ("jars", "jars/core"):
+        (tmp_path / "mine" / folder).mkdir()
+        (tmp_path / "mine" / folder).chmod(0o777)
+    distro.cache_folder()
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (tmp_path / "mine").rglob("*")} == {0o755}
     monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "file" / "below"))
     (tmp_path / "file").touch()
     assert distro.cache_folder() == tmp_path / "file" / "below", "who writes there says what is wrong"
+
+
+def of_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on this process is an ordinary user, and its files are root's."""
+    monkeypatch.setattr(folders, "ROOT", os.getuid())
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+
+def test_a_cache_of_root_is_used_unless_others_may_write_to_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An administrator may fill one for all users."""
+    (made := tmp_path / "made").mkdir()
+    (made / "jars").mkdir()
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(made))
+    of_root(monkeypatch)
+    assert distro.cache_folder() == made
+    for open_folder in (made / "jars", made):
+        open_folder.chmod(0o775)
+        with pytest.raises(LocalBrokerError, match=rf"Others may write to {open_folder}; .*{distro.CACHE_VARIABLE}"):
+            distro.cache_folder()
+
+
+@pytest.mark.parametrize("place", [".", "jars", "jars/core", "link", "link to a folder of others"])
+def test_a_cache_of_another_user_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str) -> None:
+    """Classes and libraries from there are executed, whatever its mode is."""
+    cache = tmp_path / "cache"
+    for folder in (cache / "jars" / "core", tmp_path / "theirs"):
+        folder.mkdir(parents=True)
+    theirs = cache / place
+    if "link" in place:
+        theirs.symlink_to(tmp_path / "theirs")
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
+    assert distro.cache_folder() == cache
+    uid = users.give_away(monkeypatch, tmp_path / "theirs" if place.endswith("others") else theirs)
+    with pytest.raises(LocalBrokerError) as raised:
+        distro.cache_folder()
+    for part in (f"belongs to uid {uid}", "would be executed", "chown -R", distro.CACHE_VARIABLE):
+        assert part in str(raised.value)
+
+
+@pytest.mark.parametrize("change", ["owner", "mode", "link"])
+def test_a_jar_that_others_may_change_is_not_used_as_it_is(
+    small: Path, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Its hash is that of the lock now, and perhaps not when the JVM reads it."""
+    jar = distro.fetch(["small"], quiet=True)[0]
+    inode = jar.stat().st_ino
+    if change == "mode":
+        jar.chmod(0o666)
+    elif change == "link":
+        jar.rename(tmp_path / "theirs")
+        jar.symlink_to(tmp_path / "theirs")
+        users.give_away(monkeypatch, tmp_path / "theirs")
+    else:
+        users.give_away(monkeypatch, jar)
+    if change != "mode" and not users.IS_ROOT:  # the folders are the other user's, too
+        with pytest.raises(LocalBrokerError, match="belongs to uid"):
+            distro.fetch(["small"], quiet=True)
+        return
+    assert distro.fetch(["small"], quiet=True)[0] == jar
+    status = jar.lstat()
+    assert (stat.S_ISREG(status.st_mode), status.st_mode & 0o022, status.st_uid) == (True, 0, os.geteuid())
+    assert (status.st_ino == inode) == (change == "mode"), "closed, or fetched again"
 
 
 def test_real_jars_are_complete_and_in_the_order_of_the_lock() -> None:

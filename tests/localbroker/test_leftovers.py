@@ -15,6 +15,7 @@ import pytest
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.process import MARK
 from rocketmq_spark.localbroker.site import TEMPORARY, claim
+from tests import users
 
 
 @pytest.fixture
@@ -101,6 +102,17 @@ def test_only_folders_with_our_name_are_deleted(run: Path, tmp_path: Path) -> No
     _left_behind(run, tmp_path / "precious")
     claim(run, None, keep=False).release(delete=True)
     assert (tmp_path / "precious" / "store").exists()
+
+
+def test_a_record_of_another_user_is_left_alone(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: list[subprocess.Popen[bytes]]
+) -> None:
+    """It could name any folder and process of this user."""
+    child = _sleeper(children, f"{MARK}{tmp_path / f'{TEMPORARY}mine'}")
+    record = _left_behind(run, tmp_path / f"{TEMPORARY}mine")
+    users.give_away(monkeypatch, record)
+    claim(run, None, keep=False).release(delete=True)
+    assert (child.poll(), (tmp_path / f"{TEMPORARY}mine").exists(), record.exists()) == (None, True, True)
 
 
 def test_the_living_are_left_alone(run: Path, tmp_path: Path, children: list[subprocess.Popen[bytes]]) -> None:

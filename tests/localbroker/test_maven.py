@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.server
+import shutil
 import socket
 import ssl
 import threading
@@ -70,6 +71,21 @@ def test_sparks_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: 
     (tmp_path / "spark-defaults.conf").write_text("\n".join(lines))
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     assert urls() == ["http://spark.example/g/h/a/1/a-1.jar"]
+
+
+def test_the_current_folder_is_not_sparks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ivy(
+        tmp_path / "ivy.settings", '<resolvers><ibiblio name="ours" root="http://planted.example/"/></resolvers>'
+    )
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text(f"spark.jars.ivySettings {path}")
+    monkeypatch.chdir(tmp_path)
+    for empty in (None, ""):
+        if empty is not None:
+            monkeypatch.setenv("SPARK_HOME", empty)
+        assert urls() == [f"{CENTRAL}g/h/a/1/a-1.jar"]
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert urls() == ["http://planted.example/g/h/a/1/a-1.jar"]
 
 
 def test_the_resolvers_of_ivy_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +238,41 @@ def test_a_refusal_is_not_asked_elsewhere(server: Server, tmp_path: Path, monkey
     with pytest.raises(LocalBrokerError, match=r"the repository answers with HTTP 401 \(who are you\)"):
         fetched(tmp_path)
     assert [key for _, _, key in server.asked] == ["Basic x"]
+
+
+def test_more_bytes_than_a_jar_has_are_not_read(server: Server, tmp_path: Path) -> None:
+    """The hash is compared only when all have arrived."""
+    sent: list[int] = []
+
+    def endless(request: http.server.BaseHTTPRequestHandler, number: int) -> None:
+        request.send_response(200)
+        request.end_headers()
+        with contextlib.suppress(OSError):
+            while sum(sent) < 1 << 30:
+                request.wfile.write(BODY)
+                sent.append(len(BODY))
+
+    server.does = endless
+    with pytest.raises(LocalBrokerError, match=rf"g/h/a/1/a-1\.jar has more bytes than the {len(BODY)} of {JAR}"):
+        maven.download([JAR], tmp_path, lambda arrived: None, {JAR: len(BODY)})
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= len(BODY)
+    assert len(server.asked) == 1
+    server.does = server.serve
+    shutil.rmtree(tmp_path)
+    assert maven.download([JAR], tmp_path, lambda arrived: None, {JAR: len(BODY)})[JAR].read_bytes() == BODY
+
+
+def test_keys_do_not_cross_the_network_in_clear_text(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", server.root)  # where it would arrive
+    for root in ("http://repository.example/m2", "http://127.0.0.1.example/m2", "HTTP://repository.example/m2"):
+        monkeypatch.setattr(maven, "_repositories", lambda root=root: [maven._m2(root, "Basic x")])
+        with pytest.raises(
+            LocalBrokerError, match=r"credentials for .*\.example would be sent to (http|HTTP).* in clear text"
+        ):
+            fetched(tmp_path)
+    assert server.asked == []
 
 
 def test_keys_do_not_go_where_a_redirect_leads(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import socket
 import ssl
@@ -262,6 +263,97 @@ def test_rotated_tls_files_are_read_again(tmp_path: Path) -> None:
         assert endpoint.ssl_context(tls) is not good
         cert.unlink()
         connect_to(broker.address, tls)
+
+
+@pytest.fixture
+def pass_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the monotonic clock forward."""
+    real, offset = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + offset[0])
+
+    def passed(seconds: float) -> None:
+        offset[0] += seconds
+
+    return passed
+
+
+@pytest.mark.parametrize("damage", ["removed", "damaged", "empty"])
+def test_an_authority_that_cannot_be_read_any_more_is_trusted_for_ten_minutes(
+    tmp_path: Path,
+    server_tls: ssl.SSLContext,
+    certificate: tuple[Path, Path],
+    connect: Callable[..., Connection],
+    pass_s: Callable[[float], None],
+    caplog: pytest.LogCaptureFixture,
+    damage: str,
+) -> None:
+    ca = tmp_path / "trusted.pem"
+    shutil.copy(certificate[0], ca)
+    tls = TlsSettings(str(ca))
+    with MockBroker(tls=server_tls) as broker:
+        open_one = connect(broker.address, tls=tls)
+        if damage == "removed":
+            ca.unlink()
+        else:
+            ca.write_text("garbage" if damage == "damaged" else "")
+        for seconds in (0, 300, 299):
+            pass_s(seconds)
+            connect_to(broker.address, tls)
+        assert [line for line in caplog.messages if str(ca) in line] == caplog.messages[-1:]
+        assert "cannot be read any more: " in caplog.text
+        assert "New connections fail if that lasts longer than 10 minutes" in caplog.text
+        pass_s(2)
+        for _ in range(2):
+            with pytest.raises(OptionError, match="tlsCaFile"):
+                connect_to(broker.address, tls)
+        open_one.call(ping(), Deadline.after(30.0))
+        shutil.copy(certificate[0], ca)
+        connect_to(broker.address, tls)
+        assert caplog.messages[-1] == f"the TLS files {ca} can be read again"
+        ca.unlink()
+        connect_to(broker.address, tls)  # another ten minutes
+
+
+class TestNames:
+    """Which certificates for another name are accepted without the check of the name, and which error says so."""
+
+    def test_the_check_is_only_to_be_switched_off_if_nothing_else_differs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        certs = certificates(tmp_path)
+        first = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        first.load_cert_chain(certs.cert("elsewhere"), certs.key("elsewhere"))
+        then = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        then.load_cert_chain(certs.cert("stranger"), certs.key("stranger"))
+        handshakes: list[object] = []
+
+        def chosen(sock: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+            handshakes.append(name)
+            if len(handshakes) % 2 == 0:
+                sock.context = then
+
+        with MockBroker(tls=first) as broker:
+            by_name = broker.address.replace("127.0.0.1", "localhost")
+            with pytest.raises(CertificateRefused, match=r"or set 'tlsCheckHostname' to false: only the name differs"):
+                connect_to(by_name, TlsSettings(certs.ca))
+            first.sni_callback = chosen
+            with pytest.raises(CertificateRefused) as refused:
+                connect_to(by_name, TlsSettings(certs.ca))
+        assert "tlsCheckHostname" not in str(refused.value)
+        assert "Without the check of the name: the TLS handshake failed: self-signed certificate" in str(refused.value)
+        assert len(handshakes) == 2
+
+    def test_it_is_never_advised_with_the_authorities_of_the_system(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        certs = certificates(tmp_path)
+        monkeypatch.setenv("SSL_CERT_FILE", certs.ca)
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.load_cert_chain(certs.cert("elsewhere"), certs.key("elsewhere"))
+        with MockBroker(tls=server) as broker, pytest.raises(CertificateRefused) as refused:
+            connect_to(broker.address, TlsSettings(cert_file=certs.cert("server"), key_file=certs.key("server")))
+        assert "addressMap" in str(refused.value)
+        assert "tlsCheckHostname" not in str(refused.value)
 
 
 DIES = """

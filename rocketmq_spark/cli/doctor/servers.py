@@ -96,7 +96,7 @@ def no_broker(name: str, error: RocketMQError) -> Finding:
 
 def _unreached(check: str, what: str, error: RocketMQError, tls: bool, remedy: str) -> Finding:
     if isinstance(error, CertificateRefused):
-        return failed(check, error, "Check options 'tlsCaFile' and 'tlsCheckHostname'")
+        return failed(check, error, "Check option 'tlsCaFile'")
     hint = "; or it does not speak TLS, which option 'tls' asks for" if tls else ""
     return broken(check, f"{what}: {error.message}{f': {error.remark}' if error.remark else ''}", remedy + hint)
 

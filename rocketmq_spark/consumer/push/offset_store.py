@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, Protocol
 
+from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.member_state import MemberState
@@ -105,7 +106,7 @@ class LocalOffsets:
             if _identity(path) in _held:  # do not open the file: closing it would release the lock of this process
                 raise self._of_another()
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                folders.make(path.parent)
                 file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             except OSError as e:
                 logger.info("%s cannot be made: %s", path, e)
@@ -168,13 +169,27 @@ class LocalOffsets:
             former.release()
 
     def _of_same_cluster(self) -> list[LocalOffsets]:
-        """Return the group's files for other lists of name servers that share an address with the list of this file."""
+        """Return the group's files for other lists of name servers that share an address with the list of this file.
+
+        Files of other users are not among them; ``elsewhere`` names them.
+        """
         servers = set(self._path.parent.name.split(","))
         try:
-            folders = [folder for folder in self._path.parents[1].iterdir() if servers & set(folder.name.split(","))]
+            found = [folder for folder in self._path.parents[1].iterdir() if servers & set(folder.name.split(","))]
         except OSError:  # a folder that cannot be read: ``load`` reports it
             return []
-        return [LocalOffsets(folder / self._path.name) for folder in folders if folder != self._path.parent]
+        others = [LocalOffsets(folder / self._path.name) for folder in found if folder != self._path.parent]
+        return [other for other in others if other._foreign() is None]
+
+    def _foreign(self) -> folders.Foreign | None:
+        places = (*self._path.parents[1::-1], self._path, self._backup)
+        return next(filter(None, map(folders.foreign, places)), None)
+
+    def warn_if_shared(self) -> None:
+        """Log once if other users may read, write or replace the file."""
+        with contextlib.suppress(OSError):  # ``store`` reports it
+            folders.warn_if_replaceable(self._path.parents[3], "localOffsetsDir")
+            folders.warn_if_open(self._path.parent, "offsets")
 
     @property
     def _stored_at(self) -> tuple[float, float]:
@@ -185,7 +200,7 @@ class LocalOffsets:
 
     def _replace_by(self, former: LocalOffsets) -> None:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            folders.make(self._path.parent)
             for ours, theirs in ((self._path, former._path), (self._backup, former._backup)):
                 with contextlib.suppress(FileNotFoundError):
                     theirs.replace(ours)
@@ -206,7 +221,14 @@ class LocalOffsets:
         return []
 
     def load(self) -> dict[MessageQueue, int]:
-        """Return the stored offsets; empty if there is no file. Raises ``OffsetError`` if file and backup are both damaged."""
+        """Return the stored offsets; empty if there is no file. Raises ``OffsetError`` if file and backup are both damaged, or
+        belong to another user, who could skip messages of this one.
+        """
+        if (other := self._foreign()) is not None:
+            raise OffsetError(
+                f"the offsets in {self._path} are not used: {other}",
+                remedy="If you trust them, make them yours with chown -R, or choose another 'localOffsetsDir'",
+            )
         problems = []
         for path in (self._path, self._backup):
             try:
@@ -226,7 +248,7 @@ class LocalOffsets:
         """Replace the stored offsets. Raises ``OffsetError`` if the file cannot be written."""
         text = _text(offsets)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            folders.make(self._path.parent)
             if _is_whole(self._path):
                 _replace(self._backup, self._path.read_text("utf-8"))
             _replace(self._path, text)
@@ -441,6 +463,7 @@ class FileOffsets:
 
     def begin(self) -> None:
         self._file.hold()
+        self._file.warn_if_shared()
         self._file.take_over()
         stored, earlier = self._file.load(), self._earlier.load()  # raises now, not when the first queue is started
         # A crash came between the two writes of ``_adopted``. The offsets would be used by another cluster, too.

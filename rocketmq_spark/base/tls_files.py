@@ -1,0 +1,97 @@
+"""Certificates in files: files that are replaced while a program runs, and the authorities that the system trusts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.errors import RocketMQError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# While files are replaced they may be missing, or not match each other. Longer, a removed authority must not be trusted.
+STALE_S = 600.0
+
+
+class Reloaded(Generic[T]):
+    """What ``load`` makes of files, made again when a file was replaced. While that fails, ``get`` returns the last value, for at
+    most ``STALE_S``, with one warning.
+    """
+
+    def __init__(self, paths: Sequence[str | None], load: Callable[[], T]) -> None:
+        self._paths = tuple(str(Path(path).expanduser()) for path in paths if path)
+        self._load = load
+        self._loaded: tuple[tuple[object, ...], T] | None = None  # what the files were, and the value
+        self._stale: Deadline | None = None  # set while the files cannot be loaded: when the value ends
+
+    def get(self) -> T:
+        """Return the value. Raises the error of ``load`` if there never was one, or it is too old."""
+        stamps = tuple(map(_stamp, self._paths))
+        if self._loaded is None or self._loaded[0] != stamps:
+            try:
+                self._loaded = stamps, self._load()
+            except (OSError, RocketMQError) as e:  # errors of ``ssl`` are OSErrors
+                if self._loaded is None or not self._lasts(e):
+                    raise
+                return self._loaded[1]
+        if self._stale is not None:
+            self._stale = None
+            logger.warning("the TLS files %s can be read again", ", ".join(self._paths))
+        return self._loaded[1]
+
+    def _lasts(self, error: Exception) -> bool:
+        if self._stale is None:
+            self._stale = Deadline.after(STALE_S)
+            text = "the TLS files %s cannot be read any more: %s. New connections fail if that lasts longer than %d minutes"
+            logger.warning(text, ", ".join(self._paths), error, STALE_S // 60)
+        return not self._stale.expired
+
+
+def _stamp(path: str) -> object:
+    """Return a value that changes when the file is replaced; None without a file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_HASHED = re.compile(r"[0-9a-f]{8}\.\d+")
+
+
+def system_authorities() -> bytes:
+    """Return the authorities that Python's ``ssl`` trusts by default, as PEM; empty if the system has none.
+
+    They are in one file, or in a folder whose files are named by hashes. SSL_CERT_FILE and SSL_CERT_DIR replace these.
+    """
+    found = dict.fromkeys(one for path in _system_files() for one in _CERTIFICATE.findall(_content(path)))
+    return b"\n".join([*found, b""]) if found else b""
+
+
+def check_authorities(pem: bytes) -> None:
+    """Raise ``ssl.SSLError`` if a certificate is damaged."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for certificate in _CERTIFICATE.findall(pem):
+        context.load_verify_locations(cadata=certificate.decode("ascii", "replace"))
+
+
+def _system_files() -> Iterator[Path]:
+    paths = ssl.get_default_verify_paths()
+    yield Path(os.environ.get(paths.openssl_cafile_env) or paths.openssl_cafile)
+    for folder in (os.environ.get(paths.openssl_capath_env) or paths.openssl_capath).split(os.pathsep):
+        yield from sorted(path for path in Path(folder).glob("*.*") if _HASHED.fullmatch(path.name))
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
