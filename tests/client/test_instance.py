@@ -523,39 +523,42 @@ QUESTIONS = [
 
 class TestWhoMayAsk:
     @pytest.fixture
-    def asking(self) -> Iterator[MockBroker]:
+    def asker(self) -> Iterator[MockBroker]:
         """A name server that also asks; routes of its topic ``t`` lead to ``10.0.0.1:10911``."""
         with MockBroker({ROUTE: route(1, {"broker-a": "10.0.0.1:10911"})}) as one:
             yield one
 
-    def answers(self, asking: MockBroker, **how: Any) -> tuple[list[int], list[int]]:
+    def answers(self, asker: MockBroker, **how: Any) -> tuple[list[int], list[int]]:
         """The codes of questions that reached a member, and those of the replies, after the route of ``t`` is known."""
-        parts, taken = Parts(asking.address, **how), list[int]()
-        parts.groups._replies = lambda request: (
-            taken.append(request.command.code),
-            request.answer(Command(Response.SUCCESS)),
-        )
+        parts, taken = Parts(asker.address, **how), list[int]()
+
+        def takes(request: ServerRequest, aside: object) -> bool:
+            taken.append(request.command.code)
+            request.answer(Command(Response.SUCCESS))
+            return True
+
+        parts.groups._replies = takes
         inbox = Inbox(ok())
         parts.instance.join(consumer("cg", inbox))
         parts.instance.join(Member("pg", asked=inbox))
         parts.routes.get("t")
         for opaque, question in enumerate(QUESTIONS):
-            asking.ask(replace(question, opaque=opaque))
-        asking.wait_for(lambda: len(asking.replies) == len(QUESTIONS))
+            asker.ask(replace(question, opaque=opaque))
+        asker.wait_for(lambda: len(asker.replies) == len(QUESTIONS))
         parts.close()
-        return sorted([*taken, *(code for _, code, _ in inbox.asked)]), [reply.code for reply in asking.replies]
+        return sorted([*taken, *(code for _, code, _ in inbox.asked)]), [reply.code for reply in asker.replies]
 
-    def test_a_server_that_is_only_a_name_server_may_not(self, asking: MockBroker) -> None:
-        assert self.answers(asking) == ([], [Response.REQUEST_CODE_NOT_SUPPORTED] * len(QUESTIONS))
+    def test_a_server_that_is_only_a_name_server_may_not(self, asker: MockBroker) -> None:
+        assert self.answers(asker) == ([], [Response.REQUEST_CODE_NOT_SUPPORTED] * len(QUESTIONS))
 
     @pytest.mark.parametrize("mapped", ["addressMap", "nameServer", "itself"])
-    def test_a_proxy_at_the_address_of_the_name_server_may(self, asking: MockBroker, mapped: str) -> None:
+    def test_a_proxy_at_the_address_of_the_name_server_may(self, asker: MockBroker, mapped: str) -> None:
         how: dict[str, Any] = {}
         if mapped == "addressMap":
-            how["address_map"] = {"10.0.0.1:10911": asking.address}
+            how["address_map"] = {"10.0.0.1:10911": asker.address}
         elif mapped == "nameServer":
             how["at_name_server"] = True
         else:
-            asking.on(ROUTE, route(1, {"broker-a": asking.address}))
-        taken, _ = self.answers(asking, **how)
+            asker.on(ROUTE, route(1, {"broker-a": asker.address}))
+        taken, _ = self.answers(asker, **how)
         assert taken == sorted(question.code for question in QUESTIONS)
