@@ -98,7 +98,7 @@ def administer(peer: Peer) -> object:
             for act in (
                 admin.topics,
                 lambda: admin.describe_topic("t"),
-                lambda: admin.create_topic("u", 2),
+                lambda: admin.create_topic("u", 2, timeout_s=5.0),
             )
         ]
 
