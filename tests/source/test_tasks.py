@@ -11,7 +11,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.columnar.decode.schema import BASIC
-from rocketmq_spark.errors import DataLossError
+from rocketmq_spark.errors import ConnectionLost, DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.reading import Heads
 from rocketmq_spark.spark.source import tasks
@@ -146,6 +146,15 @@ def test_what_is_said_of_a_broker_that_did_not_come():
     )
     assert stream.startswith(batch)
     assert ("checkpoint rewind" in batch, "checkpoint rewind" in stream) == (False, True)
+
+
+@pytest.mark.parametrize("known", ["Set option 'addressMap'", None])
+def test_an_error_keeps_its_remedy_before_the_advice_to_wait(known):
+    advice = tasks.waited_in_vain("broker b", streaming=True)
+    with pytest.raises(ConnectionLost) as task, tasks._what_to_do("b", streaming=True):
+        raise ConnectionLost("cannot connect", "pod:8080", remedy=known)
+    plan = tasks.advised(ConnectionLost("cannot connect", "pod:8080", remedy=known), "broker b", streaming=True)
+    assert task.value.remedy == plan.remedy == (f"{known}. {advice}" if known else advice)
 
 
 def test_no_partition_no_rows(rocketmq, filled):

@@ -241,8 +241,15 @@ def _what_to_do(broker_name: str, streaming: bool) -> Iterator[None]:
         yield
     except RocketMQError as e:
         if e.retriable:
-            e.remedy = waited_in_vain(f"broker {broker_name}", streaming)
+            advised(e, f"broker {broker_name}", streaming)
         raise
+
+
+def advised(error: RocketMQError, whom: str, streaming: bool) -> RocketMQError:
+    """Return ``error`` with ``waited_in_vain`` after its own remedy, such as that of an address that cannot be reached."""
+    advice = waited_in_vain(whom, streaming)
+    error.remedy = f"{error.remedy}. {advice}" if error.remedy else advice
+    return error
 
 
 def waited_in_vain(whom: str, streaming: bool) -> str:
