@@ -176,6 +176,9 @@ class Contact:
     def answered(self, asked: Hashable) -> None:
         """A broker answered the request about ``asked``."""
         self._reached = True
+        self._settle(asked)
+
+    def _settle(self, asked: Hashable) -> None:
         if self._trouble is not None and self._trouble[0] == asked:
             self._trouble = None
 
@@ -187,8 +190,10 @@ class Contact:
     def failed(self, asked: Hashable, error: RocketMQError) -> None:
         """The request about ``asked`` failed. A refusal is an answer; a topic that is not there yet is no trouble."""
         if isinstance(error, BrokerError):
-            self.answered(asked)
-        if not isinstance(error, RouteNotFound) and not (isinstance(error, BrokerError) and error.retriable):
+            self._reached = True
+        if isinstance(error, RouteNotFound) or (isinstance(error, BrokerError) and error.retriable):
+            self._settle(asked)
+        else:
             self._trouble = asked, error
 
     def check_servers(self) -> None:

@@ -199,6 +199,17 @@ def test_a_topic_that_is_not_there_yet_is_waited_for(caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
+def test_a_topic_that_is_gone_ends_the_trouble_with_it(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:
+    contact.failed("t", LOST)
+    contact.failed("t", RouteNotFound("none"))
+    contact.check()
+    assert not caplog.records
+    contact.failed("t", LOST)
+    contact.failed("u", RouteNotFound("none"))
+    contact.check()
+    assert "no broker has answered yet" in caplog.text
+
+
 def test_an_answer_about_something_else_ends_no_trouble(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:
     contact.failed(MessageQueue("t", "a", 0).broker_name, LOST)
     contact.answered("b")
