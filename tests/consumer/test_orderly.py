@@ -65,6 +65,16 @@ def test_queues_are_locked_before_they_are_pulled_and_again_every_twenty_seconds
     assert len(port.seen("lock")) - before == 3
 
 
+def test_without_notices_locks_are_renewed_every_3_seconds(group: GroupBench) -> None:
+    """A Proxy keeps the connection while its broker restarts and forgets the locks."""
+    _, port = group.start(ordered=True)
+    port.has_notices = False
+    group.time.advance(2)
+    before = len(port.seen("lock"))
+    group.time.advance(60)
+    assert 22 <= len(port.seen("lock")) - before <= 24
+
+
 def test_a_failed_message_is_tried_again_in_place_and_holds_up_its_queue_only(group: GroupBench) -> None:
     consumer, port = started(
         group, lambda messages, context: 1 / 0 if messages[0].body == b"1" and messages[0].reconsume_times < 2 else None
