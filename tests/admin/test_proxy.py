@@ -87,3 +87,15 @@ def test_offsets_of_named_topics(admin: Admin, proxy: MockBroker) -> None:
     proxy.on(Request.QUERY_CONSUMER_OFFSET, of_proxy(refuse(Response.QUERY_NOT_FOUND)))
     with pytest.raises(OffsetError, match="group g has no offsets in t"):
         admin.offsets("g", ["t"])
+
+
+def test_offsets_that_members_at_brokers_may_overwrite(
+    admin: Admin, proxy: MockBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.on(Request.GET_CONSUMER_LIST_BY_GROUP, of_proxy(refuse(Response.SYSTEM_ERROR)))
+    proxy.on(Request.UPDATE_CONSUMER_OFFSET, of_proxy(ok()))
+    proxy.on(Request.QUERY_CONSUMER_OFFSET, of_proxy(ok(offset=2)))
+    admin.reset_offsets("g", topics=["t"], to="earliest", preview=True)
+    assert not caplog.records
+    admin.reset_offsets("g", topics=["t"], to="earliest")
+    assert "through a Proxy, which does not see members that are connected to brokers" in caplog.text
