@@ -288,9 +288,7 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
 
 def warn_of_unseen(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> None:
     """Warn if a Proxy stored offsets of these queues: it sees its own members, but not those at brokers."""
-    masters = tools.routes.masters()
-    brokers = {queue.broker_name for queue in queues} & masters.keys()
-    if any(tools.calls.pool.is_proxy(masters[broker]) for broker in brokers):
+    if not all(map(tools.committer.knows_members, {queue.broker_name for queue in queues})):
         logger.warning(
             "the offsets of group %s were set through a Proxy, which does not see members that are connected to brokers: such "
             "members overwrite these offsets, so stop them first",

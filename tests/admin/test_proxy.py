@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from click.testing import CliRunner
 
 from rocketmq_spark import Admin, session
 from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.errors import NotSupported, OffsetError
 from rocketmq_spark.model import MessageQueue
 from tests.mockbroker import NO_ROUTE, MockBroker, of_proxy, ok, refuse, route
@@ -97,5 +99,10 @@ def test_offsets_that_members_at_brokers_may_overwrite(
     proxy.on(Request.QUERY_CONSUMER_OFFSET, of_proxy(ok(offset=2)))
     admin.reset_offsets("g", topics=["t"], to="earliest", preview=True)
     assert not caplog.records
+    text = "through a Proxy, which does not see members that are connected to brokers"
     admin.reset_offsets("g", topics=["t"], to="earliest")
-    assert "through a Proxy, which does not see members that are connected to brokers" in caplog.text
+    assert caplog.text.count(text) == 1
+    command = ["offsets", "set", "g", "--topic", "t", "--to", "earliest", "--name-server", proxy.address]
+    for more, warnings in ([], 1), (["--yes"], 2):
+        assert CliRunner().invoke(app, [*command, *more]).exit_code == 0
+        assert caplog.text.count(text) == warnings
