@@ -152,6 +152,20 @@ def test_a_consumer_that_is_refused_raises(
         assert poll(kept) == [], "what can be read is read"
 
 
+@pytest.mark.parametrize("read", ["an offset to begin at", "a pull that is retried"])
+def test_a_refusal_is_no_error_while_a_queue_can_be_read(read: str) -> None:
+    kept = Kept()
+    if "pull" in read:
+        kept.fake.pull = lambda request, deadline, done: done(BrokerBusy("busy"))  # type: ignore[method-assign]
+        kept.one.have({QUEUE: Start(0)})
+        assert poll(kept) == []
+    else:
+        kept.shared.set("t", NO_FILTER, lambda address, question: None)
+        assert list(kept.shared.look([])) == [QUEUE]
+    kept.polls.contact.failed("t", AccessDenied("no right"))
+    kept.polls.contact.check_servers()
+
+
 def test_other_refusals_warn_with_each_empty_minute(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:
     contact.failed("t", ServerFault("no such group", remedy="Make the group"))
     contact.check_servers()

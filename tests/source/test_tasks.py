@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 from pyspark import cloudpickle
@@ -14,9 +15,10 @@ from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.errors import ConnectionLost, DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.reading import Heads
-from rocketmq_spark.spark.source import tasks
+from rocketmq_spark.spark.source import stream, tasks
 from rocketmq_spark.spark.source.tasks import RangePartition
 from tests.harness import store
+from tests.helpers import raising
 from tests.mockbroker import MockBroker, ok, topic_config
 from tests.reading import bodies, feed
 from tests.source.scripted import route
@@ -153,8 +155,15 @@ def test_an_error_keeps_its_remedy_before_the_advice_to_wait(known):
     advice = tasks.waited_in_vain("broker b", streaming=True)
     with pytest.raises(ConnectionLost) as task, tasks._what_to_do("b", streaming=True):
         raise ConnectionLost("cannot connect", "pod:8080", remedy=known)
-    plan = tasks.advised(ConnectionLost("cannot connect", "pod:8080", remedy=known), "broker b", streaming=True)
-    assert task.value.remedy == plan.remedy == (f"{known}. {advice}" if known else advice)
+    assert task.value.remedy == (f"{known}. {advice}" if known else advice)
+
+
+def test_a_plan_keeps_the_remedy_before_the_advice_to_wait(monkeypatch):
+    lost = ConnectionLost("cannot connect", "pod:8080", queue="t/b/0", remedy="Set option 'addressMap'")
+    monkeypatch.setattr(stream, "patiently", raising(lost))
+    with pytest.raises(ConnectionLost) as plan:
+        stream._of_all(SimpleNamespace(sweep=None))
+    assert plan.value.remedy == f"Set option 'addressMap'. {tasks.waited_in_vain('its broker', streaming=True)}"
 
 
 def test_no_partition_no_rows(rocketmq, filled):

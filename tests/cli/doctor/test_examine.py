@@ -136,6 +136,13 @@ class TestOfServers:
         assert f"{proxy.address} does not reach broker a: " in found.found
         assert "connect to broker failed" in found.found
 
+    def test_a_proxy_that_denies_access_reaches_its_brokers(self) -> None:
+        with MockBroker() as proxy:
+            proxy.on(Request.GET_ROUTEINFO_BY_TOPIC, of_proxy(route(1, {"a": proxy.address})))
+            proxy.on(Request.GET_MAX_OFFSET, of_proxy(refuse(Response.SYSTEM_ERROR, "User:x not found.")))
+            _, found = doctor(proxy.address)
+        assert (found.level, found.found) == (Level.OK, f"{proxy.address} answers for its brokers")
+
     def test_a_proxy_whose_addresses_need_a_topic(self) -> None:
         with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: of_proxy(NO_ROUTE)}) as proxy:
             _, found = doctor(proxy.address)
