@@ -143,9 +143,7 @@ def test_what_is_not_there_is_loss(rocketmq, filled, policy, fails):
 
 def test_what_is_said_of_a_broker_that_did_not_come():
     batch, stream = (tasks.waited_in_vain("broker b", streaming) for streaming in (False, True))
-    assert batch.startswith(
-        "Nothing is lost: start broker b. A task waits for it as long as option 'readDeadline' says"
-    )
+    assert batch.startswith("Nothing is lost: a task waits for broker b as long as option 'readDeadline' says")
     assert stream.startswith(batch)
     assert ("checkpoint rewind" in batch, "checkpoint rewind" in stream) == (False, True)
 
@@ -155,7 +153,7 @@ def test_an_error_keeps_its_remedy_before_the_advice_to_wait(known):
     advice = tasks.waited_in_vain("broker b", streaming=True)
     with pytest.raises(ConnectionLost) as task, tasks._what_to_do("b", streaming=True):
         raise ConnectionLost("cannot connect", "pod:8080", remedy=known)
-    assert task.value.remedy == (f"{known}. {advice}" if known else advice)
+    assert task.value.remedy == f"{known or 'Start broker b'}. {advice}"
 
 
 def test_a_plan_keeps_the_remedy_before_the_advice_to_wait(monkeypatch):
