@@ -352,7 +352,7 @@ _BY_CODE: dict[int, type[BrokerError]] = {
 # Brokers with ACL 1.0 and Proxies (Remoting port) have no code for denied access: they report the exception as a system error.
 _DENIED = re.compile(
     r"org\.apache\.rocketmq\.acl\.common\.AclException"
-    r"|User:.* (has no permission|is not found|is disable)|check signature failed|username cannot be null"
+    r"|User:.* (has no permission|(is )?not found|is disable)|check signature failed|username cannot be null"
 )
 
 

@@ -267,6 +267,9 @@ class OffsetCommitter(Protocol):
     def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
         """Return the client ids of the members of ``group``, as one broker knows them."""
 
+    def knows_members(self, broker_name: str) -> bool:
+        """Whether ``members`` names all: a Proxy that answers for the broker does not see members at brokers."""
+
     def create_group(self, group: str, brokers: Sequence[str]) -> None:
         """Create the group on the named brokers. If it exists, its settings are replaced by the brokers' defaults."""
 

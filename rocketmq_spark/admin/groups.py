@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,8 @@ from rocketmq_spark.options.parsing import EARLIEST, LATEST
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.names import group_problem, is_user_group
+
+logger = logging.getLogger(__name__)
 
 Positions = dict[MessageQueue, int | None]
 
@@ -280,6 +283,16 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
         raise OffsetError(
             f"the offset of {other[0]} was set to {offsets[other[0]]} and is {stored[other[0]]}",
             remedy="Another process commits offsets of the group: stop its members and queries",
+        )
+
+
+def warn_of_unseen(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> None:
+    """Warn if a Proxy stored offsets of these queues: it sees its own members, but not those at brokers."""
+    if not all(map(tools.committer.knows_members, {queue.broker_name for queue in queues})):
+        logger.warning(
+            "the offsets of group %s were set through a Proxy, which does not see members that are connected to brokers: such "
+            "members overwrite these offsets, so stop them first",
+            group,
         )
 
 

@@ -265,6 +265,7 @@ def set_offsets(
     hint = groups.near_groups(client, own) if new else ""  # asked before offsets are stored, which makes the group
     if how["really"]:
         groups.store_offsets(client, own, {change.queue: change.after for change in changes})
+        groups.warn_of_unseen(client, own, [change.queue for change in changes])
     output.rows(
         _CHANGED,
         [

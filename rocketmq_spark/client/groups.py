@@ -312,6 +312,10 @@ class RemotingCommitter:
         (answer,) = self._questions.ask_all([Question(broker_name, command, "")], deadline, accept)
         return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
 
+    def knows_members(self, broker_name: str) -> bool:
+        found = self._questions.connection(broker_name)
+        return found is None or not self._questions.calls.pool.is_proxy(found[0])
+
     def create_group(self, group: str, brokers: Sequence[str]) -> None:
         self._admin.create_group(group, brokers)
 

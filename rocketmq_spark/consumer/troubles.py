@@ -7,7 +7,7 @@ An operator may switch a group to POP (``mqadmin setConsumeMode``). Java members
 others pull: brokers deliver each message to both.
 
 A restarted broker has forgotten the members of groups: ``Introductions`` registers a member with it again.
-``Complaints`` chooses the log level of a problem that lasts: a warning when it begins, and one when it ends.
+``Complaints`` chooses the log level of a problem that lasts: a warning when it begins, and now and then.
 ``Contact`` warns, or ends polls with an error, while brokers do not answer.
 """
 
@@ -23,9 +23,11 @@ from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.settings import Subscriptions
 from rocketmq_spark.errors import (
+    AccessDenied,
     BrokerError,
     CertificateRefused,
     ConnectionLost,
+    NotSupported,
     RemoteProtocolError,
     RocketMQError,
     RouteNotFound,
@@ -127,17 +129,24 @@ class ConsumeModes:
         self._popped = (self._popped - modes.keys()) | popped
 
 
+REPEAT_S = 300.0
+
+
 class Complaints:
-    """The present problem of each thing, such as a topic or queue. Attempts that are repeated each second log one warning."""
+    """The present problem of each thing, such as a topic or queue. Attempts that are repeated each second log a warning, and
+    another one each five minutes while the problem lasts.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Hashable] = {}
+        self._known: dict[Hashable, tuple[Hashable, NowAndThen]] = {}
 
     def level(self, thing: Hashable, why: object) -> int:
-        """Return INFO if the thing had a problem of the same kind already, else WARNING."""
+        """Return WARNING for a new problem and now and then for one of the same kind as before, else INFO."""
         kind = type(why), why.broker_code if isinstance(why, RocketMQError) else None
-        before, self._known[thing] = self._known.get(thing), kind
-        return logging.INFO if before == kind else logging.WARNING
+        before = self._known.get(thing)
+        if before is None or before[0] != kind:
+            before = self._known[thing] = kind, NowAndThen(REPEAT_S)
+        return logging.WARNING if before[1].due() else logging.INFO
 
     def over(self, thing: Hashable) -> bool:
         """Note that the thing has no problem. Returns whether it had one."""
@@ -150,6 +159,7 @@ _WARNED_S = 60.0
 
 class Contact:
     """Whether brokers answer a consumer that polls: an empty poll warns while one does not, and fails if none ever did.
+    A refusal that no retry heals warns, too, and is an error while no queue can be read.
 
     Thread-safe, because each method changes one attribute.
     """
@@ -159,28 +169,43 @@ class Contact:
         self._clock = clock
         self._since: float | None = None  # the first poll, or the last one that failed
         self._reached = False
+        self._reads = False  # whether a queue could be read
         self._trouble: tuple[Hashable, RocketMQError] | None = None  # what was asked without an answer, and the error
         self._warnings = NowAndThen(_WARNED_S)
 
     def answered(self, asked: Hashable) -> None:
         """A broker answered the request about ``asked``."""
         self._reached = True
+        self._settle(asked)
+
+    def _settle(self, asked: Hashable) -> None:
         if self._trouble is not None and self._trouble[0] == asked:
             self._trouble = None
+
+    def reads(self, broker_name: str) -> None:
+        """The broker answered a request of this group about a queue."""
+        self._reads = True
+        self.answered(broker_name)
 
     def failed(self, asked: Hashable, error: RocketMQError) -> None:
         """The request about ``asked`` failed. A refusal is an answer; a topic that is not there yet is no trouble."""
         if isinstance(error, BrokerError):
-            self.answered(asked)
-        elif not isinstance(error, RouteNotFound):
+            self._reached = True
+        if isinstance(error, RouteNotFound) or (isinstance(error, BrokerError) and error.retriable):
+            self._settle(asked)
+        else:
             self._trouble = asked, error
 
     def check_servers(self) -> None:
-        """Raise the error of a server that no client of ours can use, unless others answered."""
-        if self._trouble is not None and not self._reached:
-            _, error = self._trouble
-            if isinstance(error, RemoteProtocolError | CertificateRefused):
-                raise copy_of(error)
+        """Raise the error of a server that no client of ours can use, or that refuses this one, unless others answered."""
+        if self._trouble is None:
+            return
+        _, error = self._trouble
+        if isinstance(error, NotSupported | AccessDenied) and not self._reads:
+            self._trouble = None  # the next refusal sets it again
+            raise copy_of(error)
+        if isinstance(error, RemoteProtocolError | CertificateRefused) and not self._reached:
+            raise copy_of(error)
 
     def left_s(self) -> float:
         """Seconds that a poll may still wait for the first answer."""
@@ -207,7 +232,9 @@ class Contact:
             ) from error
         if self._warnings.due():
             text = "group %s: a poll returned nothing, and %s: %s"
-            why = "a broker does not answer" if self._reached else "no broker has answered yet"
+            why = "no broker has answered yet"
+            if self._reached:
+                why = "a broker refuses" if isinstance(error, BrokerError) else "a broker does not answer"
             logger.warning(text, self._group, why, error)
         if self._reached:
             self._trouble = None  # the next failure sets it again

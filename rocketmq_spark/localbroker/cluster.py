@@ -97,10 +97,19 @@ class LocalBroker(Closing):
         self._given_data = Path(data).expanduser().absolute() if data is not None else None
         self._with_proxy = isinstance(proxy, Mapping) or proxy
         self._proxy_conf = servers.checked(proxy if isinstance(proxy, Mapping) else {}, besides=["proxyMode"])
-        if servers.proxy_mode(self._proxy_conf) == servers.LOCAL and len(self._specs) > 1:
+        self._is_local = servers.proxy_mode(self._proxy_conf) == servers.LOCAL
+        self._refuse_more_than_one(len(self._specs))
+        if self._is_local and servers.TLS_CERT in self._proxy_conf:
             raise LocalBrokerError(
-                f"A proxy in LOCAL mode runs in the process of one broker, but there are {len(self._specs)}",
-                remedy="Ask for one broker without slaves, or omit proxyMode",
+                f"A proxy in LOCAL mode takes no {servers.TLS_CERT}: its broker would demand TLS, too",
+                remedy="Omit proxyMode: a proxy in CLUSTER mode takes it",
+            )
+        if PROXY in (ports or {}) and (self._is_local or not self._with_proxy):
+            raise LocalBrokerError(
+                "ports names a proxy, but no proxy has ports of its own here",
+                remedy="Omit it: the ports of a proxy in LOCAL mode lie 2 and 3 above its broker's, broker-a"
+                if self._is_local
+                else "Pass proxy=True, too, or omit it",
             )
         self._keep = keep or data is not None
         self._ports = dict(ports or {})
@@ -115,6 +124,13 @@ class LocalBroker(Closing):
     def __enter__(self) -> Self:
         self.start()
         return self
+
+    def _refuse_more_than_one(self, brokers: int) -> None:
+        if self._is_local and brokers > 1:
+            raise LocalBrokerError(
+                f"A proxy in LOCAL mode runs in the process of one broker, but there are {brokers}",
+                remedy="Ask for one broker without slaves, or omit proxyMode",
+            )
 
     # --- life
 
@@ -203,8 +219,8 @@ class LocalBroker(Closing):
         return _own(self).registration.admin
 
     def address(self, broker: str) -> str:
-        """``host:port`` where the server named ``broker`` listens."""
-        return _running(self).server(broker).address
+        """``host:port`` where the server named ``broker`` listens; of the proxy its Remoting port."""
+        return self.proxy_server if broker == PROXY else _running(self).server(broker).address
 
     def pid(self, broker: str) -> int | None:
         """The process id of ``broker``, None when it does not run."""
@@ -271,13 +287,20 @@ class LocalBroker(Closing):
     def restart(self, broker: str, conf: Mapping[str, object] | None = None) -> None:
         """Restart ``broker`` on the same data and ports. It is killed first if it runs.
 
-        ``conf`` changes settings of broker.conf, or fields of the proxy's rmq-proxy.json.
+        ``conf`` changes settings of broker.conf, or fields of the proxy's rmq-proxy.json. In LOCAL mode the broker restarts with
+        its proxy.
         """
+        if broker == PROXY and servers.TLS_CERT in (conf or {}) and servers.TLS_CERT not in self._proxy_conf:
+            raise LocalBrokerError(
+                f"conf sets {servers.TLS_CERT}, but this proxy was started without TLS",
+                remedy="Pass the fields to LocalBroker(proxy=...)",
+            )
         with self._lock, distro.writing_to(self.data):
             _own(self).restart(broker, servers.checked(conf or {}), Deadline.after(self._start_timeout_s))
 
     def add_broker(self, conf: Mapping[str, object] | None = None) -> str:
         """Add a broker without slaves, with ``conf`` as settings of its broker.conf. Returns its name when it is registered."""
+        self._refuse_more_than_one(len(self._specs) + 1)
         with self._lock, distro.writing_to(self.data):
             spec = BrokerSpec(servers.broker_names(len(self.brokers) + 1)[-1], 0)
             _own(self).bring_up(spec, Deadline.after(self._start_timeout_s), servers.checked(conf or {}))

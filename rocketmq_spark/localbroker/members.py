@@ -192,8 +192,8 @@ class Members:
         server = self.server(name)
         server.kill()
         if conf:
-            servers.change(server.program.home, conf)
-        spec = next((s for s in self._specs if s.name == name), None)
+            servers.change(server.program.home, servers.PROXY_CONF if name == PROXY else servers.BROKER_CONF, conf)
+        spec = next((s for s in self._specs if s.name == server.program.name), None)
         if spec is not None and (asked := self._running_name_server()):
             # Otherwise the registration from before the kill would count as the new one.
             asked.wait_until(functools.partial(self.registration.hides, spec, server), deadline)

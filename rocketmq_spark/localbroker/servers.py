@@ -25,6 +25,8 @@ OURS = frozenset(
     {"brokerName", "brokerId", "brokerRole", "listenPort", "namesrvAddr", "storePathRootDir", "storePathCommitLog"}
     | {"remotingListenPort", "grpcServerPort", "proxyMode"}
 )
+BROKER_CONF, PROXY_CONF = "broker.conf", "rmq-proxy.json"
+TLS_CERT = "tlsCertPath"  # the field of a proxy that demands TLS
 
 
 def template(name: str) -> str:
@@ -51,13 +53,13 @@ def with_fields(text: str, conf: Mapping[str, object]) -> str:
     return json.dumps(json.loads(text) | dict(conf), indent=2) + "\n"
 
 
-def change(home: Path, conf: Mapping[str, object]) -> None:
+def change(home: Path, name: str, conf: Mapping[str, object]) -> None:
     """Change lines of the broker.conf, or fields of the rmq-proxy.json, in a server's folder."""
-    for name, changed in (("broker.conf", with_lines), ("rmq-proxy.json", with_fields)):
-        if (path := home / name).exists():
-            path.write_text(changed(path.read_text(encoding="utf-8"), conf), encoding="utf-8")
-            return
-    raise LocalBrokerError(f"{home.name} takes no conf", remedy="Give it to a broker or to the proxy")
+    path = home / name
+    if not path.exists():
+        raise LocalBrokerError(f"{home.name} takes no conf", remedy="Give it to a broker or to the proxy")
+    changed = with_fields if name == PROXY_CONF else with_lines
+    path.write_text(changed(path.read_text(encoding="utf-8"), conf), encoding="utf-8")
 
 
 def checked(conf: Mapping[str, object], besides: Container[str] = ()) -> dict[str, object]:
@@ -158,7 +160,7 @@ def broker(
     conf: Mapping[str, object],
 ) -> Program:
     home = _home(data, spec.name)
-    path = home / "broker.conf"
+    path = home / BROKER_CONF
     values = {
         "broker_name": spec.broker_name,
         "broker_id": spec.broker_id,
@@ -178,9 +180,9 @@ def broker(
 def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf: Mapping[str, object]) -> Program:
     """A proxy. With a certificate (``tlsCertPath``, ``tlsKeyPath``) it accepts only TLS on both ports, otherwise no TLS."""
     home = _home(data, PROXY)
-    path = home / "rmq-proxy.json"
+    path = home / PROXY_CONF
     values = {"port": port, "grpc_port": port + 1, "name_server": name_server}
-    tls = "tlsCertPath" in conf
+    tls = TLS_CERT in conf
     fields = {**({"tlsTestModeEnable": False} if tls else {}), **conf}
     path.write_text(with_fields(render(path.name, values), fields), encoding="utf-8")
     main, arguments = _PROXY_STARTUP, ("-pc", str(path))
@@ -201,13 +203,13 @@ def with_local_proxy(broker: Program, jars: tuple[Path, ...], name_server: str, 
     """A broker with a proxy in the same process, as ``mqbroker --enable-proxy`` starts it."""
     port = broker.ports[0]
     values = {"port": port + process.LOCAL_PROXY_PORTS[-2], "grpc_port": port + process.LOCAL_PROXY_PORTS[-1]}
-    path = broker.home / "rmq-proxy.json"
+    path = broker.home / PROXY_CONF
     path.write_text(with_fields(render(path.name, {**values, "name_server": name_server}), conf), encoding="utf-8")
     return replace(
         broker,
         ports=tuple(port + distance for distance in process.LOCAL_PROXY_PORTS),
         main_class=_PROXY_STARTUP,
-        arguments=("-pc", str(path), "-pm", LOCAL, "-bc", str(broker.home / "broker.conf")),
+        arguments=("-pc", str(path), "-pm", LOCAL, "-bc", str(broker.home / BROKER_CONF)),
         jars=jars,
     )
 

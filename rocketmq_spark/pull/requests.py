@@ -344,7 +344,8 @@ class Replica:
                 self.dialling.tls,
             )
         except RocketMQError as e:
-            if not self.connected and not self.dialling.at_name_server:
+            # The route of an address shows that the name server answers; the address of the plan does not.
+            if at_master is not None and not self.connected and not self.dialling.at_name_server:
                 explained(e, [address])
             raise
         self.at_master, self.connected = at_master, True

@@ -153,6 +153,7 @@ class GroupAdmin(AdminBase):
             if not force:
                 groups.check_members(group, groups.members(tools, group, [change.queue for change in changes]))
             groups.store_offsets(tools, group, {change.queue: change.after for change in changes})
+            groups.warn_of_unseen(tools, group, [change.queue for change in changes])
         return changes
 
 

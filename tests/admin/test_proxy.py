@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from click.testing import CliRunner
 
 from rocketmq_spark import Admin, session
 from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.errors import NotSupported, OffsetError
 from rocketmq_spark.model import MessageQueue
 from tests.mockbroker import NO_ROUTE, MockBroker, of_proxy, ok, refuse, route
@@ -87,3 +89,27 @@ def test_offsets_of_named_topics(admin: Admin, proxy: MockBroker) -> None:
     proxy.on(Request.QUERY_CONSUMER_OFFSET, of_proxy(refuse(Response.QUERY_NOT_FOUND)))
     with pytest.raises(OffsetError, match="group g has no offsets in t"):
         admin.offsets("g", ["t"])
+
+
+def test_offsets_that_members_at_brokers_may_overwrite(
+    admin: Admin, proxy: MockBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.on(Request.GET_CONSUMER_LIST_BY_GROUP, of_proxy(refuse(Response.SYSTEM_ERROR)))
+    proxy.on(Request.UPDATE_CONSUMER_OFFSET, of_proxy(ok()))
+    proxy.on(Request.QUERY_CONSUMER_OFFSET, of_proxy(ok(offset=2)))
+    admin.reset_offsets("g", topics=["t"], to="earliest", preview=True)
+    assert not caplog.records
+    text = "through a Proxy, which does not see members that are connected to brokers"
+    admin.reset_offsets("g", topics=["t"], to="earliest")
+    assert caplog.text.count(text) == 1
+    command = ["offsets", "set", "g", "--topic", "t", "--to", "earliest", "--name-server", proxy.address]
+    for more, warnings in ([], 1), (["--yes"], 2):
+        assert CliRunner().invoke(app, [*command, *more]).exit_code == 0
+        assert caplog.text.count(text) == warnings
+
+
+def test_offsets_are_not_set_beside_members_at_the_proxy(admin: Admin, proxy: MockBroker) -> None:
+    proxy.on(Request.GET_CONSUMER_LIST_BY_GROUP, of_proxy(ok(b'{"consumerIdList":["10.0.0.1@7"]}')))
+    with pytest.raises(OffsetError, match=r"has 1 members, which would overwrite what is set: 10\.0\.0\.1@7"):
+        admin.reset_offsets("g", topics=["t"], to="earliest")
+    assert not proxy.seen(Request.UPDATE_CONSUMER_OFFSET)

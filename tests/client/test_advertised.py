@@ -11,6 +11,7 @@ from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, NotSupported, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.remoting.advertised import explained, remedy
+from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Peer
 from tests.client.conftest import Parts
 from tests.mockbroker import MockBroker, cluster, of_proxy, offsets, ok, refuse, route
@@ -81,6 +82,15 @@ class TestAtNameServer:
         assert "is a name server" in error.message
         assert "'addressMap'" in (error.remedy or "")
         assert "port-forward per broker" in (error.remedy or "")
+
+    def test_a_new_connection_is_known_to_be_a_proxys(self, proxy: MockBroker, mapped: Parts) -> None:
+        proxy.on(Request.GET_BROKER_CLUSTER_INFO, refuse(3, "request type 106 not supported"))
+        mapped.routes.get("t")
+        mapped.pool.get(proxy.address, mapped.soon).close()
+        connection = mapped.pool.get(proxy.address, mapped.soon)
+        assert (connection.peer, mapped.pool.is_proxy(proxy.address)) == (Peer.PROXY, True)
+        with pytest.raises(NotSupported, match="the server is a Proxy"):
+            mapped.calls.ask(proxy.address, rpc.GET_BROKER_CLUSTER_INFO.request(), mapped.soon)
 
 
 class TestUnreachable:

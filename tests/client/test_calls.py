@@ -61,6 +61,7 @@ def test_rule_4_only_codes_that_may_pass_are_retriable() -> None:
     [
         "User:x has no permission to access Topic:t from 127.0.0.1, no matched policies.",
         "User:x is not found.",
+        "User:x not found.",
         "check signature failed.",
         "username cannot be null.",
     ],

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer import troubles
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.troubles import Contact
+from rocketmq_spark.consumer.troubles import Complaints, Contact
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
     CallTimeout,
     CertificateRefused,
     ConnectionLost,
+    NotSupported,
     RemoteProtocolError,
     RocketMQError,
     RouteNotFound,
+    ServerFault,
 )
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from tests.consumer.test_upkeep import QUEUE, Kept
@@ -127,15 +131,72 @@ def test_a_server_that_cannot_be_used_is_an_error_at_once(
     assert poll(kept) == [], "one of several brokers"
 
 
+@pytest.mark.parametrize("error", [AccessDenied("no right", "h:1"), NotSupported("a name server", "h:1")])
+@pytest.mark.parametrize("request_name", ["members", "committed"])
+def test_a_consumer_that_is_refused_raises(
+    error: RocketMQError, request_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept()
+    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(kept.fake, request_name, raising(error))
+        for kept.now in (0.0, 2.0):
+            with pytest.raises(type(error), match=error.message) as caught:
+                kept.one.next(Deadline.after(WAIT_S), 1)
+            assert caught.value.addr == error.addr
+    kept.now = 4.0
+    assert kept.one.next(Deadline.after(WAIT_S), 1), "the right was granted"
+    kept.polls.given = True
+    monkeypatch.setattr(kept.fake, request_name, raising(error))
+    for kept.now in (30.0, 60.0):
+        assert poll(kept) == [], "what can be read is read"
+
+
+@pytest.mark.parametrize("read", ["an offset to begin at", "a pull that is retried"])
+def test_a_refusal_is_no_error_while_a_queue_can_be_read(read: str) -> None:
+    kept = Kept()
+    if "pull" in read:
+        kept.fake.pull = lambda request, deadline, done: done(BrokerBusy("busy"))  # type: ignore[method-assign]
+        kept.one.have({QUEUE: Start(0)})
+        assert poll(kept) == []
+    else:
+        kept.shared.set("t", NO_FILTER, lambda address, question: None)
+        assert list(kept.shared.look([])) == [QUEUE]
+    kept.polls.contact.failed("t", AccessDenied("no right"))
+    kept.polls.contact.check_servers()
+
+
+def test_other_refusals_warn_with_each_empty_minute(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:
+    contact.failed("t", ServerFault("no such group", remedy="Make the group"))
+    contact.check_servers()
+    contact.check()
+    (text,) = warnings(caplog)
+    assert "a broker refuses: " in text
+    assert "Make the group" in text
+
+
+def test_a_problem_that_lasts_warns_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(troubles, "REPEAT_S", 0.0)
+    complaints = Complaints()
+    assert [complaints.level("q", LOST) for _ in range(2)] == [logging.WARNING, logging.WARNING]
+    monkeypatch.setattr(troubles, "REPEAT_S", 300.0)
+    again = Complaints()
+    assert [again.level("q", why) for why in (LOST, LOST, BrokerBusy("b"), BrokerBusy("b"))] == [
+        logging.WARNING,
+        logging.INFO,
+        logging.WARNING,
+        logging.INFO,
+    ]
+
+
 @pytest.fixture
 def contact() -> Contact:
     return Contact("g", Clock(lambda: 0.0))
 
 
-def test_a_refusal_is_an_answer(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_that_may_heal_is_an_answer(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:
     contact.failed("b", LOST)
-    for error in (BrokerBusy("busy"), AccessDenied("no")):
-        contact.failed("b", error)
+    contact.failed("b", BrokerBusy("busy"))
     contact.check()
     assert contact.left_s() == float("inf")
     assert not caplog.records
@@ -150,6 +211,17 @@ def test_a_topic_that_is_not_there_yet_is_waited_for(caplog: pytest.LogCaptureFi
         contact.check()
     assert contact.left_s() > 0
     assert not caplog.records
+
+
+def test_a_topic_that_is_gone_ends_the_trouble_with_it(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:
+    contact.failed("t", LOST)
+    contact.failed("t", RouteNotFound("none"))
+    contact.check()
+    assert not caplog.records
+    contact.failed("t", LOST)
+    contact.failed("u", RouteNotFound("none"))
+    contact.check()
+    assert "no broker has answered yet" in caplog.text
 
 
 def test_an_answer_about_something_else_ends_no_trouble(contact: Contact, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.push import orderly
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.errors import CallTimeout, RemoteProtocolError
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.group import GroupBench
 from tests.helpers import raising
@@ -63,6 +65,36 @@ def test_queues_are_locked_before_they_are_pulled_and_again_every_twenty_seconds
     before = len(port.seen("lock"))
     group.time.advance(60)
     assert len(port.seen("lock")) - before == 3
+
+
+def test_without_notices_locks_are_renewed_every_3_seconds(group: GroupBench) -> None:
+    """A Proxy keeps the connection while its broker restarts and forgets the locks."""
+    _, port = group.start(ordered=True)
+    port.has_notices = False
+    group.time.advance(2)
+    before = len(port.seen("lock"))
+    group.time.advance(60)
+    assert 22 <= len(port.seen("lock")) - before <= 24
+
+
+def test_an_unanswered_lock_stops_listeners_soon_behind_a_proxy(
+    group: GroupBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four seconds after the broker went down: three until the request, and one without an answer."""
+    consumer, port = started(group)
+    port.has_notices = False
+    group.time.advance(7.5)  # a moment ago locks were renewed
+    went_down = group.time.now
+    waited_s: list[float] = []
+
+    def lock(name: str, queues: Sequence[MessageQueue], deadline: Deadline) -> set[MessageQueue]:
+        waited_s.append(deadline.remaining())
+        return set()
+
+    monkeypatch.setattr(port, "lock", lock)
+    while consumer._running._consuming.ready(consumer._running.held.queues[A]):
+        group.time.advance(0.1)
+    assert group.time.now - went_down + waited_s[0] <= 4.1
 
 
 def test_a_failed_message_is_tried_again_in_place_and_holds_up_its_queue_only(group: GroupBench) -> None:

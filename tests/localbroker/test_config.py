@@ -58,12 +58,12 @@ def test_what_a_server_has_is_changed(tmp_path: Path) -> None:
         home = tmp_path / name.partition(".")[0]
         home.mkdir()
         (home / name).write_text(text)
-        servers.change(home, {"a": 2})
+        servers.change(home, name, {"a": 2})
     assert (tmp_path / "broker" / "broker.conf").read_text() == "a=2\n"
     assert json.loads((tmp_path / "rmq-proxy" / "rmq-proxy.json").read_text()) == {"a": 2}
     (tmp_path / "namesrv").mkdir()
     with pytest.raises(LocalBrokerError, match="namesrv takes no conf"):
-        servers.change(tmp_path / "namesrv", {"a": 2})
+        servers.change(tmp_path / "namesrv", servers.BROKER_CONF, {"a": 2})
 
 
 @pytest.mark.parametrize("key", sorted(servers.OURS))

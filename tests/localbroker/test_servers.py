@@ -6,6 +6,7 @@ import json
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,28 @@ def test_a_mode_that_there_is_not_is_refused() -> None:
         servers.proxy_mode({"proxyMode": "REMOTE"})
     with pytest.raises(LocalBrokerError, match="runs in the process of one broker, but there are 2"):
         LocalBroker(brokers=2, proxy={"proxyMode": "LOCAL"})
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (
+            {"proxy": {"proxyMode": "LOCAL", "tlsCertPath": "c.pem"}},
+            "takes no tlsCertPath: its broker would demand TLS",
+        ),
+        ({"proxy": {"proxyMode": "LOCAL"}, "ports": {"proxy": 20_030}}, "2 and 3 above its broker's"),
+        ({"ports": {"proxy": 20_030}}, "Pass proxy=True, too"),
+    ],
+)
+def test_what_a_proxy_cannot_have_is_refused(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(LocalBrokerError, match=problem):
+        LocalBroker(**given)
+    LocalBroker(proxy=True, ports={"proxy": 20_030})
+
+
+def test_tls_of_a_proxy_begins_with_its_first_start() -> None:
+    with pytest.raises(LocalBrokerError, match="was started without TLS"):
+        LocalBroker(proxy=True).restart("proxy", {"tlsCertPath": "c.pem"})
 
 
 def test_a_proxy_with_a_certificate_speaks_tls_to_clients_only(tmp_path: Path) -> None:

@@ -50,21 +50,21 @@ def test_a_stream_goes_where_an_address_leads_and_is_encrypted(
 def test_an_address_that_cannot_be_reached_is_explained(
     make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task may run where the driver's addresses lead nowhere. A broker that was reached before is down."""
+    """A broker that was reached before is down. The address of the plan does not show that the name server answers."""
 
     def refused(address: str, *how: object) -> None:
         raise ConnectionLost("cannot connect: refused", address)
 
-    fresh, reached, mapped = make("master", "pod:1"), make("master", "pod:1"), make("master", "pod:1")
+    fresh, planned, reached, mapped = make("master"), make("master", "pod:1"), make("master"), make("master")
     address(reached)
     mapped.dialling = Dialling(at_name_server=True)
     monkeypatch.setattr(replica_module, "BulkStream", refused)
     remedies = []
-    for replica in (fresh, reached, mapped):
+    for replica in (fresh, planned, reached, mapped):
         with pytest.raises(ConnectionLost) as caught:
             address(replica)
         remedies.append(caught.value.remedy)
-    assert remedies == [remedy(["pod:1"]), None, None]
+    assert remedies == [remedy([MASTER]), None, None, None]
 
 
 def test_what_the_plan_knew_comes_first_and_once(make: Callable[..., Replica]) -> None:

@@ -15,7 +15,7 @@ from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import AccessDenied, GroupNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.source.commit import GroupOffsets
-from tests.mockbroker import Held, MockBroker, never, ok, refuse, route
+from tests.mockbroker import Held, MockBroker, never, of_proxy, ok, refuse, route
 from tests.reading import Run, ranges_of
 from tests.source.scripted import cluster, stats
 
@@ -237,6 +237,19 @@ def test_live_members_are_named(scripted, caplog):
     group_offsets.commit({A: 5})
     group_offsets.commit({A: 6})
     assert caplog.text.count("group g has 2 live members (10.0.0.1@7, 10.0.0.2@8)") == 1
+
+
+def test_members_that_a_proxy_does_not_see_are_warned_of_once(scripted, caplog):
+    text = "through a Proxy, which does not see members that are connected to brokers"
+    GroupOffsets(options(scripted.address, group="g")).commit({A: 5})
+    assert text not in caplog.text
+    scripted.on(
+        Request.GET_CONSUMER_LIST_BY_GROUP, of_proxy(refuse(Response.SYSTEM_ERROR, "no consumer for this group"))
+    )
+    group_offsets = GroupOffsets(options(scripted.address, group="g"))
+    for offset in (6, 7):
+        group_offsets.commit({A: offset})
+    assert caplog.text.count(text) == 1
 
 
 def test_a_group_that_may_not_be_created(scripted):

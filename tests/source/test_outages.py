@@ -322,7 +322,7 @@ def test_a_batch_that_was_not_finished_waits_for_its_broker_and_then_says_what_t
         Run(scripted.address, log(6), readDeadline="300ms", **QUICK).plan(log(15))
     text = str(caught.value)
     assert "topic t, queue t/broker-a/0" in text
-    assert "Nothing is lost: start its broker" in text
+    assert "Nothing is lost: a task waits for its broker" in text
     assert "rocketmq-spark checkpoint rewind" in text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 from pyspark import cloudpickle
@@ -11,12 +12,13 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.columnar.decode.schema import BASIC
-from rocketmq_spark.errors import DataLossError
+from rocketmq_spark.errors import ConnectionLost, DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.reading import Heads
-from rocketmq_spark.spark.source import tasks
+from rocketmq_spark.spark.source import stream, tasks
 from rocketmq_spark.spark.source.tasks import RangePartition
 from tests.harness import store
+from tests.helpers import raising
 from tests.mockbroker import MockBroker, ok, topic_config
 from tests.reading import bodies, feed
 from tests.source.scripted import route
@@ -141,11 +143,25 @@ def test_what_is_not_there_is_loss(rocketmq, filled, policy, fails):
 
 def test_what_is_said_of_a_broker_that_did_not_come():
     batch, stream = (tasks.waited_in_vain("broker b", streaming) for streaming in (False, True))
-    assert batch.startswith(
-        "Nothing is lost: start broker b. A task waits for it as long as option 'readDeadline' says"
-    )
+    assert batch.startswith("Nothing is lost: a task waits for broker b as long as option 'readDeadline' says")
     assert stream.startswith(batch)
     assert ("checkpoint rewind" in batch, "checkpoint rewind" in stream) == (False, True)
+
+
+@pytest.mark.parametrize("known", ["Set option 'addressMap'", None])
+def test_an_error_keeps_its_remedy_before_the_advice_to_wait(known):
+    advice = tasks.waited_in_vain("broker b", streaming=True)
+    with pytest.raises(ConnectionLost) as task, tasks._what_to_do("b", streaming=True):
+        raise ConnectionLost("cannot connect", "pod:8080", remedy=known)
+    assert task.value.remedy == f"{known or 'Start broker b'}. {advice}"
+
+
+def test_a_plan_keeps_the_remedy_before_the_advice_to_wait(monkeypatch):
+    lost = ConnectionLost("cannot connect", "pod:8080", queue="t/b/0", remedy="Set option 'addressMap'")
+    monkeypatch.setattr(stream, "patiently", raising(lost))
+    with pytest.raises(ConnectionLost) as plan:
+        stream._of_all(SimpleNamespace(sweep=None))
+    assert plan.value.remedy == f"Set option 'addressMap'. {tasks.waited_in_vain('its broker', streaming=True)}"
 
 
 def test_no_partition_no_rows(rocketmq, filled):

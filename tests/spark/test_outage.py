@@ -231,7 +231,7 @@ def test_a_query_whose_broker_stays_away_goes_on_without_it_when_it_is_taken_bac
             of.query.awaitTermination(WAIT_S)
         text = explain(caught.value)
         assert f"queue {of.topic}/broker-b/0" in text
-        assert "Nothing is lost: start broker broker-b" in text
+        assert "Nothing is lost: a task waits for broker broker-b" in text
         assert "checkpoint rewind" in text
         last = max(of.batches)
         rewind = ("checkpoint", "rewind", str(tmp_path), "--to-batch", str(last), "--yes", "--force", "--json")

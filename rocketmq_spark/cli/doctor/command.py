@@ -19,7 +19,7 @@ import click
 
 from rocketmq_spark.admin import deadline
 from rocketmq_spark.admin.groups import QueuePositions, look_at, new_group, of_group
-from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC
+from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, Response
 from rocketmq_spark.cli import lag, query
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
@@ -28,6 +28,7 @@ from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed
 from rocketmq_spark.cli.lag_view import under_way
 from rocketmq_spark.cli.output import Output, shown, width_of, wrapped
 from rocketmq_spark.client import groups
+from rocketmq_spark.client.calls import refused
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerError,
@@ -156,20 +157,31 @@ def of_advertised(client: Client, options: Options, topics: Sequence[str]) -> It
     """The addresses in a Proxy's routes of ``topics``, by default of a topic that brokers have. Brokers are checked by name."""
     if not any(map(client.calls.pool.is_proxy, options.name_server)):
         return
-    queue_of: dict[str, MessageQueue] = {}
+    queue_of: dict[tuple[str, str], MessageQueue] = {}
     for topic in topics or (AUTO_CREATE_TOPIC,):
         try:
             route = client.routes.get(topic, 0.0)
-        except RocketMQError:  # said of the topic
+        except RocketMQError as e:
+            if not topics:  # else said of the topic
+                yield servers.unnamed(e)
             continue
         queue_of |= {
-            address: MessageQueue(topic, data.broker_name, 0)
+            (address, data.broker_name): MessageQueue(topic, data.broker_name, 0)
             for data in route.queues
             if (address := route.brokers[data.broker_name].master)
         }
-    for address, queue in sorted(queue_of.items()):
-        error = _refused(client, address, client.brokers.questions.about(rpc.GET_MAX_OFFSET, queue).command)
-        yield servers.advertised(address, None if isinstance(error, BrokerError) else error, options.tls)
+    places = sorted(queue_of)
+    ask = client.brokers.questions.about
+    asked = [(place[0], ask(rpc.GET_MAX_OFFSET, queue_of[place]).command) for place in places]
+    answers = client.calls.exchange_each(asked, deadline(client))
+    errors: dict[str, dict[str, RocketMQError]] = {address: {} for address, _ in places}
+    for (address, broker_name), answer in zip(places, answers, strict=True):
+        if not isinstance(answer, RocketMQError) and answer.code == Response.SYSTEM_ERROR:
+            answer = refused(answer, address)
+        if isinstance(answer, RocketMQError) and not isinstance(answer, AccessDenied):
+            errors[address][broker_name] = answer
+    for address, of_address in errors.items():
+        yield from servers.advertised(address, of_address, options.tls)
 
 
 def _of_broker(client: Client, options: Options, name: str, address: str) -> Iterator[Finding]:

@@ -62,11 +62,11 @@ def broken(check: str, found: str, remedy: str) -> Finding:
     return Finding(check, Level.BROKEN, found, remedy)
 
 
-def failed(check: str, error: RocketMQError, remedy: str) -> Finding:
+def failed(check: str, error: RocketMQError, remedy: str, what: str = "") -> Finding:
     """A question that was not answered as it should be; the error's own remedy comes first."""
     words = error.message if not error.remark else f"{error.message}: {error.remark}"
     where = f" (at {error.addr})" if error.addr else ""
-    return broken(check, " ".join(f"{words}{where}".split()), error.remedy or remedy)
+    return broken(check, " ".join(f"{what}{words}{where}".split()), error.remedy or remedy)
 
 
 def code(findings: list[Finding], strict: bool) -> int:

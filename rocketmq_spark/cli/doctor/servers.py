@@ -14,9 +14,17 @@ from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed, 
 from rocketmq_spark.cli.lag_view import duration, waiting, went_back
 from rocketmq_spark.client.questions import is_compacted
 from rocketmq_spark.consumer.troubles import POP, POP_REMEDY
-from rocketmq_spark.errors import AccessDenied, CertificateRefused, NotSupported, RocketMQError
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerError,
+    CallTimeout,
+    CertificateRefused,
+    NotSupported,
+    RocketMQError,
+)
 from rocketmq_spark.model import BrokerData, Filter, TopicRoute
 from rocketmq_spark.model.admin import RETENTION_NOT_KNOWN, QueueLag, total
+from rocketmq_spark.remoting.endpoint import CANNOT_CONNECT
 from rocketmq_spark.spark.checkpoints.rewind import Drift, DriftState
 
 # Settings that make reads slow, with what they should be at least (docs/performance.md).
@@ -26,6 +34,7 @@ COLD_PULLS = {"maxTransferCountOnMessageInDisk": 1024, "maxTransferBytesOnMessag
 DISK_ADVICE, DISK_BROKEN = 0.85, 0.90
 # A broker reports its time in seconds.
 CLOCKS_MS = 5_000
+CHECK_PROXY = "Check that the Proxy and the broker run, and firewalls"
 _UPTIME = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds \]")
 
 
@@ -80,13 +89,25 @@ def reached(name: str, address: str, dialled: str, error: RocketMQError | None, 
     )
 
 
-def advertised(address: str, error: RocketMQError | None, tls: bool) -> Finding:
-    """An address in the routes of a Proxy."""
+def advertised(address: str, errors: Mapping[str, RocketMQError], tls: bool) -> Iterator[Finding]:
+    """An address in the routes of a Proxy. ``errors``: why requests for brokers, by name, failed there."""
     check = "Proxy"
-    if error is None:
-        return ok(check, f"{address} answers for its brokers")
-    what = f"advertises {address}, which cannot be reached from here"
-    return _unreached(check, what, error, tls, error.remedy or "Check that the Proxy runs, and firewalls")
+    if not errors:
+        yield ok(check, f"{address} answers for its brokers")
+    for broker, error in errors.items():
+        if isinstance(error, BrokerError | CallTimeout) and not error.message.startswith(CANNOT_CONNECT):
+            yield failed(check, error, CHECK_PROXY, f"{address} does not reach broker {broker}: ")
+            continue
+        what = f"advertises {address}, which cannot be reached from here"
+        yield _unreached(check, what, error, tls, error.remedy or CHECK_PROXY)
+        return  # no broker is reached through it
+
+
+def unnamed(error: RocketMQError) -> Finding:
+    """A Proxy without a route of the topic that brokers with autoCreateTopicEnable=true have."""
+    return advice(
+        "Proxy", f"what it advertises is not checked: {error.remark or error.message}", "Name a topic with --topic"
+    )
 
 
 def no_broker(name: str, error: RocketMQError) -> Finding:

@@ -22,7 +22,7 @@ from rocketmq_spark.consumer.push.rebalancing import stacks_of_threads
 from rocketmq_spark.consumer.rebalance import Start, StartQuestions, start_offset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.troubles import Contact
-from rocketmq_spark.errors import BrokerBusy, OffsetError, OptionError, RocketMQError
+from rocketmq_spark.errors import BrokerBusy, BrokerError, OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.membership import (
     Answer,
@@ -242,11 +242,14 @@ class Polls:
         """Handle an answer. If the filter has changed since the pull, it may have skipped messages that match the new one."""
         with self._lock:
             if isinstance(answer, RocketMQError):
-                self.contact.failed(ask.queue.broker_name, answer)
+                if isinstance(answer, BrokerError):  # ``_failed`` retries it, or lets a poll raise it
+                    self.contact.reads(ask.queue.broker_name)
+                else:
+                    self.contact.failed(ask.queue.broker_name, answer)
                 self._failed(ask, answer)
                 self._changed.notify_all()
                 return
-            self.contact.answered(ask.queue.broker_name)
+            self.contact.reads(ask.queue.broker_name)
             if not answer.reset and wanted != self._subscriptions.filter(ask.queue.topic):
                 self._assigned.not_made([ask])
             elif self._assigned.answered(ask, answer, wanted) and answer.status is PullStatus.OFFSET_ILLEGAL:

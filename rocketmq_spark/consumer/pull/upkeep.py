@@ -134,7 +134,7 @@ class Subscribed:
             if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue or topic
                 troubled.add(queue.broker_name)
             return None
-        self._contact.answered(queue.broker_name)
+        self._contact.reads(queue.broker_name)
         self._complaints.over((queue.topic, queue.broker_name))
         return start
 

@@ -26,6 +26,8 @@ from rocketmq_spark.ports import GroupMember
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
+# A Proxy does not answer for a broker that is away, and listeners go on until this time is over.
+UNNOTICED_TIMEOUT_S = 1.0
 EXPECTED_MS = 60_000  # for how long a released queue, or one that could not be started, is expected to come back
 FORCED_UNLOCK_MS = (
     20_000  # since the last lock: a listener that hangs must not keep a queue from other members for ever
@@ -164,7 +166,7 @@ class Ownership:
         """Renew the locks of all queues. A queue without a lock is not consumed until it is locked again."""
         queues = [each.queue for each in self._held.owned()]
         if queues and self._locks:
-            self._lock(queues, TIMEOUT_S)
+            self._lock(queues, TIMEOUT_S if self._port.has_notices else UNNOTICED_TIMEOUT_S)
 
     def relock(self, queues: Sequence[ProcessQueue]) -> set[MessageQueue]:
         """Request the locks of these queues; returns those that were granted."""

@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 3.0
 FIRST_PERSIST_S = 10.0
 FIRST_LOCK_S, LOCK_S = 1.0, 20.0
+# A broker that restarts forgets its locks. Behind a Proxy the connection lasts, so only the next request for a lock shows it.
+UNNOTICED_LOCK_S = 3.0
 STATS_S = 60.0
 ENDS_S, HEARD_MS = 20.0, 30_000  # a queue that is pulled is heard of sooner, also where nothing comes: pulls wait 15 s
 HANGS_S = 1.0  # what is asked for nothing any more is not waited for longer: the last words need the time
@@ -136,6 +138,11 @@ class RunningConsumer:
             self._upkeep.every(timeout_s, self._consuming.clean, timeout_s)
         elif self._settings.clustering:
             self._locks.every(LOCK_S, self._ownership.lock_all, FIRST_LOCK_S)
+            self._locks.every(UNNOTICED_LOCK_S, self._lock_unnoticed, UNNOTICED_LOCK_S)
+
+    def _lock_unnoticed(self) -> None:
+        if not self._port.has_notices:
+            self._ownership.lock_all()
 
     def settle(self) -> None:
         """Wait until the first queues have begun: what is sent from then on lies behind their start."""

@@ -165,7 +165,8 @@ class GroupOffsets:
         """Members of a live group commit offsets of their own, in turns with ours."""
         deadline = Deadline.after(min(1.0, self._options.request_timeout))
         committer = session.committer(self._options)
-        for broker in sorted({queue.broker_name for queue in positions}):
+        brokers = sorted({queue.broker_name for queue in positions})
+        for broker in brokers:
             try:
                 members = committer.members(self._options.group, broker, deadline)
             except RocketMQError as e:
@@ -179,3 +180,9 @@ class GroupOffsets:
                     ", ".join(members[:3]),
                 )
                 return
+        if not all(map(committer.knows_members, brokers)):
+            logger.warning(
+                "group %s: its offsets are stored through a Proxy, which does not see members that are connected to brokers: if "
+                "there are such members, their offsets and ours overwrite each other; use a group of its own",
+                self._options.group,
+            )

@@ -415,7 +415,7 @@ def _of_all(catalog: OffsetCache) -> QueuesView:
         return patiently(catalog, catalog.sweep)
     except RocketMQError as e:
         if e.retriable and e.queue is not None:
-            e.remedy = tasks.waited_in_vain("its broker", streaming=True)
+            tasks.advised(e, "its broker", streaming=True)
         raise
 
 

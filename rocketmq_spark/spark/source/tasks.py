@@ -241,14 +241,20 @@ def _what_to_do(broker_name: str, streaming: bool) -> Iterator[None]:
         yield
     except RocketMQError as e:
         if e.retriable:
-            e.remedy = waited_in_vain(f"broker {broker_name}", streaming)
+            advised(e, f"broker {broker_name}", streaming)
         raise
 
 
+def advised(error: RocketMQError, whom: str, streaming: bool) -> RocketMQError:
+    """Return ``error`` with ``waited_in_vain`` after its own remedy, such as that of an address that cannot be reached."""
+    error.remedy = f"{error.remedy or f'Start {whom}'}. {waited_in_vain(whom, streaming)}"
+    return error
+
+
 def waited_in_vain(whom: str, streaming: bool) -> str:
-    """The remedy if a broker did not answer within ``readDeadline``. A stream cannot skip a batch that is already planned."""
+    """What holds if a broker did not answer within ``readDeadline``. A stream cannot skip a batch that is already planned."""
     remedy = (
-        f"Nothing is lost: start {whom}. A task waits for it as long as option 'readDeadline' says, and then Spark "
+        f"Nothing is lost: a task waits for {whom} as long as option 'readDeadline' says, and then Spark "
         "repeats the task; with master local[*] it does not, with local[*,4] it does"
     )
     if not streaming:

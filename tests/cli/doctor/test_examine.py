@@ -138,6 +138,28 @@ class TestOfServers:
             _, mapped = doctor(proxy.address, address_map="nameServer")
             assert (mapped.level, mapped.found) == (Level.OK, f"{proxy.address} answers for its brokers")
 
+    def test_a_proxy_that_does_not_reach_a_broker(self) -> None:
+        with MockBroker() as proxy:
+            proxy.on(Request.GET_ROUTEINFO_BY_TOPIC, of_proxy(route(1, {"a": proxy.address, "b": proxy.address})))
+            away, there = of_proxy(refuse(Response.SYSTEM_ERROR, "connect to broker failed")), of_proxy(ok(offset=1))
+            proxy.on(Request.GET_MAX_OFFSET, lambda call: away if call.ext("bname") == "a" else there)
+            _, found = doctor(proxy.address)
+        assert (found.check, found.level) == ("Proxy", Level.BROKEN)
+        assert f"{proxy.address} does not reach broker a: " in found.found
+        assert "connect to broker failed" in found.found
+
+    def test_a_proxy_that_denies_access_reaches_its_brokers(self) -> None:
+        with MockBroker() as proxy:
+            proxy.on(Request.GET_ROUTEINFO_BY_TOPIC, of_proxy(route(1, {"a": proxy.address})))
+            proxy.on(Request.GET_MAX_OFFSET, of_proxy(refuse(Response.SYSTEM_ERROR, "User:x not found.")))
+            _, found = doctor(proxy.address)
+        assert (found.level, found.found) == (Level.OK, f"{proxy.address} answers for its brokers")
+
+    def test_a_proxy_whose_addresses_need_a_topic(self) -> None:
+        with MockBroker({Request.GET_ROUTEINFO_BY_TOPIC: of_proxy(NO_ROUTE)}) as proxy:
+            _, found = doctor(proxy.address)
+        assert (found.check, found.level, found.remedy) == ("Proxy", Level.ADVICE, "Name a topic with --topic")
+
     def test_a_group_behind_a_proxy_by_the_offsets_of_its_topics(self) -> None:
         with MockBroker({Request.QUERY_CONSUMER_OFFSET: of_proxy(ok(offset=5))}) as proxy:
             proxy.on(Request.GET_ROUTEINFO_BY_TOPIC, of_proxy(route(1, {"a": proxy.address})))

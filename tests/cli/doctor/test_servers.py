@@ -58,6 +58,13 @@ def test_an_address_that_cannot_be_reached_says_addressMap() -> None:
     assert mapped[1:3] == (Level.OK, "172.17.0.2:10911, dialled as localhost:1 answers")
 
 
+def test_a_time_out_of_a_proxy_is_no_unreachable_address() -> None:
+    (slow,) = servers.advertised("p:1", {"a": CallTimeout("no answer in time", "p:1")}, False)
+    (dead,) = servers.advertised("p:1", dict.fromkeys("ab", CallTimeout("cannot connect: no progress in time")), False)
+    assert slow.found == "p:1 does not reach broker a: no answer in time (at p:1)"
+    assert dead.found.startswith("advertises p:1, which cannot be reached from here")
+
+
 STOCK = {
     "maxTransferCountOnMessageInMemory": "32", "maxTransferBytesOnMessageInMemory": "262144",
     "maxTransferCountOnMessageInDisk": "8", "maxTransferBytesOnMessageInDisk": "65536",

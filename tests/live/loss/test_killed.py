@@ -42,7 +42,7 @@ def test_a_batch_that_waits_for_a_dead_broker_names_it(pair, topic, caplog, filt
     text = str(caught.value)
     assert f"topic {topic}, queue {topic}/broker-b/0" in text
     assert "no name server answered in time" not in text
-    assert "Nothing is lost: start broker broker-b." in text
+    assert "Nothing is lost: a task waits for broker broker-b " in text
     assert "local[*,4]" in text
     assert "rocketmq-spark checkpoint rewind" in text
     waits = [

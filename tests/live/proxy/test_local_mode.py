@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rocketmq_spark import Message, Producer, PullConsumer, ReceivedMessage, session
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import LocalBrokerError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from tests.live.grpc.proxied import new_topic
 from tests.mockbroker import eventually
@@ -45,3 +47,16 @@ def test_other_ports_name_the_ways_that_work(local_proxy: LocalBroker, topic: st
         text = str(caught.value)
         assert all(words in text for words in ("gRPC", "9876", "transport=grpc")), text
         assert "demands TLS" not in text
+
+
+def test_its_broker_is_restarted_with_it(local_proxy: LocalBroker, topic: str) -> None:
+    before = (local_proxy.data / "broker-a" / "broker.conf").read_text()
+    local_proxy.restart("proxy", {"maxDelayTimeMills": 5000})
+    fields = json.loads((local_proxy.data / "broker-a" / "rmq-proxy.json").read_text())
+    assert fields["maxDelayTimeMills"] == 5000
+    assert (local_proxy.data / "broker-a" / "broker.conf").read_text() == before
+    assert local_proxy.address("proxy") == local_proxy.proxy_server
+    with Producer(local_proxy.name_server, "p") as producer:
+        producer.send(Message(topic, b"to the broker"))
+    with pytest.raises(LocalBrokerError, match="runs in the process of one broker, but there are 2"):
+        local_proxy.add_broker()
