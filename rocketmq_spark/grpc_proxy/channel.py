@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from rocketmq_spark.base.clock import Deadline, NowAndThen
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.base.tls_files import Reloaded, check_authorities, system_authorities
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
@@ -135,7 +135,6 @@ _FIRST_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2_000
 _deaf: list[grpc.Channel] = []
 
 _LONGEST_S = 365 * 86_400.0
-_LOOK_S = 60.0  # interval of looks at TLS files
 _used_by: set[int] = set()  # the processes that have opened a channel: this one, or one from which it was forked
 
 Headers = Callable[[], list[tuple[str, str]]]
@@ -175,7 +174,7 @@ class ProxyChannel:
         self._closed = False
         self._files = None if tls is None else Reloaded(tls[:3], functools.partial(_credentials, tls))
         self._used: grpc.ChannelCredentials | None = None
-        self._looks, self._watched = NowAndThen(_LOOK_S), False  # at the files, and for the end of the connection
+        self._watched = False  # whether the channel ends with its connection
         self._lacks_threads = False
 
     def ask(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
@@ -242,8 +241,7 @@ class ProxyChannel:
             raise ConnectionLost(f"there is no thread for the answer: {e}", self.address) from e
 
     def _call(self, rpc: Rpc) -> Any:
-        if self._files is not None and self._looks.due():
-            self._look()
+        self._renew()
         call = self._calls.get(rpc.name)
         if call is None:
             with self._lock:
@@ -296,38 +294,29 @@ class ProxyChannel:
         )
 
     def _broken(self, error: Any) -> RocketMQError:
-        made = broken(error.code().name, error.details() or "", self.address, self._tls is not None)
-        if isinstance(made, ConnectionLost):
-            self._renew()
-        return made
+        return broken(error.code().name, error.details() or "", self.address, self._tls is not None)
 
     def _renew(self) -> None:
-        """After a connection broke: open a new channel if a TLS file was replaced, because gRPC does not reload them. If they
-        cannot be read for too long, give the channel up, so that the next call fails.
+        """Before a call: if a TLS file was replaced, put the channel aside, because gRPC would connect again with what it read
+        before. If the files cannot be read for too long, the channel ends with its connection.
         """
+        if self._files is None:
+            return
         with self._lock:
-            if self._made is None or self._files is None:  # closed, or given up
+            made = self._made
+            if made is None:
                 return
             try:
                 if self._files.get() is not self._used:
-                    self._made, self._calls = self._open(), {}
-            except OptionError:
-                self._made, self._calls = None, {}
-
-    def _look(self) -> None:
-        """Notice files that cannot be read while calls succeed. If they are too old, the channel ends with its connection."""
-        with self._lock:
-            made = self._made
-            if made is None or self._files is None or self._watched:
-                return
-            try:
-                self._files.get()
+                    self._made, self._calls = None, {}
                 return
             except OptionError:
+                if self._watched:
+                    return
                 self._watched = True
 
         def changed(state: grpc.ChannelConnectivity) -> None:
-            if state is not grpc.ChannelConnectivity.READY:  # gRPC would connect again by itself
+            if state is not grpc.ChannelConnectivity.READY:
                 made.unsubscribe(changed)
                 with self._lock:
                     if self._made is made:

@@ -249,7 +249,22 @@ def test_what_a_proxy_sends_unasked_has_a_limit(limit, taken):
         channel.close()
 
 
-def test_files_of_tls_are_read_again_when_a_connection_breaks(certs, tmp_path):
+def test_an_authority_that_is_replaced_while_a_channel_is_idle_is_not_trusted(certs, tmp_path):
+    """The Proxy restarts meanwhile: gRPC would connect again with the authority that it has read before."""
+    ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
+    ca.write_bytes(Path(certs.ca).read_bytes())
+    with serving({"QueryRoute": route()}, encrypted(certs, "server")) as address:
+        channel = ProxyChannel(address, headers, 1.0, Tls(str(ca)))
+        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        new.write_bytes(Path(certs.cert("stranger")).read_bytes())
+        new.rename(ca)
+    with serving({"QueryRoute": route()}, encrypted(certs, "server"), address):
+        with pytest.raises(errors.CertificateRefused):
+            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        channel.close()
+
+
+def test_files_of_tls_are_read_again_by_the_next_call(certs, tmp_path):
     ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
     ca.write_bytes(Path(certs.cert("stranger")).read_bytes())
     with serving({"QueryRoute": route()}, encrypted(certs, "server")) as address:
@@ -261,8 +276,6 @@ def test_files_of_tls_are_read_again_when_a_connection_breaks(certs, tmp_path):
             channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
         new.write_bytes(Path(certs.ca).read_bytes())
         new.rename(ca)
-        with pytest.raises(errors.CertificateRefused):
-            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
         assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
         channel.close()
 
@@ -306,8 +319,7 @@ def test_an_authority_that_cannot_be_read_any_more_ends_with_its_connection(
             ca.unlink()
         else:
             ca.write_bytes(damage)
-        # The first look is after a minute, and begins the ten minutes.
-        for offset in (61.0, 122.0, 600.0, 700.0, 800.0):  # noqa: B007 - the clock above reads it
+        for offset in (0.0, 60.0, 500.0, 700.0, 800.0):  # noqa: B007 - the clock above reads it
             assert asked() == Code.OK
         assert len([line for line in caplog.messages if "cannot be read any more" in line]) == 1
     awaited(lambda: channel._made is None)
@@ -336,8 +348,6 @@ def test_files_of_tls_that_are_written_at_this_moment_end_nothing(certs, tmp_pat
                     channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
         cert.write_bytes(Path(certs.cert("server")).read_bytes())
         key.write_bytes(Path(certs.key("server")).read_bytes())
-        with pytest.raises(errors.ConnectionLost):
-            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
         assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
         channel.close()
 
@@ -369,8 +379,6 @@ def test_a_call_of_a_channel_that_is_put_aside_at_that_moment_is_not_kept(certs,
         def another_thread_asks(name: str) -> Any:
             monkeypatch.setattr(channel_module, "proto", make)
             new.rename(ca)
-            with pytest.raises(errors.CertificateRefused):
-                channel.ask(SEND_MESSAGE, b"", Deadline.after(10))
             assert channel.ask(SEND_MESSAGE, b"", Deadline.after(10)).status.code == Code.OK
             return make(name)
 
