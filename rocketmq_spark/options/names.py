@@ -15,7 +15,7 @@ from typing import Any
 from rocketmq_spark.base.arguments import synchronous, text
 from rocketmq_spark.errors import OptionError
 
-# A service that runs other people's queries must not import code that their options name.
+# A service that runs other people's queries must not run code that their options name.
 ALLOWED = "ROCKETMQ_SPARK_ALLOW_CALLABLES"
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -26,7 +26,7 @@ def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
         synchronous(f"option {option!r}", given)
         return given
     text(f"option {option!r}", given, "module:callable or a function")
-    if not _allowed():
+    if not code_allowed():
         raise OptionError(
             f"option {option!r} is {given!r}, which names code to run, but variable {ALLOWED} forbids that",
             remedy="Give a built-in value, or the function itself; or ask the operator who set the variable",
@@ -45,8 +45,10 @@ def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
     return called
 
 
-def _allowed() -> bool:
-    """Whether options may name code. Raises ``OptionError`` for a value that does not say it: a typing error allows nothing."""
+def code_allowed() -> bool:
+    """Whether options may name code, or expressions that may run for ever. Raises ``OptionError`` for a value that does not say
+    it: a typing error allows nothing.
+    """
     value = os.environ.get(ALLOWED)
     if value is None or value.strip().lower() in _YES:
         return True

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.options.names import ALLOWED
 from rocketmq_spark.spark.source.patterns import matching
 
 TOPICS = [
@@ -65,3 +67,11 @@ def test_names_that_no_broker_accepts_are_not_matched_by_look_around() -> None:
 
 def test_a_name_that_cannot_be_encoded_matches_nothing() -> None:
     assert matching(".*", ["orders", "\ud800"]) == ["orders"]
+
+
+@pytest.mark.parametrize("pattern", ["(?=.)(.|.)*!", r"(a)\1", "a++", "[[a]"])
+def test_where_code_is_forbidden_no_expression_takes_long(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ALLOWED, "0")
+    with pytest.raises(OptionError, match=rf"'subscribePattern' is .*RE2 cannot match it, and variable {ALLOWED}"):
+        matching(pattern, ["a" * 40])
+    assert matching("a.*", ["a", "\ud800"]) == ["a"]
