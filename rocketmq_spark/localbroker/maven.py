@@ -148,13 +148,16 @@ def _get(repository: Repository, coordinate: str, wanted: Wanted, stopped: threa
     file = wanted.file
     have = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(repository.url(coordinate), headers={"User-Agent": "rocketmq-spark"})
+    handlers: list[urllib.request.BaseHandler] = []  # besides the defaults, which take the current proxies
     if repository.authorization:  # not sent to the target of a redirect
         _refuse_clear_text(request.full_url)
         request.add_unredirected_header("Authorization", repository.authorization)
+        if request.type == "http":  # this machine, to which no proxy is needed
+            handlers.append(urllib.request.ProxyHandler({}))
     if have:
         request.add_header("Range", f"bytes={have}-")
     try:
-        answer = urllib.request.build_opener().open(request, timeout=STALLED_AFTER_S)  # with the current proxies
+        answer = urllib.request.build_opener(*handlers).open(request, timeout=STALLED_AFTER_S)
     except urllib.error.HTTPError as e:
         if have and e.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # the file is complete
             return

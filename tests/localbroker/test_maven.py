@@ -275,6 +275,17 @@ def test_keys_do_not_cross_the_network_in_clear_text(
     assert server.asked == []
 
 
+def test_keys_for_this_machine_are_not_given_to_a_proxy(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(maven, "_repositories", lambda: [maven._m2(server.root, "Basic x")])
+    assert fetched(tmp_path) == BODY
+    assert [key for _, _, key in server.asked] == ["Basic x"]
+
+
 def test_keys_do_not_go_where_a_redirect_leads(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maven, "_repositories", lambda: [maven._m2(server.root, "Basic x")])
 
