@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.base.logs import one_line, one_list
+from rocketmq_spark.base.logs import one_line
 
 
 class RocketMQError(Exception):
@@ -72,12 +72,15 @@ class RocketMQError(Exception):
             )
             if value is not None
         ]
-        text = f"[{self.code}] {one_list(str(self.message))}"
+        text = f"[{self.code}] {self._what_happened()}"
         if facts:
             text += f" ({', '.join(facts)})"
         if self.remark:
             text += f": {self.remark if self._lines_in_remark else one_line(str(self.remark))}"
-        return f"{text}. {one_list(str(self.remedy))}" if self.remedy else text
+        return f"{text}. {one_line(str(self.remedy))}" if self.remedy else text
+
+    def _what_happened(self) -> str:
+        return one_line(str(self.message))
 
 
 def copy_of(error: RocketMQError) -> RocketMQError:
@@ -243,11 +246,23 @@ class OptionError(RocketMQError, ValueError):
     """One or more options are wrong. The message lists all problems."""
 
     code = "ROCKETMQ_OPTION"
+    problems: Sequence[str] = ()  # if there are several
 
     @classmethod
     def of(cls, problems: Sequence[str]) -> OptionError:
         """One error for all ``problems``, each a full sentence without its full stop."""
-        return cls(problems[0] if len(problems) == 1 else "".join(f"\n  - {p}" for p in problems))
+        if len(problems) == 1:
+            return cls(problems[0])
+        made = cls(_listed(problems))
+        made.problems = tuple(problems)
+        return made
+
+    def _what_happened(self) -> str:
+        return _listed(map(one_line, self.problems)) if self.problems else super()._what_happened()
+
+
+def _listed(problems: Iterable[str]) -> str:
+    return "".join(f"\n  - {problem}" for problem in problems)
 
 
 class CheckpointMismatch(OptionError):

@@ -16,7 +16,6 @@ from typing import Any
 # single surrogates, which cannot be encoded.
 OBEYED = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
 _IN_TEXT = re.compile(f"[{OBEYED}\n]")
-_IN_LIST = re.compile(f"[{OBEYED}]|\n(?!  - )")
 _IN_TRACEBACK = re.compile(f"[{OBEYED}]")
 _PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
@@ -24,11 +23,6 @@ _PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 def one_line(text: str) -> str:
     """Replace line breaks and control characters by their codes. To do so again changes nothing."""
     return _IN_TEXT.sub(_code, text)
-
-
-def one_list(text: str) -> str:
-    """The same, but keep the line breaks before the items of a list, as in an error with several problems."""
-    return _IN_LIST.sub(_code, text)
 
 
 def _code(found: re.Match[str]) -> str:
@@ -40,8 +34,8 @@ def clean(record: logging.LogRecord) -> None:
     text = ""
     with contextlib.suppress(Exception):  # the handlers report it
         text = record.getMessage()
-    if _IN_LIST.search(text):
-        record.msg, record.args = one_list(text), ()
+    if _IN_TEXT.search(text):
+        record.msg, record.args = one_line(text), ()
     if record.exc_info and record.exc_text is None:
         traceback = logging.Formatter().formatException(record.exc_info)
         if _IN_TRACEBACK.search(traceback):

@@ -164,7 +164,7 @@ class ProducerSettings:
         try:
             self.batch_limits(BatchLimits())
         except OptionError as e:
-            problems += [line.lstrip(" -") for line in e.message.split("\n") if line]
+            problems += e.problems or [e.message]
         if problems:
             raise OptionError.of(problems)
 
