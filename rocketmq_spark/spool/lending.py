@@ -64,7 +64,14 @@ def _rights_of_owner(path: Path, ways: Sequence[folders.Exposure]) -> Iterator[N
     for owner in owners.values():
         for module in _LATE:  # the owner may not be able to read the files of Python
             importlib.import_module(module)
-        with folders.rights_of(owner.st_uid, owner.st_gid):
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(folders.rights_of(owner.st_uid, owner.st_gid))
+            except OSError as e:  # a container may lack the capabilities
+                raise SpoolError(
+                    f"root cannot take the rights of {folders.user(owner.st_uid)}, who owns the spool in {path}: {e.strerror}",
+                    remedy="Run the command as that user",
+                ) from e
             if not folders.is_readable(path):
                 raise SpoolError(
                     f"root uses the spool in {path} with the rights of its owner, {folders.user(owner.st_uid)}, who may not read "
