@@ -69,7 +69,7 @@ ORDER = {
     "stored": "ends look",
     "base": "codes logs extras exposition process budget folders java threads arguments clock tls_files dropped copies retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
-    "spool": "records changes files database lanes recovery store redelivery spool",
+    "spool": "records changes files lending database lanes recovery store redelivery spool",
     "options": "names paths parsing transport table typed",
     "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command demo"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_spark.base import folders
+
 OTHER = 34567
 IS_ROOT = os.getuid() == 0
 
@@ -24,12 +26,43 @@ def give_away(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> int:
     return os.getuid()
 
 
+def root_beside(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> int:
+    """Makes these files and folders, and what is in them, another user's, who can reach them, and this process root. Returns the
+    uid that owns them.
+    """
+    if IS_ROOT:
+        for path in paths:
+            let_in(path)
+            give_away(monkeypatch, path, *path.rglob("*"))
+        return OTHER
+    owner = os.getuid()
+    of_root(monkeypatch, owner + 1)
+    rights = [owner + 1]
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: rights[0])
+    monkeypatch.setattr(os, "seteuid", lambda uid: rights.__setitem__(0, uid))
+    monkeypatch.setattr(os, "setegid", lambda _: None)
+    monkeypatch.setattr(os, "setgroups", lambda _: None)
+    return owner
+
+
+def of_root(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
+    """Root has this uid from here on. The folders of the real root stand for those that a container does not show."""
+    monkeypatch.setattr(folders, "ROOT", uid)
+    monkeypatch.setattr(folders, "_unmapped", lambda: {0})
+
+
+def let_in(path: Path) -> None:
+    """Other users may go through the folders above."""
+    for above in path.parents[:-2]:
+        above.chmod(stat.S_IMODE(above.stat().st_mode) | 0o555)
+
+
 @contextlib.contextmanager
 def denied(path: Path) -> Iterator[None]:
     """This process may not read the folder: it is another user's and private, or has no mode at all."""
     if IS_ROOT:
-        for above in path.parents[:-2]:
-            above.chmod(stat.S_IMODE(above.stat().st_mode) | 0o555)
+        let_in(path)
         os.chown(path, OTHER, OTHER)
         os.seteuid(OTHER + 1)
     else:

@@ -1,17 +1,22 @@
-"""Who owns a folder: creates folders for this user alone, and finds what another user owns or may write.
+"""Who owns a folder: creates folders for this user alone, and finds what another user owns, may write or may replace.
 
 Root counts as a friend, because root can replace any file anyway. A link counts with its own owner and that of its target: who
-owns a link decides where it leads.
+owns a link decides where it leads. Whoever may write to a folder can replace what is in it, unless the folder is sticky.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
+import grp
 import logging
 import os
 import pwd
+import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +25,11 @@ from rocketmq_spark.base import process
 logger = logging.getLogger(__name__)
 
 ROOT = 0
-PRIVATE = 0o700
+PRIVATE, READABLE = 0o700, 0o755
 _READ_OR_WRITE, _WRITE = 0o077, 0o022
+_OF_ALL, _OF_GROUP = 0o007, 0o070
+_NO_GROUP = 65534  # of nobody
+_MOST_LINKS = 40  # as Linux
 
 
 class Foreign(NamedTuple):
@@ -42,12 +50,12 @@ def user(uid: int) -> str:
         return f"uid {uid}"
 
 
-def make(path: Path) -> list[Path]:
-    """Create a folder and its missing parents with mode 0700, and return them, the deepest first."""
+def make(path: Path, mode: int = PRIVATE) -> list[Path]:
+    """Create a folder and its missing parents with this mode, and return them, the deepest first."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
-        folder.mkdir(PRIVATE, exist_ok=True)  # another process may be faster
-    path.mkdir(PRIVATE, exist_ok=True)  # raises if it is a file
+        folder.mkdir(mode, exist_ok=True)  # another process may be faster
+    path.mkdir(mode, exist_ok=True)  # raises if it is a file
     return missing
 
 
@@ -80,18 +88,35 @@ def foreign_in(path: Path, but: tuple[str, ...] = (), root_may: bool = True) -> 
         but: Prefixes of the names of subfolders that do not count.
         root_may: Whether root may own ``path`` itself.
     """
-    if (found := foreign(path, root_may)) is not None:
-        return found
-    for folder, folders, files in os.walk(path):
-        folders[:] = _counted(folders, but)
-        for entry in (Path(folder, name) for name in (*folders, *files)):
-            if (uid := _uid(entry.lstat)) is not None and uid not in (os.geteuid(), ROOT):
-                return Foreign(entry, uid)
+    return foreign(path, root_may) or foreign_inside(path, but)
+
+
+def foreign_inside(path: Path, but: tuple[str, ...] = ()) -> Foreign | None:
+    """The first file or folder in a folder that another user than this one or root owns. Links are not followed."""
+    for entry in _entries(path, but):
+        if (uid := _uid(entry.lstat)) is not None and uid not in (os.geteuid(), ROOT):
+            return Foreign(entry, uid)
     return None
 
 
-def _counted(folders: Sequence[str], but: tuple[str, ...]) -> list[str]:
-    return [name for name in folders if not name.startswith(but)] if but else list(folders)
+def irregular_in(path: Path, but: tuple[str, ...] = ()) -> str | None:
+    """The first entry of a folder that is neither a folder nor a file with one name, as a clause; None without any."""
+    for entry in _entries(path, but):
+        with contextlib.suppress(FileNotFoundError):  # another process removes files meanwhile
+            status = entry.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                return f"{entry} is a link"
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                return f"{entry} is neither a file nor a folder"
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                return f"{entry} has another name, perhaps in another folder"
+    return None
+
+
+def _entries(path: Path, but: tuple[str, ...]) -> Iterator[Path]:
+    for folder, folders, files in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(but)] if but else folders
+        yield from (Path(folder, name) for name in (*folders, *files))
 
 
 def _uid(read: Callable[[], os.stat_result]) -> int | None:
@@ -102,10 +127,75 @@ def _uid(read: Callable[[], os.stat_result]) -> int | None:
     return None
 
 
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a file. Raises ``OSError`` for a link, which would lead elsewhere, and for a pipe or device, which could
+    make this process wait for ever.
+    """
+    try:
+        opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            raise OSError(e.errno, "it is a link", str(path)) from e
+        raise
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return opened
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a file, opened as ``open_regular`` does."""
+    with open(open_regular(path), "rb") as file:
+        return file.read()
+
+
+def copy_regular(path: Path, target: Path) -> None:
+    """Copy the content of a file, opened as ``open_regular`` does, to a new one."""
+    new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with open(open_regular(path), "rb") as file, open(open_regular(target, new), "wb") as copy:
+        shutil.copyfileobj(file, copy)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Replace a file by a new one, so that a link of its name is not followed, and nobody reads half of it."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        try:
+            file.write(text)
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def others_may_write(status: os.stat_result) -> bool:
+    """Whether the mode of a file or folder lets other users than its owner write to it, apart from this user's own group."""
+    return bool(_of_others(status) & _WRITE)
+
+
+def _of_others(status: os.stat_result) -> int:
+    """The bits of the mode for other users, without those of a group that has no others."""
+    return status.st_mode & (_OF_ALL if _is_own_group(status) else _READ_OR_WRITE)
+
+
+def _is_own_group(status: os.stat_result) -> bool:
+    """Whether a file's group is a user's private one (with umask 002), root's (images of OpenShift), or that of a volume of
+    Kubernetes (``fsGroup``), which has no name in the container, or belongs to root.
+    """
+    if status.st_gid in (ROOT, os.getegid()):
+        return True
+    if status.st_gid not in os.getgroups():
+        return False
+    try:
+        return status.st_uid == ROOT or not grp.getgrgid(status.st_gid)
+    except KeyError:
+        return True
+
+
 def only_own(path: Path) -> bool:
     """Whether a file or folder is there, this user or root owns it, and no other user may write to it."""
     try:
-        return foreign(path) is None and not path.stat().st_mode & _WRITE
+        return foreign(path) is None and not others_may_write(path.stat())
     except OSError:
         return False
 
@@ -115,68 +205,111 @@ def close(path: Path) -> bool:
     status = path.stat()
     if not status.st_mode & _WRITE:
         return True
-    if status.st_uid != os.geteuid():
-        return False
+    if status.st_uid == os.geteuid():
+        with contextlib.suppress(OSError):
+            path.chmod(stat.S_IMODE(status.st_mode) & ~_WRITE)
+    return not others_may_write(path.stat()) or bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+class Exposure(NamedTuple):
+    """A folder whose content others may replace: its owner ``uid``, or all (``uid`` is None), or the members of its group."""
+
+    folder: Path
+    status: os.stat_result
+    uid: int | None
+    group_only: bool = False
+
+    def __str__(self) -> str:
+        mode = f"mode {stat.S_IMODE(self.status.st_mode):04o}"
+        if self.uid is not None:
+            who = f"its owner, {user(self.uid)},"
+        else:
+            who = f"the group {self.status.st_gid} ({mode})" if self.group_only else f"others ({mode})"
+        return f"{self.folder}, in which {who} may replace files and folders"
+
+
+def exposures(path: Path) -> Iterator[Exposure]:
+    """The folders on the way to ``path`` (through links, ``path`` included) in which other users may replace the next one."""
+    friends = {os.geteuid(), ROOT} | _unmapped()
+    for folder, entry in dict.fromkeys(_lookups(path)):
+        with contextlib.suppress(OSError):  # it is missing, or cannot be read: then it is not used either
+            status = folder.stat()
+            if others_may_write(status) and not status.st_mode & stat.S_ISVTX:
+                yield Exposure(folder, status, None, not status.st_mode & _WRITE & _OF_ALL)
+            status = entry.lstat()
+            if status.st_uid not in friends:
+                yield Exposure(entry, status, status.st_uid)
+
+
+def _lookups(path: Path) -> Iterator[tuple[Path, Path]]:
+    """Each folder in which a part of the path is looked up, with that part, also for the links on the way."""
+    here, parts, links = Path("/"), list(reversed(path.absolute().parts[1:])), 0
+    yield here, here
+    while parts:
+        if (part := parts.pop()) == "..":
+            here = here.parent
+            continue
+        entry = here / part
+        yield here, entry
+        try:
+            target = Path(os.readlink(entry))
+        except OSError:  # no link
+            here = entry
+            continue
+        if (links := links + 1) > _MOST_LINKS:
+            return
+        parts += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+        here = Path("/") if target.is_absolute() else here
+
+
+def _unmapped() -> set[int]:
+    """The uid that stands for all users that the user namespace of a container does not have, such as the root of its host."""
     try:
-        path.chmod(stat.S_IMODE(status.st_mode) & ~_WRITE)
-    except OSError:
-        return False
-    return True
+        first, _, count = map(int, Path("/proc/self/uid_map").read_text("ascii").splitlines()[0].split())
+        overflow = int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
+    except (OSError, ValueError, IndexError):  # not Linux
+        return set()
+    return set() if first <= overflow < first + count else {overflow}
 
 
 def warn_if_open(path: Path, content: str) -> None:
     """Log once in a process if other users may read or write the files of a folder by its mode."""
-    mode = path.stat().st_mode
-    if mode & _READ_OR_WRITE:
-        others = "write" if mode & _WRITE else "read"
+    others_may = _of_others(path.stat())
+    if others_may:
+        others = "write" if others_may & _WRITE else "read"
         text = "the folder %s keeps its mode, with which other users may %s %s; protect it with: chmod 700 %s"
         process.once("open folders", path, lambda: logger.warning(text, path, others, content, path))
 
 
-def warn_if_replaceable(path: Path, option: str) -> None:
-    """Log once in a process if others may replace the folders in ``path``: its owner, or all who may write there."""
-    status = path.stat()
-    shared = status.st_mode & _WRITE and not status.st_mode & stat.S_ISVTX
-    others = f"others (mode {stat.S_IMODE(status.st_mode):04o})" if shared else None
-    if status.st_uid not in (os.geteuid(), ROOT):
-        others = f"its owner, uid {status.st_uid},"
-    if others is not None:
-        text = "option %r is %s, in which %s may replace the folders of this user; protect it with chown and chmod 1777"
-        process.once("replaceable folders", path, lambda: logger.warning(text, option, path, others))
+def warn_if_replaceable(path: Path, purpose: str) -> None:
+    """Log once in a process and folder if others may replace a folder on the way to ``path``."""
+    text = "%s lies in %s; protect it with chown, and chmod go-w or 1777"
+    for one in exposures(path):
+        process.once("replaceable folders", one.folder, functools.partial(logger.warning, text, purpose, one))
+
+
+def has_own_rights() -> bool:
+    """Whether this process has the rights of the user who started it; see ``rights_of``."""
+    return os.geteuid() == os.getuid()
 
 
 @contextlib.contextmanager
-def owner_kept(path: Path, but: tuple[str, ...] = ()) -> Iterator[None]:
-    """Give files that root makes in a folder inside the block to the folder's owner. Does nothing for other users: they cannot.
+def rights_of(uid: int, gid: int) -> Iterator[None]:
+    """Have the rights of another user, and of no more groups than that user, inside the block, in all threads. Only root can.
 
-    ``but`` is as for ``foreign``. A file with a second name is left alone: the owner may have linked one of root's there.
+    ``gid`` is the group of a user without a name. New files belong to the user.
     """
-    if os.geteuid() != ROOT:
-        yield
-        return
-    before = {_identity(status) for _, status in _opened(path, but) if status.st_uid == ROOT}
     try:
+        name, gid = pwd.getpwuid(uid).pw_name, pwd.getpwuid(uid).pw_gid
+        groups = os.getgrouplist(name, gid)
+    except KeyError:
+        gid = gid if gid != ROOT else _NO_GROUP
+        groups = [gid]
+    with contextlib.ExitStack() as stack:  # the user comes last, and goes first: without root's rights, groups stay
+        stack.callback(os.setgroups, os.getgroups())
+        os.setgroups(groups)
+        stack.callback(os.setegid, os.getegid())
+        os.setegid(gid)
+        stack.callback(os.seteuid, os.geteuid())
+        os.seteuid(uid)
         yield
-    finally:
-        owner = path.stat() if path.exists() else None
-        for opened, status in _opened(path, but):
-            single = status.st_nlink == 1 or stat.S_ISDIR(status.st_mode)
-            if owner is not None and status.st_uid == ROOT and single and _identity(status) not in before:
-                os.fchown(opened, owner.st_uid, owner.st_gid)
-
-
-def _opened(path: Path, but: tuple[str, ...]) -> Iterator[tuple[int, os.stat_result]]:
-    """Opens one entry after the other. By descriptor, because the owner of the folder may exchange entries at any time."""
-    for _, folders, files, there in os.fwalk(path.resolve()):
-        folders[:] = _counted(folders, but)
-        for name in (*folders, *files):
-            with contextlib.suppress(OSError):  # a link, or an entry that has gone
-                opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=there)
-                try:
-                    yield opened, os.fstat(opened)
-                finally:
-                    os.close(opened)
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino

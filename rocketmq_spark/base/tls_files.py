@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.folders import has_own_rights
 from rocketmq_spark.errors import RocketMQError
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ class Reloaded(Generic[T]):
 
     def get(self) -> T:
         """Return the value. Raises the error of ``load`` if there never was one, or it is too old."""
+        if self._loaded is not None and not has_own_rights():  # the files may be readable for the own user only
+            return self._loaded[1]
         stamps = tuple(map(_stamp, self._paths))
         if self._loaded is None or self._loaded[0] != stamps:
             try:

@@ -10,14 +10,13 @@ import json
 import shlex
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.base.folders import owner_kept
 from rocketmq_spark.base.process import dedicate, on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
@@ -60,33 +59,38 @@ def spool() -> None:
 @click.pass_obj
 def show(output: Output, folder: Path, records: bool) -> None:
     """Show the state of the spools in FOLDER. Processes may use them meanwhile."""
+    from rocketmq_spark.spool.lending import lent
     from rocketmq_spark.spool.spool import SpoolReading
 
-    rows = []
+    rows: list[dict[str, object]] = []
+    failed: list[SpoolError] = []
     for path in _paths(folder):
-        reading = SpoolReading(path)
-        totals, first_ms = reading.totals, reading.first_due_ms
-        age_ms = None if first_ms is None else time.time_ns() // 1_000_000 - first_ms
-        rows.append(
-            {
-                "path": str(path),
-                "depth": totals and totals.depth,
-                "bytes": totals and totals.all_bytes,
-                "oldestDueAge": None if age_ms is None or age_ms < 0 else age_ms // 1000,
-                "dead": totals and totals.dead,
-                "giveUps": totals and totals.give_ups,
-                "owner": str(reading.owner),
-                "damaged": False,
-            }
-        )
-        if records:
-            for entry in reading.entries():
-                row = _row_of(path, entry)
-                output.item(row, _line(row))
-        for error in _closed(path, reading):
-            output.note(f"{error.message}. {error.remedy}.")
-            rows[-1]["damaged"] = True
-    output.rows(_SUMMARY, rows)
+        with _collected(failed), lent(path):
+            reading = SpoolReading(path)
+            totals, first_ms = reading.totals, reading.first_due_ms
+            age_ms = None if first_ms is None else time.time_ns() // 1_000_000 - first_ms
+            rows.append(
+                {
+                    "path": str(path),
+                    "depth": totals and totals.depth,
+                    "bytes": totals and totals.all_bytes,
+                    "oldestDueAge": None if age_ms is None or age_ms < 0 else age_ms // 1000,
+                    "dead": totals and totals.dead,
+                    "giveUps": totals and totals.give_ups,
+                    "owner": str(reading.owner),
+                    "damaged": False,
+                }
+            )
+            if records:
+                for entry in reading.entries():
+                    row = _row_of(path, entry)
+                    output.item(row, _line(row))
+            for error in _closed(path, reading):
+                output.note(f"{error.message}. {error.remedy}.")
+                rows[-1]["damaged"] = True
+    if rows:
+        output.rows(_SUMMARY, rows)
+    _raise(output, failed)
 
 
 @spool.command()
@@ -97,19 +101,21 @@ def export(output: Output, folder: Path) -> None:
 
     The exit code is 1 if not all records could be read, because a folder is damaged.
     """
+    from rocketmq_spark.spool.lending import lent
     from rocketmq_spark.spool.spool import SpoolReading
 
     count = 0
-    damaged: list[SpoolError] = []
+    failed: list[SpoolError] = []
     for path in _paths(folder):
-        reading = SpoolReading(path)
-        for entry in reading.entries():
-            row = {**_row_of(path, entry), **_content(entry)}
-            output.item(row, json.dumps(row, ensure_ascii=False))
-            count += 1
-        damaged += _closed(path, reading)
+        with _collected(failed), lent(path):
+            reading = SpoolReading(path)
+            for entry in reading.entries():
+                row = {**_row_of(path, entry), **_content(entry)}
+                output.item(row, json.dumps(row, ensure_ascii=False))
+                count += 1
+            failed += _closed(path, reading)
     output.note(f"{count} records of {folder}")
-    _raise(output, damaged)
+    _raise(output, failed)
 
 
 @spool.command(cls=SendingCommand)
@@ -134,7 +140,7 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     from rocketmq_spark import options
     from rocketmq_spark.queues.environment import by_position, position_problem
     from rocketmq_spark.session import spools
-    from rocketmq_spark.spool.files import OF_OTHERS
+    from rocketmq_spark.spool.lending import lent
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     if by_position(parsed):  # what was kept while a broker was away would go where the number points now
@@ -142,27 +148,23 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
             position_problem(parsed, "a command does not know the count of the programs that filled the spool")
         )
     failed: list[SpoolError] = []
-    for path in _paths(folder):
-        try:
-            with owner_kept(path, OF_OTHERS):
-                one = spools.drainer(path, parsed)
-                dead_before = 0 if dead else one.store.totals.dead
-                try:
-                    left = one.send_all(timeout_s, dead)
-                finally:
-                    delivered = one.finish()
-        except SpoolError as e:
-            failed.append(e)
-            continue
-        row = {"path": str(path), "sent": delivered, "left": left, "dead": one.store.totals.dead}
-        output.item(row, f"{path}: {delivered} sent, {left} left, {row['dead']} dead")
-        if unsent := left + max(0, one.store.totals.dead - dead_before):
-            failed.append(
-                SpoolError(
+    paths = _paths(folder)
+    spools.prepare(parsed, paths)
+    for path in paths:
+        with _collected(failed), lent(path):
+            one = spools.drainer(path, parsed)
+            dead_before = 0 if dead else one.store.totals.dead
+            try:
+                left = one.send_all(timeout_s, dead)
+            finally:
+                delivered = one.finish()
+            row = {"path": str(path), "sent": delivered, "left": left, "dead": one.store.totals.dead}
+            output.item(row, f"{path}: {delivered} sent, {left} left, {row['dead']} dead")
+            if unsent := left + max(0, one.store.totals.dead - dead_before):
+                raise SpoolError(
                     f"{unsent} records of {path} were not sent, and are kept",
                     remedy=f"See why: rocketmq-spark spool show {shlex.quote(str(path))} --records",
                 )
-            )
     _raise(output, failed)
 
 
@@ -182,20 +184,17 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
     assigned.
     """
     from rocketmq_spark import options
-    from rocketmq_spark.spool.files import OF_OTHERS
+    from rocketmq_spark.spool.lending import lent
     from rocketmq_spark.spool.store import Store
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     failed: list[SpoolError] = []
+    owners = _owners(parsed, delay_group)
     for path in _paths(folder):
-        try:
-            with owner_kept(path, OF_OTHERS), contextlib.closing(Store(path, any_owner=True)) as store:
-                before, owner = _owners(path, parsed, delay_group)
-                store.belong(owner, force=True)
-        except SpoolError as e:
-            failed.append(e)
-            continue
-        output.item({"path": str(path), "before": str(before), "owner": str(owner)}, f"{path}: {before} -> {owner}")
+        with _collected(failed), lent(path), contextlib.closing(Store(path, any_owner=True)) as store:
+            before, owner = owners(path)
+            store.belong(owner, force=True)
+            output.item({"path": str(path), "before": str(before), "owner": str(owner)}, f"{path}: {before} -> {owner}")
     _raise(output, failed)
 
 
@@ -207,33 +206,45 @@ def _raise(output: Output, failed: Sequence[SpoolError]) -> None:
         raise failed[0]
 
 
-def _owners(path: Path, parsed: Options, delay_group: str | None) -> tuple[SpoolOwner, SpoolOwner]:
-    """Whose the records of a folder are, and whose they are to be."""
+def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[SpoolOwner, SpoolOwner]]:
+    """A function that says whose the records of a folder are, and whose they are to be. It imports nothing: see ``lent``."""
     from rocketmq_spark.delay.envelope_records import KIND
     from rocketmq_spark.delay.node import purpose_of
     from rocketmq_spark.session.spools import owner_of
     from rocketmq_spark.spool.records import LOST_OWNER, Record
     from rocketmq_spark.spool.spool import SpoolReading
 
-    reading = SpoolReading(path)
-    try:
-        before = reading.owner
-        if before != LOST_OWNER:
-            if delay_group is not None:
+    def owners(path: Path) -> tuple[SpoolOwner, SpoolOwner]:
+        reading = SpoolReading(path)
+        try:
+            before = reading.owner
+            if before != LOST_OWNER:
+                if delay_group is not None:
+                    raise SpoolError(
+                        f"--delay-group is {delay_group!r}, but the records in {path} belong to {before}",
+                        remedy="Omit --delay-group",
+                    )
+                return before, owner_of(parsed, before.purpose)
+            kinds = (each.record.kind for each in reading.entries() if isinstance(each.record, Record))
+            if delay_group is None and next(kinds, None) == KIND:
                 raise SpoolError(
-                    f"--delay-group is {delay_group!r}, but the records in {path} belong to {before}",
-                    remedy="Omit --delay-group",
+                    f"the records in {path} belong to a delay service, whose group was in a damaged block",
+                    remedy="Name the group with --delay-group",
                 )
-            return before, owner_of(parsed, before.purpose)
-        kinds = (each.record.kind for each in reading.entries() if isinstance(each.record, Record))
-        if delay_group is None and next(kinds, None) == KIND:
-            raise SpoolError(
-                f"the records in {path} belong to a delay service, whose group was in a damaged block",
-                remedy="Name the group with --delay-group",
-            )
-        return before, owner_of(parsed, "" if delay_group is None else purpose_of(delay_group))
-    finally:
-        reading.close()
+            return before, owner_of(parsed, "" if delay_group is None else purpose_of(delay_group))
+        finally:
+            reading.close()
+
+    return owners
+
+
+@contextlib.contextmanager
+def _collected(failed: list[SpoolError]) -> Iterator[None]:
+    """Keep the error of one of several folders, so that the others are used."""
+    try:
+        yield
+    except SpoolError as e:
+        failed.append(e)
 
 
 def _closed(path: Path, reading: SpoolReading) -> list[SpoolError]:

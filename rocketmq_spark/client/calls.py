@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import PULLS_FORBIDDEN, UNREADABLE, Response
+from rocketmq_spark.base.folders import has_own_rights
 from rocketmq_spark.base.threads import Failure, Latch, attempt, start_thread
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -82,7 +83,7 @@ class RotatingCredentials:
         known = self._known
         if known is None:
             known = self._known = time.monotonic() + self._max_age_s, self._fetched()
-        elif time.monotonic() > known[0]:
+        elif time.monotonic() > known[0] and has_own_rights():
             known = self._known = self._renewed(known[1])
         return known[1]
 

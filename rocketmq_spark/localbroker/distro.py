@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import logging
 import os
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from rocketmq_spark.base import extras, folders
+from rocketmq_spark.base import extras, folders, process
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import java, maven
 
@@ -80,8 +81,8 @@ def read_lock(text: str | None = None, version: str = VERSION) -> Mapping[str, S
 def cache_folder() -> Path:
     """The folder for jars and class-data archives: ROCKETMQ_SPARK_CACHE, or the user's cache folder.
 
-    Its files are executed, so it belongs to this user or root, and only this user may write there; likewise folders in it. Raises
-    ``LocalBrokerError`` if it belongs to another user, or others may write to a folder of root.
+    Its files are executed, so it belongs to this user or root, and only this user may write there; likewise folders in it. Nobody
+    else may replace it, or a folder above it. Raises ``LocalBrokerError`` otherwise.
     """
     named = os.environ.get(CACHE_VARIABLE)
     return _own(Path(named).expanduser().absolute() if named else java.user_cache())
@@ -90,8 +91,9 @@ def cache_folder() -> Path:
 def _own(folder: Path) -> Path:
     """Creates the folder for this user only. If it exists, others lose the right to write to it, and to the folders in it."""
     with contextlib.suppress(OSError):  # the first write will raise an error with the reason
-        folder.mkdir(mode=folders.PRIVATE, parents=True, exist_ok=True)
+        folders.make(folder)
     _check(folder)
+    _check_above(folder)
     for inner in _folders_in(folder):
         _check(inner)
         for innermost in _folders_in(inner):
@@ -115,6 +117,19 @@ def _check(folder: Path) -> None:
         raise LocalBrokerError(
             f"{problem or f'Others may write to {folder}'}; files from there would be executed",
             remedy=f"Make it yours: chown -R and chmod -R go-w, or name a folder of your own with {CACHE_VARIABLE}",
+        )
+
+
+def _check_above(folder: Path) -> None:
+    for way in folders.exposures(folder):
+        if way.group_only:
+            text = "the cache %s, from which files are executed, lies in %s; protect it with: chmod g-w %s"
+            process.once("cache", way.folder, functools.partial(_LOG.warning, text, folder, way, way.folder))
+            continue
+        raise LocalBrokerError(
+            f"The cache {folder} lies in {way}; files from there would be executed",
+            remedy="Make that folder yours with chown, close it with chmod go-w (1777 if others need it), or name a cache "
+            f"elsewhere with {CACHE_VARIABLE}",
         )
 
 
@@ -155,8 +170,8 @@ def writing_to(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a lock file. The kernel releases it when the process ends, also after a kill."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as f:
+    folders.make(path.parent, folders.READABLE)
+    with open(folders.open_regular(path, os.O_RDWR | os.O_CREAT), "a") as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -178,9 +193,13 @@ def _damaged(cache: Path, sections: Sequence[Section]) -> list[tuple[Section, Ja
 
 
 def _is_usable(path: Path, jar: Jar) -> bool:
-    """Whether the jar is sound, and stays so: another user who may write to it could change it after this check."""
+    """Whether the jar is sound, and stays so. A jar that others may write to, and may have open, is replaced by a copy first."""
     try:
-        return folders.foreign(path) is None and folders.close(path) and is_sound(path, jar)
+        if folders.foreign(path) is not None:
+            return False
+        if folders.others_may_write(path.stat()):
+            _put(folders.read_regular(path), path)
+        return folders.close(path) and is_sound(path, jar)
     except OSError:
         return False
 
@@ -213,7 +232,8 @@ def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool, v
             )
         for section, jar in wanted:
             target = cache / "jars" / section.key / jar.file_name
-            target.parent.mkdir(exist_ok=True)
+            folders.make(target.parent, folders.READABLE)
+            files[jar.coordinate].chmod(0o644)  # before others can reach it, and whatever the umask is
             os.replace(files[jar.coordinate], target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -269,7 +289,7 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
         with zipfile.ZipFile(jar) as archive:
             code = archive.read(name)
         for place in (folder, target.parent):
-            place.mkdir(mode=0o755, parents=True, exist_ok=True)
+            folders.make(place, folders.READABLE)
             if not folders.only_own(place):
                 raise PermissionError(f"others may write to {place}")
         if not (folders.only_own(target) and target.read_bytes() == code):

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -107,8 +108,19 @@ Spawn = Callable[[list[str], Path], "subprocess.Popen[bytes]"]
 def user_cache() -> Path:
     """The folder in which the user's programs keep files of this package."""
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "rocketmq-spark"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rocketmq-spark"
+        return _home() / "Library" / "Caches" / "rocketmq-spark"
+    named = os.environ.get("XDG_CACHE_HOME")
+    mine = named and folders.foreign(Path(named)) is None
+    return Path(named if named and mine else _home() / ".cache") / "rocketmq-spark"
+
+
+def _home() -> Path:
+    """The user's home. If HOME is that of another user, as with ``sudo`` and in containers of CI, that of the user's account."""
+    home = Path.home()
+    if folders.foreign(home) is not None:
+        with contextlib.suppress(KeyError):  # a user without a name
+            return Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    return home
 
 
 def _is_own(folder: Path) -> bool:
@@ -173,8 +185,8 @@ class Archive:
 
     def _make(self, homes: Sequence[Path], spawn: Spawn) -> None:
         try:
-            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            with self.path.with_suffix(".lock").open("a") as lock:
+            folders.make(self.path.parent, folders.READABLE)
+            with open(folders.open_regular(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.utime(lock.name)
                 if not self._is_usable():

@@ -27,6 +27,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.errors import LocalBrokerError
@@ -96,9 +97,9 @@ class _Blocks:
             return True
         folder = cache_folder() / "ports"
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
+            folders.make(folder, folders.READABLE)
             # A bare descriptor, because it must stay open until the process ends.
-            lock = os.open(folder / str(start), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            lock = folders.open_regular(folder / str(start), os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -155,7 +156,7 @@ class PortBook:
                 known = {**self._ports, **self._wished}.values()
                 port = free_port(around, taken=[p + d for p in known for d in BROKER_PORTS])
             self._ports[name] = port
-            self._path.write_text(json.dumps(self._ports, indent=1) + "\n", encoding="utf-8")
+            folders.write_new(self._path, json.dumps(self._ports, indent=1) + "\n")
         return port
 
     def may_change(self, name: str) -> bool:

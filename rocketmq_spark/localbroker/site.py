@@ -63,7 +63,7 @@ def claim(run: Path, data: Path | None, keep: bool) -> Claim:
             if folders.foreign(record) is None:  # it names processes to kill and a folder to delete
                 _bury(record)
         path = data or Path(tempfile.mkdtemp(prefix=TEMPORARY))
-        path.mkdir(parents=True, exist_ok=True)
+        _check(path)
         lock = _lock_data(path)
         record = run / f"{uuid.uuid4().hex}.json"
         holder = record.open("w", encoding="utf-8")
@@ -73,8 +73,24 @@ def claim(run: Path, data: Path | None, keep: bool) -> Claim:
     return Claim(path, data is None, record, (holder, lock))
 
 
+def _check(data: Path) -> None:
+    """Create a data folder, or ensure that no other user can change the configuration of its servers, or lead them elsewhere."""
+    folders.make(data)
+    problem = folders.foreign_in(data)
+    if problem is not None or not folders.close(data):
+        raise LocalBrokerError(
+            f"The data folder {data} is not used: {problem or 'others may write to it'}",
+            remedy="Make it yours (chown -R, chmod go-w), or choose another folder, such as a new one in it",
+        )
+    folders.warn_if_replaceable(data, "the data folder of LocalBroker")
+
+
+def _open_lock(data: Path) -> IO[str]:
+    return open(folders.open_regular(data / _LOCK, os.O_RDWR | os.O_CREAT), "a", encoding="utf-8")
+
+
 def _lock_data(data: Path) -> IO[str]:
-    lock = (data / _LOCK).open("a")
+    lock = _open_lock(data)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as e:
@@ -86,16 +102,17 @@ def _lock_data(data: Path) -> IO[str]:
 
 
 def _bury(record: Path) -> None:
-    with contextlib.suppress(FileNotFoundError, BlockingIOError, ValueError), record.open("r+") as f:
+    with contextlib.suppress(OSError, ValueError), record.open("r+") as f:
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         left = json.load(f)
         data = Path(left["data"])
+        mine = folders.foreign(data) is None  # another user may have made it again, after it was removed
         # The folder may have a new owner with another cache: then its servers belong to that owner.
-        with _unused(data):
+        with _unused(data) if mine else contextlib.nullcontext():
             for pid in _running_on(data):
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            if left["delete"] and data.name.startswith(TEMPORARY):
+            if mine and left["delete"] and data.name.startswith(TEMPORARY):
                 shutil.rmtree(data, ignore_errors=True)
         record.unlink()
 
@@ -106,7 +123,7 @@ def _unused(data: Path) -> Iterator[None]:
     if not data.is_dir():
         yield
         return
-    with (data / _LOCK).open("a") as lock:
+    with _open_lock(data) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 

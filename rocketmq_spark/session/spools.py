@@ -6,11 +6,12 @@ with it. Folders of dead processes are adopted.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import json
 import logging
 import os
-import shlex
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rocketmq_spark.base import extras, folders, process
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.errors import OptionError, SpoolError, SpoolFull
+from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.model import MessageQueue, SpooledSend
 from rocketmq_spark.options import Options, option_name
 from rocketmq_spark.options.paths import confined
@@ -31,7 +34,7 @@ from rocketmq_spark.queues.environment import Environment, by_position, environm
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.session import SPOOLS, connection_key, sender
 from rocketmq_spark.spool.database import Database, in_use, is_database
-from rocketmq_spark.spool.files import EMPTIED, OF_OTHERS, WORKER
+from rocketmq_spark.spool.files import EMPTIED, OF_OTHERS, WORKER, look_first
 from rocketmq_spark.spool.lanes import Joins
 from rocketmq_spark.spool.records import LASTING, RECORD, Done, Record, SpoolOwner, behind
 from rocketmq_spark.spool.recovery import DAMAGED, held
@@ -121,11 +124,7 @@ def _adoptable(folder: Path) -> list[Path]:
 
 
 def _warn_of_foreign(path: Path, other: folders.Foreign) -> None:
-    text = (
-        "the spool in %s is left alone: %s. If no process uses it, and you trust it, send its records with: "
-        "rocketmq-spark spool send %s"
-    )
-    logger.warning(text, path, other, shlex.quote(str(path)))
+    logger.warning("the spool in %s is left alone: %s. If no process uses it, %s", path, other, look_first(path))
 
 
 def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
@@ -333,11 +332,32 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
         kept: dict[object, SendSpool] = process.kept(SPOOLS)
         if key not in kept:
             kept[key] = resending(claim(spool.folder, make), sender(options), settings)
-            folders.warn_if_replaceable(spool.folder, "spoolDir")
         mine = kept[key]
         if adopt(spool.folder, mine.store, left, mine.now_ms()):
             mine.redelivery.begin()
     return mine
+
+
+# Modules that a drainer imports late.
+_LATE = ("encodings.idna", "pyarrow", "rocketmq_spark.producer.resending", "rocketmq_spark.spool.spool")
+_PREPARE_S = 5.0
+
+
+def prepare(options: Options, paths: Sequence[Path]) -> None:
+    """Read what may be readable for root only, before root takes the rights of the owners of spools: modules, TLS files, keys.
+    A request reads the files, whatever its answer is. Raises ``OptionError`` if one cannot be used.
+    """
+    if os.geteuid() != folders.ROOT or not any(folders.foreign_inside(path, OF_OTHERS) for path in paths):
+        return
+    for module in _LATE:
+        with contextlib.suppress(ImportError):  # optional; a module that is needed is missed later
+            importlib.import_module(module)
+    try:
+        sender(options).publish_queues(AUTO_CREATE_TOPIC, Deadline.after(_PREPARE_S))
+    except OptionError:
+        raise
+    except RocketMQError as e:
+        logger.debug("no route before the spools are opened: %s", e)
 
 
 def drainer(path: Path, options: Options) -> SendSpool:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.base import extras, process
-from rocketmq_spark.base.folders import is_readable
+from rocketmq_spark.base.folders import is_readable, open_regular
 from rocketmq_spark.errors import ClosedError, SpoolError, SpoolFull
 from rocketmq_spark.spool.files import (
     FULL,
@@ -292,7 +292,7 @@ def in_use(path: Path) -> bool:
     if _opened_here(path):
         return True  # without trying the lock: closing the file would release it for the whole process
     try:
-        file = os.open(path / "LOCK", os.O_RDWR)
+        file = open_regular(path / "LOCK", os.O_RDWR)
     except OSError:
         return False
     try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import struct
 import weakref
 from collections.abc import Callable, Iterable
@@ -164,7 +165,7 @@ def damaged_headers(path: Path) -> dict[str, Headers]:
     torn = None  # the only file that may end within a record
     for file in filter(None, (manifest(path), *sorted(path.glob(f"*{LOG}"), key=_number, reverse=True))):
         with contextlib.suppress(FileNotFoundError):  # a running process may delete files meanwhile
-            data = file.read_bytes()
+            data = folders.read_regular(file)
             if torn is None and file.suffix == LOG and data:
                 torn = file
             if (found_headers := headers(data, file == torn)).problem:
@@ -181,7 +182,7 @@ def mirror(path: Path, into: Path, put: Callable[[Path, Path], object]) -> None:
     damaged = damaged_headers(path)
     for file in path.iterdir():
         if file.name in damaged:
-            (into / file.name).write_bytes(damaged[file.name].applied(file.read_bytes()))
+            (into / file.name).write_bytes(damaged[file.name].applied(folders.read_regular(file)))
         elif file.is_file() and file.name not in _OWN:
             put(file, into / file.name)
 
@@ -189,7 +190,7 @@ def mirror(path: Path, into: Path, put: Callable[[Path, Path], object]) -> None:
 def manifest(path: Path) -> Path | None:
     """The file that CURRENT names, even if it does not exist; None if CURRENT names none."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        kind, _, number = (path / "CURRENT").read_text("ascii").rstrip("\n").partition("-")
+        kind, _, number = folders.read_regular(path / "CURRENT").decode("ascii").rstrip("\n").partition("-")
         if kind == "MANIFEST" and number.isdecimal():
             return path / f"{kind}-{number}"
     return None
@@ -219,7 +220,7 @@ class Wal:
     def _look(self) -> None:
         names = {entry.name for entry in os.scandir(self._path) if entry.name.endswith(LOG)}
         for name in names - self._files.keys():
-            self._files[name] = os.open(self._path / name, os.O_RDONLY)
+            self._files[name] = folders.open_regular(self._path / name)
         for name in self._files.keys() - names:
             os.close(self._files.pop(name))
         self._newest = self._files[max(names, key=lambda name: _number(Path(name)))]
@@ -288,12 +289,24 @@ def make_folder(path: Path) -> None:
 
 
 def check_owner(path: Path) -> None:
-    """Raise ``SpoolError`` if another user owns the folder or a file in it: its records would be sent with this user's rights."""
-    if (found := folders.foreign_in(path, OF_OTHERS)) is not None:
+    """Raise ``SpoolError`` if another user owns a file in the folder, or the link to it: its records would be sent with this
+    user's rights. A folder without such files may belong to another user, as in a container whose volume its host has made.
+    """
+    link = folders.foreign(path) if path.is_symlink() else None
+    if (found := link or folders.foreign_inside(path, OF_OTHERS)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {found}",
-            remedy="If you trust it, send its records with 'rocketmq-spark spool send', or make it yours with chown -R",
+            remedy=f"To send its records, {look_first(path)}. Or make it yours: chown -R",
         )
+
+
+def look_first(path: Path) -> str:
+    """How to send what another user left: an instruction without its first capital letter."""
+    name = shlex.quote(str(path))
+    return (
+        f"look at its messages (rocketmq-spark spool show {name} --records), because they are sent with the keys of whoever "
+        f"sends them, and then use: rocketmq-spark spool send {name}"
+    )
 
 
 def not_readable(path: Path) -> SpoolError:

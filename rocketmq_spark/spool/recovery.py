@@ -21,7 +21,7 @@ from collections.abc import Collection, Container, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketmq_spark.base.folders import PRIVATE
+from rocketmq_spark.base.folders import PRIVATE, copy_regular, open_regular
 from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import WHOLE, Damaged, Database, rebuild
@@ -118,7 +118,7 @@ def _copy_rebuilt(path: Path, new: Database, gaps: list[tuple[bytes, bytes]]) ->
     areas: set[bytes] = set()
     copy = path / _COPY
     copy.mkdir(PRIVATE)
-    mirror(path, copy, shutil.copyfile)
+    mirror(path, copy, copy_regular)
     rebuild(copy)
     with contextlib.suppress(Damaged):  # then nothing more can be had
         rebuilt = Database(copy, read_only=True)
@@ -150,7 +150,7 @@ def _copied(old: Database, new: Database, start: bytes, end: bytes) -> Iterator[
 def held(path: Path) -> Iterator[None]:
     """Holds RocksDB's own lock, after removing rests of earlier repairs. Raises ``SpoolError`` if a process has it open."""
     try:
-        lock = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
+        lock = open_regular(path / "LOCK", os.O_RDWR | os.O_CREAT)
         try:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from rocketmq_spark.base.folders import warn_if_open
+from rocketmq_spark.base.folders import warn_if_open, warn_if_replaceable
 from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, SpoolError
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
@@ -53,7 +53,7 @@ class Store:
 
     ``sync`` is ``always`` (each call of ``add`` waits for its own flush), ``batch`` (calls of several threads wait for one flush)
     or ``never``. ``max_bytes`` limits all records, dead ones included. ``damages`` counts how often damage was found.
-    A folder of another user is an error, unless ``any_owner``.
+    Files of another user are an error, unless ``any_owner``; then the caller uses ``lending.lent``.
     """
 
     def __init__(self, path: Path, sync: str = "always", max_bytes: int | None = None, any_owner: bool = False) -> None:
@@ -293,6 +293,7 @@ class Store:
             self._db.close()
             raise
         warn_if_open(self.path, "whole messages")
+        warn_if_replaceable(self.path, "the spool of this process")
 
     def _open_files(self) -> None:
         finish(self.path)

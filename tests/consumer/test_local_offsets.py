@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base import process
+from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.push import offset_store
-from rocketmq_spark.consumer.push.offset_store import LocalOffsets, file_of
+from rocketmq_spark.consumer.push.member_state import MemberState
+from rocketmq_spark.consumer.push.offset_store import FileOffsets, LocalOffsets, file_of
 from rocketmq_spark.errors import OffsetError, OptionError
 from tests import users
 from tests.queues import q
@@ -193,6 +195,33 @@ def test_offsets_of_another_user_are_not_used(path: Path, monkeypatch: pytest.Mo
         LocalOffsets(path).load()
 
 
+@pytest.mark.parametrize("planted", ["", "earlier", "earlier/folder"])
+def test_nothing_is_created_where_a_link_of_another_user_leads(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    """Such as /etc/nologin, by a consumer of root."""
+    file, target = path.parents[1] / path.name if planted else path, tmp_path / "elsewhere"
+    file.parent.mkdir(parents=True)
+    if planted == "earlier/folder":
+        users.give_away(monkeypatch, file.parents[1])
+    else:
+        (lock := file.with_name("offsets.json.lock")).symlink_to(target)
+        users.give_away(monkeypatch, lock)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(OffsetError, match=r"are not used: .* belongs to uid"):
+        FileOffsets(LocalOffsets(path), MemberState(Thresholds(40, 1 << 20, 400)), lambda *_: 0).begin()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_lock_that_is_no_file_is_not_opened(path: Path, tmp_path: Path, kind: str) -> None:
+    path.parent.mkdir(parents=True)
+    lock = path.with_name("offsets.json.lock")
+    lock.symlink_to(tmp_path / "elsewhere") if kind == "link" else os.mkfifo(lock)
+    LocalOffsets(path).hold()
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_link_of_another_user_leads_to_no_offsets(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = path.parents[1] / "elsewhere.json"
     LocalOffsets(elsewhere).store({A: 1})
@@ -221,8 +250,8 @@ def test_a_folder_of_offsets_that_others_may_change_is_named_once(path: Path, ca
     for _ in range(2):
         LocalOffsets(path).warn_if_shared()
     assert caplog.messages == [
-        f"option 'localOffsetsDir' is {path.parents[3]}, in which others (mode 0777) may replace the folders of this user; "
-        "protect it with chown and chmod 1777",
+        f"the folder of 'localOffsetsDir' lies in {path.parents[3]}, in which others (mode 0777) may replace files and folders; "
+        "protect it with chown, and chmod go-w or 1777",
         f"the folder {path.parent} keeps its mode, with which other users may read offsets; "
         f"protect it with: chmod 700 {path.parent}",
     ]

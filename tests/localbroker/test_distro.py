@@ -18,12 +18,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import distro, maven, process
+from rocketmq_spark.localbroker import distro, java, maven, process
 from tests import users
 
 SMALL = ("commons-cli:commons-cli:1.5.0", "io.netty:netty-codec-haproxy:4.1.130.Final")
@@ -174,7 +175,7 @@ def test_a_cache_that_others_may_write_to_is_not_trusted(monkeypatch: pytest.Mon
 
 def of_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on this process is an ordinary user, and its files are root's."""
-    monkeypatch.setattr(folders, "ROOT", os.getuid())
+    users.of_root(monkeypatch, os.getuid())
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
 
 
@@ -185,10 +186,91 @@ def test_a_cache_of_root_is_used_unless_others_may_write_to_it(monkeypatch: pyte
     monkeypatch.setenv(distro.CACHE_VARIABLE, str(made))
     of_root(monkeypatch)
     assert distro.cache_folder() == made
+    monkeypatch.setattr(os, "getegid", lambda: made.stat().st_gid)
     for open_folder in (made / "jars", made):
-        open_folder.chmod(0o775)
+        open_folder.chmod(0o777)
         with pytest.raises(LocalBrokerError, match=rf"Others may write to {open_folder}; .*{distro.CACHE_VARIABLE}"):
             distro.cache_folder()
+        open_folder.chmod(0o775)  # as in images for OpenShift
+        assert distro.cache_folder() == made
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_cache_that_others_may_replace_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, link: bool
+) -> None:
+    """They could exchange it between the check of its jars and the start of the JVM."""
+    (cache := tmp_path / "shared" / "mine" / "cache").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "shared" / "mine")
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "link" / "cache" if link else cache))
+    monkeypatch.setattr(os, "getegid", lambda: (tmp_path / "shared").stat().st_gid)
+    for bits in (0o1777, 0o775):
+        (tmp_path / "shared").chmod(bits)
+        assert distro.cache_folder().samefile(cache)
+    assert not caplog.messages
+    monkeypatch.setattr(folders, "_is_own_group", lambda _: False)
+    for _ in range(2):
+        assert distro.cache_folder().samefile(cache)
+    [warning] = caplog.messages
+    assert f"lies in {tmp_path / 'shared'}, in which the group" in warning
+    assert f"chmod g-w {tmp_path / 'shared'}" in warning
+    (tmp_path / "shared").chmod(0o777)
+    with pytest.raises(LocalBrokerError) as raised:
+        distro.cache_folder()
+    for part in (f"lies in {tmp_path / 'shared'}, in which others (mode 0777)", "chmod go-w", distro.CACHE_VARIABLE):
+        assert part in str(raised.value)
+    (tmp_path / "shared").chmod(0o755)
+    uid = users.give_away(monkeypatch, tmp_path / "shared", tmp_path / "shared" / "mine")
+    with pytest.raises(LocalBrokerError, match=rf"its owner, uid {uid}|belongs to uid {uid}"):
+        distro.cache_folder()
+
+
+def test_folders_above_a_new_cache_are_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "a" / "b" / "cache"))
+    before = os.umask(0)
+    try:
+        distro.cache_folder()
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (tmp_path / "a").rglob("*")} == {0o700}
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("variable", ["HOME", "XDG_CACHE_HOME"])
+def test_a_home_of_another_user_has_no_cache_of_this_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    """As with sudo, and in jobs of GitHub that run as root in a container."""
+    monkeypatch.delenv(distro.CACHE_VARIABLE, raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name in ("theirs", "account"):
+        (tmp_path / name).mkdir()
+    account = SimpleNamespace(pw_dir=str(tmp_path / "account"))
+    monkeypatch.setattr(java.pwd, "getpwuid", lambda _: account)
+    monkeypatch.setenv("HOME", str(tmp_path / "account"))
+    monkeypatch.setenv(variable, str(tmp_path / "theirs"))
+    theirs = java.user_cache()
+    assert theirs.is_relative_to(tmp_path / "theirs")
+    users.give_away(monkeypatch, tmp_path / "theirs")
+    assert java.user_cache() == tmp_path / "account" / theirs.relative_to(tmp_path / "theirs") or (
+        java.user_cache() == tmp_path / "account" / ".cache" / "rocketmq-spark"
+    )
+
+
+def test_downloaded_jars_are_closed_whatever_the_umask_is(
+    small: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.mkdir(mode=0o755, exist_ok=True)
+    before = os.umask(0)
+    try:
+        jars = distro.fetch(["small"], quiet=True)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(jar.stat().st_mode) for jar in jars} == {0o644}
+    assert {stat.S_IMODE(jar.parent.stat().st_mode) for jar in jars} == {0o755}, (
+        "an administrator may fill it for all users"
+    )
+    assert {stat.S_IMODE(folder.stat().st_mode) & 0o022 for folder in small.rglob("*")} == {0}
 
 
 @pytest.mark.parametrize("place", [".", "jars", "jars/core", "link", "link to a folder of others"])
@@ -215,7 +297,7 @@ def test_a_jar_that_others_may_change_is_not_used_as_it_is(
 ) -> None:
     """Its hash is that of the lock now, and perhaps not when the JVM reads it."""
     jar = distro.fetch(["small"], quiet=True)[0]
-    inode = jar.stat().st_ino
+    inode, asked = jar.stat().st_ino, len(mirror.asked)
     if change == "mode":
         jar.chmod(0o666)
     elif change == "link":
@@ -231,7 +313,8 @@ def test_a_jar_that_others_may_change_is_not_used_as_it_is(
     assert distro.fetch(["small"], quiet=True)[0] == jar
     status = jar.lstat()
     assert (stat.S_ISREG(status.st_mode), status.st_mode & 0o022, status.st_uid) == (True, 0, os.geteuid())
-    assert (status.st_ino == inode) == (change == "mode"), "closed, or fetched again"
+    assert status.st_ino != inode, "who has opened it may still write to it"
+    assert (len(mirror.asked) == asked) == (change == "mode"), "copied, or fetched again"
 
 
 def test_real_jars_are_complete_and_in_the_order_of_the_lock() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from rocketmq_spark.base import folders
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker.process import MARK
+from rocketmq_spark.localbroker import servers, site
+from rocketmq_spark.localbroker.process import MARK, PortBook
 from rocketmq_spark.localbroker.site import TEMPORARY, claim
 from tests import users
 
@@ -111,6 +115,7 @@ def test_a_record_of_another_user_is_left_alone(
     child = _sleeper(children, f"{MARK}{tmp_path / f'{TEMPORARY}mine'}")
     record = _left_behind(run, tmp_path / f"{TEMPORARY}mine")
     users.give_away(monkeypatch, record)
+    monkeypatch.setattr(site, "_check", lambda _: None)
     claim(run, None, keep=False).release(delete=True)
     assert (child.poll(), (tmp_path / f"{TEMPORARY}mine").exists(), record.exists()) == (None, True, True)
 
@@ -170,3 +175,61 @@ def test_a_data_folder_has_one_owner(run: Path, tmp_path: Path) -> None:
         claim(run, tmp_path / "data", keep=True)
     taken.release(delete=False)
     claim(run, tmp_path / "data", keep=True).release(delete=False)
+
+
+@pytest.mark.parametrize("place", [".", "broker-a", "ports.json"])
+def test_a_data_folder_of_another_user_is_not_used(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Its owner could exchange configuration, or lead files that are written elsewhere."""
+    (data := tmp_path / "data").mkdir()
+    (data / "broker-a").mkdir()
+    (tmp_path / "precious").write_text("important")
+    (data / "ports.json").symlink_to(tmp_path / "precious")
+    uid = users.give_away(monkeypatch, data / place)
+    with pytest.raises(
+        LocalBrokerError, match=rf"The data folder {data} is not used: .* belongs to uid {uid}.*chown -R"
+    ):
+        claim(run, data, keep=True)
+    assert (tmp_path / "precious").read_text() == "important"
+
+
+def test_other_users_lose_the_right_to_write_to_a_data_folder(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (data := tmp_path / "shared" / "data").mkdir(parents=True)
+    for folder in (data, data.parent):
+        folder.chmod(0o777)
+    claim(run, data, keep=True).release(delete=False)
+    assert stat.S_IMODE(data.stat().st_mode) == 0o755
+    assert f"the data folder of LocalBroker lies in {data.parent}, in which others (mode 0777)" in caplog.text
+
+
+def test_files_of_a_cluster_are_written_without_following_links(tmp_path: Path) -> None:
+    (precious := tmp_path / "precious").write_text("important")
+    (tmp_path / "ports.json").symlink_to(precious)
+    PortBook(tmp_path / "ports.json", {}).assign("namesrv", (0,))
+    (tmp_path / "broker-a").mkdir()
+    (tmp_path / "broker-a" / "logback.xml").symlink_to(precious)
+    servers._home(tmp_path, "broker-a")
+    assert precious.read_text() == "important"
+    assert not (tmp_path / "ports.json").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["theirs", "pipe", "link"])
+def test_a_folder_that_was_made_again_by_others_stops_no_start(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """After a cleaner of /tmp has removed it. A pipe would keep all starts waiting."""
+    data = tmp_path / f"{TEMPORARY}x"
+    record = _left_behind(run, data)
+    lock, target = data / "in-use", tmp_path / "elsewhere"
+    lock.symlink_to(target) if kind == "link" else os.mkfifo(lock)
+    if kind == "theirs":
+        users.give_away(monkeypatch, data)
+    if kind == "theirs" and not users.IS_ROOT:  # so is the record
+        monkeypatch.setattr(folders, "foreign", lambda path, root_may=True: path if path == data else None)
+    monkeypatch.setattr(site, "_check", lambda _: None)
+    claim(run, None, keep=False).release(delete=True)
+    assert (data.exists(), target.exists()) == (True, False)
+    assert record.exists() == (kind != "theirs")

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base import folders, process
+from rocketmq_spark.base.tls_files import Reloaded
 from rocketmq_spark.cli.command import app
+from rocketmq_spark.client.calls import RotatingCredentials
 from rocketmq_spark.delay.node import NodeSettings, open_node
-from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.errors import OptionError, SpoolError
+from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.session.spools import adopt, claim, spools, worker_spool
+from rocketmq_spark.session.spools import adopt, claim, prepare, spools, worker_spool
+from rocketmq_spark.spool import lending
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database
-from rocketmq_spark.spool.records import Done
-from rocketmq_spark.spool.spool import SpoolReading
+from rocketmq_spark.spool.lending import lent
+from rocketmq_spark.spool.spool import SpoolReading, record_of
 from rocketmq_spark.spool.store import Store
 from tests import users
 from tests.spool.bench import record
@@ -190,7 +197,7 @@ def test_a_spool_of_another_user_is_opened_only_if_that_is_asked_for(
 ) -> None:
     spool = fill(tmp_path / "spool")
     uid = users.give_away(monkeypatch, *everything_in(spool))
-    refused = rf"the spool in {spool} is not used: {spool} belongs to uid {uid}, and .* 'rocketmq-spark spool send'"
+    refused = rf"the spool in {spool} is not used: {spool}/\S+ belongs to uid {uid}\b.*show {spool}.*spool send {spool}"
     with pytest.raises(SpoolError, match=refused):
         make(spool)
     with pytest.raises(SpoolError, match=refused):
@@ -216,7 +223,7 @@ def test_a_folder_that_is_put_there_while_a_spool_is_created_is_not_used(
     def plant(path: Path, read_only: bool = False) -> Database:
         if not path.exists():
             planted.rename(path)
-            users.give_away(monkeypatch, path)
+            users.give_away(monkeypatch, *everything_in(path))
         return Database(path, read_only)
 
     monkeypatch.setattr(store_module, "Database", plant)
@@ -239,7 +246,7 @@ def test_files_of_root_in_a_spool_are_no_reason_to_refuse_it(tmp_path: Path, mon
 
 
 def test_an_open_folder_keeps_its_mode_and_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name, bits in (("read", 0o750), ("write", 0o773), ("closed", 0o700)):
+    for name, bits in (("read", 0o705), ("write", 0o773), ("closed", 0o700)):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(bits)
         for _ in range(2):
@@ -264,17 +271,72 @@ def test_a_sinks_folder_in_which_others_may_replace_spools_is_named(
         worker_spool(parsed, ProducerSettings.of(parsed))
     session.close_all()
     assert [line for line in caplog.messages if "may replace" in line] == [
-        f"option 'spoolDir' is {base}, in which others (mode 0777) may replace the folders of this user; "
-        "protect it with chown and chmod 1777"
+        f"the spool of this process lies in {base}, in which others (mode 0777) may replace files and folders; "
+        "protect it with chown, and chmod go-w or 1777"
     ] * named
 
 
-def test_a_sinks_folder_of_another_user_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("place", ["spool", "parent"])
+def test_an_own_spool_in_a_folder_of_another_user_is_used_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
-    uid = users.give_away(monkeypatch, tmp_path)
-    folders.warn_if_replaceable(tmp_path, "spoolDir")
-    assert f"in which its owner, uid {uid}, may replace the folders of this user" in caplog.text
+    """As in a container that runs as root, with a volume that belongs to a user of its host."""
+    (spool := tmp_path / "parent" / "spool").mkdir(parents=True)
+    theirs = spool if place == "spool" else spool.parent
+    uid = users.give_away(monkeypatch, theirs)
+    monkeypatch.setattr(folders, "foreign_inside", folders.foreign_inside if users.IS_ROOT else lambda *_: None)
+    given = {"on_send_failure": "spool", "spool_dir": str(spool)}
+    for _ in range(2):
+        Producer("127.0.0.1:1", "g", **given).close()  # type: ignore[arg-type]
+    session.close_all()
+    [warning] = [line for line in caplog.messages if f"lies in {theirs}, in which" in line]
+    assert f"its owner, uid {uid}" in warning
+
+
+SERVER = ("--name-server", "127.0.0.1:1")
+COMMANDS = {"show": (), "export": (), "assign": SERVER, "send": (*SERVER, "--timeout", "5")}
+
+
+def spool_command(name: str, path: Path) -> Result:
+    done = CliRunner().invoke(app, ["spool", name, str(path), *COMMANDS[name]])
+    session.close_all()
+    return done
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("kind", ["link", "pipe", "other name"])
+def test_commands_open_no_spool_that_leads_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, command: str
+) -> None:
+    """What RocksDB or a repair would read or write there, another user could get at with the rights of root."""
+    spool, mine, good = fill(tmp_path / "base" / "worker-1"), tmp_path / "mine", fill(tmp_path / "base" / "worker-2")
+    users.root_beside(monkeypatch, spool)
+    mine.write_text("important")
+    entry = spool / "000099.sst"
+    make_entry = {"link": entry.symlink_to, "pipe": lambda _: os.mkfifo(entry), "other name": entry.hardlink_to}
+    make_entry[kind](mine)
+    (spool / "CURRENT").unlink()
+    before = sorted(spool.rglob("*"))
+    done = spool_command(command, spool.parent)
+    assert done.exit_code == 1
+    assert f"the spool in {spool} is not used: {entry} " in done.stderr
+    assert str(good) in done.stdout, "the others are used"
+    assert (mine.read_text(), sorted(spool.rglob("*"))) == ("important", before)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_follow_no_link_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Its owner may change it between a check and the opening."""
+    mine, link = fill(tmp_path / "mine"), tmp_path / "base" / "worker-1"
+    link.parent.mkdir()
+    link.symlink_to(mine)
+    monkeypatch.setattr(folders, "_unmapped", set)
+    users.give_away(monkeypatch, link)
+    done = spool_command(command, link.parent)
+    assert done.exit_code == 1
+    if users.IS_ROOT:
+        assert f"the link {link} belongs to uid {users.OTHER}" in done.stderr
+    assert re.search(r"the link \S+ belongs to uid \d+.*, who may let it lead elsewhere", done.stderr)
 
 
 @pytest.mark.parametrize("command", ["assign", "send"])
@@ -282,48 +344,146 @@ def test_commands_open_a_spool_of_another_user_and_leave_it_his(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     """The record is of an unknown kind, so that nothing is sent."""
-    users.give_away(monkeypatch, *everything_in(fill(tmp_path / "worker-1")))
+    users.root_beside(monkeypatch, fill(tmp_path / "worker-1"))
     owners = {path.stat().st_uid for path in everything_in(tmp_path / "worker-1")}
-    server = ("--name-server", "127.0.0.1:1")
-    done = CliRunner().invoke(app, ["spool", "assign", str(tmp_path), *server])
+    done = spool_command("assign", tmp_path)
     if command == "send":
-        done = CliRunner().invoke(app, ["spool", "send", str(tmp_path), *server, "--timeout", "5"])
+        done = spool_command("send", tmp_path)
         assert "is not used" not in done.stderr
         assert "1 dead" in done.stdout
     assert done.exit_code == (command == "send")
     assert {path.stat().st_uid for path in everything_in(tmp_path / "worker-1")} == owners
+    assert folders.has_own_rights()
+
+
+def test_root_reaches_only_what_the_owner_reaches_while_a_spool_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that appears while RocksDB works there gets no more than its owner has."""
+    spool, secret = fill(tmp_path / "worker-1"), tmp_path / "secret"
+    secret.write_text("important")
+    secret.chmod(0o600)
+    owner = users.root_beside(monkeypatch, spool)
+    with lent(spool):
+        assert os.geteuid() == owner
+        (spool / "000099.dbtmp").symlink_to(secret)
+        if users.IS_ROOT:
+            with pytest.raises(PermissionError):
+                (spool / "000099.dbtmp").write_text("identity")
+    assert os.geteuid() == os.getuid()
+
+
+def test_a_spool_that_the_owner_does_not_reach_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = fill(tmp_path / "rescue" / "worker-1")
+    uid = users.root_beside(monkeypatch, spool)
+    monkeypatch.setattr(lending.folders, "is_readable", lambda _: False)
+    with pytest.raises(SpoolError, match=rf"with the rights of its owner, uid {uid}\b.* chown -R root"), lent(spool):
+        pass
+    assert folders.has_own_rights()
+
+
+def test_a_spool_that_two_users_may_change_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = fill(tmp_path / "base" / "worker-1")
+    uid = users.root_beside(monkeypatch, spool)
+    ways = folders.exposures
+    other = folders.Exposure(spool.parent, os.stat_result((0o40755, 1, 1, 1, uid + 5, 1, 0, 0, 0, 0)), uid + 5)
+    monkeypatch.setattr(folders, "exposures", lambda path: [*ways(path), other])
+    with pytest.raises(SpoolError, match=r"uid \d+.* and uid \d+.* may change it"), lent(spool):
+        pass
+    monkeypatch.setattr(folders, "exposures", ways)
+    spool.parent.chmod(0o777)
+    with pytest.raises(SpoolError, match=rf"lies in {spool.parent}, in which others .*: chmod \+t"), lent(spool):
+        pass
+
+
+def test_root_uses_its_files_in_a_folder_of_another_user_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container that runs as root, with a volume that belongs to a user of its host."""
+    (spool := tmp_path / "volume").mkdir()
+    users.root_beside(monkeypatch, spool)
+    monkeypatch.setattr(folders, "foreign_inside", lambda path, but=(): None)
+    fill(spool)
+    with lent(spool):
+        assert folders.has_own_rights()
+        assert SpoolReading(spool).totals is not None
+    assert f"the spool of this process lies in {spool}, in which its owner, uid" in caplog.text
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+import pytest
+from rocketmq_spark.cli.command import app
+from tests import users
+users.root_beside(pytest.MonkeyPatch(), Path(sys.argv[1]))
+late = []
+def outside(path):
+    return not isinstance(path, int) and not os.fspath(path).startswith(sys.argv[1])
+def watch(event, details):
+    if os.geteuid() != os.getuid() and (event == "import" or event == "open" and outside(details[0])):
+        late.append((event, details[0]))
+sys.addaudithook(watch)
+try:
+    app(["spool", sys.argv[2], *sys.argv[1:2], *sys.argv[3:]])
+finally:
+    users.folders.has_own_rights() or late.append("rights")
+    print("late:", *late, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_root_needs_no_other_file_while_a_spool_is_open(tmp_path: Path, command: str) -> None:
+    """The owner may not be able to read the package, a certificate or keys."""
+    spool, given = tmp_path / "worker-1", COMMANDS[command]
+    if command == "send":
+        (keys := tmp_path / "keys").write_text("accessKey=a\nsecretKey=12345678")
+        keys.chmod(0o600)
+        given = (*given, "-o", f"credentialsFile={keys}", "--name-server", "localhost:1")
+    send = SpooledSend("t", SendRequest("g", b"x"), MessageQueue("t", "a", 0), ("id",))
+    with contextlib.closing(make(spool)) as store:
+        store.add([(record_of(send, NOW_MS), 1)])
+    users.let_in(spool)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(spool), command, *given],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == (command == "send"), done.stderr
+    assert done.stderr.splitlines()[-1] == "late:", done.stderr
+    assert str(spool) in done.stdout
+
+
+def test_files_that_root_may_read_are_read_before_spools_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"nameServer": "127.0.0.1:1", "tls": "true", "tlsCaFile": str(tmp_path / "missing.pem")}
+    parsed = options.parse(given).for_role("producer")
+    spool = fill(tmp_path / "worker-1")
+    prepare(parsed, [spool])
+    users.root_beside(monkeypatch, spool)
+    with pytest.raises(OptionError, match="the TLS files cannot be used"):
+        prepare(parsed, [spool])
     session.close_all()
 
 
-def test_root_gives_what_it_makes_in_a_folder_to_the_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the files of root that were there, nor a second name of one: its owner may have linked it into the folder."""
-    spool, outside = fill(tmp_path / "spool"), tmp_path / "outside"
-    theirs = everything_in(spool)
-    (spool / "worker-1").mkdir()
-    for path in (outside, spool / "of root", spool / "worker-1" / "file"):
-        path.touch()
-    if users.IS_ROOT:
-        users.give_away(monkeypatch, *theirs)
-    else:
-        monkeypatch.setattr(folders, "ROOT", os.getuid())
-    owner, given, change = spool.stat(), set[int](), os.fchown
+def test_files_that_only_the_own_user_may_read_stay_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While root has the rights of the owner of a spool: no warning, and no other keys."""
+    loaded = iter(("first", "second"))
+    files, keys = Reloaded(["missing"], lambda: next(loaded)), RotatingCredentials(lambda: next(loaded), -1.0)  # type: ignore
+    assert (files.get(), keys.current()) == ("first", "second")
+    files._loaded = "changed", "first"
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert (files.get(), keys.current()) == ("first", "second")
 
-    def fchown(file: int, uid: int, gid: int) -> None:
-        given.add(os.fstat(file).st_ino)
-        assert (uid, gid) == (owner.st_uid, owner.st_gid)
-        change(file, uid, gid)
 
-    monkeypatch.setattr(os, "fchown", fchown)
-    with folders.owner_kept(spool, ("worker-",)):
-        with contextlib.closing(Store(spool, any_owner=True)) as store:
-            store.settle([(work, Done()) for work in store.take(NOW_MS, 1)], NOW_MS)
-        (spool / "linked").hardlink_to(outside)
-        (spool / "link").symlink_to(outside)
-        for folder in (spool / "inner", spool / "worker-1" / "inner"):
-            folder.mkdir()
-            (folder / "file").touch()
-    made = {path.relative_to(spool) for path in spool.rglob("*") if path.lstat().st_ino in given}
-    assert {Path("CURRENT"), Path("inner"), Path("inner/file")} <= made
-    assert not made & {
-        Path(name) for name in ("linked", "link", "of root", "worker-1", "worker-1/file", "worker-1/inner")
-    }
+def test_a_repair_copies_no_file_to_which_a_link_leads(tmp_path: Path) -> None:
+    spool = fill(tmp_path / "spool")
+    (spool / "CURRENT").unlink()
+    (tmp_path / "secret").write_text("important")
+    (spool / "000099.sst").symlink_to(tmp_path / "secret")
+    with pytest.raises(SpoolError, match=r"it is a link: .*000099\.sst"):
+        make(spool)
+    files = [path for path in spool.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert not [path for path in files if b"important" in path.read_bytes()]

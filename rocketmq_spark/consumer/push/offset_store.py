@@ -92,22 +92,26 @@ class LocalOffsets:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._backup = path.with_name(f"{path.name}.bak")
+        self._lock_path = path.with_name(f"{path.name}.lock")
         self._lock: tuple[int, tuple[int, int, int]] | None = None
 
     def __str__(self) -> str:
         return str(self._path)
 
     def hold(self) -> None:
-        """Lock the file until ``release``, or until the process ends. Raises ``OptionError`` if another consumer has a lock."""
+        """Lock the file until ``release``, or until the process ends. Raises ``OptionError`` if another consumer has a lock, and
+        ``OffsetError`` if the file or its lock belongs to another user.
+        """
         if self._lock is not None:
             return
-        path = self._path.with_name(f"{self._path.name}.lock")
+        self.check_owner()
+        path = self._lock_path
         with _holding:
             if _identity(path) in _held:  # do not open the file: closing it would release the lock of this process
                 raise self._of_another()
             try:
                 folders.make(path.parent)
-                file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+                file = folders.open_regular(path, os.O_RDWR | os.O_CREAT)
             except OSError as e:
                 logger.info("%s cannot be made: %s", path, e)
                 return  # offsets cannot be stored there either: ``store`` raises
@@ -182,13 +186,21 @@ class LocalOffsets:
         return [other for other in others if other._foreign() is None]
 
     def _foreign(self) -> folders.Foreign | None:
-        places = (*self._path.parents[1::-1], self._path, self._backup)
+        places = (*self._path.parents[1::-1], self._path, self._backup, self._lock_path)
         return next(filter(None, map(folders.foreign, places)), None)
+
+    def check_owner(self) -> None:
+        """Raise ``OffsetError`` if another user owns the file: that user could skip messages of this one."""
+        if (other := self._foreign()) is not None:
+            raise OffsetError(
+                f"the offsets in {self._path} are not used: {other}",
+                remedy="If you trust them, make them yours with chown -R, or choose another 'localOffsetsDir'",
+            )
 
     def warn_if_shared(self) -> None:
         """Log once if other users may read, write or replace the file."""
         with contextlib.suppress(OSError):  # ``store`` reports it
-            folders.warn_if_replaceable(self._path.parents[3], "localOffsetsDir")
+            folders.warn_if_replaceable(self._path.parent, "the folder of 'localOffsetsDir'")
             folders.warn_if_open(self._path.parent, "offsets")
 
     @property
@@ -222,13 +234,9 @@ class LocalOffsets:
 
     def load(self) -> dict[MessageQueue, int]:
         """Return the stored offsets; empty if there is no file. Raises ``OffsetError`` if file and backup are both damaged, or
-        belong to another user, who could skip messages of this one.
+        belong to another user.
         """
-        if (other := self._foreign()) is not None:
-            raise OffsetError(
-                f"the offsets in {self._path} are not used: {other}",
-                remedy="If you trust them, make them yours with chown -R, or choose another 'localOffsetsDir'",
-            )
+        self.check_owner()
         problems = []
         for path in (self._path, self._backup):
             try:
@@ -462,6 +470,8 @@ class FileOffsets:
         self._storing = threading.Lock()
 
     def begin(self) -> None:
+        for file in (self._earlier, self._file):  # before a file is created in a folder of another user
+            file.check_owner()
         self._file.hold()
         self._file.warn_if_shared()
         self._file.take_over()

@@ -1,0 +1,156 @@
+"""Who may write to a folder, or replace what is in it, and files that lead elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rocketmq_spark.base import folders
+from tests import users
+
+
+def status(mode: int, uid: int = 1000, gid: int = 1000) -> os.stat_result:
+    return os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, uid, gid, 0, 0, 0, 0))
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has the private group 1000, is in group 100 (users) and in 2000, the fsGroup of a volume."""
+    monkeypatch.setattr(os, "getegid", lambda: 1000)
+    monkeypatch.setattr(os, "getgroups", lambda: [1000, 100, 2000])
+
+    def named(gid: int) -> object:
+        if gid == 2000:
+            raise KeyError(gid)
+        return SimpleNamespace(gr_name="users")
+
+    monkeypatch.setattr(grp, "getgrgid", named)
+
+
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize(
+    ("status", "may"),
+    [
+        (status(0o755), False),
+        (status(0o775), False),  # umask 002 with a private group
+        (status(0o777), True),
+        (status(0o1777), True),
+        (status(0o775, gid=100), True),
+        (status(0o775, gid=50), True),
+        (status(0o2775, 0, 50), True),
+        (status(0o2775, 0, 2000), False),  # a volume of Kubernetes
+        (status(0o2770, 1000, 2000), False),  # and a folder in it, after a restart
+        (status(0o2777, 0, 2000), True),
+        (status(0o775, 0, 0), False),  # g=u, as images for OpenShift have it
+        (status(0o775, 0, 100), False),
+    ],
+)
+def test_a_group_without_others_does_not_count_as_others(status: os.stat_result, may: bool) -> None:
+    assert folders.others_may_write(status) is may
+
+
+def test_folders_on_the_way_that_others_may_replace_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those to which links lead, and links of other users themselves."""
+    (real := tmp_path / "shared" / "real" / "x").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("shared/real")
+    assert list(folders.exposures(tmp_path / "link" / "x")) == []
+    (tmp_path / "shared").chmod(0o777)
+    for path in (real, tmp_path / "link" / "x", tmp_path / "link" / ".." / "real" / "x", real / "missing"):
+        [found] = folders.exposures(path)
+        assert str(found) == (f"{tmp_path / 'shared'}, in which others (mode 0777) may replace files and folders")
+    (tmp_path / "shared").chmod(0o1777)
+    assert list(folders.exposures(real)) == []
+    uid = users.give_away(monkeypatch, tmp_path / "link")
+    found = {way.folder: way for way in folders.exposures(tmp_path / "link" / "x")}
+    assert f"in which its owner, uid {uid}" in str(found[tmp_path / "link"])
+    assert not users.IS_ROOT or len(found) == 1
+
+
+def test_a_loop_of_links_ends(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert list(folders.exposures(tmp_path / "a" / "x")) == []
+
+
+def test_the_hosts_users_are_nobody_in_particular_in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"/proc/sys/kernel/overflowuid": "65534\n"}
+    monkeypatch.setattr(Path, "read_text", lambda self, _: texts[str(self)])
+    for text, unmapped in (("0 0 4294967295\n", set()), ("0 1000 1\n1 100000 65536\n", {65534}), ("", set())):
+        texts["/proc/self/uid_map"] = text
+        assert folders._unmapped() == unmapped
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "device"])
+def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
+    path, text = tmp_path / "file", "it is no file"
+    (tmp_path / "secret").write_text("secret")
+    if kind == "link":
+        path.symlink_to(tmp_path / "secret")
+        text = "it is a link"
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path = Path("/dev/zero")
+    for flags in (os.O_RDONLY, os.O_RDWR | os.O_CREAT):
+        with pytest.raises(OSError, match=text):
+            folders.open_regular(path, flags)
+    for read in (folders.read_regular, lambda path: folders.copy_regular(path, tmp_path / "copy")):
+        with pytest.raises(OSError, match=text):
+            read(path)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_copy_follows_no_link_at_its_target(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("new")
+    (tmp_path / "precious").write_text("old")
+    (tmp_path / "copy").symlink_to(tmp_path / "precious")
+    with pytest.raises(FileExistsError):
+        folders.copy_regular(tmp_path / "file", tmp_path / "copy")
+    folders.write_new(tmp_path / "copy", "new")
+    assert ((tmp_path / "precious").read_text(), (tmp_path / "copy").read_text()) == ("old", "new")
+    with pytest.raises(IsADirectoryError):
+        folders.write_new(tmp_path, "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "precious", "copy"}
+
+
+def test_a_folder_that_is_mounted_read_only_counts_as_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o777)
+    users.of_root(monkeypatch, os.getuid())
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert not folders.close(tmp_path)
+    mounted = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=mounted.f_flag | os.ST_RDONLY))
+    assert folders.close(tmp_path)
+
+
+def test_root_has_the_rights_of_an_owner_and_gets_its_own_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the block, or the change, fails. A user without a name has the group of the folder, but not that of root."""
+    before, calls = (os.geteuid(), os.getegid(), os.getgroups()), []
+    for name in ("setgroups", "setegid", "seteuid"):
+        change = getattr(os, name) if users.IS_ROOT else lambda _: None
+        monkeypatch.setattr(
+            os, name, lambda value, name=name, change=change: (calls.append((name, value)), change(value))
+        )
+    named = next(user for user in pwd.getpwall() if user.pw_uid and user.pw_gid)
+    cases = [
+        (users.OTHER, 34568, [34568], 34568),
+        (users.OTHER, 0, [65534], 65534),
+        (named.pw_uid, 1, os.getgrouplist(named.pw_name, named.pw_gid), named.pw_gid),
+    ]
+    for uid, gid, groups, group in cases:
+        calls.clear()
+        with contextlib.suppress(ZeroDivisionError), folders.rights_of(uid, gid):
+            assert calls == [("setgroups", groups), ("setegid", group), ("seteuid", uid)]
+            if users.IS_ROOT:
+                assert (os.geteuid(), os.getegid(), os.getgroups()) == (uid, group, groups)
+                assert not folders.has_own_rights()
+            raise ZeroDivisionError
+        assert calls[3:] == [("seteuid", before[0]), ("setegid", before[1]), ("setgroups", before[2])]
+        assert (os.geteuid(), os.getegid(), os.getgroups()) == before
