@@ -23,6 +23,7 @@ from types import FrameType
 from typing import IO
 
 import rocketmq_spark
+from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline, wait_until
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.errors import LocalBrokerError
@@ -77,7 +78,7 @@ def stored_in(data: Path) -> dict[str, int]:
 
 def log_path() -> Path:
     """What the process itself prints."""
-    return _folder() / "log.txt"
+    return _path("log.txt")
 
 
 def running() -> RunningBroker | None:
@@ -100,7 +101,7 @@ def start(wish: Wish) -> RunningBroker:
     distro.fetch()
     _refuse_second()  # another command has waited for the same download, perhaps
     with distro.writing_to(_folder()):
-        _folder().mkdir(parents=True, exist_ok=True)
+        folders.make(_folder())
         _state_path().unlink(missing_ok=True)
         with log_path().open("w") as log:
             return _spawned(wish, log)
@@ -121,7 +122,7 @@ def _spawned(wish: Wish, log: IO[str]) -> RunningBroker:
     paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     with open(reading, encoding="utf-8") as answers:
         child = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(writing)],
+            [sys.executable, "-P", "-m", __name__, str(writing)],  # -P: nothing is imported from the current folder
             stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=_folder(),
             env={**os.environ, "PYTHONPATH": paths}, pass_fds=[writing], start_new_session=True,
         )  # fmt: skip
@@ -167,14 +168,24 @@ def _folder() -> Path:
     return distro.cache_folder() / "background"
 
 
+def _path(name: str) -> Path:
+    """A file of the folder. Raises ``LocalBrokerError`` if another user has left it there."""
+    path = _folder() / name
+    if (found := folders.foreign(path)) is not None:
+        raise LocalBrokerError(
+            f"The local broker does not use what another user has left: {found}", remedy=f"Remove {path}"
+        )
+    return path
+
+
 def _state_path() -> Path:
-    return _folder() / "state.json"
+    return _path("state.json")
 
 
 def _held() -> bool:
     """Whether the process lives: it holds the lock."""
     try:
-        with (_folder() / "lock").open() as lock:
+        with _path("lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -230,7 +241,7 @@ def _publish(mq: LocalBroker, conf: list[str]) -> None:
 @contextlib.contextmanager
 def _lock() -> Iterator[None]:
     deadline = Deadline.after(_LOCK_WITHIN_S)
-    with (_folder() / "lock").open("a") as lock:
+    with _path("lock").open("a") as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -20,6 +20,7 @@ from rocketmq_spark.cli.command import app
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker.servers import NAME_SERVER
 from tests.helpers import awaited, frames_of_threads, raising
+from tests.users import give_away
 
 STATE = RunningBroker(1, "127.0.0.1:9876", "/data", 5, {NAME_SERVER: ("127.0.0.1:1", 2)})
 
@@ -58,6 +59,14 @@ def test_the_state_of_a_living_process(held):
     write_state(held)
     assert background.running() == STATE
     assert not STATE.up(NAME_SERVER)
+
+
+@pytest.mark.parametrize("name", ["lock", "state.json", "log.txt"])
+def test_files_that_another_user_left_are_not_used(folder, name, monkeypatch):
+    (folder / name).touch()
+    give_away(monkeypatch, folder / name)
+    with pytest.raises(LocalBrokerError, match=rf"does not use what another user has left: .*{name}.*\. Remove "):
+        (background.running(), background._state_path(), background.log_path())
 
 
 def test_a_process_that_is_still_starting_is_not_running_yet(held):

@@ -27,6 +27,8 @@ def cli(own_cache):
 
 
 def test_a_life_in_the_background(cli, own_cache):
+    (own_cache / "background").mkdir()
+    (own_cache / "background" / "fcntl.py").write_text("raise SystemExit('Python files of the folder are imported')")
     (started,) = documents(cli("broker", "start", "--json").stdout)
     assert [server["name"] for server in started["servers"]] == ["namesrv", "broker-a"]
     assert started["data"] == str(own_cache / "background" / "data")

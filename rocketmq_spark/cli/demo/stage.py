@@ -31,6 +31,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
+from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.cli.reading import TopicReader, earliest
 from rocketmq_spark.client.admin import BaseAdmin
@@ -161,7 +162,7 @@ def _free_folder(base: Path, stack: contextlib.ExitStack) -> Path:
     """The first of run-1, run-2, ... that is not in use, emptied. A broker started on its data counts as use."""
     for number in itertools.count(1):
         folder = base / f"run-{number}"
-        (folder / "broker").mkdir(parents=True, exist_ok=True)
+        folders.make(folder / "broker")
         own = (folder / "in-use").open("a")
         if _locks(own) and _is_free(folder / "broker" / "in-use"):
             stack.callback(own.close)
