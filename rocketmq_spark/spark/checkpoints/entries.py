@@ -15,6 +15,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import stat
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -110,13 +112,20 @@ class Folder:
         return str(self._system.type_name) == "local"
 
     def copy(self, paths: Sequence[str], target: str) -> Folder:
-        """Copy these files to the folder ``target``, a sibling of this one; returns that folder."""
+        """Copy these files to the new folder ``target``, a sibling of this one; returns that folder. Locally the copies have the
+        owners of the files, and only these may read the folder. Links are an error: they could lead to files of others.
+        """
         system, root = self._system, self._root[: len(self._root.rstrip("/")) - len(_last(self._root))] + target
         copied = Folder(self.name.rstrip("/")[: -len(_last(self.name))] + target, system, root)
         with self._named():
+            if self._is_local:
+                _made_like(Path(root), Path(self._root))
             for path in paths:
-                system.create_dir(copied._path(path).rpartition("/")[0], recursive=True)
-                system.copy_file(self._path(path), copied._path(path))
+                if self._is_local:
+                    _copy(Path(self._path(path)), Path(copied._path(path)))
+                else:
+                    system.create_dir(copied._path(path).rpartition("/")[0], recursive=True)
+                    system.copy_file(self._path(path), copied._path(path))
         return copied
 
     def delete(self, paths: Sequence[str]) -> None:
@@ -140,6 +149,30 @@ class Folder:
             raise OffsetError(
                 f"{self.name}: {' '.join(str(e).split())}", remedy="Check the path and its permissions"
             ) from e
+
+
+def _made_like(folder: Path, other: Path) -> None:
+    """Create a new folder for the owner of another one alone, and those above it likewise."""
+    if not folder.parent.exists():
+        _made_like(folder.parent, other.parent)
+    folder.mkdir(0o700)
+    if os.geteuid() == 0:
+        status = other.stat()
+        os.chown(folder, status.st_uid, status.st_gid)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if not target.parent.exists():
+        _made_like(target.parent, source.parent)
+    read = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(read, "rb") as content:
+        status = os.fstat(read)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{source} is no ordinary file, and is not copied")
+        with target.open("xb") as copied:
+            if os.geteuid() == 0:
+                os.fchown(copied.fileno(), status.st_uid, status.st_gid)
+            shutil.copyfileobj(content, copied)
 
 
 def _written(target: Path, content: bytes) -> Path:

@@ -92,6 +92,7 @@ _LOGS = ("commits", "offsets")
 # Order of removal within a batch: its commit, its state, its offsets. If this stops halfway, Spark repeats the batch and writes
 # its state again. If both log entries went first, Spark could use the old state for a new batch.
 _STEPS = ("commits", "made", "offsets")
+_SAVED = re.compile(rf"(?:{'|'.join(_LOGS)})/\.?\d+(?:\.crc)?|metadata")
 _STATE = re.compile(r"(state/.*/)\.?(\d+)(?:_[^/]*)?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?")
 
 
@@ -140,7 +141,7 @@ def plan(folder: Folder, history: Sequence[Read], batch: LoggedBatch) -> RewindP
     states = {path: int(match[2]) for path in files if (match := _STATE.fullmatch(path))}
     _refuse_lost_state(states, batch.number + 1)
     late = {path: (version - 1, "made") for path, version in states.items() if version > batch.number + 1}
-    saved = [path for path in files if path.split("/")[0] in (*_LOGS, "metadata")]
+    saved = [path for path in files if _SAVED.fullmatch(path)]
     return RewindPlan(batch, again, _ranges(history, batch), _backwards({**logs, **late}), sorted({*saved, *late}))
 
 
