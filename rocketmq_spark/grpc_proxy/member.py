@@ -16,7 +16,14 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolError, RocketMQError, RouteNotFound
+from rocketmq_spark.errors import (
+    ConnectionLost,
+    DecodeError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RocketMQError,
+    RouteNotFound,
+)
 from rocketmq_spark.grpc_proxy import facts
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel
 from rocketmq_spark.grpc_proxy.facts import ClientType, Code, Encoding, FilterType
@@ -92,6 +99,8 @@ _MIN_OPENED_BYTES, _MESSAGE_BYTES = 64 << 20, 4 << 20
 _QUICK_S = 1.0
 # The brokers of a topic are requested again after this time.
 _PLACES_S = 30.0
+# A consumer has a thread for each broker of a topic, and the Proxy says how many there are.
+_MOST_BROKERS = 1024
 
 
 class ProxyMember:
@@ -319,6 +328,9 @@ class ProxyMember:
         queues = [assignment.message_queue for assignment in answer.assignments]
         if not queues:
             raise RouteNotFound("no broker of the topic lets this group read", topic=topic)
+        if len(queues) > _MOST_BROKERS:
+            text = f"the Proxy lists {len(queues)} brokers for the topic; expected at most {_MOST_BROKERS}"
+            raise RemoteProtocolError(text, topic=topic)
         self._places[topic] = queues, Deadline.after(_PLACES_S)
         return queues
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.grpc_proxy import member as grpc_member
 from rocketmq_spark.grpc_proxy.facts import Code, MessageType
 from rocketmq_spark.grpc_proxy.member import ProxyMember
@@ -37,6 +38,18 @@ def test_a_broker_that_a_topic_gets_later_is_asked_too(monkeypatch: pytest.Monke
         assert member.places("t", Deadline.after(30)) == 2
         (found,) = member.receive(("t", 1), 1, 30.0, 1.0, Deadline.after(30))
         assert found.queue.broker_name == "broker-b"
+
+
+def test_a_proxy_does_not_decide_how_many_threads_there_are() -> None:
+    """A consumer has one for each broker of a topic."""
+    assigned = proto("QueryAssignmentResponse")(status=status(Code.OK))
+    for number in range(1025):
+        assigned.assignments.add().message_queue.broker.name = f"b{number}"
+    with giving(b"x", QueryAssignment=lambda request, context: assigned) as member:
+        with pytest.raises(RemoteProtocolError, match=r"lists 1025 brokers for the topic; expected at most 1024"):
+            member.places("t", Deadline.after(30))
+        del assigned.assignments[1024]
+        assert member.places("t", Deadline.after(30)) == 1024
 
 
 def _answers() -> dict[str, tuple[str, Any]]:
