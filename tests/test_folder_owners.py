@@ -82,7 +82,12 @@ def test_a_loop_of_links_ends(tmp_path: Path) -> None:
 def test_the_hosts_users_are_nobody_in_particular_in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"/proc/sys/kernel/overflowuid": "65534\n"}
     monkeypatch.setattr(Path, "read_text", lambda self, _: texts[str(self)])
-    for text, unmapped in (("0 0 4294967295\n", set()), ("0 1000 1\n1 100000 65536\n", {65534}), ("", set())):
+    for text, unmapped in (
+        ("0 0 4294967295\n", set()),
+        ("0 1000 1\n", {65534}),
+        ("0 1000 1\n1 100000 65536\n", set()),
+        ("damaged", set()),
+    ):
         texts["/proc/self/uid_map"] = text
         assert folders._unmapped() == unmapped
 

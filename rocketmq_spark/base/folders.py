@@ -193,9 +193,9 @@ def _is_own_group(status: os.stat_result) -> bool:
 
 
 def only_own(path: Path) -> bool:
-    """Whether a file or folder is there, this user or root owns it, and no other user may write to it."""
+    """Whether a file or folder is there, this user or root owns it, and nobody else may write to it, not even an own group."""
     try:
-        return foreign(path) is None and not others_may_write(path.stat())
+        return foreign(path) is None and not path.stat().st_mode & _WRITE
     except OSError:
         return False
 
@@ -265,11 +265,12 @@ def _lookups(path: Path) -> Iterator[tuple[Path, Path]]:
 def _unmapped() -> set[int]:
     """The uid that stands for all users that the user namespace of a container does not have, such as the root of its host."""
     try:
-        first, _, count = map(int, Path("/proc/self/uid_map").read_text("ascii").splitlines()[0].split())
+        lines = Path("/proc/self/uid_map").read_text("ascii").splitlines()
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text("ascii"))
-    except (OSError, ValueError, IndexError):  # not Linux
+        ranges = [(int(first), int(count)) for first, _, count in map(str.split, lines)]
+    except (OSError, ValueError):  # not Linux
         return set()
-    return set() if first <= overflow < first + count else {overflow}
+    return set() if any(first <= overflow < first + count for first, count in ranges) else {overflow}
 
 
 def warn_if_open(path: Path, content: str) -> None:
@@ -288,9 +289,12 @@ def warn_if_replaceable(path: Path, purpose: str) -> None:
         process.once("replaceable folders", one.folder, functools.partial(logger.warning, text, purpose, one))
 
 
+_lent: list[int] = []  # the user whose rights this process has now, if they are not its own
+
+
 def has_own_rights() -> bool:
-    """Whether this process has the rights of the user who started it; see ``rights_of``."""
-    return os.geteuid() == os.getuid()
+    """Whether this process is not in a block of ``rights_of``."""
+    return not _lent
 
 
 @contextlib.contextmanager
@@ -312,4 +316,6 @@ def rights_of(uid: int, gid: int) -> Iterator[None]:
         os.setegid(gid)
         stack.callback(os.seteuid, os.geteuid())
         os.seteuid(uid)
+        stack.callback(_lent.pop)
+        _lent.append(uid)
         yield

@@ -260,7 +260,7 @@ class Database:
         if os.strerror(errno.EACCES) in text:
             return SpoolError(
                 f"cannot {what} the spool in {self.path} as uid {os.geteuid()}: {text}",
-                remedy="Let this user write there; a folder that several users share needs: mkdir -m 1777",
+                remedy="Let this user write to all files there; a folder that several users share needs: mkdir -m 1777",
             )
         if "LOCK" in text:
             return _in_use(self.path, text)

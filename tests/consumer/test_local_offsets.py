@@ -213,6 +213,14 @@ def test_nothing_is_created_where_a_link_of_another_user_leads(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_lock_of_another_user_is_not_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    LocalOffsets(path).store({A: 1})
+    (lock := path.with_name("offsets.json.lock")).touch()
+    users.give_away(monkeypatch, lock)
+    with pytest.raises(OffsetError, match="are not used"):
+        LocalOffsets(path).hold()
+
+
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_a_lock_that_is_no_file_is_not_opened(path: Path, tmp_path: Path, kind: str) -> None:
     path.parent.mkdir(parents=True)

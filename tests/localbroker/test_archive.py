@@ -61,17 +61,18 @@ def user_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "user" / "rocketmq-spark" / "archives"
 
 
-@pytest.mark.parametrize("change", ["owner", "mode", "folder", "cache", "folder mode"])
+@pytest.mark.parametrize("change", ["owner", "mode", "folder", "cache", "folder mode", "above", "above mode"])
 def test_an_archive_that_others_may_change_is_not_used(
     home: Path, jar: Path, monkeypatch: pytest.MonkeyPatch, user_archives: Path, change: str
 ) -> None:
     """The JVM does not compare its code with the jars."""
-    folder = home / "cache" / "archives"
+    folder = home / "above" / "cache" / "archives"
     folder.mkdir(parents=True)
     archive = Archive(folder, Java(Path("/bin/false"), 17, "x"), [jar])
     archive.path.write_bytes(b"planted")
     assert archive.flags(home)[0] == f"-XX:SharedArchiveFile={archive.path}"
     place = {"owner": archive.path, "mode": archive.path, "cache": folder.parent}.get(change, folder)
+    place = folder.parents[1] if "above" in change else place
     if "mode" in change:
         place.chmod(0o777)
     else:

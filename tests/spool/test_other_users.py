@@ -206,6 +206,16 @@ def test_a_spool_of_another_user_is_opened_only_if_that_is_asked_for(
         assert len(store) == 1
 
 
+def test_an_own_spool_behind_a_link_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (link := tmp_path / "link").symlink_to(fill(tmp_path / "mine"))
+    users.give_away(monkeypatch, link)
+    monkeypatch.setattr(folders, "foreign_inside", lambda *_: None)
+    with pytest.raises(SpoolError, match=rf"the spool in {link} is not used: {link} belongs to"):
+        make(link)
+
+
 def test_a_delay_node_does_not_use_the_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = fill(tmp_path / "data")
     users.give_away(monkeypatch, *everything_in(spool))
@@ -470,12 +480,14 @@ def test_files_that_root_may_read_are_read_before_spools_are_opened(
 
 def test_files_that_only_the_own_user_may_read_stay_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """While root has the rights of the owner of a spool: no warning, and no other keys."""
-    loaded = iter(("first", "second"))
+    loaded = iter(("first", "second", "third", "fourth"))
     files, keys = Reloaded(["missing"], lambda: next(loaded)), RotatingCredentials(lambda: next(loaded), -1.0)  # type: ignore
     assert (files.get(), keys.current()) == ("first", "second")
     files._loaded = "changed", "first"
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(folders, "_lent", [users.OTHER])
     assert (files.get(), keys.current()) == ("first", "second")
+    monkeypatch.undo()
+    assert (files.get(), keys.current()) == ("third", "fourth")
 
 
 def test_a_repair_copies_no_file_to_which_a_link_leads(tmp_path: Path) -> None:
