@@ -305,9 +305,10 @@ def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilte
 
 
 def _topic_finder(output: Output, target: Target, group: str) -> Callable[[ReceivedMessage, str], str | None]:
-    """Return a function that finds the topic in which the group read a dead letter; None if several topics are possible.
+    """Return a function that finds the topic in which the group read a dead letter; None if several topics are possible, or none.
 
     Brokers record only the ``first`` topic of a message, even if the group read it in the dead-letter topic of another group.
+    Whoever may write dead letters may claim any first topic, so the group must have read it, if its topics are known.
     """
     from rocketmq_spark.base.codes import DLQ_PREFIX
 
@@ -326,7 +327,11 @@ def _topic_finder(output: Output, target: Target, group: str) -> Callable[[Recei
     def find(letter: ReceivedMessage, first: str) -> str | None:
         others = sorted(t for t in consumed() if t.startswith(DLQ_PREFIX) and t != letter.queue.topic)
         holding = [topic for topic in others if _has_message(target, topic, letter.msg_id)]
-        possible = list(dict.fromkeys([first, *holding])) if first in consumed() else holding or others or [first]
+        known = any(not t.startswith("%") for t in consumed())
+        if first in consumed():
+            possible = list(dict.fromkeys([first, *holding]))
+        else:
+            possible = holding or others or ([] if known else [first])
         return possible[0] if len(possible) == 1 else None
 
     return find

@@ -390,6 +390,7 @@ def test_letters_read_from_letters_go_back_to_these(run: Run, dead: str, topic: 
         (["%DLQ%a", "%DLQ%b"], ["%DLQ%a", "%DLQ%b"], None),
         (["t", "%DLQ%a"], [], "t"),
         (["t", "%DLQ%a"], ["%DLQ%a"], None),
+        (["u", "%RETRY%g"], [], None),  # whoever may write dead letters claims it
     ],
 )
 def test_in_which_topic_a_group_read_a_letter(
