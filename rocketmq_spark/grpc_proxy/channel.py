@@ -16,6 +16,7 @@ import hmac
 import json
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -175,6 +176,8 @@ class ProxyChannel:
         self._files = None if tls is None else Reloaded(tls[:3], functools.partial(_credentials, tls))
         self._used: grpc.ChannelCredentials | None = None
         self._watched = False  # whether the channel ends with its connection
+        # Streams and asynchronous calls, also those of channels that were put aside, which ``close`` ends.
+        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lacks_threads = False
 
     def ask(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
@@ -221,8 +224,11 @@ class ProxyChannel:
             self._closed = True
             made, self._made = self._made, None
             self._calls = {}
+            running = list(self._running)
         if made is not None:
             made.close()
+        for call in running:
+            call.cancel()
 
     def _begun(self, rpc: Rpc, begin: Callable[[Any], Any]) -> Any:
         """Start a call, and make sure that gRPC has a thread to deliver its answers."""
@@ -230,7 +236,10 @@ class ProxyChannel:
             if self._lacks_threads:
                 start_thread("rocketmq-grpc", _nothing).join()  # while threads are missing, at most one channel is lost
                 self._lacks_threads = False
-            return begin(self._call(rpc))
+            begun = begin(self._call(rpc))
+            with self._lock:
+                self._running.add(begun)
+            return begun
         except ValueError as e:
             raise self._not_asked(e) from e
         except RuntimeError as e:

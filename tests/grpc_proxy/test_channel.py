@@ -264,6 +264,29 @@ def test_an_authority_that_is_replaced_while_a_channel_is_idle_is_not_trusted(ce
         channel.close()
 
 
+def test_a_call_of_a_channel_that_was_put_aside_ends_with_the_channel(certs, tmp_path):
+    ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
+    ca.write_bytes(Path(certs.ca).read_bytes())
+    ended = threading.Event()
+
+    def waits(request, context):
+        ended.wait(60)
+        return iter(())
+
+    answers = {"QueryRoute": route(), "ReceiveMessage": waits}
+    with serving(answers, encrypted(certs, "server")) as address:
+        channel = ProxyChannel(address, headers, 1.0, Tls(str(ca)))
+        call = channel.stream(RECEIVE_MESSAGE, proto("ReceiveMessageRequest")(), Deadline.after(60))
+        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        new.write_bytes(Path(certs.ca).read_bytes() + b"\n")
+        new.rename(ca)
+        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        assert call.is_active()
+        channel.close()
+        assert not call.is_active()
+        ended.set()
+
+
 def test_files_of_tls_are_read_again_by_the_next_call(certs, tmp_path):
     ca, new = tmp_path / "ca.pem", tmp_path / "new.pem"
     ca.write_bytes(Path(certs.cert("stranger")).read_bytes())
