@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.base.logs import one_line
+from rocketmq_spark.base.logs import escaped
 
 
 class RocketMQError(Exception):
@@ -36,7 +36,7 @@ class RocketMQError(Exception):
     code: ClassVar[str] = "ROCKETMQ_ERROR"
     retriable: ClassVar[bool] = False
     refresh_route: ClassVar[bool] = False
-    _lines_in_remark: ClassVar[bool] = False
+    _is_remark_multiline: ClassVar[bool] = False
     unsent = False  # whether it is certain that no byte of the request left this process
     # If a send consists of several requests: the results, by id, of its messages that were acknowledged.
     stored: Mapping[str, Any] = MappingProxyType({})
@@ -63,7 +63,7 @@ class RocketMQError(Exception):
 
     def __str__(self) -> str:
         facts = [
-            f"{name} {one_line(str(value))}"
+            f"{name} {escaped(str(value))}"
             for name, value in (
                 ("at", self.addr),
                 ("topic", self.topic),
@@ -72,15 +72,15 @@ class RocketMQError(Exception):
             )
             if value is not None
         ]
-        text = f"[{self.code}] {self._what_happened()}"
+        text = f"[{self.code}] {self._shown_message()}"
         if facts:
             text += f" ({', '.join(facts)})"
         if self.remark:
-            text += f": {self.remark if self._lines_in_remark else one_line(str(self.remark))}"
-        return f"{text}. {one_line(str(self.remedy))}" if self.remedy else text
+            text += f": {self.remark if self._is_remark_multiline else escaped(str(self.remark))}"
+        return f"{text}. {escaped(str(self.remedy))}" if self.remedy else text
 
-    def _what_happened(self) -> str:
-        return one_line(str(self.message))
+    def _shown_message(self) -> str:
+        return escaped(str(self.message))
 
 
 def copy_of(error: RocketMQError) -> RocketMQError:
@@ -257,8 +257,8 @@ class OptionError(RocketMQError, ValueError):
         made.problems = tuple(problems)
         return made
 
-    def _what_happened(self) -> str:
-        return _listed(map(one_line, self.problems)) if self.problems else super()._what_happened()
+    def _shown_message(self) -> str:
+        return _listed(map(escaped, self.problems)) if self.problems else super()._shown_message()
 
 
 def _listed(problems: Iterable[str]) -> str:
@@ -345,7 +345,7 @@ class LocalBrokerError(RocketMQError):
     """The local broker could not be downloaded, started or reached."""
 
     code = "ROCKETMQ_LOCAL_BROKER"
-    _lines_in_remark = True  # the end of a server's log
+    _is_remark_multiline = True  # the end of a server's log
 
 
 _BY_CODE: dict[int, type[BrokerError]] = {

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base import logs
-from rocketmq_spark.base.logs import one_line
+from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.errors import LocalBrokerError, OptionError, RocketMQError, ServerFault
 
 FORGED = "7F0001\n2026-11-29 01:00:00 CRITICAL root logged in\x1b[2J\x1b]0;owned\x07\r\u2028\u202e\x85\x9b\ud800"
@@ -86,7 +86,7 @@ def test_records_of_others_are_left_as_they_are(caplog: pytest.LogCaptureFixture
 
 def test_a_record_that_cannot_be_formatted_is_left_to_its_handler() -> None:
     record = logging.makeLogRecord({"name": "rocketmq_spark", "msg": "%d\n", "args": ("x",)})
-    logs.clean(record)
+    logs.escape_record(record)
     assert (record.msg, record.args) == ("%d\n", ("x",))
 
 
@@ -101,6 +101,6 @@ def test_a_configuration_of_logs_leaves_it_in_place(lines: io.StringIO) -> None:
 
 @given(st.text())
 def test_to_escape_again_changes_nothing(text: str) -> None:
-    assert one_line(one_line(text)) == one_line(text)
-    assert "\n" not in one_line(text)
-    one_line(text).encode()  # a log file in UTF-8 can store it
+    assert escaped(escaped(text)) == escaped(text)
+    assert "\n" not in escaped(text)
+    escaped(text).encode()  # a log file in UTF-8 can store it

@@ -15,7 +15,7 @@ from rocketmq_spark.client.calls import credentials_of
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
-from rocketmq_spark.options.paths import CONFINED, confined
+from rocketmq_spark.options.paths import PATHS_VARIABLE, confined
 from rocketmq_spark.remoting.endpoint import TlsSettings, connect
 from rocketmq_spark.session.spools import SpoolSettings
 
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (made / "link").symlink_to(tmp_path / "secret")
     (made / "up").symlink_to(tmp_path)
     (tmp_path / "allowed-too").mkdir()
-    monkeypatch.setenv(CONFINED, str(made))
+    monkeypatch.setenv(PATHS_VARIABLE, str(made))
     monkeypatch.setenv("HOME", str(tmp_path))
     return made
 
@@ -44,13 +44,13 @@ def test_a_path_outside_is_an_error_of_its_option(folder: Path, option: str) -> 
         with pytest.raises(OptionError) as e:
             options.parse({"nameServer": "a:1", option: path})
         assert f"option {option!r} is {path!r}; " in str(e.value)
-        assert CONFINED in str(e.value)
+        assert PATHS_VARIABLE in str(e.value)
     for path in (f"{folder}/keys", f"{folder}/new/folder", "~/allowed/keys", f"{folder}/up/allowed/keys", str(folder)):
         options.parse({"nameServer": "a:1", option: path})
 
 
 def test_without_the_variable_a_path_may_lead_anywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(CONFINED)
+    monkeypatch.delenv(PATHS_VARIABLE)
     for option in FIELDS:
         options.parse({"nameServer": "a:1", option: "../secret"})
 
@@ -59,7 +59,7 @@ def test_without_the_variable_a_path_may_lead_anywhere(folder: Path, monkeypatch
 def test_a_variable_that_names_no_absolute_folder_allows_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    monkeypatch.setenv(CONFINED, value)
+    monkeypatch.setenv(PATHS_VARIABLE, value)
     monkeypatch.chdir(folder.parent)
     with pytest.raises(OptionError, match="expected the absolute path of a folder"):
         options.parse({"nameServer": "a:1", "credentialsFile": f"{folder}/keys"})
@@ -67,7 +67,7 @@ def test_a_variable_that_names_no_absolute_folder_allows_nothing(
 
 def test_the_folder_itself_may_be_a_link(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder.parent / "mounted").symlink_to(folder)
-    monkeypatch.setenv(CONFINED, f"{folder.parent}/mounted")
+    monkeypatch.setenv(PATHS_VARIABLE, f"{folder.parent}/mounted")
     assert confined(folder / "keys", "credentialsFile") == folder / "keys"
 
 
@@ -99,7 +99,7 @@ def _keys(path: Path) -> object:
 )
 def test_a_task_checks_a_path_where_it_opens_it(folder: Path, opened: Callable[[Path], Any], option: str) -> None:
     """Options come to it as values, and links may have changed since they were parsed."""
-    with pytest.raises(OptionError, match=f"option '{option}' is .*{CONFINED}"):
+    with pytest.raises(OptionError, match=f"option '{option}' is .*{PATHS_VARIABLE}"):
         opened(folder / "link")
 
 
@@ -119,7 +119,7 @@ def test_a_link_that_is_replaced_is_followed_again(folder: Path) -> None:
     (folder / "current").symlink_to(folder.parent / "secret")
     credentials._max_age_s = -1.0  # type: ignore[union-attr]
     credentials._known = None  # type: ignore[union-attr]
-    with pytest.raises(OptionError, match=CONFINED):
+    with pytest.raises(OptionError, match=PATHS_VARIABLE):
         credentials.current()
 
 

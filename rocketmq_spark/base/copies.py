@@ -110,7 +110,7 @@ class CopyQuestions(Generic[P, D]):
                 self._waiting[who] += 1
                 self._behind.add(what)
         if not room:
-            self._left_for_next_time(what, "too many others, or too many bytes, wait for the function")
+            self._log_ignored(what, "too many others, or too many bytes, wait for the function")
         elif release is not None:
             self._soon(self._aside, None, what, functools.partial(self._decide, what, decide, release), release)
         return None
@@ -124,7 +124,7 @@ class CopyQuestions(Generic[P, D]):
         try:
             self._answers.run((self._who(place),), answer)
         except RuntimeError as e:
-            self._left_for_next_time(what, e)
+            self._log_ignored(what, e)
 
     def _soon(
         self, aside: Aside, key: Hashable, what: str, work: Callable[[], None], release: Callable[[], None] = _nothing
@@ -136,9 +136,9 @@ class CopyQuestions(Generic[P, D]):
             with self._lock:
                 if self._mine(what):
                     self._drop(what)
-            self._left_for_next_time(what, e)
+            self._log_ignored(what, e)
 
-    def _left_for_next_time(self, what: str, why: object) -> None:
+    def _log_ignored(self, what: str, why: object) -> None:
         if self._say_so.due():
             logger.warning(
                 "some requests are left to their next repetition, among them the one about %s: %s", what, why

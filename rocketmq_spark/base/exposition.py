@@ -100,7 +100,7 @@ class _Server(ThreadingHTTPServer):
             full = len(self._open) >= _AT_ONCE
             if full and silent is not None:
                 del self._open[silent]
-                _read_no_more(silent)  # its thread ends
+                _stop_reading(silent)  # its thread ends
             admitted = not full or silent is not None
             if admitted:
                 self._open[request] = False
@@ -115,7 +115,7 @@ class _Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         # A client that sends a byte from time to time would never be silent.
-        late = threading.Timer(_IDLE_S, _read_no_more, [request])
+        late = threading.Timer(_IDLE_S, _stop_reading, [request])
         late.daemon = True
         try:
             late.start()
@@ -138,7 +138,7 @@ class _Server(ThreadingHTTPServer):
         """Log nothing: clients may disconnect at any time."""
 
 
-def _read_no_more(connection: socket.socket) -> None:
+def _stop_reading(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RD)
 

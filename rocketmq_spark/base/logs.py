@@ -14,13 +14,13 @@ from typing import Any
 
 # Control characters but tabs and line breaks, characters that change the writing direction, line separators of some editors, and
 # single surrogates, which cannot be encoded.
-OBEYED = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
-_IN_TEXT = re.compile(f"[{OBEYED}\n]")
-_IN_TRACEBACK = re.compile(f"[{OBEYED}]")
+CONTROL_CHARACTERS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+_IN_TEXT = re.compile(f"[{CONTROL_CHARACTERS}\n]")
+_IN_TRACEBACK = re.compile(f"[{CONTROL_CHARACTERS}]")
 _PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 
-def one_line(text: str) -> str:
+def escaped(text: str) -> str:
     """Replace line breaks and control characters by their codes. To do so again changes nothing."""
     return _IN_TEXT.sub(_code, text)
 
@@ -29,27 +29,27 @@ def _code(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
 
 
-def clean(record: logging.LogRecord) -> None:
+def escape_record(record: logging.LogRecord) -> None:
     """Clean the text of a record, and its traceback. A record without such characters keeps its arguments for handlers."""
     text = ""
     with contextlib.suppress(Exception):  # the handlers report it
         text = record.getMessage()
     if _IN_TEXT.search(text):
-        record.msg, record.args = one_line(text), ()
+        record.msg, record.args = escaped(text), ()
     if record.exc_info and record.exc_text is None:
         traceback = logging.Formatter().formatException(record.exc_info)
         if _IN_TRACEBACK.search(traceback):
             record.exc_text = _IN_TRACEBACK.sub(_code, traceback)
 
 
-def _cleaning(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
+def _escaping(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
     def made(name: str | None, *args: Any, **more: Any) -> logging.LogRecord:
         record = make(name, *args, **more)
         if str(name).partition(".")[0] in _PACKAGES:  # None in ``logging.makeLogRecord``
-            clean(record)
+            escape_record(record)
         return record
 
-    made.cleans = True  # type: ignore[attr-defined]
+    made.escapes = True  # type: ignore[attr-defined]
     return made
 
 
@@ -60,8 +60,8 @@ def install() -> None:
     program's configuration of logs. So this wraps the function that makes records; those of others are left as they are.
     """
     make = logging.getLogRecordFactory()
-    if not hasattr(make, "cleans"):
-        logging.setLogRecordFactory(_cleaning(make))
+    if not hasattr(make, "escapes"):
+        logging.setLogRecordFactory(_escaping(make))
 
 
 install()  # here, because every module that shows texts of others imports the errors, which import this one

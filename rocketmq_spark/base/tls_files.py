@@ -41,7 +41,7 @@ class Reloaded(Generic[T]):
             try:
                 self._loaded = stamps, self._load()
             except (OSError, RocketMQError) as e:  # errors of ``ssl`` are OSErrors
-                if self._loaded is None or not self._lasts(e):
+                if self._loaded is None or not self._may_use_stale(e):
                     raise
                 return self._loaded[1]
         if self._stale is not None:
@@ -49,7 +49,7 @@ class Reloaded(Generic[T]):
             logger.warning("the TLS files %s can be read again", ", ".join(self._paths))
         return self._loaded[1]
 
-    def _lasts(self, error: Exception) -> bool:
+    def _may_use_stale(self, error: Exception) -> bool:
         if self._stale is None:
             self._stale = Deadline.after(STALE_S)
             text = "the TLS files %s cannot be read any more: %s. New connections fail if that lasts longer than %d minutes"

@@ -131,7 +131,7 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, option: dict[str, str], **kwargs: Any) -> None:
         ctx = click.get_current_context()
         options = {name: value for name in _NAMES if (value := kwargs.pop(name))}
-        target = Target(_merged(ctx, options, revealed(ctx.obj, "-o", option)))
+        target = Target(_merged(ctx, options, read_secret_files(ctx.obj, "-o", option)))
         target.say_environment(ctx.obj)
         function(*args, target=target, **kwargs)
 
@@ -152,7 +152,7 @@ def _merged(ctx: click.Context, options: dict[str, Any], more: Mapping[str, str]
     return {**options, **merged}
 
 
-def revealed(output: Output, flag: str, given: Mapping[str, str]) -> dict[str, str]:
+def read_secret_files(output: Output, flag: str, given: Mapping[str, str]) -> dict[str, str]:
     """The options of a ``flag``, with secrets that are given as ``@FILE`` read from that file. Warns of other secrets: every user
     of the machine can read command lines.
     """

@@ -17,7 +17,7 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import SendingCommand
-from rocketmq_spark.cli.connection import ENVIRONMENT, Target, connected, pairs, revealed
+from rocketmq_spark.cli.connection import ENVIRONMENT, Target, connected, pairs, read_secret_files
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
 from rocketmq_spark.cli.tail import consuming, subscribed
@@ -218,7 +218,7 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     original, and its own id and times.
     """
     source, destination = how["source"], how["destination"]
-    how["to_options"] = revealed(output, "--to-option", how["to_options"])
+    how["to_options"] = read_secret_files(output, "--to-option", how["to_options"])
     to = _destination(target, how)
     # It must be there: brokers that create topics on demand would make a misspelt one.
     if _overlap(_place(to, destination), _place(target, source)):

@@ -17,13 +17,13 @@ from typing import Protocol, TextIO
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.base.logs import OBEYED
+from rocketmq_spark.base.logs import CONTROL_CHARACTERS
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.options.parsing import Secret
 
 Row = Mapping[str, object]
 
-_OBEYED = re.compile(f"[{OBEYED}]")  # bodies, properties and names may contain them
+_CONTROL = re.compile(f"[{CONTROL_CHARACTERS}]")  # bodies, properties and names may contain them
 
 
 class Output(Protocol):
@@ -95,7 +95,7 @@ class Json:
 
 def safe(text: str) -> str:
     """Make text safe for a terminal: keep line breaks and tabs, replace other control characters by their codes."""
-    return _OBEYED.sub(_code, text)
+    return _CONTROL.sub(_code, text)
 
 
 def shown(text: str) -> str:
@@ -110,7 +110,7 @@ def _code(found: re.Match[str]) -> str:
 
 def _json(value: object) -> str:
     text = json.dumps(_hidden(value), ensure_ascii=False, default=str)
-    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _hidden(value: object) -> object:

@@ -149,7 +149,7 @@ class Groups:
         code, ext = request.command.code, request.command.ext
         try:
             if code == Request.CHECK_TRANSACTION_STATE:  # the group is in its message
-                if not self._checks():
+                if not self._has_transaction_check():
                     return False
                 self._aside.run(code, functools.partial(self._check, request))
                 return True
@@ -161,7 +161,7 @@ class Groups:
             self._say_refused(request, e)
             return False
 
-    def _checks(self) -> bool:
+    def _has_transaction_check(self) -> bool:
         """Whether any producer can decide about half messages."""
         with self._lock:
             return any(

@@ -174,8 +174,8 @@ class ProxyChannel:
         self._calls: dict[str, Any] = {}
         self._closed = False
         self._files = None if tls is None else Reloaded(tls[:3], functools.partial(_credentials, tls))
-        self._used: grpc.ChannelCredentials | None = None
-        self._watched = False  # whether the channel ends with its connection
+        self._used_credentials: grpc.ChannelCredentials | None = None
+        self._ends_with_connection = False  # whether the channel ends with its connection
         # Streams and asynchronous calls, also those of channels that were put aside, which ``close`` ends.
         self._running: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lacks_threads = False
@@ -287,14 +287,14 @@ class ProxyChannel:
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.service_config", _limits(self._max_pushed)),
+            ("grpc.service_config", _service_config(self._max_pushed)),
         ]
         if self._tls is None or self._files is None:
             return grpc.insecure_channel(self.address, options)
-        self._used, self._watched = self._files.get(), False
+        self._used_credentials, self._ends_with_connection = self._files.get(), False
         if self._tls.server_name:
             options.append(("grpc.ssl_target_name_override", self._tls.server_name))
-        return grpc.secure_channel(self.address, self._used, options)
+        return grpc.secure_channel(self.address, self._used_credentials, options)
 
     def _not_asked(self, error: ValueError) -> RocketMQError:
         """The error of a call that was not made: one of this package, or gRPC's for a closed channel."""
@@ -316,13 +316,13 @@ class ProxyChannel:
             if made is None:
                 return
             try:
-                if self._files.get() is not self._used:
+                if self._files.get() is not self._used_credentials:
                     self._made, self._calls = None, {}
                 return
             except OptionError:
-                if self._watched:
+                if self._ends_with_connection:
                     return
-                self._watched = True
+                self._ends_with_connection = True
 
         def changed(state: grpc.ChannelConnectivity) -> None:
             if state is not grpc.ChannelConnectivity.READY:
@@ -334,7 +334,7 @@ class ProxyChannel:
         made.subscribe(changed)
 
 
-def _limits(max_pushed: int) -> str:
+def _service_config(max_pushed: int) -> str:
     """gRPC's settings by method: what a Proxy may send unasked, through the telemetry stream, is less than its answers."""
     service, _, method = TELEMETRY.path.strip("/").rpartition("/")
     of_method = {"name": [{"service": service, "method": method}], "maxResponseMessageBytes": max_pushed}

@@ -202,7 +202,7 @@ _REMEDIES: dict[int, str] = {
     Code.NOT_IMPLEMENTED: REMOTING_PORT,
     Code.UNSUPPORTED: REMOTING_PORT,
 }
-_NAME = ("Hostname Verification Check failed", "Peer name")
+_OTHER_NAME = ("Hostname Verification Check failed", "Peer name")
 _TRUST = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed")
 _NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number")
 _GROWN = "message body size exceeded"  # for a batch; a retry would fail, too
@@ -264,7 +264,7 @@ def _broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
             return NotSupported(
                 "the Proxy does not implement this over gRPC", addr, remark=details, remedy=REMOTING_PORT
             )
-        case "UNAVAILABLE" if any(words in details for words in _NAME):  # gRPC checks it after the chain
+        case "UNAVAILABLE" if any(words in details for words in _OTHER_NAME):  # gRPC checks it after the chain
             return CertificateRefused(
                 "the certificate of the Proxy has another name",
                 addr,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rocketmq_spark.errors import OptionError
 
-CONFINED = "ROCKETMQ_SPARK_PATHS"
+PATHS_VARIABLE = "ROCKETMQ_SPARK_PATHS"
 
 
 def confined(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Path:
@@ -31,13 +31,13 @@ def confined(path: Path, option: str, variables: Mapping[str, str] = os.environ)
 
 def confinement_problem(path: Path, variables: Mapping[str, str] = os.environ) -> str | None:
     """Return what is wrong with a path, which may begin with ``~``, as a clause without the option; None if it is allowed."""
-    folder = variables.get(CONFINED)
+    folder = variables.get(PATHS_VARIABLE)
     if folder is None:
         return None
     if not os.path.isabs(folder):  # an empty or relative one would depend on the current folder
-        return f"variable {CONFINED} is {folder!r}; expected the absolute path of a folder"
+        return f"variable {PATHS_VARIABLE} is {folder!r}; expected the absolute path of a folder"
     try:
         inside = path.expanduser().resolve().is_relative_to(Path(folder).resolve())
     except (OSError, RuntimeError, ValueError) as e:  # a loop of links, an unknown home, a null character
-        return f"it cannot be compared with the folder of variable {CONFINED}: {e}"
-    return None if inside else f"variable {CONFINED} allows only paths in {folder!r}"
+        return f"it cannot be compared with the folder of variable {PATHS_VARIABLE}: {e}"
+    return None if inside else f"variable {PATHS_VARIABLE} allows only paths in {folder!r}"

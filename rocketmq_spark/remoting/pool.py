@@ -34,7 +34,7 @@ LONGEST_REST_S = 2.0
 MAX_CONNECTIONS = 1024
 # A connection was perhaps handed out a moment ago, and its caller has not sent its request yet: it is not closed for a new one.
 FRESH_S = 0.2
-_LOOK_S = 0.02  # how often a caller that waits looks for an idle connection
+_POLL_S = 0.02  # how often a caller that waits looks for an idle connection
 # More addresses without a connection are forgotten. The number of addresses in routes that are kept to explain errors.
 _MAX_SLOTS, _MAX_ADVERTISED = 8 * MAX_CONNECTIONS, 100_000
 
@@ -98,7 +98,7 @@ class Pool:
         self._reached: set[str] = set()  # where connections to the addresses in routes lead
         self._name_servers: frozenset[str] = frozenset()
         self._retired: list[Connection] = []
-        self._dialled = 0  # connections that are being opened
+        self._connecting = 0  # connections that are being opened
         self._is_full = False
         self._swept_at = 0.0
         self._lock = threading.Lock()
@@ -190,14 +190,14 @@ class Pool:
                 self._retired.append(connection)
 
     def _connect(self, address: str, slot: _Slot, deadline: Deadline) -> Connection:
-        self._take_place(address, deadline.within(self.dialling.connect_timeout_s))
+        self._reserve(address, deadline.within(self.dialling.connect_timeout_s))
         try:
             return self._dial(address, slot, deadline)
         finally:
             with self._lock:
-                self._dialled -= 1
+                self._connecting -= 1
 
-    def _take_place(self, address: str, deadline: Deadline) -> None:
+    def _reserve(self, address: str, deadline: Deadline) -> None:
         """Count one more connection. At the limit, close the one that has been idle for longest, or wait until one is idle."""
         most = self.dialling.max_connections
         while True:
@@ -205,11 +205,11 @@ class Pool:
                 self._check_open(address)
                 slots = [slot for slot in self._slots.values() if slot.live is not None]
                 self._retired = [one for one in self._retired if not one.closed]
-                if len(slots) + len(self._retired) + self._dialled < most:
-                    self._dialled += 1
+                if len(slots) + len(self._retired) + self._connecting < most:
+                    self._connecting += 1
                     return
                 is_first, self._is_full = not self._is_full, True
-                idle = self._longest_idle(slots, time.monotonic() - FRESH_S)
+                idle = self._take_longest_idle(slots, time.monotonic() - FRESH_S)
             if is_first:
                 logger.warning(
                     "this client has %d connections, which is its limit (option 'maxConnections'): idle ones are closed for "
@@ -225,9 +225,9 @@ class Pool:
                     remedy="Increase option 'maxConnections' if the cluster has more servers",
                 )
             else:
-                deadline.pause(_LOOK_S)
+                deadline.pause(_POLL_S)
 
-    def _longest_idle(self, slots: Iterable[_Slot], before: float) -> Connection | None:
+    def _take_longest_idle(self, slots: Iterable[_Slot], before: float) -> Connection | None:
         """Take the connection that was used last, and before ``before``, out of its slot. Call with the lock."""
         for retired in self._retired:
             if not retired.busy:

@@ -143,10 +143,10 @@ class Conversation(Generic[W]):
         if frames:
             self._awaited = False
         if not self._awaited and (begun := self._splitter.begun(self._max_pushed)) is not None:
-            events += self._judge(header.decode(begun))
+            events += self._keep_if_awaited(header.decode(begun))
         return events
 
-    def _judge(self, command: Command) -> list[Answered[W] | Asked]:
+    def _keep_if_awaited(self, command: Command) -> list[Answered[W] | Asked]:
         """Keep the large frame that begins with ``command`` only if it is the answer to a request."""
         if command.is_response and command.opaque in self._waiters:
             self._awaited = True

@@ -76,7 +76,7 @@ class Client:
 
 _CLIENTS = "clients"
 # The kind of entry in ``base.process`` for warnings that are logged once for each cluster.
-_TOLD = "told"
+_LOGGED_ONCE = "logged once"
 # The kind of entry in ``base.process`` for spools, which ``close_all`` closes, too.
 SPOOLS = "spools"
 
@@ -243,7 +243,7 @@ def kept_ms(options: Options, broker_name: str) -> int | None:
     try:
         hours = client(options).admin.broker_config(broker_name).get("fileReservedTime")
     except OptionError as e:
-        process.once(_TOLD, connection_key(options), partial(logger.warning, "%s: %s", RETENTION_NOT_KNOWN, e))
+        process.once(_LOGGED_ONCE, connection_key(options), partial(logger.warning, "%s: %s", RETENTION_NOT_KNOWN, e))
         return None
     except RocketMQError as e:
         logger.info("broker %s does not report for how long it keeps messages: %s", broker_name, e)

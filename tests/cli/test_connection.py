@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from rocketmq_spark import session
 from rocketmq_spark.cli import background
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.connection import GROUP, Target, connected, pairs, revealed
+from rocketmq_spark.cli.connection import GROUP, Target, connected, pairs, read_secret_files
 from rocketmq_spark.cli.output import Json
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.session import producers
@@ -55,16 +55,19 @@ def test_a_secret_on_the_command_line_is_warned_of_or_read_from_a_file(no_broker
     """Every user of the machine sees command lines, with ``ps``."""
     (tmp_path / "key").write_text("hush=1\nanother line\n")
     out = Json()
-    assert revealed(out, "-o", {name: "hush", "requestTimeout": "7s"}) == {name: "hush", "requestTimeout": "7s"}
+    assert read_secret_files(out, "-o", {name: "hush", "requestTimeout": "7s"}) == {
+        name: "hush",
+        "requestTimeout": "7s",
+    }
     (warned,) = capsys.readouterr().err.splitlines()
     assert "can be read by other users of this machine" in json.loads(warned)["warning"]
     assert "hush" not in warned
     given = {name: f"@{tmp_path}/key", "accessKey": "@me"}
-    assert revealed(out, "--to-option", given) == {name: "hush=1", "accessKey": "@me"}
+    assert read_secret_files(out, "--to-option", given) == {name: "hush=1", "accessKey": "@me"}
     assert capsys.readouterr().err == ""
     for missing in (f"@{tmp_path}/none", "@", f"@{tmp_path}"):
         with pytest.raises(OptionError, match=f"--to-option {name} names file .*; it cannot be read"):
-            revealed(out, "--to-option", {name: missing})
+            read_secret_files(out, "--to-option", {name: missing})
 
 
 def test_a_command_reads_secrets_from_files(no_broker, tmp_path):

@@ -163,7 +163,7 @@ def of_advertised(client: Client, options: Options, topics: Sequence[str]) -> It
             route = client.routes.get(topic, 0.0)
         except RocketMQError as e:
             if not topics:  # else said of the topic
-                yield servers.unnamed(e)
+                yield servers.unchecked_addresses(e)
             continue
         queue_of |= {
             (address, data.broker_name): MessageQueue(topic, data.broker_name, 0)

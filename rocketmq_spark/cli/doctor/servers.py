@@ -103,7 +103,7 @@ def advertised(address: str, errors: Mapping[str, RocketMQError], tls: bool) -> 
         return  # no broker is reached through it
 
 
-def unnamed(error: RocketMQError) -> Finding:
+def unchecked_addresses(error: RocketMQError) -> Finding:
     """A Proxy without a route of the topic that brokers with autoCreateTopicEnable=true have."""
     return advice(
         "Proxy", f"what it advertises is not checked: {error.remark or error.message}", "Name a topic with --topic"

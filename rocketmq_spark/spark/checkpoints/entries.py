@@ -119,7 +119,7 @@ class Folder:
         copied = Folder(self.name.rstrip("/")[: -len(_last(self.name))] + target, system, root)
         with self._named():
             if self._is_local:
-                _made_like(Path(root), Path(self._root))
+                _create_like(Path(root), Path(self._root))
             for path in paths:
                 if self._is_local:
                     _copy(Path(self._path(path)), Path(copied._path(path)))
@@ -151,10 +151,10 @@ class Folder:
             ) from e
 
 
-def _made_like(folder: Path, other: Path) -> None:
+def _create_like(folder: Path, other: Path) -> None:
     """Create a new folder for the owner of another one alone, and those above it likewise."""
     if not folder.parent.exists():
-        _made_like(folder.parent, other.parent)
+        _create_like(folder.parent, other.parent)
     folder.mkdir(0o700)
     if os.geteuid() == 0:
         status = other.stat()
@@ -163,7 +163,7 @@ def _made_like(folder: Path, other: Path) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     if not target.parent.exists():
-        _made_like(target.parent, source.parent)
+        _create_like(target.parent, source.parent)
     read = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(read, "rb") as content:
         status = os.fstat(read)

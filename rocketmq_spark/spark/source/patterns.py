@@ -14,7 +14,7 @@ from rocketmq_spark.options.names import ALLOWED, code_allowed
 from rocketmq_spark.wire import names
 
 # Python reads these otherwise than RE2, which rejects everything else that it does not know.
-_READ_OTHERWISE = re.compile(r"\{,|\[\[|\[:")
+_DIFFERS_IN_RE2 = re.compile(r"\{,|\[\[|\[:")
 
 
 def matching(pattern: str, topics: Iterable[str]) -> list[str]:
@@ -27,7 +27,7 @@ def matching(pattern: str, topics: Iterable[str]) -> list[str]:
     listed = [
         topic for topic in topics if topic.isprintable()
     ]  # single surrogates, which no topic has, are not for RE2
-    if not _READ_OTHERWISE.search(pattern):
+    if not _DIFFERS_IN_RE2.search(pattern):
         try:
             found = pc.match_substring_regex(pa.array(listed, pa.string()), pattern=rf"\A(?:{pattern})\z")
         except pa.ArrowException:  # an expression that RE2 does not know

@@ -415,7 +415,7 @@ def _of_all(catalog: OffsetCache) -> QueuesView:
         return patiently(catalog, catalog.sweep)
     except RocketMQError as e:
         if e.retriable and e.queue is not None:
-            tasks.advised(e, "its broker", streaming=True)
+            tasks.add_waiting_advice(e, "its broker", streaming=True)
         raise
 
 

@@ -241,11 +241,11 @@ def _what_to_do(broker_name: str, streaming: bool) -> Iterator[None]:
         yield
     except RocketMQError as e:
         if e.retriable:
-            advised(e, f"broker {broker_name}", streaming)
+            add_waiting_advice(e, f"broker {broker_name}", streaming)
         raise
 
 
-def advised(error: RocketMQError, whom: str, streaming: bool) -> RocketMQError:
+def add_waiting_advice(error: RocketMQError, whom: str, streaming: bool) -> RocketMQError:
     """Return ``error`` with ``waited_in_vain`` after its own remedy, such as that of an address that cannot be reached."""
     error.remedy = f"{error.remedy or f'Start {whom}'}. {waited_in_vain(whom, streaming)}"
     return error
