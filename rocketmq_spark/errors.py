@@ -246,7 +246,7 @@ class OptionError(RocketMQError, ValueError):
     """One or more options are wrong. The message lists all problems."""
 
     code = "ROCKETMQ_OPTION"
-    problems: Sequence[str] = ()  # if there are several
+    problems: Sequence[str] = ()  # empty for a single problem, which is the message
 
     @classmethod
     def of(cls, problems: Sequence[str]) -> OptionError:

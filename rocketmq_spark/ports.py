@@ -268,7 +268,7 @@ class OffsetCommitter(Protocol):
         """Return the client ids of the members of ``group``, as one broker knows them."""
 
     def knows_members(self, broker_name: str) -> bool:
-        """Whether ``members`` names all: a Proxy that answers for the broker does not see members at brokers."""
+        """Whether ``members`` returns all: a Proxy that answers for a broker does not see members connected to the broker."""
 
     def create_group(self, group: str, brokers: Sequence[str]) -> None:
         """Create the group on the named brokers. If it exists, its settings are replaced by the brokers' defaults."""

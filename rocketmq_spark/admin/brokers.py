@@ -33,7 +33,7 @@ _ACTIONS = ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 
 class StoredUser(NamedTuple):
-    """A user as one broker keeps it; None for what is unknown. Brokers also return the password; it is left out."""
+    """A user as one broker stores it, without the password, which brokers also return. Unknown properties are None."""
 
     name: str
     is_super: bool | None
@@ -58,10 +58,10 @@ def users_in(body: Bytes) -> list[StoredUser]:
 
 def user_in(body: Bytes) -> StoredUser | None:
     """Answer to AUTH_GET_USER; an empty body for none."""
-    found = read_json(body) if len(body) else None
-    if found is not None and not (isinstance(found, dict) and "username" in found):
+    item = read_json(body) if len(body) else None
+    if item is not None and not (isinstance(item, dict) and "username" in item):
         raise RemoteProtocolError("Unexpected user: expected an object with 'username'")
-    return None if found is None else _stored_user(found)
+    return None if item is None else _stored_user(item)
 
 
 def _stored_user(item: Mapping[str, Any]) -> StoredUser:
@@ -205,8 +205,8 @@ def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> 
     """Change settings of a running master, which also writes them to its configuration file. Returns all its settings.
 
     A broker silently accepts unknown names, and keeps the old value if it cannot read the new one: both are an
-    ``OptionError`` here. Where the network could read the settings, they are not requested: nothing is checked, and the result
-    is empty.
+    ``OptionError`` here. If the network could read the settings, this function does not request them: it checks nothing,
+    logs a warning, and returns an empty dict.
     """
     address = masters_of(tools.admin.cluster(), [broker])[broker]
     if not tools.calls.is_private(address):
@@ -248,20 +248,20 @@ def _accounts(stored: Iterable[tuple[str, StoredUser]]) -> list[UserAccount]:
 
 
 def _private_masters(tools: AdminTools) -> dict[str, str]:
-    """As ``_masters``. Raises ``OptionError`` if the network could read passwords of users in requests to these addresses."""
+    """Return what ``_masters`` does. Raises ``OptionError`` if the network could read passwords in requests to them."""
     masters = _masters(tools)
     for address in masters.values():
         tools.calls.check_private(address, "passwords of users", allow_plain_text=True)
     return masters
 
 
-_NO_USER = "user is not exist"
+_NO_USER = "user is not exist"  # in the text of a broker that cannot update a user because it has none of that name
 
 
 def _versions_with(tools: AdminTools, masters: Mapping[str, str], name: str) -> dict[str, int]:
-    """By name, the version of each of ``masters`` that has the user.
+    """Return the versions of the ``masters`` that have the user, by broker name.
 
-    The request is an update without values, which changes nothing: answers to requests that read users contain passwords.
+    The request is an update without values, which changes nothing. A request that reads users would return passwords.
     """
     body = user_body(name, None, None, None)
     answers = _all(
@@ -280,22 +280,23 @@ def _versions_with(tools: AdminTools, masters: Mapping[str, str], name: str) -> 
 
 
 def _stored_users(tools: AdminTools, masters: Mapping[str, str], name: str) -> dict[str, StoredUser]:
-    """The user as ``masters`` keep it. They return its password, too, so none is asked over a network that could read it.
+    """Return the user as ``masters`` store it, by broker name.
 
-    Masters that are not asked, or refuse, are omitted.
+    Their answers contain the user's password. So a master is omitted if the network could read its answer, and also if it
+    rejects the request.
     """
-    asked = {
+    requests = {
         broker: (address, rpc.AUTH_GET_USER.request(username=name, bname=broker))
         for broker, address in masters.items()
         if tools.calls.is_private(address)
     }
-    answers = tools.calls.exchange_each(list(asked.values()), deadline(tools))
-    known = [
+    answers = tools.calls.exchange_each(list(requests.values()), deadline(tools))
+    stored = [
         (broker, user_in(answer.body))
-        for broker, answer in zip(asked, answers, strict=True)
+        for broker, answer in zip(requests, answers, strict=True)
         if isinstance(answer, Command) and answer.code == Response.SUCCESS
     ]
-    return {broker: user for broker, user in known if user is not None}
+    return {broker: user for broker, user in stored if user is not None}
 
 
 def set_user(
@@ -307,7 +308,7 @@ def set_user(
 ) -> list[UserAccount]:
     """Create a user on the masters that do not have it, which needs a ``password``, and change it on the others.
 
-    The result has None for properties that were not given, if only an answer that the network could read would show them.
+    A property that was not given is None in the result if only an answer that the network could read would contain it.
     """
     if password is not None and not password.strip():  # which a broker takes for none, and keeps the old one
         raise OptionError("password is empty; expected a text, or none to leave it as it is")
@@ -316,12 +317,12 @@ def set_user(
     lacking = sorted(masters.keys() - versions.keys())
     if lacking and not password:
         raise OptionError(f"user {name} is not on {', '.join(lacking)}; expected a password to create it")
-    unknown = {
+    to_read = {
         broker: masters[broker]
         for broker, version in versions.items()
         if None in (is_super, enabled) or (version < FIRST_TO_UPDATE_USERS and password is None)
     }
-    stored = _stored_users(tools, unknown, name)
+    stored = _stored_users(tools, to_read, name)
     for broker, version in versions.items():
         if version < FIRST_TO_UPDATE_USERS:
             _check_change(name, stored.get(broker), broker, password, is_super, enabled)
@@ -332,8 +333,8 @@ def set_user(
         return row.request(body, username=name, bname=broker)
 
     _all(tools, masters, put, change=True)
-    created, nothing_known = StoredUser(name, False, True), StoredUser(name, None, None)
-    before = {broker: stored.get(broker, nothing_known) for broker in versions} | dict.fromkeys(lacking, created)
+    created, unknown = StoredUser(name, False, True), StoredUser(name, None, None)
+    before = {broker: stored.get(broker, unknown) for broker in versions} | dict.fromkeys(lacking, created)
     return _accounts((broker, _changed(user, is_super, enabled)) for broker, user in before.items())
 
 
@@ -351,10 +352,10 @@ def _check_change(
     is_super: bool | None,
     enabled: bool | None,
 ) -> None:
-    """Check that a broker before 5.3.2, which reports success and changes nothing, has the user as it should be."""
-    nothing = (password, is_super, enabled) == (None, None, None)
+    """Raise ``NotSupported`` if a user would change on a broker before 5.3.2, which reports success and changes nothing."""
+    is_empty = (password, is_super, enabled) == (None, None, None)
     same = password is None and stored is not None and _changed(stored, is_super, enabled) == stored
-    if not (nothing or same):
+    if not (is_empty or same):
         raise NotSupported(
             f"broker {broker} is older than RocketMQ 5.3.2, and would report success without changing the user; nothing was "
             f"changed",
@@ -463,7 +464,7 @@ def _all(
 
 
 def _merged(kept: Iterable[tuple[str, Kept]]) -> list[tuple[Kept, tuple[str, ...]]]:
-    """Equal ones of several brokers as one, sorted; None sorts first."""
+    """Return each user or policy once, with the brokers that have it, sorted; None sorts first."""
     brokers: dict[Kept, list[str]] = {}
     for broker, one in kept:
         brokers.setdefault(one, []).append(broker)

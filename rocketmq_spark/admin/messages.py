@@ -125,7 +125,8 @@ def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | Non
     if not found:
         return None
     stored = as_stored(found[0], scope)
-    # Whoever has the id of a retried message may know only its first topic. What the message says of it is not shown as a fact.
+    # A caller with the id of a retried message may know only its first topic. The result still has the topic that stores the
+    # message, because the first topic is only a claim of the message.
     return stored if topic in (None, stored.topic, own(found[0], scope).topic) else None
 
 

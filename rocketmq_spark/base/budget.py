@@ -1,4 +1,4 @@
-"""A limit of the bytes that wait in a process for one purpose, whichever client or thread they wait for."""
+"""Limits the bytes that wait in a process for one purpose, over all of its clients and threads."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 from rocketmq_spark.base import process
 
-# Together 64 MiB. They are separate, so that half messages that wait for a slow function of the user reject no other request.
+# Together 64 MiB. They have separate limits, so that no request is rejected because half messages wait for a slow function of
+# the user.
 REQUESTS, HALF_MESSAGES = "requests of servers", "half messages"
 _LIMIT_BYTES = 32 << 20
 
 
 class Budget:
-    """Thread-safe. Something larger than ``limit`` waits only alone."""
+    """Counts claimed bytes, up to ``limit``. A larger claim succeeds only while there is no other. Thread-safe."""
 
     def __init__(self, limit: int = _LIMIT_BYTES) -> None:
         self.limit = limit
@@ -21,7 +22,7 @@ class Budget:
         self._lock = threading.RLock()  # reentrant: garbage collection may release something here
 
     def claim(self, size: int) -> Callable[[], None] | None:
-        """Returns the function that releases ``size`` bytes again, which may be called repeatedly; None if too much waits."""
+        """Claim ``size`` bytes. Returns a function that releases them, also if called repeatedly; None above the limit."""
         with self._lock:
             if self.used and self.used + size > self.limit:
                 return None

@@ -51,7 +51,7 @@ class NowAndThen:
         self._next = Deadline.after(0)
 
     def due(self) -> bool:
-        """Whether to do it now: True at the first ``times`` calls, then as often at most every ``every_s`` seconds."""
+        """Whether to do it now: True for the first ``times`` calls of each period of ``every_s`` seconds."""
         if self._next.expired:
             self._next, self._left = Deadline.after(self._every_s), self._times
         self._left -= 1

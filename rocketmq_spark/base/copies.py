@@ -85,7 +85,7 @@ class CopyQuestions(Generic[P, D]):
     def ask(self, what: str, place: P, decide: Callable[[], D], held_bytes: int = 0) -> D | None:
         """Have the function called, unless a call for ``what`` waits or runs, whose result then also applies to this copy.
 
-        ``decide`` keeps ``held_bytes`` in memory.
+        While ``decide`` waits, it keeps ``held_bytes`` in memory.
         """
         who = self._who(place)
         release: Callable[[], None] | None = None

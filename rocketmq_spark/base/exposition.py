@@ -79,9 +79,9 @@ def _unicode(value: str) -> str:
 class _Server(ThreadingHTTPServer):
     """A server with a limited number of threads.
 
-    Above the limit, the connection that has been silent for longest is closed, so that connections without a request keep no
-    client out. While all clients are being served, a new connection is closed at once. (The server of prometheus-client has
-    neither a limit nor a timeout.)
+    At the limit, a new connection closes the oldest one whose request has not arrived, so that idle connections keep no client
+    out. If all requests have arrived, the new connection is closed at once. (The server of prometheus-client has neither a
+    limit nor a timeout.)
     """
 
     daemon_threads = True

@@ -1,7 +1,7 @@
-"""Keeps texts of others on their lines: in the package's log records, and in the texts of its errors.
+"""Escapes control characters in the package's log records, and in the texts of its errors.
 
-Names of brokers, remarks of servers and ids of messages are texts of others. With a line break, such a text would look like
-another log record, and with a control character it would give orders to the terminal that shows it.
+Servers and other clients choose names of brokers, remarks and ids of messages. A line break in such a text would make the rest
+look like another log record, and a control character would control the terminal that shows the text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 
 def escaped(text: str) -> str:
-    """Replace line breaks and control characters by their codes. To do so again changes nothing."""
+    """Replace line breaks and control characters by their codes, such as ``\\n``. Escaping a text twice changes nothing more."""
     return _IN_TEXT.sub(_code, text)
 
 
@@ -30,9 +30,9 @@ def _code(found: re.Match[str]) -> str:
 
 
 def escape_record(record: logging.LogRecord) -> None:
-    """Clean the text of a record, and its traceback. A record without such characters keeps its arguments for handlers."""
+    """Escape the text of a record, and its traceback. A record without such characters keeps its arguments for handlers."""
     text = ""
-    with contextlib.suppress(Exception):  # the handlers report it
+    with contextlib.suppress(Exception):  # handlers report a record that cannot be formatted
         text = record.getMessage()
     if _IN_TEXT.search(text):
         record.msg, record.args = escaped(text), ()
@@ -54,14 +54,14 @@ def _escaping(make: Callable[..., logging.LogRecord]) -> Callable[..., logging.L
 
 
 def install() -> None:
-    """Clean all records of this package from now on.
+    """Escape all records of this package from now on.
 
-    A filter of the package's logger would not see the records of its modules' loggers, and a handler could be removed by the
-    program's configuration of logs. So this wraps the function that makes records; those of others are left as they are.
+    A filter of the package's logger does not see the records of its modules' loggers, and the program's logging configuration
+    can remove a handler. So this function wraps the factory of records. Records of other packages stay as they are.
     """
     make = logging.getLogRecordFactory()
     if not hasattr(make, "escapes"):
         logging.setLogRecordFactory(_escaping(make))
 
 
-install()  # here, because every module that shows texts of others imports the errors, which import this one
+install()  # here, because each module that logs foreign texts imports ``errors``, which imports this module

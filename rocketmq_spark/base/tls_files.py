@@ -17,24 +17,26 @@ from rocketmq_spark.errors import RocketMQError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# While files are replaced they may be missing, or not match each other. Longer, a removed authority must not be trusted.
+# While files are replaced, they may be missing, or not match each other. An authority whose file stays away longer was removed
+# on purpose, and must not be trusted.
 STALE_S = 600.0
 
 
 class Reloaded(Generic[T]):
-    """What ``load`` makes of files, made again when a file was replaced. While that fails, ``get`` returns the last value, for at
-    most ``STALE_S``, with one warning.
+    """The result of ``load``, which is called again after one of the files in ``paths`` was replaced.
+
+    While ``load`` fails, ``get`` returns the last value for at most ``STALE_S``, and logs one warning.
     """
 
     def __init__(self, paths: Sequence[str | None], load: Callable[[], T]) -> None:
         self._paths = tuple(str(Path(path).expanduser()) for path in paths if path)
         self._load = load
-        self._loaded: tuple[tuple[object, ...], T] | None = None  # what the files were, and the value
-        self._stale: Deadline | None = None  # set while the files cannot be loaded: when the value ends
+        self._loaded: tuple[tuple[object, ...], T] | None = None  # the stamps of the files, and the value
+        self._stale: Deadline | None = None  # set while the files cannot be loaded: when the value expires
 
     def get(self) -> T:
-        """Return the value. Raises the error of ``load`` if there never was one, or it is too old."""
-        if self._loaded is not None and not has_own_rights():  # the files may be readable for the own user only
+        """Return the value. Raises the error of ``load`` if there is no value yet, or if it has expired."""
+        if self._loaded is not None and not has_own_rights():  # perhaps only the process's own user may read the files
             return self._loaded[1]
         stamps = tuple(map(_stamp, self._paths))
         if self._loaded is None or self._loaded[0] != stamps:
@@ -73,14 +75,15 @@ _HASHED = re.compile(r"[0-9a-f]{8}\.\d+")
 def system_authorities() -> bytes:
     """Return the authorities that Python's ``ssl`` trusts by default, as PEM; empty if the system has none.
 
-    They are in one file, or in a folder whose files are named by hashes. SSL_CERT_FILE and SSL_CERT_DIR replace these.
+    They are in a file, and in folders whose files are named by hashes. The variables SSL_CERT_FILE and SSL_CERT_DIR replace these
+    paths.
     """
-    found = dict.fromkeys(one for path in _system_files() for one in _CERTIFICATE.findall(_content(path)))
-    return b"\n".join([*found, b""]) if found else b""
+    certificates = dict.fromkeys(pem for path in _system_files() for pem in _CERTIFICATE.findall(_content(path)))
+    return b"\n".join([*certificates, b""]) if certificates else b""
 
 
 def check_authorities(pem: bytes) -> None:
-    """Raise ``ssl.SSLError`` if a certificate is damaged."""
+    """Raise ``ssl.SSLError`` if a certificate in the file content ``pem`` is damaged."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for certificate in _CERTIFICATE.findall(pem):
         context.load_verify_locations(cadata=certificate.decode("ascii", "replace"))

@@ -169,7 +169,7 @@ def _folder() -> Path:
 
 
 def _path(name: str) -> Path:
-    """A file of the folder. Raises ``LocalBrokerError`` if another user has left it there."""
+    """Return a path in the folder. Raises ``LocalBrokerError`` if another user created a file there."""
     path = _folder() / name
     if (found := folders.foreign(path)) is not None:
         raise LocalBrokerError(

@@ -153,26 +153,28 @@ def _merged(ctx: click.Context, options: dict[str, Any], more: Mapping[str, str]
 
 
 def read_secret_files(output: Output, flag: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The options of a ``flag``, with secrets that are given as ``@FILE`` read from that file. Warns of other secrets: every user
-    of the machine can read command lines.
+    """Return the options of the command line's ``flag`` (``-o``), with each secret ``@FILE`` replaced by the first line of FILE.
+
+    Warns of a secret that is not in a file, because every user of the machine can read command lines. Raises ``OptionError`` for
+    a file that cannot be read.
     """
     from rocketmq_spark import options
     from rocketmq_spark.options.parsing import secret
 
     secrets = {row.field: row.name for row in options.TABLE if row.parse is secret}
-    found = dict(given)
+    values = dict(given)
     for name, value in given.items():
         public = secrets.get(_field(name))
         if public is None:
             continue
         if value.startswith("@"):
-            found[name] = _first_line(f"{flag} {name}", Path(value[1:]))
+            values[name] = _first_line(f"{flag} {name}", Path(value[1:]))
         else:
             output.warning(
                 f"{flag} {public}=… can be read by other users of this machine, in the list of processes; give a file as "
                 f"{flag} {public}=@FILE, or use option 'credentialsFile'"
             )
-    return found
+    return values
 
 
 def _first_line(option: str, path: Path) -> str:

@@ -305,10 +305,11 @@ def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilte
 
 
 def _topic_finder(output: Output, target: Target, group: str) -> Callable[[ReceivedMessage, str], str | None]:
-    """Return a function that finds the topic in which the group read a dead letter; None if several topics are possible, or none.
+    """Return a function that finds the topic in which the group read a dead letter, or None if not exactly one is possible.
 
     Brokers record only the ``first`` topic of a message, even if the group read it in the dead-letter topic of another group.
-    Whoever may write dead letters may claim any first topic, so the group must have read it, if its topics are known.
+    A client that may write dead letters can claim any first topic. So the group must have read that topic, unless the topics of
+    the group are unknown.
     """
     from rocketmq_spark.base.codes import DLQ_PREFIX
 

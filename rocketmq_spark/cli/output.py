@@ -114,7 +114,7 @@ def _json(value: object) -> str:
 
 
 def _hidden(value: object) -> object:
-    """``value`` with secrets as asterisks: to ``json`` a ``Secret`` is a str like any other."""
+    """Return ``value`` with asterisks for each ``Secret``, which ``json`` would write like any other str."""
     if isinstance(value, Secret):
         return str(value)[1:-1]
     if isinstance(value, Mapping):

@@ -207,7 +207,7 @@ def _raise(output: Output, failed: Sequence[SpoolError]) -> None:
 
 
 def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[SpoolOwner, SpoolOwner]]:
-    """A function that says whose the records of a folder are, and whose they are to be. It imports nothing: see ``lent``."""
+    """Return a function that returns the old and the new owner of a folder's records. It imports nothing: see ``lent``."""
     from rocketmq_spark.delay.envelope_records import KIND
     from rocketmq_spark.delay.node import purpose_of
     from rocketmq_spark.session.spools import owner_of
@@ -240,7 +240,7 @@ def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[
 
 @contextlib.contextmanager
 def _collected(failed: list[SpoolError]) -> Iterator[None]:
-    """Keep the error of one of several folders, so that the others are used."""
+    """Add the error of one folder to ``failed``, so that the command goes on with the other folders."""
     try:
         yield
     except SpoolError as e:

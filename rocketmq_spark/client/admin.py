@@ -246,9 +246,9 @@ class BaseAdmin(Closing):
         return sorted(scope.plain(topic) for topic in found if scope.reaches(topic))
 
     def broker_config(self, broker: str, allow_plain_text: bool = False) -> dict[str, Secret]:
-        """All settings, among them passwords of users and the keys of the broker's own client.
+        """Return all settings, among them passwords of users and the keys of the broker's own client.
 
-        Raises ``OptionError`` if the network could read them; with ``allow_plain_text`` only unless ``tls`` is false explicitly.
+        Raises ``OptionError`` if the network could read them. With ``allow_plain_text``, an explicit ``tls=false`` permits that.
         """
         address = masters_of(self.cluster(), [broker])[broker]
         self._calls.check_private(address, f"the settings of {broker}, with its passwords,", allow_plain_text)

@@ -251,12 +251,12 @@ class Calls:
         return self.scope.on_wire(name)
 
     def is_private(self, address: str) -> bool:
-        """Whether requests to an address and their answers are encrypted, or stay on this machine."""
+        """Whether requests to an address and their answers are encrypted or stay on this machine."""
         return self.pool.dialling.is_private(address)
 
     def check_private(self, address: str, secrets: str, allow_plain_text: bool = False) -> None:
         """Raise ``OptionError`` if the network could read the ``secrets`` of an exchange with an address. With
-        ``allow_plain_text``, ``tls=false`` permits that.
+        ``allow_plain_text``, an explicit ``tls=false`` permits that.
         """
         dialling = self.pool.dialling
         if dialling.is_private(address) or (allow_plain_text and dialling.allow_plain_text):

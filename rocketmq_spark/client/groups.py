@@ -112,7 +112,7 @@ class BrokerRequests:
         if len(messages) != 1:
             raise RemoteProtocolError(f"{len(messages)} messages came to be consumed directly, expected 1")
         (message,), scope = messages, self._calls.scope
-        # A topic of another namespace must not be taken for one of this namespace.
+        # Without its prefix, a topic of another namespace would look like a topic of this one.
         origin = message.properties.get(Property.RETRY_TOPIC)
         inside = origin is None or scope.reaches(origin)
         return ConsumeDirectly(own(message, scope) if inside else as_stored(message, scope))
@@ -138,8 +138,8 @@ def _on_wire(calls: Calls, table: Mapping[MessageQueue, Value]) -> dict[MessageQ
 def own(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     """Return a message with its topic and queue in the user's names.
 
-    A message of a retry topic gets the topic that it was first sent to, as its properties say, which anyone can set who may write
-    to the retry topic. A dead letter keeps the dead-letter topic, as in Java. Mirrors
+    A message of a retry topic gets the topic that its properties name as its first one. Every client that may write to the retry
+    topic can set these. A dead letter keeps the dead-letter topic, as in Java. Mirrors
     ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
     """
     stored = as_stored(message, scope)

@@ -59,7 +59,7 @@ _GROUP_FIELDS = {
 _Addresses = Sequence[tuple[str, str]]  # pairs of broker name and address
 # Takes the broker's address and its request, and returns the answer, or None to reject it. It may block.
 Asked = Callable[[str, Command], Command | None]
-# Takes a forwarded reply on the thread that reads answers, and a function that runs the rest of the work on another thread.
+# Handles a forwarded reply, on the thread that reads answers. The second argument runs the rest of the work on another thread.
 # Returns False to reject the reply.
 TakesReply = Callable[[ServerRequest, Callable[[Callable[[], None]], None]], bool]
 
@@ -173,7 +173,7 @@ class Groups:
     def _check(self, request: ServerRequest) -> None:
         taken = False
         try:
-            # The group is in the properties, so bodies stay compressed.
+            # Only the properties are needed, which name the group. So the body stays compressed.
             first_two = itertools.islice(decode_leniently(request.command.body, max_body_bytes=None), 2)
             groups = [message.properties.get(Property.PRODUCER_GROUP, "") for message in first_two]
             taken = len(groups) == 1 and self._hand((False, groups[0]), request)

@@ -116,7 +116,7 @@ class BrokerQuestions:
         return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_ms)
 
     def settings(self, broker_name: str, deadline: Deadline) -> Command | RocketMQError | None:
-        """The answer of a broker's master with its settings, or the error. None if the network could read the passwords in it."""
+        """Return a master's answer with its settings, or the error; None if the network could read the passwords in it."""
         try:
             address = self._routes.address(broker_name)
         except RocketMQError as e:
@@ -356,7 +356,8 @@ def longest_timers(calls: Calls, topic: str, masters: Mapping[str, str], deadlin
     versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
     found = dict.fromkeys(versions, 0)
     able = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
-    # The configuration contains passwords. Where the network could read them, brokers are taken for ones that do not report it.
+    # The configuration contains passwords. If the network could read it, it is not requested, and the default is assumed, as for
+    # a broker that does not report its configuration.
     found |= {name: 1000 * TIMER_MAX_DELAY_S for name in able if not calls.is_private(masters[name])}
     able = [name for name in able if calls.is_private(masters[name])]
     configs = [(masters[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in able]

@@ -97,9 +97,9 @@ class AwaitedReplies:
     def arrived(self, request: ServerRequest, aside: Callable[[Callable[[], None]], None]) -> bool:
         """Handle a forwarded reply on the thread that reads answers; ``aside`` runs the rest of the work on another thread.
 
-        Any client of the cluster can send replies to this process, so the body is touched only if a request waits for the reply.
-        The broker gets a success even if no request waits for it any more, as in Java. Returns False, which rejects the reply,
-        if this process has never sent a request.
+        Any client of the cluster can send replies to this one, so the body is read only if a request waits for the reply. If no
+        request waits for it any more, the broker gets a success, as in Java. Returns False, which rejects the reply, if this
+        client has never sent a request.
         """
         if not self._requested:
             return False

@@ -219,7 +219,7 @@ class Routes:
         """The brokers of an answer with the addresses to connect to, which are noted in the pool."""
         pool = self._name_servers.calls.pool
         if pool.dialling.at_name_server:
-            pool.advertise([server], answer.peer)  # so that the next connection is known, too
+            pool.advertise([server], answer.peer)  # so that a later connection is known to lead to a Proxy
             return {
                 name: replace(data, addresses=dict.fromkeys(data.addresses, server)) for name, data in brokers.items()
             }

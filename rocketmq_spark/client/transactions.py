@@ -127,7 +127,7 @@ class HalfChecks:
 
     def _read(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
         fields = rpc.CHECK_TRANSACTION_STATE.arguments(command)
-        most = self._calls.pool.dialling.max_pushed  # also for a body that was compressed
+        most = self._calls.pool.dialling.max_pushed  # also the limit of a body that is decompressed
         messages = decode_messages(command.body, command.ext.get("bname", ""), max_body_bytes=most)
         if len(messages) != 1:
             raise RemoteProtocolError(f"a broker asks about {len(messages)} half messages at once, expected 1", address)

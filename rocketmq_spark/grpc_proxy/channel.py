@@ -152,8 +152,8 @@ class Tls(NamedTuple):
 
 
 class ProxyChannel:
-    """The channel to one endpoint, ``host:port``. ``headers`` returns the headers of the next call, ``max_pushed`` is the size of
-    the largest message that the Proxy may send unasked.
+    """The channel to one endpoint, ``host:port``. ``headers`` returns the headers of the next call. ``max_pushed`` is the maximum
+    size, in bytes, of a message that the Proxy sends unasked.
     """
 
     def __init__(
@@ -175,8 +175,8 @@ class ProxyChannel:
         self._closed = False
         self._files = None if tls is None else Reloaded(tls[:3], functools.partial(_credentials, tls))
         self._used_credentials: grpc.ChannelCredentials | None = None
-        self._ends_with_connection = False  # whether the channel ends with its connection
-        # Streams and asynchronous calls, also those of channels that were put aside, which ``close`` ends.
+        self._ends_with_connection = False  # because the TLS files cannot be read any more
+        # Streams and asynchronous calls that ``close`` ends, also those of replaced channels.
         self._running: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lacks_threads = False
 
@@ -306,8 +306,8 @@ class ProxyChannel:
         return broken(error.code().name, error.details() or "", self.address, self._tls is not None)
 
     def _renew(self) -> None:
-        """Before a call: if a TLS file was replaced, put the channel aside, because gRPC would connect again with what it read
-        before. If the files cannot be read for too long, the channel ends with its connection.
+        """Replace the channel before a call if a TLS file was replaced: gRPC would connect again with the content that it read
+        first. After the files could not be read for too long, the channel ends with its connection.
         """
         if self._files is None:
             return
@@ -335,7 +335,7 @@ class ProxyChannel:
 
 
 def _service_config(max_pushed: int) -> str:
-    """gRPC's settings by method: what a Proxy may send unasked, through the telemetry stream, is less than its answers."""
+    """Return gRPC's service config, which limits messages of the telemetry stream: they may be smaller than answers."""
     service, _, method = TELEMETRY.path.strip("/").rpartition("/")
     of_method = {"name": [{"service": service, "method": method}], "maxResponseMessageBytes": max_pushed}
     return json.dumps({"methodConfig": [of_method]})
@@ -362,10 +362,10 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
         ca = system_authorities()
     else:
         try:
-            check_authorities(ca)  # gRPC reports a damaged one only as a connection that fails
+            check_authorities(ca)  # for a damaged certificate, gRPC only reports that the connection fails
         except OSError as e:
             raise OptionError(f"option 'tlsCaFile' is {tls.ca_file!r}; it is damaged: {e}") from e
-    if not ca:  # gRPC would use those that grpcio brings
+    if not ca:  # gRPC would trust the authorities that grpcio includes
         raise OptionError(
             "option 'tls' is true, and this system has no authorities to trust",
             remedy="Name the authority of the Proxy's certificate with option 'tlsCaFile'",

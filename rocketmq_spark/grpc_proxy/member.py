@@ -99,7 +99,7 @@ _MIN_OPENED_BYTES, _MESSAGE_BYTES = 64 << 20, 4 << 20
 _QUICK_S = 1.0
 # The brokers of a topic are requested again after this time.
 _PLACES_S = 30.0
-# A consumer has a thread for each broker of a topic, and the Proxy says how many there are.
+# A consumer has a thread for each broker of a topic, and a hostile Proxy could list any number of brokers.
 _MOST_BROKERS = 1024
 
 

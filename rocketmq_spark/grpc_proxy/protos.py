@@ -264,7 +264,7 @@ def _broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
             return NotSupported(
                 "the Proxy does not implement this over gRPC", addr, remark=details, remedy=REMOTING_PORT
             )
-        case "UNAVAILABLE" if any(words in details for words in _OTHER_NAME):  # gRPC checks it after the chain
+        case "UNAVAILABLE" if any(words in details for words in _OTHER_NAME):  # gRPC checks the name after the chain
             return CertificateRefused(
                 "the certificate of the Proxy has another name",
                 addr,

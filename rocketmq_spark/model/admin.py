@@ -26,7 +26,7 @@ __all__ = [
 
 # The group under which administration and commands pull and send messages.
 GROUP = "rocketmq-spark-cli"
-# What readers of retention say once where its broker is not asked, because the answer has passwords, too.
+# Logged or shown once if a broker's retention is not requested, because the answer would also contain passwords.
 RETENTION_NOT_KNOWN = "retention not known without TLS"
 
 

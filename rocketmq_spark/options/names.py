@@ -46,8 +46,8 @@ def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
 
 
 def code_allowed() -> bool:
-    """Whether options may name code, or expressions that may run for ever. Raises ``OptionError`` for a value that does not say
-    it: a typing error allows nothing.
+    """Whether options may name code, or expressions that may run for ever. Raises ``OptionError`` if the variable has an unknown
+    value, so that a typing error allows nothing.
     """
     value = os.environ.get(ALLOWED)
     if value is None or value.strip().lower() in _YES:

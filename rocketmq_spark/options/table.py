@@ -30,7 +30,8 @@ ENVIRONMENT_VARIABLE = "ROCKETMQ_ENVIRONMENT"
 # Environment variables that give a field its value if the option is not set.
 _VARIABLES = {"environment": ENVIRONMENT_VARIABLE}
 
-# Files and folders that the package opens, which ``ROCKETMQ_SPARK_PATHS`` confines. Each is checked again where it is opened.
+# Options with files and folders that the package opens, which ``ROCKETMQ_SPARK_PATHS`` confines. The code that opens one
+# checks it again.
 _PATHS = frozenset(
     {"credentials_file", "tls_ca_file", "tls_cert_file", "tls_key_file", "spool_dir", "local_offsets_dir"}
 )

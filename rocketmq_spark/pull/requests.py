@@ -344,7 +344,7 @@ class Replica:
                 self.dialling.tls,
             )
         except RocketMQError as e:
-            # The route of an address shows that the name server answers; the address of the plan does not.
+            # The remedy assumes that the name server answers. That is known only if the address came from a route just now.
             if at_master is not None and not self.connected and not self.dialling.at_name_server:
                 explained(e, [address])
             raise

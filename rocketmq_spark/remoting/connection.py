@@ -46,9 +46,9 @@ RECEIVE_BYTES = 256 << 10
 STALL_S = 15.0
 SILENCE_S = 10.0
 CLOSING_S = 1.0
-# Answers to requests of a server that wait because the server reads nothing; more are dropped.
+# Bytes of answers that wait because the server reads nothing; more are dropped. Besides its body, an answer counts this much.
 UNREAD_BYTES, _ANSWER_BYTES = 8 << 20, 500
-SAID_S = 10.0  # how often requests of servers that are rejected for their size are logged
+SAID_S = 10.0  # pause between log lines about requests of the server that were rejected for their size
 
 Done = Callable[[Command | RocketMQError], None]
 
@@ -83,7 +83,7 @@ def together() -> Iterator[None]:
 class ServerRequest:
     """A request of a server. It may be answered on any thread; nothing is sent for a one-way request.
 
-    Every request must end with ``answer`` or ``refuse``, also a one-way request: until then its bytes count as waiting.
+    The handler must call ``answer`` or ``refuse``, also for a one-way request: until then its bytes count as waiting.
     """
 
     address: str
@@ -184,7 +184,7 @@ class Connection:
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits for its answer, or for being sent."""
+        """Whether a request waits for its answer, or bytes wait to be sent."""
         return bool(self.waiting or self._conversation.has_outgoing or self._channel.has_unsent)
 
     def call(self, command: Command, deadline: Deadline) -> Command:

@@ -112,7 +112,7 @@ _contexts: dict[TlsSettings, Reloaded[ssl.SSLContext]] = {}
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
     """Return the context for these settings. It is cached until a file is replaced, because certificates are rotated while
-    programs run; ``Reloaded`` says what happens while files cannot be read.
+    programs run. ``Reloaded`` describes what happens while files cannot be read.
 
     The settings can disable the check of host names; the chain is always checked.
     """
@@ -172,8 +172,8 @@ def connect(
 
 
 def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
-    """Connect to the first address of a host that accepts. Each one that does not answer takes its share of the time until
-    ``deadline``, so a host with many addresses takes no longer than one with a single address.
+    """Connect to the first address of a host that accepts. Each address gets an equal share of the time that is left until
+    ``deadline``, so a host with many addresses takes no longer than a host with one. The lookup of the name is not limited.
     """
     places = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
     last: OSError = OSError(f"{host} has no address")
@@ -204,8 +204,9 @@ _OTHER_NAME = (62, 64)
 
 
 def _remedy_for_name(address: str, deadline: Deadline, tls: TlsSettings) -> str:
-    """The remedy for a certificate with another name. OpenSSL checks the name before signatures and dates, so a second handshake
-    without that check shows whether the name is all that differs. With the system's authorities, everybody has a certificate.
+    """Return the remedy for a certificate with another name. OpenSSL checks the name before signatures and dates, so a second
+    handshake without that check shows whether only the name differs. Without ``tlsCaFile``, the remedy never disables the check:
+    everybody can get a certificate of a public authority.
     """
     remedy = "Connect to a name in the certificate (options 'nameServer' and 'addressMap')"
     if tls.ca_file is None:

@@ -32,10 +32,11 @@ IDLE_S = 100.0
 FIRST_REST_S = 0.05
 LONGEST_REST_S = 2.0
 MAX_CONNECTIONS = 1024
-# A connection was perhaps handed out a moment ago, and its caller has not sent its request yet: it is not closed for a new one.
+# A connection that was handed out less than this time ago is not closed for a new one: perhaps its caller has not sent its
+# request yet.
 FRESH_S = 0.2
-_POLL_S = 0.02  # how often a caller that waits looks for an idle connection
-# More addresses without a connection are forgotten. The number of addresses in routes that are kept to explain errors.
+_POLL_S = 0.02  # how often a waiting caller looks for an idle connection
+# Above the first number, unused addresses without a connection are forgotten; above the second one, all addresses of routes.
 _MAX_SLOTS, _MAX_ADVERTISED = 8 * MAX_CONNECTIONS, 100_000
 
 
@@ -94,8 +95,8 @@ class Pool:
         self.dialling = dialling
         self._on_request = on_request
         self._slots: dict[str, _Slot] = {}
-        self._advertised: dict[str, Peer] = {}  # addresses in routes, with what is known of the server
-        self._reached: set[str] = set()  # where connections to the addresses in routes lead
+        self._advertised: dict[str, Peer] = {}  # addresses in routes, with the kind of their server
+        self._reached: set[str] = set()  # the same, after ``address_map``
         self._name_servers: frozenset[str] = frozenset()
         self._retired: list[Connection] = []
         self._connecting = 0  # connections that are being opened
@@ -167,7 +168,7 @@ class Pool:
             self._name_servers |= frozenset(addresses)
 
     def may_ask(self, address: str) -> bool:
-        """Whether the server at the address may send requests: one that is only a name server may not. A Proxy may, because
+        """Whether the server at the address may send requests. A server that is only a name server may not. A Proxy may, because
         routes lead to it, too.
         """
         with self._lock:
@@ -198,7 +199,7 @@ class Pool:
                 self._connecting -= 1
 
     def _reserve(self, address: str, deadline: Deadline) -> None:
-        """Count one more connection. At the limit, close the one that has been idle for longest, or wait until one is idle."""
+        """Count one more connection. At the limit, close the one that has been idle for longest, or wait for an idle one."""
         most = self.dialling.max_connections
         while True:
             with self._lock:
@@ -228,7 +229,9 @@ class Pool:
                 deadline.pause(_POLL_S)
 
     def _take_longest_idle(self, slots: Iterable[_Slot], before: float) -> Connection | None:
-        """Take the connection that was used last, and before ``before``, out of its slot. Call with the lock."""
+        """Remove and return a retired connection without requests, otherwise the one that has been idle for longest, and since
+        ``before`` at the latest. Call with the lock.
+        """
         for retired in self._retired:
             if not retired.busy:
                 self._retired.remove(retired)
@@ -267,7 +270,7 @@ class Pool:
         raise _closed(address)
 
     def _asked(self, on_request: OnRequest, address: str, request: ServerRequest) -> bool:
-        """Passes a request on with the address that callers know, which may differ from the dialled one."""
+        """Passes on a request with the address that callers know, which may differ from the dialled one."""
         return self.may_ask(address) and on_request(replace(request, address=address))
 
     def _explain(self, error: RocketMQError, address: str, slot: _Slot) -> None:

@@ -45,8 +45,8 @@ _OF_GRPC = (
 
 # A larger request of a server is rejected without its body, unless messages may be larger (option 'maxMessageSize').
 PUSHED_BYTES = 16 << 20
-_PROPERTIES_BYTES = 256 << 10  # more than what a request has besides the body of a message
-# What a request of a server needs in memory besides its bytes, and each of its fields.
+_PROPERTIES_BYTES = 256 << 10  # more than a request contains besides the body of a message
+# Estimated memory of a server's request, besides its body: for itself, for each field, and for each character of its header.
 _REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
 
 SMALL_BODY = 16 << 10
@@ -64,8 +64,8 @@ class Answered(NamedTuple, Generic[W]):
 class Asked(NamedTuple):
     """A request of the server. ``reply`` is the answer if no handler takes it; None for one-way requests.
 
-    ``held_bytes`` is the memory that the request needs while it waits. It is None for a request that is too large: ``command``
-    then lacks its body.
+    ``held_bytes`` is the memory that the request needs while it waits. It is None for a request that is too large, whose
+    ``command`` may lack its body.
     """
 
     command: Command
@@ -74,7 +74,7 @@ class Asked(NamedTuple):
 
 
 def pushed_limit(max_message_bytes: int) -> int:
-    """The largest frame that a server may push, if messages may have ``max_message_bytes``."""
+    """Return the maximum size in bytes of a frame that a server pushes, if messages may have ``max_message_bytes``."""
     return max(PUSHED_BYTES, max_message_bytes + _PROPERTIES_BYTES)
 
 

@@ -219,14 +219,14 @@ class BrokerAdmin(AdminBase):
     def broker_config(self, broker: str) -> dict[str, Secret]:
         """Return all settings of a broker's master (``mqadmin getBrokerConfig``).
 
-        They include passwords. A ``Secret`` is a str that is hidden in output; its method ``reveal()`` returns the value.
+        They include passwords. A ``Secret`` is a str that is hidden when it is formatted; ``reveal()`` returns the text.
 
         Args:
             broker: The broker's name.
 
         Raises:
-            OptionError: The network could read the answer: ``tls`` is not set, and the broker is on another machine. The option
-                ``tls=false``, given explicitly, permits it.
+            OptionError: The network could read the answer: ``tls`` is not set, and the broker is on another machine. An explicit
+                ``tls=false`` permits the request.
             BrokerNotFound: No master of that name is registered.
         """
         return self._tools.admin.broker_config(broker, allow_plain_text=True)
@@ -234,8 +234,8 @@ class BrokerAdmin(AdminBase):
     def update_broker_config(self, broker: str, values: Mapping[str, str]) -> dict[str, Secret]:
         """Change settings of a broker's master while it runs, and return all of them (``mqadmin updateBrokerConfig``).
 
-        The broker also writes them to its configuration file. Without TLS, settings of a broker on another machine are not
-        requested, because they include passwords: the result is then empty, and values are sent unchecked.
+        The broker also writes them to its configuration file. Without TLS, this method does not request the settings of a
+        broker on another machine, because they include passwords: it sends the values unchecked and returns an empty dict.
 
         Args:
             broker: The broker's name.
@@ -270,7 +270,7 @@ class AccessAdmin(AdminBase):
             enabled: Whether the user may connect; by default a new one may.
 
         Returns:
-            The user as brokers have it now. With ``tls=false``, properties that were not given may be None: they are not
+            The user as brokers have it now. A property that was not given is None if it is unknown: with ``tls=false`` it is not
             requested, because the answer would contain the stored password.
 
         Raises:

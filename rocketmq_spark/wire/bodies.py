@@ -398,7 +398,7 @@ def subscription_group(group: str, **settings: Any) -> bytes:
     return _dump({"groupName": group, **settings})
 
 
-# Real ones have some 20 KiB. Each line may take fifty times its bytes.
+# A real configuration has about 20 KiB. In memory, a line may need fifty times its bytes.
 _MAX_CONFIG_BYTES = 1 << 20
 
 

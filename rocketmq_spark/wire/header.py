@@ -34,7 +34,7 @@ class FrameSplitter:
     def __init__(self, max_frame: int) -> None:
         self.max_frame = max_frame
         self._buffer = bytearray()
-        self._skipped = 0  # bytes to come of a frame that is not kept
+        self._skipped = 0  # bytes that are still to arrive of a discarded frame
         self._broken: RemoteProtocolError | None = None
 
     @property
@@ -77,7 +77,9 @@ class FrameSplitter:
         return frames
 
     def begun(self, over: int) -> bytes | None:
-        """The beginning of a frame of more than ``over`` bytes, up to its body. None if no such frame has arrived so far."""
+        """Return the beginning of an incomplete frame of more than ``over`` bytes, up to its body; None without such a frame, and
+        until its whole header has arrived.
+        """
         start, buffer = _LENGTH_BYTES, self._buffer
         if len(buffer) < start + _PREFIX_BYTES or int.from_bytes(buffer[:start], "big") <= over:
             return None
@@ -95,7 +97,7 @@ Bytes = bytes | memoryview
 _PREFIX = struct.Struct(">II")  # length, then one byte of header type and three of header length
 _PREFIX_BYTES = 4  # of the second word, which ``length`` counts
 _MAX_HEADER_BYTES = 0xFFFFFF
-# The fields of a header need ten to twenty times its bytes. The headers of servers have at most some ten KiB.
+# In memory, the fields of a header need ten to twenty times its bytes. Headers of real servers have at most about ten KiB.
 _MAX_RECEIVED_HEADER_BYTES = 1 << 20
 _INT32_BITS = 31
 _INT16_BITS = 15

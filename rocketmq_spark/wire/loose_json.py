@@ -4,8 +4,8 @@ Two things a strict parser rejects are common: map keys that are bare numbers, `
 objects, ``{{"queueId":0}:1}``. Wherever a value starts, the strict parser is tried first, because it is written in C; only
 containers that it rejects are parsed here. This module does not depend on the bodies of particular requests.
 
-A body may come from a hostile server. So its bytes and its values are limited before it is parsed, and the work that the
-strict parser does in vain, as well as the values that are parsed here, while it is parsed.
+A body may come from a hostile server. So there are limits of its bytes and values, which are checked before it is parsed, and
+limits of the values that are parsed here and of the strict parser's failed attempts, which are checked meanwhile.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ _MAX_DEPTH = 32  # real bodies have five levels; each level may cost one more pa
 _MAX_BYTES = 8 << 20
 # For each error the strict parser counts all lines before it, which is slow. After this many errors it is not tried any more.
 _MAX_TRIES = 1000
-# A value takes up to 150 bytes, and here about a microsecond.
+# A value takes up to 150 bytes of memory, and about a microsecond if it is parsed here.
 _MAX_VALUES, _MAX_WALKED = 1_000_000, 250_000
-# The same for tables of queues. Statistics of 200,000 queues have 40 MiB, 1.6 million values, and 400,000 that are parsed here.
+# The same limits for tables of queues. Statistics of 200,000 queues have 40 MiB and 1.6 million values, 400,000 of which are
+# parsed here.
 MAX_TABLE_BYTES = 64 << 20
 _MAX_TABLE_VALUES, _MAX_TABLE_WALKED = 2_500_000, 1_250_000
-# The strict parser may read this many times a text in vain, and a bit more, before it is not tried any more.
+# How many characters the strict parser may read in failed attempts before it is not tried any more: this many times the length of
+# the text, and this many more.
 _VAIN_PASSES, _VAIN_CHARACTERS = 3, 1 << 20
-_LINES_SHARE = 16  # to count lines is that much faster than to parse
+_LINES_SHARE = 16  # counting lines for an error is this many times faster than parsing
 
 _strict = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -57,7 +59,9 @@ def read_json(body: Bytes, table: bool = False) -> Any:
 
 
 def _check_values(text: str, most: int) -> None:
-    """Each value but the first follows a bracket or a comma. Those in texts count, too: no server sends so many."""
+    """Raise ``ValueError`` above ``most`` values. Each value but the first follows a bracket or a comma, which are counted.
+    Brackets and commas in texts count, too: no server sends so many.
+    """
     if len(text) > most and sum(map(text.count, ",{[")) > most:
         raise ValueError(f"it has more than {most} values")
 
@@ -68,7 +72,7 @@ def _skip(text: str, at: int) -> int:
 
 
 class _Walk:
-    """Parses the containers of a text that the strict parser rejects: ``most`` values, with those in them."""
+    """Parses the containers of a text that the strict parser rejects: at most ``most`` values, nested ones included."""
 
     def __init__(self, text: str, most: int) -> None:
         self._text = text
@@ -160,6 +164,6 @@ def _freeze(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(map(_freeze, value))
     if isinstance(value, int) and not -_LONG <= value < _LONG:
-        # Python's hashes of such numbers can be equal for any number of keys, which makes their map very slow.
+        # A sender can choose any number of larger integers with the same hash in Python, which make a dict very slow.
         raise ValueError(f"the number {str(value)[:40]} in a key; expected 64 bits")
     return value

@@ -162,7 +162,7 @@ def of_advertised(client: Client, options: Options, topics: Sequence[str]) -> It
         try:
             route = client.routes.get(topic, 0.0)
         except RocketMQError as e:
-            if not topics:  # else said of the topic
+            if not topics:  # otherwise the checks of the topic report it
                 yield servers.unchecked_addresses(e)
             continue
         queue_of |= {
@@ -208,7 +208,7 @@ def _of_broker(client: Client, options: Options, name: str, address: str) -> Ite
     judged = (servers.version(name, runtime), servers.disk(name, runtime), servers.clock(name, runtime, now_ms))
     yield from (finding for finding in judged if finding is not None)
     if not client.calls.is_private(address):
-        return  # the settings include passwords
+        return  # the network could read the answer, which contains passwords
     try:
         config = bodies.read_config(client.calls.ask(address, rpc.GET_BROKER_CONFIG.request(bname=name)).body)
     except RocketMQError as e:

@@ -90,7 +90,7 @@ def reached(name: str, address: str, dialled: str, error: RocketMQError | None, 
 
 
 def advertised(address: str, errors: Mapping[str, RocketMQError], tls: bool) -> Iterator[Finding]:
-    """An address in the routes of a Proxy. ``errors``: why requests for brokers, by name, failed there."""
+    """Findings about an address in the routes of a Proxy. ``errors`` of requests sent to it, by the name of their broker."""
     check = "Proxy"
     if not errors:
         yield ok(check, f"{address} answers for its brokers")
@@ -100,11 +100,11 @@ def advertised(address: str, errors: Mapping[str, RocketMQError], tls: bool) -> 
             continue
         what = f"advertises {address}, which cannot be reached from here"
         yield _unreached(check, what, error, tls, error.remedy or CHECK_PROXY)
-        return  # no broker is reached through it
+        return  # the same holds for the other brokers behind this address
 
 
 def unchecked_addresses(error: RocketMQError) -> Finding:
-    """A Proxy without a route of the topic that brokers with autoCreateTopicEnable=true have."""
+    """The addresses of a Proxy are unknown, because it has no route of the topic of brokers with autoCreateTopicEnable=true."""
     return advice(
         "Proxy", f"what it advertises is not checked: {error.remark or error.message}", "Name a topic with --topic"
     )
@@ -153,7 +153,7 @@ def untold(name: str, error: RocketMQError) -> Finding:
 
 
 def unrequested_settings() -> Finding:
-    """Of brokers whose answer the network could read. It would contain passwords, so they are not asked."""
+    """The settings of some brokers are not requested: the network could read their answers, which contain passwords."""
     return advice(
         "settings of brokers",
         f"{RETENTION_NOT_KNOWN}, nor are other settings: the answer would contain passwords in clear text",

@@ -112,8 +112,9 @@ class Folder:
         return str(self._system.type_name) == "local"
 
     def copy(self, paths: Sequence[str], target: str) -> Folder:
-        """Copy these files to the new folder ``target``, a sibling of this one; returns that folder. Locally the copies have the
-        owners of the files, and only these may read the folder. Links are an error: they could lead to files of others.
+        """Copy these files to the new folder ``target``, a sibling of this one; returns that folder. If the folder is local,
+        copies keep the owners of the files, and only their owner may read the folders. A link raises an error, because it could
+        lead to a file of another user.
         """
         system, root = self._system, self._root[: len(self._root.rstrip("/")) - len(_last(self._root))] + target
         copied = Folder(self.name.rstrip("/")[: -len(_last(self.name))] + target, system, root)
@@ -152,7 +153,7 @@ class Folder:
 
 
 def _create_like(folder: Path, other: Path) -> None:
-    """Create a new folder for the owner of another one alone, and those above it likewise."""
+    """Create ``folder`` with mode 0700 and, as root, with the owner of ``other``; missing folders above it likewise."""
     if not folder.parent.exists():
         _create_like(folder.parent, other.parent)
     folder.mkdir(0o700)

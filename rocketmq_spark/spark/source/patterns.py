@@ -1,7 +1,7 @@
 """Matches names of topics with the expression of option ``subscribePattern``.
 
-Everyone who may create a topic chooses a name, and the time of Python's expressions grows exponentially with some names. So RE2
-matches, whose time is linear. It knows neither look-around nor back references; Python matches expressions with these.
+Everyone who may create a topic chooses its name, and with some names Python's matching takes exponential time. So RE2 matches,
+which takes linear time. RE2 supports neither look-around nor back references, so Python matches expressions with these.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options.names import ALLOWED, code_allowed
 from rocketmq_spark.wire import names
 
-# Python reads these otherwise than RE2, which rejects everything else that it does not know.
+# Python and RE2 give these different meanings. RE2 rejects all other syntax that it does not support.
 _DIFFERS_IN_RE2 = re.compile(r"\{,|\[\[|\[:")
 
 
 def matching(pattern: str, topics: Iterable[str]) -> list[str]:
-    """The topics whose whole name matches, in their order. Raises ``OptionError`` for an expression that only Python matches if
-    the operator forbids code in options: whoever chose it could keep the process busy for ever.
+    """Return the topics whose whole name matches, in their order.
+
+    Raises ``OptionError`` for an expression that only Python matches if the operator forbids code in options: the author of the
+    expression could keep the process busy for ever.
     """
     import pyarrow as pa  # here, because only expressions need it
     import pyarrow.compute as pc
 
-    listed = [
-        topic for topic in topics if topic.isprintable()
-    ]  # single surrogates, which no topic has, are not for RE2
+    # No topic has single surrogates in its name, and RE2 cannot match them.
+    encodable = [topic for topic in topics if topic.isprintable()]
     if not _DIFFERS_IN_RE2.search(pattern):
         try:
-            found = pc.match_substring_regex(pa.array(listed, pa.string()), pattern=rf"\A(?:{pattern})\z")
-        except pa.ArrowException:  # an expression that RE2 does not know
+            found = pc.match_substring_regex(pa.array(encodable, pa.string()), pattern=rf"\A(?:{pattern})\z")
+        except pa.ArrowException:  # an expression that RE2 does not support
             pass
         else:
-            return [topic for topic, matches in zip(listed, found.to_pylist(), strict=True) if matches]
+            return [topic for topic, matches in zip(encodable, found.to_pylist(), strict=True) if matches]
     if not code_allowed():
         raise OptionError(
             f"option 'subscribePattern' is {pattern!r}; RE2 cannot match it, and variable {ALLOWED} forbids other expressions",
             remedy="Give an expression without look-around, back references, possessive and atomic groups",
         )
     matches = re.compile(pattern).fullmatch
-    return [topic for topic in listed if names.topic_problem(topic) is None and matches(topic)]
+    return [topic for topic in encodable if names.topic_problem(topic) is None and matches(topic)]

@@ -245,14 +245,13 @@ def _what_to_do(broker_name: str, streaming: bool) -> Iterator[None]:
         raise
 
 
-def add_waiting_advice(error: RocketMQError, whom: str, streaming: bool) -> RocketMQError:
-    """Return ``error`` with ``waited_in_vain`` after its own remedy, such as that of an address that cannot be reached."""
+def add_waiting_advice(error: RocketMQError, whom: str, streaming: bool) -> None:
+    """Add ``waited_in_vain`` to the remedy of ``error``, after its own remedy, such as the one for an unreachable address."""
     error.remedy = f"{error.remedy or f'Start {whom}'}. {waited_in_vain(whom, streaming)}"
-    return error
 
 
 def waited_in_vain(whom: str, streaming: bool) -> str:
-    """What holds if a broker did not answer within ``readDeadline``. A stream cannot skip a batch that is already planned."""
+    """Return advice after a broker did not answer within ``readDeadline``. A stream cannot skip a batch that is planned."""
     remedy = (
         f"Nothing is lost: a task waits for {whom} as long as option 'readDeadline' says, and then Spark "
         "repeats the task; with master local[*] it does not, with local[*,4] it does"
