@@ -1,4 +1,4 @@
-"""A limit of what waits in a process, in bytes."""
+"""Limits of the bytes that wait in a process."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_idle_connections_keep_no_scraper_out() -> None:
             each.close()
 
 
-def test_who_comes_while_all_are_served_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_connection_is_closed_while_all_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "_AT_ONCE", 3)
     may_end, arrived, note = threading.Event(), threading.Semaphore(0), exposition._Server.arrived
 

@@ -125,7 +125,7 @@ def metadata(client_id: str, version: str, request_id: str, now: datetime, keys:
 # A Proxy accepts 130 MiB, and its answers may be as large as those of its brokers. Keepalive as in RocketMQ's Java client.
 _MAX_MESSAGE_BYTES = 128 << 20
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
-_PUSHED_BYTES = 16 << 20
+PUSHED_BYTES = 16 << 20  # the largest message that a Proxy may send unasked, unless option 'maxMessageSize' is larger
 # The answer to a ping waits behind messages that are under way, which takes as long as they do. gRPC pings with each of them, to
 # measure the connection; so this must be longer than a consumer waits for messages. By itself gRPC waits a minute.
 _PING_TIMEOUT_MS = 30_000
@@ -162,7 +162,7 @@ class ProxyChannel:
         headers: Headers,
         connect_timeout_s: float = 3.0,
         tls: Tls | None = None,
-        max_pushed: int = _PUSHED_BYTES,
+        max_pushed: int = PUSHED_BYTES,
     ) -> None:
         self.address = address
         self._max_pushed = max_pushed

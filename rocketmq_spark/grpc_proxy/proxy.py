@@ -24,7 +24,7 @@ from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import VERSION
 from rocketmq_spark.base.threads import Failure, attempt, start_thread
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, copy_of
-from rocketmq_spark.grpc_proxy.channel import REST_S, Endpoints, Keys, ProxyChannel, Tls, metadata
+from rocketmq_spark.grpc_proxy.channel import PUSHED_BYTES, REST_S, Endpoints, Keys, ProxyChannel, Tls, metadata
 from rocketmq_spark.grpc_proxy.facts import TELEMETRY, AddressScheme, ClientType, Code, Language, Rpc
 from rocketmq_spark.grpc_proxy.protos import proto, refused, set_seconds
 
@@ -43,7 +43,7 @@ class Access(NamedTuple):
     tls: Tls | None = None
     connect_timeout_s: float = 3.0
     request_timeout_s: float = 3.0
-    max_pushed: int = 16 << 20
+    max_pushed: int = PUSHED_BYTES
 
 
 class Proxy:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +19,7 @@ from rocketmq_spark.wire.compression import compress
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
 from tests.client.test_replies import passed_on
-from tests.harness import store
+from tests.harness import forget_process_peak, process_peak_bytes, store
 from tests.mockbroker import WAIT_S, MockBroker, eventually
 
 MIB = 1 << 20
@@ -32,20 +30,15 @@ PACKED = int(SysFlag.COMPRESSED | SysFlag.ZLIB)
 
 @contextlib.contextmanager
 def growing_less_than(limit: int) -> Iterator[None]:
-    """The peak of the process's memory in the block, compared with that at its begin."""
-    with contextlib.suppress(OSError):  # Linux: forget earlier peaks
-        Path("/proc/self/clear_refs").write_text("5")
-    before = peak_bytes()
+    """Check that the memory of the process grows by less than ``limit`` bytes inside the block."""
+    forget_process_peak()
+    before = process_peak_bytes()
     yield
-    assert peak_bytes() - before < limit
-
-
-def peak_bytes() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert process_peak_bytes() - before < limit
 
 
 def flood(broker: MockBroker, command: Command) -> None:
-    """Push the same frame many times, and then one answer."""
+    """Push the same frame many times."""
     frame = broker.encode(command)
     (peer,) = broker.peers
     for _ in range(MANY):

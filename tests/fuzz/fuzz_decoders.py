@@ -1,22 +1,21 @@
 """Runs decoders on broken inputs for as long as wanted: ``python -m tests.fuzz.fuzz_decoders [seconds] [decoder ...]``.
 
-The number of a round is the seed of its input, so each input can be made again. An input that a decoder may not answer so, or
-that takes more time or memory than its size allows, is printed in hexadecimal with its seed.
+The number of a round is the seed of its input, so each input can be made again. If a decoder raises an
+unexpected error, or needs more time or memory than the size of its input allows, the input is printed in hexadecimal with its
+seed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
-import resource
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from tests.fuzz.mutate import mutate
 from tests.fuzz.targets import TARGETS, outcome
+from tests.harness import forget_process_peak, process_peak_bytes
 
 # What one input may take: seconds of CPU, and bytes besides a multiple of its size. The memory is that of the process since the
 # first input, so it includes what earlier inputs left behind.
@@ -33,26 +32,21 @@ def run(decoder: str, rounds: range, until: float = float("inf")) -> int:
     target = TARGETS[decoder]
     for sample in target.samples:  # the first calls import what they need
         outcome(target, sample)
-    with contextlib.suppress(OSError):  # Linux: peaks of whatever ran before in this process do not count
-        Path("/proc/self/clear_refs").write_text("5")
-    before, largest = _peak_bytes(), 0
+    forget_process_peak()
+    before, largest = process_peak_bytes(), 0
     for seed in rounds:
         data = mutate(random.Random(seed), target.samples)
         largest = max(largest, len(data))
         began = time.thread_time()
         try:
             outcome(target, data)
-            _check(time.thread_time() - began, _peak_bytes() - before, largest)
+            _check(time.thread_time() - began, process_peak_bytes() - before, largest)
         except BaseException:
             print(f"{decoder}, seed {seed}: {data[:5000].hex()}", file=sys.stderr)
             raise
         if time.monotonic() > until:
             return seed - rounds.start + 1
     return len(rounds)
-
-
-def _peak_bytes() -> int:
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _check(cpu_s: float, grown: int, size: int) -> None:

@@ -1,6 +1,6 @@
 """Breaks well-formed inputs in the ways that wires and peers do: flips, cuts, repeats, splices, and large numbers.
 
-One of a thousand inputs is grown to up to 256 KiB by repeating a part of it: what a hostile peer does to use up time and memory.
+One of a thousand inputs is grown to up to 256 KiB by repeating a part of it, as a hostile peer does to use up time and memory.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError as ProtobufError
 
-from rocketmq_spark.admin.brokers import policies_in, users_in
+from rocketmq_spark.admin.brokers import policies_in, user_in, users_in
 from rocketmq_spark.base.codes import Request, Response, SysFlag
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.client.groups import BrokerRequests
@@ -117,7 +117,7 @@ def _frames(*commands: Command) -> list[bytes]:
     return [header.encode(command) for command in commands]
 
 
-# What brokers ask of clients, with fields that suit each of them.
+# The fields of all requests that brokers push to clients.
 _ASKED = {
     "consumerGroup": "g", "group": "g", "topic": "t", "jstackEnable": "false", "timestamp": "1", "isForce": "true",
     "tranStateTableOffset": "1", "commitLogOffset": "2", "msgId": "id", "transactionId": "id", "brokerName": "b",
@@ -171,7 +171,7 @@ _MEMBER = _Member()
 
 
 def _answered(data: bytes) -> None:
-    """Whatever an answer says, of whichever request."""
+    """Read an answer as the answer to each kind of request."""
     command = header.decode(data[4:])
     str(refused(command, "h:1", "t", "t/b/0"))
     for row in rpc.by_code.values():
@@ -247,6 +247,7 @@ TARGETS: dict[str, Target] = {
     ),
     "table of queues": Target(lambda data: read_json(data, table=True), [*harness.samples("json"), _OFFSETS]),
     "users": Target(users_in, [b'[{"username":"u","userType":"Super","userStatus":"enable"}]']),
+    "user": Target(user_in, [b'{"username":"u","userType":"Super","userStatus":"enable"}']),
     "policies": Target(
         policies_in,
         [
