@@ -214,7 +214,7 @@ def test_nothing_is_pinned_above_but_pandas(metadata):
 
 
 def test_actions_of_workflows_are_pinned_by_commit():
-    """Whoever may move a tag could otherwise run code with the rights of the workflow."""
+    """Someone who can move a tag could otherwise run code with the rights of the workflow."""
     used = [
         line.partition("uses:")[2].strip()
         for workflow in (ROOT / ".github" / "workflows").iterdir()

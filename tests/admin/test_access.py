@@ -163,7 +163,7 @@ def test_a_broker_that_changes_no_user_though_it_says_so_is_not_asked_to(
     has(second, ANN, FIRST_TO_UPDATE_USERS - 1)
     assert [user.enabled for user in brokers.set_user(tools, "ann", is_super=False, enabled=True)] == [True]
     assert [user.enabled for user in brokers.set_user(tools, "ann")] == [True]
-    second.on(GET, refuse(Response.SYSTEM_BUSY, "busy"))  # then nobody knows whether it would change anything
+    second.on(GET, refuse(Response.SYSTEM_BUSY, "busy"))  # then it is unknown whether the broker would have to change
     with pytest.raises(NotSupported, match="broker-b is older"):
         brokers.set_user(tools, "ann", enabled=True)
 

@@ -118,7 +118,7 @@ class Hostile(MockBroker):
         return [self._question(), call.frame(good)]
 
     def _floods(self, call: Call, good: Command) -> list[bytes]:
-        """Many requests of its own, and perhaps one that is larger than any may be."""
+        """Many requests of its own, and perhaps one above the limit, before the answer."""
         many = [self._question() for _ in range(_MANY)]
         if self._rng.random() < 0.1:
             many.append(self.encode(Command(self._rng.choice(PUSHED), {"consumerGroup": "g"}, bytes(_LARGE_BYTES))))

@@ -271,7 +271,7 @@ def test_any_command_of_a_server_is_dispatched_by_its_flag(command: Command) -> 
         assert (event.reply is None) == command.is_oneway
 
 
-# --- large frames that nobody awaits
+# --- large frames that answer no request
 
 
 def pushed(body_bytes: int, flag: int = 0, opaque: int = 7) -> bytes:

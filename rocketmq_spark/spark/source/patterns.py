@@ -38,7 +38,7 @@ def matching(pattern: str, topics: Iterable[str]) -> list[str]:
     if not code_allowed():
         raise OptionError(
             f"option 'subscribePattern' is {pattern!r}; RE2 cannot match it, and variable {ALLOWED} forbids other expressions",
-            remedy="Give an expression without look-around, back references, possessive and atomic groups",
+            remedy="Give an expression without look-around, back references, possessive and atomic groups, '{,', '[[' and '[:'",
         )
     matches = re.compile(pattern).fullmatch
     return [topic for topic in encodable if names.topic_problem(topic) is None and matches(topic)]
