@@ -7,6 +7,7 @@ group where it is missing.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from rocketmq_spark.model.membership import (
 from rocketmq_spark.wire import bodies, member_bodies, rpc
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import decode_messages
+from rocketmq_spark.wire.messages import decode_leniently, decode_messages
 from rocketmq_spark.wire.names import Scope, is_user_group
 from rocketmq_spark.wire.properties import Subscription, parse_subscription
 
@@ -108,10 +109,12 @@ class BrokerRequests:
 
     def _direct(self, command: Command) -> BrokerRequest:
         fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
-        messages = decode_messages(command.body, fields["brokerName"] or "")
-        if len(messages) != 1:
-            raise RemoteProtocolError(f"{len(messages)} messages came to be consumed directly, expected 1")
-        (message,), scope = messages, self._calls.scope
+        # Counted while their bodies are compressed: thousands of them would inflate to gigabytes.
+        first_two = list(itertools.islice(decode_leniently(command.body, max_body_bytes=None), 2))
+        if len(first_two) != 1:
+            found = "more than one message" if first_two else "no message"
+            raise RemoteProtocolError(f"{found} came to be consumed directly, expected 1")
+        (message,), scope = decode_messages(command.body, fields["brokerName"] or ""), self._calls.scope
         # A topic of another namespace must not be taken for one of this namespace.
         origin = message.properties.get(Property.RETRY_TOPIC)
         inside = origin is None or scope.reaches(origin)
