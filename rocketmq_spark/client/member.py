@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.broker import Brokers
-from rocketmq_spark.client.groups import BrokerRequests, Commit, heartbeat_of
+from rocketmq_spark.client.committer import Commit
+from rocketmq_spark.client.groups import BrokerRequests, heartbeat_of
 from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.pulls import Done, LongPolls
 from rocketmq_spark.client.questions import BrokerQuestions, Kinds, Question

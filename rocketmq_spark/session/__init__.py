@@ -19,7 +19,7 @@ from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls, credentials_of
-from rocketmq_spark.client.groups import RemotingCommitter
+from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.instance import Groups, Instance
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls

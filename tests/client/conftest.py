@@ -13,7 +13,7 @@ from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.groups import RemotingCommitter
+from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.instance import Groups, Instance
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
