@@ -309,7 +309,7 @@ def test_offsets_are_stored_by_a_committer(wired: Callable[..., None]) -> None:
         commit_each=commit_each,
         members=lambda group, broker, deadline: [],
         knows_members=lambda broker: True,
-        create_group=lambda group, brokers: groups.append(group),
+        create_group=lambda group, offsets: groups.append(group),
         create_retry_topic=lambda group, timeout_s: None,
     )
     wired(**reading(), committer=committer)

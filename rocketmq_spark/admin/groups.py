@@ -262,8 +262,8 @@ def check_members(group: str, online: Sequence[str], would: str = "overwrite wha
 def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, int]) -> None:
     """Set offsets and read them back. An offset that a broker did not store is an error that names the queue."""
     failed = tools.committer.commit_each(group, offsets, deadline(tools))
-    if lack := sorted({queue.broker_name for queue, error in failed.items() if isinstance(error, GroupNotFound)}):
-        tools.committer.create_group(group, lack)  # a new group
+    if unknown := {queue: offsets[queue] for queue, error in failed.items() if isinstance(error, GroupNotFound)}:
+        tools.committer.create_group(group, unknown)  # a new group
         failed = tools.committer.commit_each(group, offsets, deadline(tools))
     if failed:
         queue, error = next(iter(failed.items()))

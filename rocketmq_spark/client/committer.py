@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Response
 from rocketmq_spark.client.admin import BaseAdmin
+from rocketmq_spark.client.pulls import LongPolls
 from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
-from rocketmq_spark.errors import CallTimeout, RocketMQError
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerError,
+    CallTimeout,
+    GroupNotFound,
+    NotReadable,
+    NotSupported,
+    RocketMQError,
+    TopicNotFound,
+)
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import bodies, rpc
 
@@ -63,9 +73,10 @@ class Commit:
 class RemotingCommitter:
     """Implements ``ports.OffsetCommitter``."""
 
-    def __init__(self, questions: BrokerQuestions, admin: BaseAdmin) -> None:
+    def __init__(self, questions: BrokerQuestions, admin: BaseAdmin, polls: LongPolls) -> None:
         self._questions = questions
         self._admin = admin
+        self._polls = polls
 
     def commit_each(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, grace_s: float | None = None
@@ -85,8 +96,28 @@ class RemotingCommitter:
         found = self._questions.connection(broker_name)
         return found is None or not self._questions.calls.pool.is_proxy(found[0])
 
-    def create_group(self, group: str, brokers: Sequence[str]) -> None:
-        self._admin.create_group(group, brokers)
+    def create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        try:
+            self._admin.create_group(group, sorted({queue.broker_name for queue in offsets}))
+        except AccessDenied as e:
+            raise _not_created(group, e, "this user may not create it") from e
+        except NotSupported as e:
+            for error in self._polls.introduce(group, offsets, Deadline.after(self._questions.calls.request_timeout_s)):
+                if isinstance(error, GroupNotFound):
+                    why = "a Proxy does not let it be created, nor does its broker (autoCreateSubscriptionGroup=false)"
+                    raise _not_created(group, error, why) from e
+                if error.retriable and not isinstance(error, NotReadable | TopicNotFound):  # these follow the creation
+                    raise error from e
 
     def create_retry_topic(self, group: str, timeout_s: float) -> None:
         self._admin.create_topic(RETRY_PREFIX + group, 1, timeout_s=timeout_s)
+
+
+def _not_created(group: str, error: BrokerError, why: str) -> GroupNotFound:
+    return GroupNotFound(
+        f"the broker does not know group {group!r}, and {why}",
+        error.addr,
+        error.broker_code,
+        remark=error.remark,
+        remedy=f"Let an administrator create it: mqadmin updateSubGroup -g {group} -c <cluster>",
+    )

@@ -13,7 +13,7 @@ from rocketmq_spark.client.committer import Commit
 from rocketmq_spark.client.groups import BrokerRequests, heartbeat_of
 from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.pulls import Done, LongPolls
-from rocketmq_spark.client.questions import BrokerQuestions, Kinds, Question
+from rocketmq_spark.client.questions import BrokerQuestions, Question
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.client.sender import RemotingSendBack, RemotingSender
 from rocketmq_spark.errors import (
@@ -42,7 +42,7 @@ class RemotingMember:
         routes: Routes,
         instance: Instance,
         sender: RemotingSender,
-        kinds: Kinds,
+        polls: LongPolls,
         rng: random.Random | None = None,
     ) -> None:
         self._questions = questions
@@ -50,7 +50,7 @@ class RemotingMember:
         self._calls = questions.calls
         self._routes = routes
         self._instance = instance
-        self._polls = LongPolls(questions.calls, routes, kinds)
+        self._polls = polls
         self._back = RemotingSendBack(questions, sender)
         self._rng = rng or random.Random()
         self._lockless: set[str] = set()  # brokers that did not answer the last request for locks: one warning each
