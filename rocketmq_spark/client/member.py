@@ -25,12 +25,17 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Filter, MessageQueue, PullRequest, QueueBounds, ReceivedMessage, TopicRoute
 from rocketmq_spark.model.membership import Asked, Membership
+from rocketmq_spark.remoting.connection import OTHER_WAYS
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
 
 logger = logging.getLogger(__name__)
 
 UNKNOWN_GROUP = "If this goes on, make the group: brokers with autoCreateSubscriptionGroup=false do not"
+UNKNOWN_AT_PROXY = (
+    "If this goes on, the Proxy does not reach its brokers: look at them, and at the log of the Proxy. In LOCAL mode "
+    f"(mqbroker --enable-proxy) it serves no Remoting clients: {OTHER_WAYS}"
+)
 
 
 class RemotingMember:
@@ -81,7 +86,14 @@ class RemotingMember:
     def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
         try:
             answer = self._ask_any(topic, rpc.GET_CONSUMER_LIST_BY_GROUP, group, deadline)
-        except ServerFault as e:  # a broker that does not create groups accepts heartbeats of unknown ones, too
+        except ServerFault as e:
+            if self._calls.pool.is_proxy(
+                e.addr or ""
+            ):  # it forgets members if it does not reach the brokers of their topics
+                words = None if e.remark and "is null" in e.remark else e.remark
+                why = "the Proxy knows no member of the group"
+                raise ServerFault(why, e.addr, e.broker_code, topic, remark=words, remedy=UNKNOWN_AT_PROXY) from e
+            # a broker that does not create groups accepts heartbeats of unknown ones, too
             raise ServerFault(e.message, e.addr, e.broker_code, topic, remark=e.remark, remedy=UNKNOWN_GROUP) from e
         return bodies.consumer_ids(answer.body)
 

@@ -173,10 +173,13 @@ class Contact:
         self._trouble: tuple[Hashable, RocketMQError] | None = None  # what was asked without an answer, and the error
         self._warnings = NowAndThen(_WARNED_S)
 
-    def answered(self, asked: Hashable) -> None:
-        """A broker answered the request about ``asked``."""
-        self._reached = True
+    def answered(self, asked: Hashable, by_broker: bool = True) -> None:
+        """The request about ``asked`` was answered. What a Proxy answers by itself does not show that it reaches a broker."""
         self._settle(asked)
+        if by_broker:
+            self._reached = True
+        elif self._trouble is None:
+            self._since = None  # a member without queues gets no other answers
 
     def _settle(self, asked: Hashable) -> None:
         if self._trouble is not None and self._trouble[0] == asked:
@@ -187,9 +190,9 @@ class Contact:
         self._reads = True
         self.answered(broker_name)
 
-    def failed(self, asked: Hashable, error: RocketMQError) -> None:
-        """The request about ``asked`` failed. A refusal is an answer; a topic that is not there yet is no trouble."""
-        if isinstance(error, BrokerError):
+    def failed(self, asked: Hashable, error: RocketMQError, by_broker: bool = True) -> None:
+        """The request about ``asked`` failed. A broker's refusal is an answer; a topic that is not there yet is no trouble."""
+        if by_broker and isinstance(error, BrokerError):
             self._reached = True
         if isinstance(error, RouteNotFound) or (isinstance(error, BrokerError) and error.retriable):
             self._settle(asked)

@@ -67,6 +67,20 @@ def test_a_proxy_sends_no_notices(broker: MockBroker, parts: Parts) -> None:
     assert not parts.member.has_notices
 
 
+def test_a_proxy_that_reaches_no_broker_is_the_cause(broker: MockBroker, parts: Parts) -> None:
+    """It answers with the text of a NullPointerException, and knows no members, because their heartbeats failed."""
+    null = 'Cannot invoke "ConsumerGroupInfo.getAllClientId()" because "consumerGroupInfo" is null'
+    broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, of_proxy(refuse(Response.SYSTEM_ERROR, null)))
+    with pytest.raises(
+        ServerFault, match=r"the Proxy knows no member of the group.*does not reach its brokers"
+    ) as caught:
+        parts.member.members("g", "t", parts.soon)
+    assert "null" not in str(caught.value)
+    broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, of_proxy(refuse(Response.SYSTEM_ERROR, "other words")))
+    with pytest.raises(ServerFault, match="other words"):
+        parts.member.members("g", "t", parts.soon)
+
+
 def test_1_7_queues_are_asked_for_again_after_thirty_seconds(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,11 +143,11 @@ class Subscribed:
             queues = self._positions.queues(topic)
             members = self._member.members(self._settings.group, topic, self._positions.soon())
         except RocketMQError as e:
-            self._contact.failed(topic, e)
+            self._contact.failed(topic, e, self._member.has_notices)
             self._stays(topic, e)
             self._unheard |= isinstance(e, ServerFault)
             return QueueShare(None)
-        self._contact.answered(topic)
+        self._contact.answered(topic, self._member.has_notices)  # a Proxy, which sends none, knows members itself
         self._unheard |= self._member.client_id not in members
         share = clustering_share(self._settings.allocate, self._member.client_id, queues, members)
         if share.problem is not None or not members:

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from rocketmq_spark import Message, Producer, PullConsumer, ReceivedMessage, session
-from rocketmq_spark.errors import LocalBrokerError, RocketMQError
+from rocketmq_spark.consumer import troubles
+from rocketmq_spark.errors import ConnectionLost, LocalBrokerError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from tests.live.grpc.proxied import new_topic
 from tests.mockbroker import eventually
@@ -47,6 +48,18 @@ def test_other_ports_name_the_ways_that_work(local_proxy: LocalBroker, topic: st
         text = str(caught.value)
         assert all(words in text for words in ("gRPC", "9876", "transport=grpc")), text
         assert "demands TLS" not in text
+
+
+def test_a_mapped_poll_ends_although_the_proxy_answers(
+    local_proxy: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells a route and members, but reaches no broker for Remoting clients."""
+    monkeypatch.setattr(troubles, "UNREACHED_S", 8.0)
+    with (
+        PullConsumer(local_proxy.proxy_server, f"g-{topic}", address_map="nameServer") as consumer,
+        pytest.raises(ConnectionLost, match=r"no broker has answered.*transport=grpc"),
+    ):
+        subscribed_poll(consumer, topic)
 
 
 def test_its_broker_is_restarted_with_it(local_proxy: LocalBroker, topic: str) -> None:
