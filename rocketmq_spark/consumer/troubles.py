@@ -7,7 +7,6 @@ An operator may switch a group to POP (``mqadmin setConsumeMode``). Java members
 others pull: brokers deliver each message to both.
 
 A restarted broker has forgotten the members of groups: ``Introductions`` registers a member with it again.
-``Complaints`` chooses the log level of a problem that lasts: a warning when it begins, and now and then.
 ``Contact`` warns, or ends polls with an error, while brokers do not answer.
 """
 
@@ -127,30 +126,6 @@ class ConsumeModes:
                 POP_REMEDY,
             )
         self._popped = (self._popped - modes.keys()) | popped
-
-
-REPEAT_S = 300.0
-
-
-class Complaints:
-    """The present problem of each thing, such as a topic or queue. Attempts that are repeated each second log a warning, and
-    another one each five minutes while the problem lasts.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[Hashable, NowAndThen]] = {}
-
-    def level(self, thing: Hashable, why: object) -> int:
-        """Return WARNING for a new problem and now and then for one of the same kind as before, else INFO."""
-        kind = type(why), why.broker_code if isinstance(why, RocketMQError) else None
-        before = self._known.get(thing)
-        if before is None or before[0] != kind:
-            before = self._known[thing] = kind, NowAndThen(REPEAT_S)
-        return logging.WARNING if before[1].due() else logging.INFO
-
-    def over(self, thing: Hashable) -> bool:
-        """Note that the thing has no problem. Returns whether it had one."""
-        return self._known.pop(thing, None) is not None
 
 
 UNREACHED_S = 60.0  # polls fail after this time without one answer of a broker

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer import troubles
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.troubles import Complaints, Contact
+from rocketmq_spark.consumer.troubles import Contact
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -206,20 +204,6 @@ def test_other_refusals_warn_with_each_empty_minute(contact: Contact, caplog: py
     (text,) = warnings(caplog)
     assert "a broker refuses: " in text
     assert "Make the group" in text
-
-
-def test_a_problem_that_lasts_warns_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(troubles, "REPEAT_S", 0.0)
-    complaints = Complaints()
-    assert [complaints.level("q", LOST) for _ in range(2)] == [logging.WARNING, logging.WARNING]
-    monkeypatch.setattr(troubles, "REPEAT_S", 300.0)
-    again = Complaints()
-    assert [again.level("q", why) for why in (LOST, LOST, BrokerBusy("b"), BrokerBusy("b"))] == [
-        logging.WARNING,
-        logging.INFO,
-        logging.WARNING,
-        logging.INFO,
-    ]
 
 
 @pytest.fixture

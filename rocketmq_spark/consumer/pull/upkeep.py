@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, MutableSet
 
 from rocketmq_spark.base.clock import Clock, Deadline, NowAndThen
+from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.process import entry
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.pull.assigned import FetchedPart, Left
 from rocketmq_spark.consumer.pull.polls import Polls, Positions
 from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.consumer.troubles import COMPARE_S, Complaints, ConsumeModes, Contact, SubscriptionConflicts
+from rocketmq_spark.consumer.troubles import COMPARE_S, ConsumeModes, Contact, SubscriptionConflicts
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import Asked, Membership
