@@ -19,7 +19,7 @@ def test_a_problem_that_lasts_warns_now_and_then(monkeypatch: pytest.MonkeyPatch
     assert [kept.level("q", LOST) for _ in range(2)] == [logging.WARNING, logging.WARNING]
     monkeypatch.setattr(complaints, "REPEAT_S", 300.0)
     again = Complaints()
-    assert [again.level("q", why) for why in (LOST, LOST, BrokerBusy("b"), BrokerBusy("b"))] == [
+    assert [again.level("q", why) for why in (LOST, LOST, BrokerBusy("b"), LOST)] == [
         logging.WARNING,
         logging.INFO,
         logging.WARNING,

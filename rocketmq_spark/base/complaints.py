@@ -16,15 +16,15 @@ class Complaints:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[Hashable, NowAndThen]] = {}
+        self._known: dict[Hashable, dict[Hashable, NowAndThen]] = {}  # of each thing, the kinds of its problem
 
     def level(self, thing: Hashable, why: object) -> int:
         """Return WARNING for a new problem and now and then for one of the same kind as before, else INFO."""
         kind = type(why), getattr(why, "broker_code", None)
-        before = self._known.get(thing)
-        if before is None or before[0] != kind:
-            before = self._known[thing] = kind, NowAndThen(REPEAT_S)
-        return logging.WARNING if before[1].due() else logging.INFO
+        kinds = self._known.setdefault(thing, {})
+        if kind not in kinds:
+            kinds[kind] = NowAndThen(REPEAT_S)
+        return logging.WARNING if kinds[kind].due() else logging.INFO
 
     def over(self, thing: Hashable) -> bool:
         """Note that the thing has no problem. Returns whether it had one."""

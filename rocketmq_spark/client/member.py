@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.committer import Commit
 from rocketmq_spark.client.groups import BrokerRequests, heartbeat_of
@@ -58,7 +59,7 @@ class RemotingMember:
         self._polls = polls
         self._back = RemotingSendBack(questions, sender)
         self._rng = rng or random.Random()
-        self._lockless: set[str] = set()  # brokers that did not answer the last request for locks: one warning each
+        self._lockless = Complaints()  # of brokers that did not answer the last request for locks
         self._readable: dict[str, tuple[TopicRoute, tuple[MessageQueue, ...]]] = {}
 
     # --- the group
@@ -237,11 +238,9 @@ class RemotingMember:
         found = []
         for (name, mine), answer in zip(of_broker.items(), self._questions.ask_each(asked, deadline), strict=True):
             if isinstance(answer, RocketMQError):
-                level = logging.INFO if name in self._lockless else logging.WARNING
-                logger.log(level, "%s of %s failed: %s", row.name, mine, answer)
-                self._lockless.add(name)
+                logger.log(self._lockless.level(name, answer), "%s of %s failed: %s", row.name, mine, answer)
             else:
-                self._lockless.discard(name)
+                self._lockless.over(name)
                 found.append((mine, answer))
         return found
 

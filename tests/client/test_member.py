@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rocketmq_spark.base import complaints
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, CLEANUP_POLICY, COMPACTION, QUEUE_TYPE, Request, Response
 from rocketmq_spark.client.member import RemotingMember
@@ -459,3 +460,15 @@ def test_a_broker_that_gives_no_locks_is_one_warning(
     broker.on(Request.LOCK_BATCH_MQ, refuse(Response.SYSTEM_ERROR))
     parts.member.lock("g", QUEUES, parts.soon)
     assert caplog.text.count("LOCK_BATCH_MQ of ") == 2
+
+
+def test_locks_that_stay_refused_are_warned_of_again(
+    broker: MockBroker, parts: Parts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(complaints, "REPEAT_S", 0.0)
+    caplog.set_level(logging.WARNING)
+    parts.member.queues("t", parts.soon)
+    broker.on(Request.LOCK_BATCH_MQ, refuse(Response.SYSTEM_ERROR))
+    for _ in range(3):
+        parts.member.lock("g", QUEUES, parts.soon)
+    assert caplog.text.count("LOCK_BATCH_MQ of ") == 3
