@@ -286,9 +286,14 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
         )
 
 
+def knows_members(tools: AdminTools, queues: Iterable[MessageQueue]) -> bool:
+    """Whether ``members`` are all of them: a Proxy sees its own members, but not those at brokers."""
+    return all(map(tools.committer.knows_members, {queue.broker_name for queue in queues}))
+
+
 def warn_of_unseen(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> None:
-    """Warn if a Proxy stored offsets of these queues: it sees its own members, but not those at brokers."""
-    if not all(map(tools.committer.knows_members, {queue.broker_name for queue in queues})):
+    """Warn if a Proxy stored offsets of these queues."""
+    if not knows_members(tools, queues):
         logger.warning(
             "the offsets of group %s were set through a Proxy, which does not see members that are connected to brokers: such "
             "members overwrite these offsets, so stop them first",
