@@ -89,7 +89,7 @@ in-memory-and-spark: $(READY)
 soak-exactly-once: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/kill/test_exactly_once.py tests/sink/test_once.py
 
-# Whatever a server may send: a million broken inputs for each decoder, and two thousand rounds with hostile servers. Seeds are
+# Whatever a server may send: a million broken inputs for each decoder, and four hundred rounds with hostile servers. Seeds are
 # numbers, so each run has the same inputs.
 soak-fuzz: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) --complete -n 2 --dist load tests/fuzz

@@ -270,8 +270,12 @@ class OffsetCommitter(Protocol):
     def knows_members(self, broker_name: str) -> bool:
         """Whether ``members`` returns all: a Proxy that answers for a broker does not see members connected to the broker."""
 
-    def create_group(self, group: str, brokers: Sequence[str]) -> None:
-        """Create the group on the named brokers. If it exists, its settings are replaced by the brokers' defaults."""
+    def create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Create the group on the brokers of these queues. If it exists, its settings are replaced by the brokers' defaults.
+
+        A Proxy does not forward this: there a pull at these offsets makes the brokers create it. Raises ``GroupNotFound``
+        with a remedy if this user may not create the group, or if brokers behind a Proxy do not.
+        """
 
     def create_retry_topic(self, group: str, timeout_s: float) -> None:
         """Create the retry topic, by which tools find a group; returns when the name server has its route."""

@@ -67,8 +67,9 @@ ORDER = {
     " decode.properties decode.rows decode.decoder encode.properties encode.columns"
     " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
-    "base": "codes logs extras exposition process budget folders java threads arguments clock tls_files dropped copies retry",
-    "client": "calls route questions broker instance transactions sender replies admin groups pulls member",
+    "base": "codes logs extras exposition process budget folders java threads arguments clock complaints tls_files dropped copies"
+    " retry",
+    "client": "calls route questions broker instance transactions sender replies admin groups pulls committer member",
     "spool": "records changes files lending database lanes recovery store redelivery spool",
     "options": "names paths parsing transport table typed",
     "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"

@@ -15,7 +15,7 @@ from rocketmq_spark import ports, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.client.broker import Brokers
-from rocketmq_spark.client.groups import RemotingCommitter
+from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
 from rocketmq_spark.client.replies import RemotingReplies
@@ -308,12 +308,14 @@ def test_offsets_are_stored_by_a_committer(wired: Callable[..., None]) -> None:
         ports.OffsetCommitter,
         commit_each=commit_each,
         members=lambda group, broker, deadline: [],
-        create_group=lambda group, brokers: groups.append(group),
+        knows_members=lambda broker: True,
+        create_group=lambda group, offsets: groups.append(group),
         create_retry_topic=lambda group, timeout_s: None,
     )
     wired(**reading(), committer=committer)
     GroupOffsets(options("stream source", group="g")).commit({QUEUES[0]: 5})
-    assert committer.asked == ["members", "commit_each", "create_group", "create_retry_topic", "commit_each"]
+    assert committer.asked[:2] == ["members", "knows_members"]
+    assert committer.asked[2:] == ["commit_each", "create_group", "create_retry_topic", "commit_each"]
 
 
 @pytest.fixture

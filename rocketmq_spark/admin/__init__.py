@@ -13,7 +13,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.admin import BaseAdmin, say_done
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls, refused
-from rocketmq_spark.client.groups import RemotingCommitter
+from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds

@@ -262,8 +262,8 @@ def check_members(group: str, online: Sequence[str], would: str = "overwrite wha
 def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, int]) -> None:
     """Set offsets and read them back. An offset that a broker did not store is an error that names the queue."""
     failed = tools.committer.commit_each(group, offsets, deadline(tools))
-    if lack := sorted({queue.broker_name for queue, error in failed.items() if isinstance(error, GroupNotFound)}):
-        tools.committer.create_group(group, lack)  # a new group
+    if unknown := {queue: offsets[queue] for queue, error in failed.items() if isinstance(error, GroupNotFound)}:
+        tools.committer.create_group(group, unknown)  # a new group
         failed = tools.committer.commit_each(group, offsets, deadline(tools))
     if failed:
         queue, error = next(iter(failed.items()))
@@ -286,9 +286,14 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
         )
 
 
+def knows_members(tools: AdminTools, queues: Iterable[MessageQueue]) -> bool:
+    """Whether ``members`` are all of them: a Proxy sees its own members, but not those at brokers."""
+    return all(map(tools.committer.knows_members, {queue.broker_name for queue in queues}))
+
+
 def warn_of_unseen(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> None:
-    """Warn if a Proxy stored offsets of these queues: it sees its own members, but not those at brokers."""
-    if not all(map(tools.committer.knows_members, {queue.broker_name for queue in queues})):
+    """Warn if a Proxy stored offsets of these queues."""
+    if not knows_members(tools, queues):
         logger.warning(
             "the offsets of group %s were set through a Proxy, which does not see members that are connected to brokers: such "
             "members overwrite these offsets, so stop them first",

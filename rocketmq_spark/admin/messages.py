@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
-from rocketmq_spark.base.codes import Response
+from rocketmq_spark.base.codes import Response, SysFlag
 from rocketmq_spark.client.groups import as_stored, own
 from rocketmq_spark.client.pulls import answer_of, command_of
 from rocketmq_spark.client.questions import PULLED, BrokerQuestions, Question
@@ -18,14 +18,19 @@ from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, Received
 from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.queues.environment import Environment, Own
 from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.identifiers import OffsetMessageId
-from rocketmq_spark.wire.messages import decode_leniently
+from rocketmq_spark.wire.messages import DecodeSettings, decode_leniently, decode_one, stored_in
 
 # A broker gives 32 to a question unless it is configured to give more, and 64 at most (maxMsgsNumBatch).
 MOST = 64
 _EVER_MS = (1 << 63) - 1
 # Indexes keep whole seconds since their own begin.
 _INDEX_MS = 1000
+_FOUND_BYTES = 256 << 20  # of bodies that one search by key inflates
+_NOT_INFLATED = (
+    f"the messages found have more than {_FOUND_BYTES >> 20} MiB, so this one is as it is stored, compressed"
+)
 
 
 class IndexSearch(NamedTuple):
@@ -153,11 +158,28 @@ def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[Receive
         if (address := data.replica("hint"))
     }
     found: list[ReceivedMessage] = []
+    inflated = 0
     for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.QUERY_NOT_FOUND)):
         if answer.code == Response.SUCCESS:
-            read = decode_leniently(answer.body, name)
-            found += (as_stored(message, tools.calls.scope) for message in read if message.topic == on_wire)
+            for message in _inflated_up_to(_FOUND_BYTES - inflated, answer.body, name):
+                inflated += len(message.body)
+                if message.topic == on_wire:
+                    found.append(as_stored(message, tools.calls.scope))
     return sorted(found, key=lambda message: _storing(message.store_timestamp, message))
+
+
+def _inflated_up_to(limit: int, body: Bytes, broker: str) -> Iterator[ReceivedMessage]:
+    """Decode the messages of an answer. When their bodies have ``limit`` bytes, the others stay compressed, with that as their
+    ``decode_error``.
+    """
+    data = bytes(body)
+    for one in stored_in(data):
+        how = DecodeSettings(broker) if limit > 0 else DecodeSettings(broker, max_body_bytes=None)
+        for message in decode_one(data, one, how):
+            limit -= len(message.body)
+            if how.max_body_bytes is None and message.sys_flag & SysFlag.COMPRESSED:
+                message = replace(message, decode_error=_NOT_INFLATED)
+            yield message
 
 
 def _storing(at_ms: int, message: ReceivedMessage) -> tuple[int, str, int]:

@@ -104,7 +104,7 @@ def status(ctx: click.Context, output: Output) -> None:
     up = {str(server["name"]): server["up"] for server in document["servers"]}
     for name, (address, pid) in running.servers.items():
         lines.append(f"{name:<12} {address}  process {pid}  {'up' if up[name] else 'down'}")
-    output.item(document, "\n".join(lines))
+    output.item(document, *lines)
     down = [name for name in up if not up[name]]
     if down:
         output.note(

@@ -302,7 +302,7 @@ def rewind(
         "ranges": ranges,
         "backup": backup,
     }
-    output.item(row, "\n".join(lines))
+    output.item(row, *lines)
     output.note(_UNSEEN)
 
 

@@ -262,10 +262,10 @@ def help(ctx: click.Context, topic: str | None) -> None:
     command = app.get_command(ctx, topic)
     if topic.lower() in table:
         _, row = table[topic.lower()]
-        output.item(row, "\n".join(f"{heading}: {cell}" for heading, cell in row.items()))
+        output.item(row, *(f"{heading}: {cell}" for heading, cell in row.items()))
     if command is not None:  # also where an option has its name
         text = command.get_help(click.Context(command, parent=ctx.parent, info_name=topic))
-        output.item({"command": topic, "text": text}, text)
+        output.item({"command": topic, "text": text}, *text.split("\n"))
     if command is not None or topic.lower() in table:
         return
     near = difflib.get_close_matches(topic.lower(), [*pages, *table], n=3, cutoff=0.7)

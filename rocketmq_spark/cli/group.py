@@ -215,7 +215,10 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     bounds, errors = groups.bounds_of(client, found)
     output.rows(_SHOWN, [{**_queue(q), **_bounds(bounds.get(q)), "offset": at} for q, at in sorted(found.items())])
     members = groups.members(client, own, found)
-    output.note(f"{len(members)} members: {', '.join(members)}" if members else "The group has no member now")
+    where = "" if groups.knows_members(client, found) else " at this Proxy, which does not see members at brokers"
+    output.note(
+        f"{len(members)} members{where}: {', '.join(members)}" if members else f"The group has no member now{where}"
+    )
     if errors:
         raise errors[0]
 

@@ -381,7 +381,7 @@ def get(output: Output, target: Target, message_id: str, topic: str | None) -> N
         "allProperties": dict(one.properties),
     }
     sent = f"sent {utc_text(one.born_timestamp)} from {one.born_host}, id {one.msg_id}, {one.store_size} bytes stored"
-    output.item(row, f"{one.topic}  {line(one)}\n{sent}")
+    output.item(row, f"{one.topic}  {line(one)}", sent)
 
 
 @message.command()

@@ -31,8 +31,8 @@ class Output(Protocol):
 
     machine: bool
 
-    def item(self, values: Row, text: str) -> None:
-        """One result: an object, or its line (or lines) of text."""
+    def item(self, values: Row, *lines: str) -> None:
+        """One result: an object, or its lines of text. Line breaks inside of a line are shown by their codes."""
 
     def rows(self, columns: Mapping[str, str], rows: Iterable[Row]) -> None:
         """Several results of a kind: one object a line, or a table with the ``columns`` (key to heading)."""
@@ -52,8 +52,9 @@ class Text:
 
     machine = False
 
-    def item(self, values: Row, text: str) -> None:
-        click.echo(safe(text))
+    def item(self, values: Row, *lines: str) -> None:
+        for line in lines:
+            click.echo(shown(line))
 
     def rows(self, columns: Mapping[str, str], rows: Iterable[Row]) -> None:
         for line in tabled(columns, list(rows), width_of(sys.stdout)):
@@ -75,7 +76,7 @@ class Json:
 
     machine = True
 
-    def item(self, values: Row, text: str) -> None:
+    def item(self, values: Row, *lines: str) -> None:
         click.echo(_json(values))
 
     def rows(self, columns: Mapping[str, str], rows: Iterable[Row]) -> None:

@@ -1,22 +1,20 @@
-"""Consumer groups over remoting: requests that brokers send to members, the readers of a topic, and the ``OffsetCommitter`` port.
+"""Consumer groups over remoting: requests that brokers send to members, and the readers of a topic.
 
 ``BrokerRequests`` turns commands from brokers into values of ``model/membership`` and answers back into commands.
-``readers`` lists the consumers of a topic. ``RemotingCommitter`` commits a group's offsets on the brokers, and creates the
-group where it is missing.
+``readers`` lists the consumers of a topic.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import RETRY_PREFIX, Property, Request, Response
+from rocketmq_spark.base.codes import RETRY_PREFIX, Property, Request
 from rocketmq_spark.client.admin import BaseAdmin, progress
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
 from rocketmq_spark.client.route import registered
 from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage, TopicRoute
@@ -36,7 +34,7 @@ from rocketmq_spark.model.membership import (
 from rocketmq_spark.wire import bodies, member_bodies, rpc
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import decode_messages
+from rocketmq_spark.wire.messages import decode_leniently, decode_messages
 from rocketmq_spark.wire.names import Scope, is_user_group
 from rocketmq_spark.wire.properties import Subscription, parse_subscription
 
@@ -108,10 +106,12 @@ class BrokerRequests:
 
     def _direct(self, command: Command) -> BrokerRequest:
         fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
-        messages = decode_messages(command.body, fields["brokerName"] or "")
-        if len(messages) != 1:
-            raise RemoteProtocolError(f"{len(messages)} messages came to be consumed directly, expected 1")
-        (message,), scope = messages, self._calls.scope
+        # Counted while their bodies are compressed: thousands of them would inflate to gigabytes.
+        first_two = list(itertools.islice(decode_leniently(command.body, max_body_bytes=None), 2))
+        if len(first_two) != 1:
+            found = "more than one message" if first_two else "no message"
+            raise RemoteProtocolError(f"{found} came to be consumed directly, expected 1")
+        (message,), scope = decode_messages(command.body, fields["brokerName"] or ""), self._calls.scope
         # Without its prefix, a topic of another namespace would look like a topic of this one.
         origin = message.properties.get(Property.RETRY_TOPIC)
         inside = origin is None or scope.reaches(origin)
@@ -243,81 +243,3 @@ def _held(calls: Calls, topic: str, who: tuple[str, str], address: str) -> tuple
 
 def _told(error: RocketMQError, member: str) -> None:
     logger.info("cannot determine what member %s reads: %s", member, error)
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Stores offsets of a group where they can be, at masters or at another replica; gives the errors of the others.
-
-    ``grace_s`` is that of ``OffsetReader.bounds``.
-    """
-
-    questions: BrokerQuestions
-    group: str
-    deadline: Deadline
-    grace_s: float | None = None
-    read_from: str = "master"
-
-    def __call__(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
-        """One queue of each topic goes before the others: brokers make the group's table of a topic at its first offset,
-        and of two that make it at the same time one is lost (ConsumerOffsetManager.commitOffset in 5.5.0). What it meets
-        is met by the others. A broker that hangs takes half of the time, so that the others' queues have the rest.
-        """
-        firsts = first_of_each(offsets)
-        half = self.deadline.within(self.deadline.remaining() / 2)
-        failed = self._store({queue: offsets[queue] for queue in firsts.values()}, half)
-        rest = {}
-        for queue in sorted(offsets.keys() - firsts.values()):
-            first = firsts[queue.broker_name, queue.topic]
-            if first in failed:
-                failed[queue] = failed[first]
-            else:
-                rest[queue] = offsets[queue]
-        return {**failed, **self._store(rest, self.deadline)}
-
-    def _store(self, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> dict[MessageQueue, RocketMQError]:
-        group = self.questions.calls.on_wire(self.group)
-        asked = [
-            self.questions.about(rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset)
-            for queue, offset in offsets.items()
-        ]
-        answers = self.questions.ask_soon(asked, deadline, self.read_from, self.grace_s)
-        failed: dict[MessageQueue, RocketMQError] = {}
-        for queue, answer in zip(offsets, answers, strict=True):
-            if answer is None:
-                failed[queue] = CallTimeout("the broker has not answered yet", queue=str(queue))
-            elif isinstance(answer, RocketMQError):
-                failed[queue] = answer
-        return failed
-
-
-class RemotingCommitter:
-    """Implements ``ports.OffsetCommitter``."""
-
-    def __init__(self, questions: BrokerQuestions, admin: BaseAdmin) -> None:
-        self._questions = questions
-        self._admin = admin
-
-    def commit_each(
-        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, grace_s: float | None = None
-    ) -> dict[MessageQueue, RocketMQError]:
-        return Commit(self._questions, group, deadline, grace_s)(offsets)
-
-    def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
-        """Ids of clients that consume as ``group`` now, as one broker knows them."""
-        command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(
-            consumerGroup=self._questions.calls.on_wire(group), bname=broker_name
-        )
-        accept = (Response.SUCCESS, Response.SYSTEM_ERROR)  # brokers answer an empty group as an error
-        (answer,) = self._questions.ask_all([Question(broker_name, command, "")], deadline, accept)
-        return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
-
-    def knows_members(self, broker_name: str) -> bool:
-        found = self._questions.connection(broker_name)
-        return found is None or not self._questions.calls.pool.is_proxy(found[0])
-
-    def create_group(self, group: str, brokers: Sequence[str]) -> None:
-        self._admin.create_group(group, brokers)
-
-    def create_retry_topic(self, group: str, timeout_s: float) -> None:
-        self._admin.create_topic(RETRY_PREFIX + group, 1, timeout_s=timeout_s)

@@ -8,11 +8,13 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.client.broker import Brokers
-from rocketmq_spark.client.groups import BrokerRequests, Commit, heartbeat_of
+from rocketmq_spark.client.committer import Commit
+from rocketmq_spark.client.groups import BrokerRequests, heartbeat_of
 from rocketmq_spark.client.instance import Instance, Member
 from rocketmq_spark.client.pulls import Done, LongPolls
-from rocketmq_spark.client.questions import BrokerQuestions, Kinds, Question
+from rocketmq_spark.client.questions import BrokerQuestions, Question
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.client.sender import RemotingSendBack, RemotingSender
 from rocketmq_spark.errors import (
@@ -24,12 +26,17 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Filter, MessageQueue, PullRequest, QueueBounds, ReceivedMessage, TopicRoute
 from rocketmq_spark.model.membership import Asked, Membership
+from rocketmq_spark.remoting.connection import OTHER_WAYS
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
 
 logger = logging.getLogger(__name__)
 
 UNKNOWN_GROUP = "If this goes on, make the group: brokers with autoCreateSubscriptionGroup=false do not"
+UNKNOWN_AT_PROXY = (
+    "If this goes on, the Proxy does not reach its brokers: look at them, and at the log of the Proxy. In LOCAL mode "
+    f"(mqbroker --enable-proxy) it serves no Remoting clients: {OTHER_WAYS}"
+)
 
 
 class RemotingMember:
@@ -41,7 +48,7 @@ class RemotingMember:
         routes: Routes,
         instance: Instance,
         sender: RemotingSender,
-        kinds: Kinds,
+        polls: LongPolls,
         rng: random.Random | None = None,
     ) -> None:
         self._questions = questions
@@ -49,10 +56,10 @@ class RemotingMember:
         self._calls = questions.calls
         self._routes = routes
         self._instance = instance
-        self._polls = LongPolls(questions.calls, routes, kinds)
+        self._polls = polls
         self._back = RemotingSendBack(questions, sender)
         self._rng = rng or random.Random()
-        self._lockless: set[str] = set()  # brokers that did not answer the last request for locks: one warning each
+        self._lockless = Complaints()  # of brokers that did not answer the last request for locks
         self._readable: dict[str, tuple[TopicRoute, tuple[MessageQueue, ...]]] = {}
 
     # --- the group
@@ -80,7 +87,14 @@ class RemotingMember:
     def members(self, group: str, topic: str, deadline: Deadline) -> list[str]:
         try:
             answer = self._ask_any(topic, rpc.GET_CONSUMER_LIST_BY_GROUP, group, deadline)
-        except ServerFault as e:  # a broker that does not create groups accepts heartbeats of unknown ones, too
+        except ServerFault as e:
+            if self._calls.pool.is_proxy(
+                e.addr or ""
+            ):  # it forgets members if it does not reach the brokers of their topics
+                words = None if e.remark and "is null" in e.remark else e.remark
+                why = "the Proxy knows no member of the group"
+                raise ServerFault(why, e.addr, e.broker_code, topic, remark=words, remedy=UNKNOWN_AT_PROXY) from e
+            # a broker that does not create groups accepts heartbeats of unknown ones, too
             raise ServerFault(e.message, e.addr, e.broker_code, topic, remark=e.remark, remedy=UNKNOWN_GROUP) from e
         return bodies.consumer_ids(answer.body)
 
@@ -224,11 +238,9 @@ class RemotingMember:
         found = []
         for (name, mine), answer in zip(of_broker.items(), self._questions.ask_each(asked, deadline), strict=True):
             if isinstance(answer, RocketMQError):
-                level = logging.INFO if name in self._lockless else logging.WARNING
-                logger.log(level, "%s of %s failed: %s", row.name, mine, answer)
-                self._lockless.add(name)
+                logger.log(self._lockless.level(name, answer), "%s of %s failed: %s", row.name, mine, answer)
             else:
-                self._lockless.discard(name)
+                self._lockless.over(name)
                 found.append((mine, answer))
         return found
 

@@ -130,15 +130,23 @@ class LongPolls:
         except RuntimeError as e:
             done(ConnectionLost(f"no connection can be made: {e}", queue=str(request.queue)))
 
-    def introduce(self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> None:
-        """Make brokers create a group: with ``autoCreateSubscriptionGroup`` they do so at its first pull."""
+    def introduce(self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> list[RocketMQError]:
+        """Make brokers create a group: with ``autoCreateSubscriptionGroup`` they do so at its first pull. Returns the errors.
+
+        The pulls have a filter, because a Proxy does not forward pulls without one of a group that has no members there.
+        """
         asked = []
         for queue in {queue.broker_name: queue for queue in offsets}.values():
             data = self._routes.broker(queue.broker_name)
             if data is not None and data.master is not None:
-                request = PullRequest(group, queue, offsets[queue], count=1, suspend_s=0.0)
+                request = PullRequest(group, queue, offsets[queue], count=1, suspend_s=0.0, post_filter=True)
                 asked.append((data.master, command_of(request, self._calls, True)))
-        self._calls.exchange_each(asked, deadline)
+        answers = self._calls.exchange_each(asked, deadline)
+        return [
+            answer if isinstance(answer, RocketMQError) else refused(answer, address)
+            for (address, _), answer in zip(asked, answers, strict=True)
+            if isinstance(answer, RocketMQError) or answer.code not in _STATUS
+        ]
 
     def _ask(self, address: str, is_master: bool, deadline: Deadline, done: Done, request: PullRequest) -> None:
         try:

@@ -207,9 +207,14 @@ class Routes:
             server, answer = self._name_servers.ask_at(lambda: self._question(topic), deadline)
         except TopicNotFound as e:
             self.forget(topic)
-            why = names.topic_problem(topic) or "the name server knows no such topic, or all its brokers are down"
+            server = "Proxy" if self.is_proxy(e.addr) else "name server"
+            why = names.topic_problem(topic) or f"the {server} knows no such topic, or all its brokers are down"
             raise RouteNotFound(why, e.addr, e.broker_code, topic) from e
         return self._settled(self._route(topic, server, answer), deadline)
+
+    def is_proxy(self, address: str | None) -> bool:
+        """Whether the name server at this address is a Proxy."""
+        return address is not None and self._name_servers.calls.pool.is_proxy(address)
 
     def _route(self, topic: str, server: str, answer: Command) -> TopicRoute:
         route = bodies.route(topic, answer.body)
@@ -341,6 +346,8 @@ def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNot
     is_legal = names.topic_problem(error.topic or "") is None
     if not is_legal:
         remedy = names.TOPIC_REMEDY
+    elif routes.is_proxy(error.addr):
+        remedy += " (at the brokers' name server: a Proxy does not forward this)"
     try:
         if is_legal and not routes.any_broker():
             remedy = "No broker is registered: start one, or look into the logs of those that should be there"

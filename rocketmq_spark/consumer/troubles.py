@@ -7,7 +7,6 @@ An operator may switch a group to POP (``mqadmin setConsumeMode``). Java members
 others pull: brokers deliver each message to both.
 
 A restarted broker has forgotten the members of groups: ``Introductions`` registers a member with it again.
-``Complaints`` chooses the log level of a problem that lasts: a warning when it begins, and now and then.
 ``Contact`` warns, or ends polls with an error, while brokers do not answer.
 """
 
@@ -129,30 +128,6 @@ class ConsumeModes:
         self._popped = (self._popped - modes.keys()) | popped
 
 
-REPEAT_S = 300.0
-
-
-class Complaints:
-    """The present problem of each thing, such as a topic or queue. Attempts that are repeated each second log a warning, and
-    another one each five minutes while the problem lasts.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[Hashable, NowAndThen]] = {}
-
-    def level(self, thing: Hashable, why: object) -> int:
-        """Return WARNING for a new problem and now and then for one of the same kind as before, else INFO."""
-        kind = type(why), why.broker_code if isinstance(why, RocketMQError) else None
-        before = self._known.get(thing)
-        if before is None or before[0] != kind:
-            before = self._known[thing] = kind, NowAndThen(REPEAT_S)
-        return logging.WARNING if before[1].due() else logging.INFO
-
-    def over(self, thing: Hashable) -> bool:
-        """Note that the thing has no problem. Returns whether it had one."""
-        return self._known.pop(thing, None) is not None
-
-
 UNREACHED_S = 60.0  # polls fail after this time without one answer of a broker
 _WARNED_S = 60.0
 
@@ -173,10 +148,13 @@ class Contact:
         self._trouble: tuple[Hashable, RocketMQError] | None = None  # what was asked without an answer, and the error
         self._warnings = NowAndThen(_WARNED_S)
 
-    def answered(self, asked: Hashable) -> None:
-        """A broker answered the request about ``asked``."""
-        self._reached = True
+    def answered(self, asked: Hashable, by_broker: bool = True) -> None:
+        """The request about ``asked`` was answered. What a Proxy answers by itself does not show that it reaches a broker."""
         self._settle(asked)
+        if by_broker:
+            self._reached = True
+        elif self._trouble is None:
+            self._since = None  # a member without queues gets no other answers
 
     def _settle(self, asked: Hashable) -> None:
         if self._trouble is not None and self._trouble[0] == asked:
@@ -187,9 +165,9 @@ class Contact:
         self._reads = True
         self.answered(broker_name)
 
-    def failed(self, asked: Hashable, error: RocketMQError) -> None:
-        """The request about ``asked`` failed. A refusal is an answer; a topic that is not there yet is no trouble."""
-        if isinstance(error, BrokerError):
+    def failed(self, asked: Hashable, error: RocketMQError, by_broker: bool = True) -> None:
+        """The request about ``asked`` failed. A broker's refusal is an answer; a topic that is not there yet is no trouble."""
+        if by_broker and isinstance(error, BrokerError):
             self._reached = True
         if isinstance(error, RouteNotFound) or (isinstance(error, BrokerError) and error.retriable):
             self._settle(asked)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import struct
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,7 +70,9 @@ class Committed(NamedTuple):
 class Commits:
     """The committed numbers of one group of nodes. Not thread-safe."""
 
-    def __init__(self, member: GroupMember, names: Names, make_group: Callable[[str, Sequence[str]], None]) -> None:
+    def __init__(
+        self, member: GroupMember, names: Names, make_group: Callable[[str, Mapping[MessageQueue, int]], None]
+    ) -> None:
         self._member = member
         self._names = names
         self._make_group = make_group
@@ -97,7 +99,7 @@ class Commits:
             group = groups[number]
             offsets = {queue: (*committed.progress, committed.newest_ms)[number] for queue, committed in news.items()}
             errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
-            if new := sorted({queue.broker_name for queue, e in errors.items() if isinstance(e, GroupNotFound)}):
+            if new := {queue: offsets[queue] for queue, e in errors.items() if isinstance(e, GroupNotFound)}:
                 self._make_group(group, new)
                 errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
             for queue in errors:

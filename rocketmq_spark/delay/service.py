@@ -12,7 +12,7 @@ This is a driver: one thread, the caller of ``run``, reads, stores and commits. 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocketmq_spark.base.clock import Deadline
@@ -53,7 +53,7 @@ class Tools:
 
     now_ms: Callable[[], int]
     kept_ms: Callable[[str], int | None]
-    make_group: Callable[[str, Sequence[str]], None]
+    make_group: Callable[[str, Mapping[MessageQueue, int]], None]
     topic: str = INNER_TOPIC
 
 

@@ -198,6 +198,8 @@ _REMEDIES: dict[int, str] = {
     "was made with FIFO (message groups), DELAY, PRIORITY or TRANSACTION",
     Code.UNAUTHORIZED: "Check options 'accessKey' and 'secretKey'",
     Code.FORBIDDEN: "Check what this user may do, and options 'accessKey' and 'secretKey'",
+    Code.CONSUMER_GROUP_NOT_FOUND: "Create the group: Admin.create_group at the brokers' name server (port 9876), or "
+    "mqadmin updateSubGroup",
     Code.TOO_MANY_REQUESTS: "The Proxy or its broker is overloaded: send less, or give it more",
     Code.NOT_IMPLEMENTED: REMOTING_PORT,
     Code.UNSUPPORTED: REMOTING_PORT,
@@ -212,6 +214,7 @@ _ILLEGAL = ("the message is illegal", "timer message illegal")  # texts of broke
 _UNTYPED, _NO_QUEUE = "the expected type is UNSPECIFIED", ("no writable queue", "no readable queue")
 _LARGE = "larger than max"
 _SERVERS_LARGE = "exceeds maximum size"  # in the answer of a server
+_NO_GROUP = "group not found"
 _HEADERS = "Invalid metadata"  # for an access key or token with a line break, for example from a file
 _RESET, _INBOUND = "RST_STREAM with error code 8", "its grpcMaxInboundMessageSize (130 MiB)"
 _ENDED = "Socket closed"
@@ -305,6 +308,13 @@ def _broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
                 "gRPC does not send these headers",
                 addr,
                 remedy="Remove line ends and non-ASCII letters from the keys",
+            )
+        case "INVALID_ARGUMENT" if (
+            _NO_GROUP in details
+        ):  # of the first telemetry: a Proxy in LOCAL mode creates no groups
+            code = Code.CONSUMER_GROUP_NOT_FOUND
+            return GroupNotFound(
+                "the Proxy does not know the group", addr, code, remark=details, remedy=_REMEDIES[code]
             )
         case "UNAUTHENTICATED" | "PERMISSION_DENIED":
             return AccessDenied("the Proxy denies access", addr, remark=details)

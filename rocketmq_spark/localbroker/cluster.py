@@ -44,7 +44,7 @@ class LocalBroker(Closing):
             Without it, data is in a temporary folder that is deleted at the end.
         proxy: Whether to run a Proxy, too, or the fields of its ``rmq-proxy.json`` by name. With ``tlsCertPath`` and
             ``tlsKeyPath`` it accepts TLS only. With ``proxyMode`` ``LOCAL`` it runs in the process of the only broker, as
-            ``mqbroker --enable-proxy`` starts it, and clients can use its gRPC port only.
+            ``mqbroker --enable-proxy`` starts it, and clients can use its gRPC port only, with groups that exist.
         queues: Default number of queues on each broker for topics that ``create_topic`` creates.
         keep: Keep the temporary folder.
         ports: Fixed ports by server name: ``{"namesrv": 9876, "broker-a": 10911}``.

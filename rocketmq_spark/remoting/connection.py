@@ -37,9 +37,10 @@ from rocketmq_spark.wire.header import Command, Peer
 logger = logging.getLogger(__name__)
 
 MAX_FRAME = 256 << 20
+OTHER_WAYS = "use the brokers' name server (port 9876), or transport=grpc"
 _NO_ANSWER_OF_PROXY = (
     "A Proxy does not answer while it cannot reach the broker of a request, nor in LOCAL mode (mqbroker --enable-proxy): then "
-    "use the brokers' name server (port 9876), or transport=grpc"
+    + OTHER_WAYS
 )
 RECEIVE_BYTES = 256 << 10
 # If a server accepts no byte for this time, or sends nothing while requests time out, the connection is closed.

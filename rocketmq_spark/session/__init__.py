@@ -19,10 +19,10 @@ from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls, credentials_of
-from rocketmq_spark.client.groups import RemotingCommitter
+from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.instance import Groups, Instance
 from rocketmq_spark.client.member import RemotingMember
-from rocketmq_spark.client.pulls import RemotingPulls
+from rocketmq_spark.client.pulls import LongPolls, RemotingPulls
 from rocketmq_spark.client.questions import BrokerQuestions, Kinds
 from rocketmq_spark.client.replies import AwaitedReplies, RemotingReplies
 from rocketmq_spark.client.route import NameServers, Routes
@@ -116,6 +116,7 @@ def _wire(options: Options) -> Client:
     questions, admin = BrokerQuestions(calls, routes), BaseAdmin(options.name_server, calls)
     kinds = Kinds(calls, routes)
     send = RemotingSender(calls, routes, instance, kinds)
+    polls = LongPolls(calls, routes, kinds)
     retry = Retry(options.num_retries, options.retry_interval)
     return Client(
         calls=calls,
@@ -123,8 +124,8 @@ def _wire(options: Options) -> Client:
         brokers=Brokers(questions),
         instance=instance,
         sender=send,
-        committer=RemotingCommitter(questions, admin),
-        member=RemotingMember(questions, routes, instance, send, kinds),
+        committer=RemotingCommitter(questions, admin, polls),
+        member=RemotingMember(questions, routes, instance, send, polls),
         pulls=RemotingPulls(calls, routes, kinds, retry),
         kinds=kinds,
         replies=RemotingReplies(calls, routes, instance, awaited),

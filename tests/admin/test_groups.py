@@ -332,9 +332,9 @@ def test_a_group_is_made_where_it_is_not_known_and_all_its_offsets_are_set() -> 
         stored.update({queue: at for queue, at in offsets.items() if queue.broker_name in known})
         return {queue: GroupNotFound("no group") for queue in offsets if queue.broker_name not in known}
 
-    def create_group(group: str, brokers: list[str]) -> None:
-        assert (group, brokers) == ("g", ["broker-b"]), "settings of the others are kept"
-        known.update(brokers)
+    def create_group(group: str, offsets: dict[MessageQueue, int]) -> None:
+        assert (group, offsets) == ("g", {queues[1]: 3}), "settings of the others are kept"
+        known.add("broker-b")
 
     tools: Any = SimpleNamespace(
         committer=SimpleNamespace(commit_each=commit_each, create_group=create_group),

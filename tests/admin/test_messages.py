@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import zlib
 
 import pytest
 
 from rocketmq_spark.admin import messages
-from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.base.codes import Request, Response, SysFlag
 from rocketmq_spark.client.pulls import wanted_of
 from rocketmq_spark.errors import AccessDenied, NotFound, OptionError
 from rocketmq_spark.model import MessageQueue, PullRequest
@@ -125,6 +126,19 @@ def test_keys_are_compared_and_messages_are_in_order(broker: MockBroker, tools: 
         assert len(messages.messages_by_key(tools, "t", "other")) == 1
     with pytest.raises(OptionError, match="limit is 65; expected 1 to 64"):
         messages.messages_by_key(tools, "t", "k", limit=65)
+
+
+def test_a_search_does_not_inflate_more_than_memory_holds(
+    broker: MockBroker, tools: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_FOUND_BYTES", 1500)
+    packed = zlib.compress(bytes(1000))
+    one = stored(packed, text(KEYS="k"), topic="t", sys_flag=SysFlag.COMPRESSED)
+    broker.on(QUERY, ok(one * 3 + stored(b"plain", text(KEYS="k"), topic="t")))
+    found = messages.messages_by_key(tools, "t", "k")
+    assert [(m.body, m.decode_error) for m in found] == [
+        (bytes(1000), None), (bytes(1000), None), (packed, messages._NOT_INFLATED), (b"plain", None),
+    ]  # fmt: skip
 
 
 def test_of_each_broker_the_newest_are_shown(broker: MockBroker, tools: Parts) -> None:

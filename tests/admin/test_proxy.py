@@ -12,6 +12,7 @@ from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.errors import NotSupported, OffsetError
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.wire.header import Command
 from tests.mockbroker import NO_ROUTE, MockBroker, of_proxy, ok, refuse, route
 
 QUEUE = MessageQueue("t", "broker-a", 0)
@@ -106,6 +107,22 @@ def test_offsets_that_members_at_brokers_may_overwrite(
     for more, warnings in ([], 1), (["--yes"], 2):
         assert CliRunner().invoke(app, [*command, *more]).exit_code == 0
         assert caplog.text.count(text) == warnings
+
+
+@pytest.mark.parametrize(
+    ("members", "shown"),
+    [
+        (
+            refuse(Response.SYSTEM_ERROR),
+            "The group has no member now at this Proxy, which does not see members at brokers",
+        ),
+        (ok(b'{"consumerIdList":["me@7"]}'), "1 members at this Proxy, which does not see members at brokers: me@7"),
+    ],
+)
+def test_members_that_are_shown_are_those_of_the_proxy(proxy: MockBroker, members: Command, shown: str) -> None:
+    proxy.on(Request.GET_CONSUMER_LIST_BY_GROUP, of_proxy(members))
+    done = CliRunner().invoke(app, ["offsets", "show", "g", "--topic", "t", "-n", proxy.address])
+    assert shown in done.output + done.stderr
 
 
 def test_offsets_are_not_set_beside_members_at_the_proxy(admin: Admin, proxy: MockBroker) -> None:

@@ -82,12 +82,14 @@ def test_where_a_group_begins_is_stored_unless_members_have_begun(monkeypatch, m
     monkeypatch.setattr(groups, "offset_changes", lambda client, *given: asked.append(given) or changes)
     monkeypatch.setattr(groups, "members", lambda client, group, queues: asked.append(group) or members)
     monkeypatch.setattr(groups, "store_offsets", lambda client, group, offsets: kept.append((group, offsets)))
+    warned = []
+    monkeypatch.setattr(groups, "warn_of_unseen", lambda client, group, queues: warned.append((group, queues)))
     given = Target({"name_server": "h:1", "environment": "2", "environments": "2"})
     reads = SimpleNamespace(client=lambda: None, options=given.options)
     target = SimpleNamespace(only=lambda role: reads, settings=given.settings)
     tail._store_start(target, "t", {"group": "g", "begin": "latest"})
     assert asked == [("g_env_2", ["t"], "latest", Environment.of("2", "2"), "--from"), "g_env_2"], "not another group"
-    assert kept == ([] if members else [("g_env_2", {first: 9})])
+    assert kept == warned == ([] if members else [("g_env_2", {first: 9})])
 
 
 def test_a_queue_that_is_added_later_begins_where_it_is_said(monkeypatch):

@@ -97,6 +97,12 @@ def test_nothing_that_a_terminal_obeys_is_written(place, capsys):
             assert json.loads(seen.out) == {"a": foreign}
 
 
+def test_an_item_has_as_many_lines_as_it_is_given(capsys):
+    """Or an id of a message could look like a result of its own."""
+    Text().item({}, "a\nforged  1 sent", "b\tc")
+    assert capsys.readouterr().out == "a\\nforged  1 sent\nb\tc\n"
+
+
 def test_a_cell_makes_no_lines(capsys):
     Text().rows({"name": "NAME"}, [{"name": "a\nforged"}])
     assert capsys.readouterr().out.splitlines() == ["NAME", "a\\nforged"]

@@ -13,10 +13,10 @@ from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.broker import Brokers
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.groups import RemotingCommitter
+from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.instance import Groups, Instance
 from rocketmq_spark.client.member import RemotingMember
-from rocketmq_spark.client.pulls import RemotingPulls
+from rocketmq_spark.client.pulls import LongPolls, RemotingPulls
 from rocketmq_spark.client.questions import BrokerQuestions, Kinds
 from rocketmq_spark.client.replies import AwaitedReplies, RemotingReplies
 from rocketmq_spark.client.route import NameServers, Routes
@@ -47,8 +47,9 @@ class Parts:
         self.kinds = Kinds(self.calls, self.routes)
         self.sender = RemotingSender(self.calls, self.routes, self.instance, self.kinds)
         self.admin = BaseAdmin(name_server, self.calls)
-        self.committer = RemotingCommitter(self.questions, self.admin)
-        self.member = RemotingMember(self.questions, self.routes, self.instance, self.sender, self.kinds)
+        polls = LongPolls(self.calls, self.routes, self.kinds)
+        self.committer = RemotingCommitter(self.questions, self.admin, polls)
+        self.member = RemotingMember(self.questions, self.routes, self.instance, self.sender, polls)
         self.replies = RemotingReplies(self.calls, self.routes, self.instance, awaited)
         self.pulls = RemotingPulls(self.calls, self.routes, self.kinds, Retry(0))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import threading
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.base.codes import Request, Response, SysFlag
 from rocketmq_spark.client import instance
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.groups import BrokerRequests, heartbeat_of, own
@@ -37,7 +38,7 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.loose_json import read_json
 from rocketmq_spark.wire.messages import decode_messages
 from rocketmq_spark.wire.names import NO_SCOPE, Scope
-from tests.harness import store
+from tests.harness import peak_bytes, store
 from tests.mockbroker import eventually
 
 QUEUE = MessageQueue("t", "b", 1)
@@ -116,8 +117,18 @@ def test_a_topic_that_a_message_claims_outside_the_namespace_is_not_the_one_insi
 
 
 def test_a_question_without_its_message_is_an_error() -> None:
-    with pytest.raises(RemoteProtocolError, match="0 messages"):
+    with pytest.raises(RemoteProtocolError, match="no message came"):
         ask(Request.CONSUME_MESSAGE_DIRECTLY, None)
+
+
+def test_messages_to_consume_directly_are_counted_before_they_are_inflated() -> None:
+    packed = store("t", zlib.compress(bytes(8 << 20)), sys_flag=SysFlag.COMPRESSED)
+
+    def refused() -> None:
+        with pytest.raises(RemoteProtocolError, match="more than one message came"):
+            ask(Request.CONSUME_MESSAGE_DIRECTLY, None, packed * 50)
+
+    assert peak_bytes(refused) < 8 << 20
 
 
 def test_what_is_not_known_is_refused() -> None:

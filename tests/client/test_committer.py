@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import threading
 
+import pytest
+
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.errors import CallTimeout, GroupNotFound
+from rocketmq_spark.errors import BrokerBusy, CallTimeout, GroupNotFound
 from rocketmq_spark.model import MessageQueue
 from tests.client.conftest import Parts
-from tests.mockbroker import Call, MockBroker, never, ok, refuse, route
+from tests.mockbroker import Call, MockBroker, never, of_proxy, ok, refuse, route
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 
@@ -94,8 +96,53 @@ def test_a_group_is_made_with_its_retry_topic(broker: MockBroker, parts: Parts) 
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, ok(json.dumps(body).encode()))
     broker.on(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, ok())
     broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
-    parts.committer.create_group("g", ["broker-a"])
+    parts.committer.create_group("g", {QUEUE: 5})
     parts.committer.create_retry_topic("g", 1.0)
     (made,) = broker.seen(Request.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     assert json.loads(bytes(made.body))["groupName"] == "g"
     assert broker.seen(Request.UPDATE_AND_CREATE_TOPIC)[0].ext["topic"] == "%RETRY%g"
+
+
+def at_proxy(broker: MockBroker, known: bool) -> None:
+    """The broker answers as a Proxy, whose broker creates groups at their first pull, or does not."""
+    no_group = refuse(Response.SUBSCRIPTION_GROUP_NOT_EXIST, "no group")
+    not_found = ok(nextBeginOffset=5, minOffset=0, maxOffset=5, suggestWhichBrokerId=0)
+    not_found.code = Response.PULL_NOT_FOUND
+    broker.on(Request.GET_ROUTEINFO_BY_TOPIC, of_proxy(route(2, {"broker-a": broker.address})))
+    broker.on(Request.GET_BROKER_CLUSTER_INFO, of_proxy(refuse(Response.REQUEST_CODE_NOT_SUPPORTED, "type 106")))
+    broker.on(Request.PULL_MESSAGE, of_proxy(not_found if known else no_group))
+    broker.on(
+        Request.UPDATE_CONSUMER_OFFSET,
+        lambda call: of_proxy(ok() if known and broker.seen(Request.PULL_MESSAGE) else no_group),
+    )
+
+
+def test_behind_a_proxy_a_group_is_created_by_a_pull(broker: MockBroker, parts: Parts) -> None:
+    at_proxy(broker, known=True)
+    parts.routes.get("t")
+    offsets = dict.fromkeys((QUEUE, QUEUE._replace(queue_id=1)), 5)
+    assert parts.committer.commit_each("g", offsets, parts.soon)
+    parts.committer.create_group("g", offsets)
+    assert parts.committer.commit_each("g", offsets, parts.soon) == {}
+    (pull,) = broker.seen(Request.PULL_MESSAGE)
+    assert (pull.ext["consumerGroup"], pull.ext["queueOffset"], pull.ext["suspendTimeoutMillis"]) == ("g", "5", "0")
+
+
+def test_a_group_that_is_not_created_names_the_remedy(broker: MockBroker, parts: Parts) -> None:
+    at_proxy(broker, known=False)
+    parts.routes.get("t")
+    with pytest.raises(
+        GroupNotFound, match="does not know group 'g', and a Proxy does not let it be created"
+    ) as caught:
+        parts.committer.create_group("g", {QUEUE: 5})
+    assert "mqadmin updateSubGroup -g g" in (caught.value.remedy or "")
+
+
+def test_a_pull_that_creates_a_group_may_fail_for_now(broker: MockBroker, parts: Parts) -> None:
+    at_proxy(broker, known=True)
+    parts.routes.get("t")
+    broker.on(Request.PULL_MESSAGE, of_proxy(refuse(Response.SYSTEM_BUSY)))
+    with pytest.raises(BrokerBusy):
+        parts.committer.create_group("g", {QUEUE: 5})
+    broker.on(Request.PULL_MESSAGE, of_proxy(refuse(Response.SUBSCRIPTION_NOT_EXIST)))  # the group is there then
+    parts.committer.create_group("g", {QUEUE: 5})

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rocketmq_spark.base import complaints
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, CLEANUP_POLICY, COMPACTION, QUEUE_TYPE, Request, Response
 from rocketmq_spark.client.member import RemotingMember
@@ -65,6 +66,20 @@ def test_a_proxy_sends_no_notices(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, of_proxy(route(2, {"broker-a": broker.address})))
     parts.member.queues("t", parts.soon, refresh=True)
     assert not parts.member.has_notices
+
+
+def test_a_proxy_that_reaches_no_broker_is_the_cause(broker: MockBroker, parts: Parts) -> None:
+    """It answers with the text of a NullPointerException, and knows no members, because their heartbeats failed."""
+    null = 'Cannot invoke "ConsumerGroupInfo.getAllClientId()" because "consumerGroupInfo" is null'
+    broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, of_proxy(refuse(Response.SYSTEM_ERROR, null)))
+    with pytest.raises(
+        ServerFault, match=r"the Proxy knows no member of the group.*does not reach its brokers"
+    ) as caught:
+        parts.member.members("g", "t", parts.soon)
+    assert "null" not in str(caught.value)
+    broker.on(Request.GET_CONSUMER_LIST_BY_GROUP, of_proxy(refuse(Response.SYSTEM_ERROR, "other words")))
+    with pytest.raises(ServerFault, match="other words"):
+        parts.member.members("g", "t", parts.soon)
 
 
 def test_1_7_queues_are_asked_for_again_after_thirty_seconds(
@@ -445,3 +460,15 @@ def test_a_broker_that_gives_no_locks_is_one_warning(
     broker.on(Request.LOCK_BATCH_MQ, refuse(Response.SYSTEM_ERROR))
     parts.member.lock("g", QUEUES, parts.soon)
     assert caplog.text.count("LOCK_BATCH_MQ of ") == 2
+
+
+def test_locks_that_stay_refused_are_warned_of_again(
+    broker: MockBroker, parts: Parts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(complaints, "REPEAT_S", 0.0)
+    caplog.set_level(logging.WARNING)
+    parts.member.queues("t", parts.soon)
+    broker.on(Request.LOCK_BATCH_MQ, refuse(Response.SYSTEM_ERROR))
+    for _ in range(3):
+        parts.member.lock("g", QUEUES, parts.soon)
+    assert caplog.text.count("LOCK_BATCH_MQ of ") == 3

@@ -26,7 +26,7 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests import mockbroker as mb
 from tests.client.conftest import Parts
-from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, ok, refuse, route
+from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, of_proxy, ok, refuse, route
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
 
@@ -300,6 +300,15 @@ class TestRoutes:
         assert str(parts.routes.missing_topic(RouteNotFound("no such topic", "h:1", 17, "order"))).endswith(nobody)
         with pytest.raises(RouteNotFound, match=nobody):
             parts.routes.existing("t", 0.0)
+
+    def test_remedies_at_a_proxy_are_for_the_name_server(self, broker: MockBroker, parts: Parts) -> None:
+        broker.on(ROUTE, of_proxy(NO_ROUTE))
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, of_proxy(refuse(Response.REQUEST_CODE_NOT_SUPPORTED)))
+        where = "at the brokers' name server: a Proxy does not forward this"
+        with pytest.raises(RouteNotFound, match=where) as caught:
+            parts.routes.existing("t", 0.0)
+        assert caught.value.message == "the Proxy knows no such topic, or all its brokers are down"
+        assert where in (parts.routes.missing_topic(raised(parts, "t")).remedy or "")
 
     def test_a_name_server_that_does_not_list_topics_costs_the_hint_alone(
         self, broker: MockBroker, parts: Parts

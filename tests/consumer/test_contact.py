@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer import troubles
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.troubles import Complaints, Contact
+from rocketmq_spark.consumer.troubles import Contact
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -116,6 +114,39 @@ def test_a_group_that_cannot_be_seen_counts(caplog: pytest.LogCaptureFixture, mo
         poll(kept)
 
 
+def behind_proxy(monkeypatch: pytest.MonkeyPatch, *failing: str) -> Kept:
+    """A member that has joined through a Proxy, which does not reach its broker: it fails in these requests."""
+    kept = Kept()
+    monkeypatch.setattr(kept.fake, "has_notices", False)
+    kept.shared.set("t", NO_FILTER, lambda address, question: None)
+    for name in failing:
+        monkeypatch.setattr(kept.fake, name, raising(ServerFault("no member") if name == "members" else LOST))
+    return kept
+
+
+@pytest.mark.parametrize("failing", ["members", "committed"])
+def test_a_proxy_that_answers_by_itself_is_no_broker(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = behind_proxy(monkeypatch, failing)
+    for kept.now in (0.0, 2.0, 40.0, 59.0):
+        assert poll(kept) == []
+    kept.now = 62.0
+    with pytest.raises(ConnectionLost, match=r"no broker has answered for 60 s: (no member|cannot connect)"):
+        poll(kept)
+
+
+def test_a_member_without_queues_does_not_fail_at_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = behind_proxy(monkeypatch)
+    monkeypatch.setattr(kept.fake, "ids", ["a", "me"])  # there is one queue
+    for kept.now in (0.0, 30.0, 59.0):
+        assert poll(kept) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(kept.fake, "members", raising(CallTimeout("no answer")))
+        for kept.now in (70.0, 80.0):  # for a moment
+            assert poll(kept) == []
+    for kept.now in (90.0, 150.0):
+        assert poll(kept) == []
+
+
 @pytest.mark.parametrize("error", [RemoteProtocolError("gRPC", "pod:8081"), CertificateRefused("no", "pod:8080")])
 def test_a_server_that_cannot_be_used_is_an_error_at_once(
     error: RocketMQError, monkeypatch: pytest.MonkeyPatch
@@ -173,20 +204,6 @@ def test_other_refusals_warn_with_each_empty_minute(contact: Contact, caplog: py
     (text,) = warnings(caplog)
     assert "a broker refuses: " in text
     assert "Make the group" in text
-
-
-def test_a_problem_that_lasts_warns_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(troubles, "REPEAT_S", 0.0)
-    complaints = Complaints()
-    assert [complaints.level("q", LOST) for _ in range(2)] == [logging.WARNING, logging.WARNING]
-    monkeypatch.setattr(troubles, "REPEAT_S", 300.0)
-    again = Complaints()
-    assert [again.level("q", why) for why in (LOST, LOST, BrokerBusy("b"), BrokerBusy("b"))] == [
-        logging.WARNING,
-        logging.INFO,
-        logging.WARNING,
-        logging.INFO,
-    ]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.base import complaints
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.push import offset_store
@@ -59,6 +60,20 @@ def test_1_9_brokers_are_told_what_changed_and_told_again_what_failed(
     assert store.read(q("c:0"), SOON) == 0  # as brokers say of a young queue
     group.brokers.queues[q("c:0")].first = 1
     assert store.read(q("c:0"), SOON) is None
+
+
+def test_offsets_that_stay_unstored_are_warned_of_again(
+    group: GroupBench, held: MemberState, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(complaints, "REPEAT_S", 0.0)
+    port = FakeMember(group.brokers, "me")
+    group.brokers.groups.add("g")
+    group.brokers.failing["commit b"] = CallTimeout("late")
+    store = BrokerOffsets(port, "g", held)
+    held.offsets.put(B, 2)
+    for _ in range(3):
+        store.persist(SOON)
+    assert caplog.text.count("offsets of queues of b cannot be stored, they are sent again") == 3
 
 
 class Hanging:

@@ -11,8 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
+from rocketmq_spark.base import complaints
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.errors import CallTimeout, OptionError, ServerFault
+from rocketmq_spark.errors import AccessDenied, CallTimeout, NotSupported, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.membership import ResetOffsets
 from rocketmq_spark.queues.allocation import allocate
@@ -113,6 +114,35 @@ def test_1_8_queues_of_a_broker_that_left_go_and_are_pulled_no_more(group: Group
     stored = {queue.broker_name for offsets in port.seen("commit") for queue in offsets}
     assert (asked, stored - {"a"}) == ({"a"}, set())
     assert not [queue for queue in consumer._running.held.offsets.every() if queue.broker_name == "b"]
+
+
+def warned(caplog: pytest.LogCaptureFixture, words: str) -> int:
+    return sum(words in record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+
+
+def test_unknown_members_are_warned_of_again_after_a_while(
+    group: GroupBench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(complaints, "REPEAT_S", 0.0)
+    group.start()
+    group.time.advance(5)
+    group.brokers.failing["members"] = CallTimeout("late")
+    group.time.advance(100)
+    assert warned(caplog, "members of T are unknown") > 2
+
+
+@pytest.mark.parametrize("error", [AccessDenied("no right"), NotSupported("a name server")])
+def test_a_refusal_that_lasts_is_warned_of_at_once(
+    error: RocketMQError, group: GroupBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    group.start()
+    group.time.advance(5)
+    group.brokers.failing["members"] = error
+    group.brokers.told()
+    group.time.advance(0.5)
+    assert warned(caplog, "members of T are unknown") == 1
+    group.time.advance(10)
+    assert warned(caplog, "members of T are unknown") == 1
 
 
 def test_members_that_stay_unknown_are_a_warning_once_until_they_are_known(

@@ -53,7 +53,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     made = options.parse({"nameServer": mq.name_server, "subscribe": case.topic}).for_role("batch source")
     case.ports = {"routes": session.routes(made), "offsets": session.offsets(made), "pulls": session.pulls(made)}
     committer = session.committer(made)
-    committer.create_group(case.group, [case.queue.broker_name])
+    committer.create_group(case.group, {case.queue: 4})
     assert committer.commit_each(case.group, {case.queue: 4}, soon()) == {}
     return case
 

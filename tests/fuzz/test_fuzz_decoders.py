@@ -20,6 +20,7 @@ every_decoder = pytest.mark.parametrize("decoder", TARGETS)
 
 
 @every_decoder
+@pytest.mark.timeout(3600 if SCALE >= 1 else 900)
 def test_broken_inputs_are_values_or_refusals(decoder):
     assert run(decoder, range(COUNT)) == COUNT
     print(f"{decoder}: {COUNT} inputs")

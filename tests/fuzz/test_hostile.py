@@ -23,7 +23,8 @@ from tests.mockbroker import eventually
 from tests.reading import batch_reader, rows, stream_reader
 from tests.scale import SCALE
 
-ROUNDS = 2000 if SCALE >= 1 else 16
+ROUNDS = 400 if SCALE >= 1 else 16
+pytestmark = pytest.mark.timeout(3600 if SCALE >= 1 else 900)
 CALL_S = 30.0
 MAX_GROWTH = 256 << 20
 SHORT = {"request_timeout": "300ms", "connect_timeout": "300ms"}

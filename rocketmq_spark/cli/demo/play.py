@@ -347,7 +347,7 @@ def _tell(output: Output, made: Stage, result: _Result, started_s: float, all_s:
         *_where(),
         "",
     ]
-    output.item(document, "\n".join(lines))
+    output.item(document, *lines)
 
 
 def _where() -> list[str]:

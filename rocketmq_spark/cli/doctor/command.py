@@ -407,7 +407,7 @@ def doctor(
     for finding in examine(target, subject):
         found.append(finding)
         row = {"check": finding.check, "level": finding.level.value, "found": finding.found, "remedy": finding.remedy}
-        output.item(row, "\n".join(lines(finding, width)))
+        output.item(row, *lines(finding, width))
     counts = {level: sum(one.level is level for one in found) for level in Level}
     output.note(f"{counts[Level.BROKEN]} broken, {counts[Level.ADVICE]} with advice, {counts[Level.OK]} ok")
     ctx.exit(code(found, strict))

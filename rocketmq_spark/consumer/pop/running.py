@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.threads import Timer, start_thread
 from rocketmq_spark.consumer.pop.in_hand import INVISIBLE_S, InHand, InvisibleMessage, Settling, line_of
 from rocketmq_spark.consumer.pop.in_hand import LOOK_S as RENEW_S
@@ -20,7 +21,6 @@ from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, Listening
 from rocketmq_spark.consumer.push.running import HANGS_S, STATS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings, Subscriptions
-from rocketmq_spark.consumer.troubles import Complaints
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
 from rocketmq_spark.model.message import Place, PoppedMessage

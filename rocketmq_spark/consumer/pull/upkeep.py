@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, MutableSet
 
 from rocketmq_spark.base.clock import Clock, Deadline, NowAndThen
+from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.process import entry
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.pull.assigned import FetchedPart, Left
 from rocketmq_spark.consumer.pull.polls import Polls, Positions
 from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.consumer.troubles import COMPARE_S, Complaints, ConsumeModes, Contact, SubscriptionConflicts
+from rocketmq_spark.consumer.troubles import COMPARE_S, ConsumeModes, Contact, SubscriptionConflicts
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import Asked, Membership
@@ -143,11 +144,11 @@ class Subscribed:
             queues = self._positions.queues(topic)
             members = self._member.members(self._settings.group, topic, self._positions.soon())
         except RocketMQError as e:
-            self._contact.failed(topic, e)
+            self._contact.failed(topic, e, self._member.has_notices)
             self._stays(topic, e)
             self._unheard |= isinstance(e, ServerFault)
             return QueueShare(None)
-        self._contact.answered(topic)
+        self._contact.answered(topic, self._member.has_notices)  # a Proxy, which sends none, knows members itself
         self._unheard |= self._member.client_id not in members
         share = clustering_share(self._settings.allocate, self._member.client_id, queues, members)
         if share.problem is not None or not members:

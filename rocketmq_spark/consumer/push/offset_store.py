@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
@@ -345,23 +346,21 @@ def _offset(value: object) -> int:
 
 
 class StoreTrouble:
-    """Logs when a broker begins to fail to store a group's offsets, and when it stores them again."""
+    """Logs when a broker begins to fail to store a group's offsets, now and then while it fails, and when it succeeds again."""
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._failing: set[str] = set()
+        self._complaints = Complaints()  # of brokers
 
     def note(self, stored: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
         """Offsets of the queues in ``stored`` were sent to their brokers, with these errors."""
-        for queue, error in errors.items():
-            if queue.broker_name not in self._failing:
-                self._failing.add(queue.broker_name)
-                text = "group %s: offsets of queues of %s cannot be stored, they are sent again: %s"
-                logger.warning(text, self._group, queue.broker_name, error)
-        failed = {queue.broker_name for queue in errors}
-        for broker in sorted(self._failing & {queue.broker_name for queue in stored} - failed):
-            self._failing.discard(broker)
-            logger.warning("group %s: offsets of queues of %s are stored again", self._group, broker)
+        failed = {queue.broker_name: error for queue, error in reversed([*errors.items()])}  # the first one of each
+        for broker, error in failed.items():
+            text = "group %s: offsets of queues of %s cannot be stored, they are sent again: %s"
+            logger.log(self._complaints.level(broker, error), text, self._group, broker, error)
+        for broker in sorted({queue.broker_name for queue in stored} - failed.keys()):
+            if self._complaints.over(broker):
+                logger.warning("group %s: offsets of queues of %s are stored again", self._group, broker)
 
 
 class OffsetStore(Protocol):

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.member_state import MemberState
@@ -18,7 +19,6 @@ from rocketmq_spark.consumer.push.offset_store import OffsetStore
 from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Start, StartQuestions, Where, start_offset
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.consumer.troubles import Complaints
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember

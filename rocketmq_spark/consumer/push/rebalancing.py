@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
+from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.consumer import rebalance
 from rocketmq_spark.consumer.process_queue import ProcessQueue, divided
@@ -31,7 +32,15 @@ from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.result import Hold
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.errors import ClosedError, MessageRefused, OptionError, RocketMQError, ServerFault
+from rocketmq_spark.errors import (
+    AccessDenied,
+    ClosedError,
+    MessageRefused,
+    NotSupported,
+    OptionError,
+    RocketMQError,
+    ServerFault,
+)
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.model.membership import (
     Answer,
@@ -87,6 +96,7 @@ class Rebalancing:
         # for, up to 30 s in which it gives the others a list without it. The broker notifies all of them then.
         self._unheard = False
         self._unknown: Counter[tuple[str, str]] = Counter()  # how often in a row
+        self._complaints = Complaints()  # of what is unknown of a topic, and of its strategy
 
     def wake(self, in_s: float = 0.0) -> None:
         """Rebalance in ``in_s`` seconds, unless a run is due earlier; at most once per second."""
@@ -187,7 +197,10 @@ class Rebalancing:
         """Rebalance a topic; returns whether it is balanced, and whether queues changed."""
         share = self._share(topic)
         if share.problem is not None:
-            logger.warning("the assignment of topic %s stays unchanged, the strategy failed: %s", topic, share.problem)
+            level = self._complaints.level((topic, "strategy"), share.problem)
+            logger.log(
+                level, "the assignment of topic %s stays unchanged, the strategy failed: %s", topic, share.problem
+            )
         found = rebalance.change(self._known(), topic, share, self._timer.now_ms())
         gone = self._ownership.drop(found.drop)
         self.settle()  # a reset may have come meanwhile, and the next member of a queue asks soon where it begins
@@ -219,20 +232,24 @@ class Rebalancing:
         return self._own(self._port.queues(topic, deadline))
 
     def _asked(self, topic: str, what: str, ask: Callable[[], T]) -> T | None:
-        """Return the answer to a request, None if it fails. Logs a warning from the second failure in a row on."""
+        """Return the answer to a request, None if it fails. Warns of the second failure in a row, and of a refusal at once."""
         try:
             found = ask()
         except OptionError as e:
-            logger.warning("the assignment of topic %s stays unchanged: %s", topic, e)
+            level = self._complaints.level((topic, what), e)
+            logger.log(level, "the assignment of topic %s stays unchanged: %s", topic, e)
             return None
         except RocketMQError as e:
             self._unknown[topic, what] += 1
             self._unheard |= what == "members" and isinstance(e, ServerFault)
-            worry = self._unknown[topic, what] == 2 and not topic.startswith(RETRY_PREFIX)
+            lasts = self._unknown[topic, what] > 1 or isinstance(e, AccessDenied | NotSupported)
+            worry = lasts and not topic.startswith(RETRY_PREFIX)
+            level = self._complaints.level((topic, what), e) if worry else logging.INFO
             text = "group %s: %s of %s are unknown, its assignment stays unchanged: %s"
-            logger.log(logging.WARNING if worry else logging.INFO, text, self._settings.group, what, topic, e)
+            logger.log(level, text, self._settings.group, what, topic, e)
             return None
         self._unknown.pop((topic, what), None)
+        self._complaints.over((topic, what))
         return found
 
     def _known(self) -> dict[MessageQueue, ProcessQueue]:

@@ -6,12 +6,12 @@ Spark's checkpoint stays the truth. What is committed is the next offset to read
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.errors import AccessDenied, GroupNotFound, NotSupported, RocketMQError
+from rocketmq_spark.errors import GroupNotFound, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.spark.source import filters
@@ -75,7 +75,7 @@ class GroupOffsets:
         unknown = {q: offsets[q] for q, error in failed.items() if isinstance(error, GroupNotFound)}
         if unknown:
             try:
-                self._create_group(sorted({queue.broker_name for queue in unknown}))
+                self._create_group(unknown)
             except RocketMQError as e:
                 if not e.retriable:
                     raise
@@ -139,21 +139,10 @@ class GroupOffsets:
                 known.add(topic)
         return {queue: offset for queue, offset in positions.items() if queue.topic in known}
 
-    def _create_group(self, brokers: Sequence[str]) -> None:
-        """On those that lack it: elsewhere it has an operator's settings."""
+    def _create_group(self, offsets: Positions) -> None:
+        """On those brokers that lack it: elsewhere it has an operator's settings."""
         group, committer = self._options.group, session.committer(self._options)
-        try:
-            committer.create_group(group, brokers)
-        except (AccessDenied, NotSupported) as e:
-            denied = isinstance(e, AccessDenied)
-            raise GroupNotFound(
-                f"the broker does not know group {group!r}, and "
-                + ("this user may not create it" if denied else "a Proxy does not let it be created"),
-                e.addr,
-                e.broker_code,
-                remark=e.remark,
-                remedy=f"Let an administrator create it: mqadmin updateSubGroup -g {group} -c <cluster>",
-            ) from e
+        committer.create_group(group, offsets)
         logger.info("consumer group %s was created", group)
         try:
             # Every consumer has one, and RocketMQ's own tools look a group up by it.

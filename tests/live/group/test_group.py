@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +12,7 @@ import pytest
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.errors import CallTimeout, NotSupported, OffsetError, OptionError, RocketMQError
+from rocketmq_spark.errors import CallTimeout, OffsetError, OptionError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.monitoring.listeners import GroupOffsetListener
@@ -218,16 +216,6 @@ def test_awslabs_25_offsets_of_version_1_are_read_and_newer_ones_refused(rocketm
         assert canonical(json.loads(run.offset)) == run.offset
     with pytest.raises(OffsetError, match="newer rocketmq-spark"):
         Run(rocketmq, json.dumps({**by_hand, "v": 2}), subscribe=topic).latest()
-
-
-def test_a_group_that_a_proxy_cannot_create_says_so(rocketmq, topic, group, monkeypatch):
-    def unsupported(admin: BaseAdmin, name: str, brokers: Sequence[str]) -> None:
-        raise NotSupported("request type 200 not supported")
-
-    monkeypatch.setattr(BaseAdmin, "create_group", unsupported)
-    run = Run(rocketmq, subscribe=topic, startingOffsets="earliest", group=group)
-    with pytest.raises(RocketMQError, match="a Proxy does not let it be created"):
-        run.latest()
 
 
 def test_a_deleted_topic_keeps_no_other_from_being_committed(rocketmq, topic, group, make_topic):

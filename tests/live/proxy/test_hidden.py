@@ -98,6 +98,25 @@ class TestMapped:
             with pytest.raises(NotSupported, match="is a Proxy, which does not forward"):
                 admin.topics()
 
+    def test_offsets_of_a_new_group(
+        self, hidden_proxy: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        send(hidden_proxy, topic, 10)
+        with Admin(hidden_proxy.proxy_server, **KEYWORD) as admin:
+            changes = admin.reset_offsets(f"new-{topic}", "earliest", topics=[topic])
+            assert {change.before for change in changes} == {None}
+            assert set(admin.offsets(f"new-{topic}", [topic]).values()) == {0}
+        done = run(hidden_proxy, "topic", "describe", topic)
+        assert "10 messages in 4 queues" in done.output + done.stderr
+        done = run(hidden_proxy, "offsets", "set", f"cli-{topic}", "--topic", topic, "--to", "earliest", "--yes")
+        assert done.exit_code == 0, done.stderr
+        done = run(hidden_proxy, "lag", "--group", f"cli-{topic}", "--topic", topic, "--json")
+        assert '"lag":10' in done.output.replace(" ", ""), done.output
+        caplog.clear()
+        done = run(hidden_proxy, "consume", topic, "--group", f"read-{topic}", "--from", "earliest", "--count", "10")
+        assert (done.exit_code, len(done.stdout.splitlines())) == (0, 10), done.stderr
+        assert "does not see members that are connected to brokers" in caplog.text
+
     def test_message_traces(self, hidden_proxy: LocalBroker, topic: str) -> None:
         with Producer(hidden_proxy.proxy_server, "shop", enable_trace=True, **KEYWORD) as producer:
             msg_id = producer.send(Message(topic, b"traced")).msg_id

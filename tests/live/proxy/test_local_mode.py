@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable
 
 import pytest
 
-from rocketmq_spark import Message, Producer, PullConsumer, ReceivedMessage, session
-from rocketmq_spark.errors import LocalBrokerError, RocketMQError
+from rocketmq_spark import Consumer, Message, Producer, PullConsumer, ReceivedMessage, SimpleConsumer, session
+from rocketmq_spark.consumer import troubles
+from rocketmq_spark.errors import ConnectionLost, GroupNotFound, LocalBrokerError, RocketMQError, ServiceNotAvailable
 from rocketmq_spark.localbroker import LocalBroker
 from tests.live.grpc.proxied import new_topic
 from tests.mockbroker import eventually
@@ -18,6 +21,21 @@ from tests.reading import bodies, read
 def topic(local_proxy: LocalBroker) -> str:
     session.close_all()
     return new_topic(local_proxy, queues=2)
+
+
+def received(mq: LocalBroker, group: str, topic: str) -> None:
+    with SimpleConsumer(proxy_endpoint=mq.proxy_grpc, group=group) as consumer:
+        consumer.subscribe(topic)
+        with contextlib.suppress(
+            ServiceNotAvailable
+        ):  # without timers this broker hands out nothing, but knows the group
+            consumer.receive(1)
+
+
+def listened(mq: LocalBroker, group: str, topic: str) -> None:
+    with Consumer(transport="grpc", proxy_endpoint=mq.proxy_grpc, group=group) as consumer:
+        consumer.subscribe(topic)
+        consumer.start(lambda message, context: None)
 
 
 def test_its_broker_and_its_grpc_port_serve_clients(local_proxy: LocalBroker, topic: str) -> None:
@@ -34,6 +52,19 @@ def subscribed_poll(consumer: PullConsumer, topic: str) -> list[ReceivedMessage]
     return consumer.poll(60.0)
 
 
+@pytest.mark.parametrize("consume", [received, listened])
+def test_a_new_group_over_grpc_must_be_created(
+    local_proxy: LocalBroker, topic: str, consume: Callable[[LocalBroker, str, str], None]
+) -> None:
+    group = f"g-{consume.__name__}-{topic}"
+    with pytest.raises(
+        GroupNotFound, match=r"does not know the group.*Admin\.create_group at the brokers' name server"
+    ):
+        consume(local_proxy, group, topic)
+    local_proxy.admin.create_group(group)
+    consume(local_proxy, group, topic)
+
+
 @pytest.mark.parametrize("port", ["proxy_server", "proxy_grpc"])
 def test_other_ports_name_the_ways_that_work(local_proxy: LocalBroker, topic: str, port: str) -> None:
     server = getattr(local_proxy, port)
@@ -47,6 +78,18 @@ def test_other_ports_name_the_ways_that_work(local_proxy: LocalBroker, topic: st
         text = str(caught.value)
         assert all(words in text for words in ("gRPC", "9876", "transport=grpc")), text
         assert "demands TLS" not in text
+
+
+def test_a_mapped_poll_ends_although_the_proxy_answers(
+    local_proxy: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells a route and members, but reaches no broker for Remoting clients."""
+    monkeypatch.setattr(troubles, "UNREACHED_S", 8.0)
+    with (
+        PullConsumer(local_proxy.proxy_server, f"g-{topic}", address_map="nameServer") as consumer,
+        pytest.raises(ConnectionLost, match=r"no broker has answered.*transport=grpc"),
+    ):
+        subscribed_poll(consumer, topic)
 
 
 def test_its_broker_is_restarted_with_it(local_proxy: LocalBroker, topic: str) -> None:

@@ -41,13 +41,13 @@ def dialled(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """Every address that is connected to while the test runs; there is at least one."""
     session.close_all()
     found: set[str] = set()
-    connect = endpoint.socket.create_connection
+    connect = endpoint._connected
 
-    def noted(address: tuple[str, int], *args: object, **how: object) -> object:
-        found.add(f"{address[0]}:{address[1]}")
-        return connect(address, *args, **how)
+    def noted(host: str, port: int, deadline: Deadline) -> object:
+        found.add(f"{host}:{port}")
+        return connect(host, port, deadline)
 
-    monkeypatch.setattr(endpoint.socket, "create_connection", noted)
+    monkeypatch.setattr(endpoint, "_connected", noted)
     yield found
     session.close_all()
 
@@ -90,8 +90,7 @@ def test_a_topic_that_is_made_again_is_noticed_without_store_times(proxied, topi
 
 
 def test_streams_and_their_group(proxied, topic, only_the_proxy):
-    group = f"g-{topic}"
-    proxied.admin.create_group(group)
+    group = f"g-{topic}"  # new: a Proxy forwards no request to create it
     ends = proxied.proxy_server
     run = Run(ends, subscribe=topic, startingOffsets="earliest", group=group, maxOffsetsPerTrigger=60)
     sent = feed(ends, topic, 200)

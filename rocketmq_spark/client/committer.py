@@ -1,0 +1,123 @@
+"""The ``OffsetCommitter`` port over remoting: commits a group's offsets on brokers, and creates the group where it is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import RETRY_PREFIX, Response
+from rocketmq_spark.client.admin import BaseAdmin
+from rocketmq_spark.client.pulls import LongPolls
+from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
+from rocketmq_spark.errors import (
+    AccessDenied,
+    BrokerError,
+    CallTimeout,
+    GroupNotFound,
+    NotReadable,
+    NotSupported,
+    RocketMQError,
+    TopicNotFound,
+)
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.wire import bodies, rpc
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Stores offsets of a group where they can be, at masters or at another replica; gives the errors of the others.
+
+    ``grace_s`` is that of ``OffsetReader.bounds``.
+    """
+
+    questions: BrokerQuestions
+    group: str
+    deadline: Deadline
+    grace_s: float | None = None
+    read_from: str = "master"
+
+    def __call__(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
+        """One queue of each topic goes before the others: brokers make the group's table of a topic at its first offset,
+        and of two that make it at the same time one is lost (ConsumerOffsetManager.commitOffset in 5.5.0). What it meets
+        is met by the others. A broker that hangs takes half of the time, so that the others' queues have the rest.
+        """
+        firsts = first_of_each(offsets)
+        half = self.deadline.within(self.deadline.remaining() / 2)
+        failed = self._store({queue: offsets[queue] for queue in firsts.values()}, half)
+        rest = {}
+        for queue in sorted(offsets.keys() - firsts.values()):
+            first = firsts[queue.broker_name, queue.topic]
+            if first in failed:
+                failed[queue] = failed[first]
+            else:
+                rest[queue] = offsets[queue]
+        return {**failed, **self._store(rest, self.deadline)}
+
+    def _store(self, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> dict[MessageQueue, RocketMQError]:
+        group = self.questions.calls.on_wire(self.group)
+        asked = [
+            self.questions.about(rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset)
+            for queue, offset in offsets.items()
+        ]
+        answers = self.questions.ask_soon(asked, deadline, self.read_from, self.grace_s)
+        failed: dict[MessageQueue, RocketMQError] = {}
+        for queue, answer in zip(offsets, answers, strict=True):
+            if answer is None:
+                failed[queue] = CallTimeout("the broker has not answered yet", queue=str(queue))
+            elif isinstance(answer, RocketMQError):
+                failed[queue] = answer
+        return failed
+
+
+class RemotingCommitter:
+    """Implements ``ports.OffsetCommitter``."""
+
+    def __init__(self, questions: BrokerQuestions, admin: BaseAdmin, polls: LongPolls) -> None:
+        self._questions = questions
+        self._admin = admin
+        self._polls = polls
+
+    def commit_each(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, grace_s: float | None = None
+    ) -> dict[MessageQueue, RocketMQError]:
+        return Commit(self._questions, group, deadline, grace_s)(offsets)
+
+    def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
+        """Ids of clients that consume as ``group`` now, as one broker knows them."""
+        command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(
+            consumerGroup=self._questions.calls.on_wire(group), bname=broker_name
+        )
+        accept = (Response.SUCCESS, Response.SYSTEM_ERROR)  # brokers answer an empty group as an error
+        (answer,) = self._questions.ask_all([Question(broker_name, command, "")], deadline, accept)
+        return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
+
+    def knows_members(self, broker_name: str) -> bool:
+        found = self._questions.connection(broker_name)
+        return found is None or not self._questions.calls.pool.is_proxy(found[0])
+
+    def create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        try:
+            self._admin.create_group(group, sorted({queue.broker_name for queue in offsets}))
+        except AccessDenied as e:
+            raise _not_created(group, e, "this user may not create it") from e
+        except NotSupported as e:
+            for error in self._polls.introduce(group, offsets, Deadline.after(self._questions.calls.request_timeout_s)):
+                if isinstance(error, GroupNotFound):
+                    why = "a Proxy does not let it be created, nor does its broker (autoCreateSubscriptionGroup=false)"
+                    raise _not_created(group, error, why) from e
+                if error.retriable and not isinstance(error, NotReadable | TopicNotFound):  # these follow the creation
+                    raise error from e
+
+    def create_retry_topic(self, group: str, timeout_s: float) -> None:
+        self._admin.create_topic(RETRY_PREFIX + group, 1, timeout_s=timeout_s)
+
+
+def _not_created(group: str, error: BrokerError, why: str) -> GroupNotFound:
+    return GroupNotFound(
+        f"the broker does not know group {group!r}, and {why}",
+        error.addr,
+        error.broker_code,
+        remark=error.remark,
+        remedy=f"Let an administrator create it: mqadmin updateSubGroup -g {group} -c <cluster>",
+    )
