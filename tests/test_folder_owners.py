@@ -20,18 +20,30 @@ def status(mode: int, uid: int = 1000, gid: int = 1000) -> os.stat_result:
     return os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, uid, gid, 0, 0, 0, 0))
 
 
+GROUPS = {1000: "alice", 1001: "bob", 1002: "team-c", 100: "users", 104: "tape", 50: "staff"}
+MEMBERS = {1001: ["bob", "alice"], 1000: ["alice"]}
+USERS = {
+    1000: ("alice", 1000),
+    1001: ("bob", 1001),
+    1002: ("carol", 1002),
+    1003: ("dave", 100),
+    104: ("scanner", 65534),
+}
+
+
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process has the private group 1000, is in group 100 (users) and in 2000, the fsGroup of a volume."""
+    """This process is alice's, and in the groups users and 2000, the fsGroup of a volume."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(os, "getegid", lambda: 1000)
     monkeypatch.setattr(os, "getgroups", lambda: [1000, 100, 2000])
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_name=GROUPS[gid], gr_mem=MEMBERS.get(gid, [])))
 
-    def named(gid: int) -> object:
-        if gid == 2000:
-            raise KeyError(gid)
-        return SimpleNamespace(gr_name="users")
+    def account(uid: int) -> object:
+        name, gid = USERS[uid]
+        return SimpleNamespace(pw_name=name, pw_gid=gid)
 
-    monkeypatch.setattr(grp, "getgrgid", named)
+    monkeypatch.setattr(pwd, "getpwuid", account)
 
 
 @pytest.mark.usefixtures("groups")
@@ -45,14 +57,20 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> None:
         (status(0o775, gid=100), True),
         (status(0o775, gid=50), True),
         (status(0o2775, 0, 50), True),
+        (status(0o2775, 0, 100), True),  # root's folder of a project, in whose group this process is
+        (status(0o775, 1003, 100), True),  # the primary group of many
+        (status(0o775, 1001, 1001), True),  # a private group with another member
+        (status(0o775, 1002, 1002), False),  # the private group of its owner, by its number
+        (status(0o775, 104, 104), True),  # no group of that user
+        (status(0o775, 1009, 100), True),  # nor of one without a name
         (status(0o2775, 0, 2000), False),  # a volume of Kubernetes
         (status(0o2770, 1000, 2000), False),  # and a folder in it, after a restart
         (status(0o2777, 0, 2000), True),
+        (status(0o2775, 0, 3000), True),  # no group of this process
         (status(0o775, 0, 0), False),  # g=u, as images for OpenShift have it
-        (status(0o775, 0, 100), False),
     ],
 )
-def test_a_group_without_others_does_not_count_as_others(status: os.stat_result, may: bool) -> None:
+def test_only_a_group_that_has_certainly_no_others_is_private(status: os.stat_result, may: bool) -> None:
     assert folders.others_may_write(status) is may
 
 
@@ -67,10 +85,30 @@ def test_folders_on_the_way_that_others_may_replace_are_found(tmp_path: Path, mo
         assert str(found) == (f"{tmp_path / 'shared'}, in which others (mode 0777) may replace files and folders")
     (tmp_path / "shared").chmod(0o1777)
     assert list(folders.exposures(real)) == []
+    [found] = folders.exposures(tmp_path / "shared" / "missing")  # everyone may create it
+    assert found.path == tmp_path / "shared"
     uid = users.give_away(monkeypatch, tmp_path / "link")
-    found = {way.folder: way for way in folders.exposures(tmp_path / "link" / "x")}
+    found = {way.path: way for way in folders.exposures(tmp_path / "link" / "x")}
     assert f"in which its owner, uid {uid}" in str(found[tmp_path / "link"])
     assert not users.IS_ROOT or len(found) == 1
+
+
+def test_a_link_is_followed_as_it_is_after_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may change it before the check cannot hide where it leads."""
+    for name in ("safe", "shared"):
+        (tmp_path / name / "x").mkdir(parents=True)
+    (tmp_path / "shared").chmod(0o777)
+    (link := tmp_path / "link").symlink_to("safe")
+    lstat = Path.lstat
+
+    def change(path: Path) -> os.stat_result:
+        if path == link:
+            link.unlink()
+            link.symlink_to("shared")
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", change)
+    assert [way.path for way in folders.exposures(link / "x")] == [tmp_path / "shared"]
 
 
 def test_a_loop_of_links_ends(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ def foreign(path: Path, root_may: bool = True) -> Foreign | None:
     """The file or folder, or what it links to, if another user than this one or root owns it; None also if there is nothing."""
     owners = {os.geteuid(), ROOT} if root_may else {os.geteuid()}
     for read in (path.lstat, path.stat):
-        if (uid := _uid(read)) is not None and uid not in owners:
-            return Foreign(path, uid)
+        if (status := _status(read)) is not None and status.st_uid not in owners:
+            return Foreign(path, status.st_uid)
     return None
 
 
@@ -94,8 +94,8 @@ def foreign_in(path: Path, but: tuple[str, ...] = (), root_may: bool = True) -> 
 def foreign_inside(path: Path, but: tuple[str, ...] = ()) -> Foreign | None:
     """The first file or folder in a folder that another user than this one or root owns. Links are not followed."""
     for entry in _entries(path, but):
-        if (uid := _uid(entry.lstat)) is not None and uid not in (os.geteuid(), ROOT):
-            return Foreign(entry, uid)
+        if (status := _status(entry.lstat)) is not None and status.st_uid not in (os.geteuid(), ROOT):
+            return Foreign(entry, status.st_uid)
     return None
 
 
@@ -119,11 +119,11 @@ def _entries(path: Path, but: tuple[str, ...]) -> Iterator[Path]:
         yield from (Path(folder, name) for name in (*folders, *files))
 
 
-def _uid(read: Callable[[], os.stat_result]) -> int | None:
+def _status(read: Callable[[], os.stat_result]) -> os.stat_result | None:
     with contextlib.suppress(
         OSError
-    ):  # another process may remove files meanwhile; what cannot be read is not used either
-        return read().st_uid
+    ):  # another process may remove it meanwhile; what cannot be read is not used either
+        return read()
     return None
 
 
@@ -169,27 +169,34 @@ def write_new(path: Path, text: str) -> None:
 
 
 def others_may_write(status: os.stat_result) -> bool:
-    """Whether the mode of a file or folder lets other users than its owner write to it, apart from this user's own group."""
-    return bool(_of_others(status) & _WRITE)
+    """Whether the mode of a file or folder lets other users than its owner and this one write to it."""
+    return bool(_of_others(status, _WRITE))
 
 
-def _of_others(status: os.stat_result) -> int:
-    """The bits of the mode for other users, without those of a group that has no others."""
-    return status.st_mode & (_OF_ALL if _is_own_group(status) else _READ_OR_WRITE)
+def _of_others(status: os.stat_result, rights: int) -> int:
+    """Those of the rights that other users than the owner and this one have."""
+    may = status.st_mode & rights
+    users = {status.st_uid, os.geteuid()}
+    return may & _OF_ALL if may & _OF_GROUP and any(_is_private(status.st_gid, uid) for uid in users) else may
 
 
-def _is_own_group(status: os.stat_result) -> bool:
-    """Whether a file's group is a user's private one (with umask 002), root's (images of OpenShift), or that of a volume of
-    Kubernetes (``fsGroup``), which has no name in the container, or belongs to root.
-    """
-    if status.st_gid in (ROOT, os.getegid()):
+def _is_private(gid: int, uid: int) -> bool:
+    """Whether nobody but this user and root is certainly in a group. Who owns a file in it proves nothing."""
+    if gid == ROOT:  # also that of all users of an image for OpenShift
         return True
-    if status.st_gid not in os.getgroups():
-        return False
     try:
-        return status.st_uid == ROOT or not grp.getgrgid(status.st_gid)
+        group = grp.getgrgid(gid)
+    except KeyError:  # a volume of Kubernetes (``fsGroup``), random gids of containers
+        return gid in (os.getegid(), *os.getgroups())
+    try:
+        account = pwd.getpwuid(uid)
     except KeyError:
-        return True
+        return False
+    return (
+        gid == account.pw_gid
+        and (group.gr_name == account.pw_name or gid == uid)
+        and {*group.gr_mem} <= {account.pw_name}
+    )
 
 
 def only_own(path: Path) -> bool:
@@ -212,45 +219,62 @@ def close(path: Path) -> bool:
 
 
 class Exposure(NamedTuple):
-    """A folder whose content others may replace: its owner ``uid``, or all (``uid`` is None), or the members of its group."""
+    """A file or folder that others may change or replace: its owner ``uid``, or those who may write to it (``uid`` is None)."""
 
-    folder: Path
+    path: Path
     status: os.stat_result
     uid: int | None
-    group_only: bool = False
+
+    @property
+    def who(self) -> str:
+        if self.uid is not None:
+            return f"its owner, {user(self.uid)},"
+        mode = stat.S_IMODE(self.status.st_mode)
+        return f"{'others' if mode & _WRITE & _OF_ALL else f'the group {self.status.st_gid}'} (mode {mode:04o})"
 
     def __str__(self) -> str:
-        mode = f"mode {stat.S_IMODE(self.status.st_mode):04o}"
-        if self.uid is not None:
-            who = f"its owner, {user(self.uid)},"
-        else:
-            who = f"the group {self.status.st_gid} ({mode})" if self.group_only else f"others ({mode})"
-        return f"{self.folder}, in which {who} may replace files and folders"
+        return f"{self.path}, in which {self.who} may replace files and folders"
 
 
-def exposures(path: Path) -> Iterator[Exposure]:
-    """The folders on the way to ``path`` (through links, ``path`` included) in which other users may replace the next one."""
-    friends = {os.geteuid(), ROOT} | _unmapped()
-    for folder, entry in dict.fromkeys(_lookups(path)):
-        with contextlib.suppress(OSError):  # it is missing, or cannot be read: then it is not used either
-            status = folder.stat()
-            if others_may_write(status) and not status.st_mode & stat.S_ISVTX:
-                yield Exposure(folder, status, None, not status.st_mode & _WRITE & _OF_ALL)
-            status = entry.lstat()
-            if status.st_uid not in friends:
-                yield Exposure(entry, status, status.st_uid)
+def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
+    """The folders on the way to ``path``, also through links, in which others may replace the next one, and parts of the way
+    that others own; ``owner`` is no other.
+
+    Each part is checked before its link is read: if nothing is found, nobody can have led this check elsewhere.
+    """
+    friends = {os.geteuid(), ROOT, owner} | _unmapped()
+    for folder, entry in _lookups(path):
+        above, found = _status(folder.stat), _status(entry.lstat)
+        if above is None:  # it is missing, or cannot be read: then it is not used either
+            continue
+        if others_may_write(above) and (found is None or not above.st_mode & stat.S_ISVTX):
+            yield Exposure(folder, above, None)
+        if found is not None and found.st_uid not in friends:
+            yield Exposure(entry, found, found.st_uid)
+
+
+def exposures_in(path: Path, but: tuple[str, ...], owner: int) -> Iterator[Exposure]:
+    """A folder and what is in it, as far as others than ``owner``, this user and root may change it."""
+    for entry in (path, *_entries(path, but)):
+        found = _status(path.stat if entry == path else entry.lstat)
+        if found is not None and found.st_uid not in (os.geteuid(), ROOT, owner):
+            yield Exposure(entry, found, found.st_uid)
+        elif found is not None and not stat.S_ISLNK(found.st_mode) and others_may_write(found):
+            yield Exposure(entry, found, None)
 
 
 def _lookups(path: Path) -> Iterator[tuple[Path, Path]]:
     """Each folder in which a part of the path is looked up, with that part, also for the links on the way."""
-    here, parts, links = Path("/"), list(reversed(path.absolute().parts[1:])), 0
+    here, parts, links, known = Path("/"), list(reversed(path.absolute().parts[1:])), 0, set()
     yield here, here
     while parts:
         if (part := parts.pop()) == "..":
             here = here.parent
             continue
         entry = here / part
-        yield here, entry
+        if entry not in known:
+            known.add(entry)
+            yield here, entry
         try:
             target = Path(os.readlink(entry))
         except OSError:  # no link
@@ -275,7 +299,7 @@ def _unmapped() -> set[int]:
 
 def warn_if_open(path: Path, content: str) -> None:
     """Log once in a process if other users may read or write the files of a folder by its mode."""
-    others_may = _of_others(path.stat())
+    others_may = _of_others(path.stat(), _READ_OR_WRITE)
     if others_may:
         others = "write" if others_may & _WRITE else "read"
         text = "the folder %s keeps its mode, with which other users may %s %s; protect it with: chmod 700 %s"
@@ -286,7 +310,7 @@ def warn_if_replaceable(path: Path, purpose: str) -> None:
     """Log once in a process and folder if others may replace a folder on the way to ``path``."""
     text = "%s lies in %s; protect it with chown, and chmod go-w or 1777"
     for one in exposures(path):
-        process.once("replaceable folders", one.folder, functools.partial(logger.warning, text, purpose, one))
+        process.once("replaceable folders", one.path, functools.partial(logger.warning, text, purpose, one))
 
 
 _lent: list[int] = []  # the user whose rights this process has now, if they are not its own

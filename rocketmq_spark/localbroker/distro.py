@@ -79,13 +79,30 @@ def read_lock(text: str | None = None, version: str = VERSION) -> Mapping[str, S
 
 
 def cache_folder() -> Path:
-    """The folder for jars and class-data archives: ROCKETMQ_SPARK_CACHE, or the user's cache folder.
+    """The folder for jars and class-data archives: ROCKETMQ_SPARK_CACHE, or the user's cache folder. If that is not safe or
+    cannot be created, as in containers with random uids, it is a folder of this user among temporary files.
 
     Its files are executed, so it belongs to this user or root, and only this user may write there; likewise folders in it. Nobody
     else may replace it, or a folder above it. Raises ``LocalBrokerError`` otherwise.
     """
-    named = os.environ.get(CACHE_VARIABLE)
-    return _own(Path(named).expanduser().absolute() if named else java.user_cache())
+    if named := os.environ.get(CACHE_VARIABLE):
+        return _own(Path(named).expanduser().absolute())
+    usual = java.user_cache()
+    try:
+        if _own(usual).is_dir():
+            return usual
+        problem = f"The cache {usual} cannot be created"
+    except LocalBrokerError as e:
+        problem = e.message
+    other = Path(tempfile.gettempdir(), f"rocketmq-spark-{os.geteuid()}")
+    text = "%s. LocalBroker uses %s instead; name a folder that is kept with %s"
+    process.once("cache", other, functools.partial(_LOG.warning, text, problem, other, CACHE_VARIABLE))
+    if other.is_symlink() or folders.foreign(other, root_may=False) is not None:  # everyone may have made it
+        raise LocalBrokerError(
+            f"{other} is a link, or belongs to another user; files from there would be executed",
+            remedy=f"Name a folder of your own with {CACHE_VARIABLE}",
+        )
+    return _own(other)
 
 
 def _own(folder: Path) -> Path:
@@ -122,10 +139,6 @@ def _check(folder: Path) -> None:
 
 def _check_above(folder: Path) -> None:
     for way in folders.exposures(folder):
-        if way.group_only:
-            text = "the cache %s, from which files are executed, lies in %s; protect it with: chmod g-w %s"
-            process.once("cache", way.folder, functools.partial(_LOG.warning, text, folder, way, way.folder))
-            continue
         raise LocalBrokerError(
             f"The cache {folder} lies in {way}; files from there would be executed",
             remedy="Make that folder yours with chown, close it with chmod go-w (1777 if others need it), or name a cache "

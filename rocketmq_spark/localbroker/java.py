@@ -124,14 +124,12 @@ def _home() -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether this user or root owns a folder and the one above it, no other user may write there, and nobody but a group may
-    replace one of the folders above. It may be missing.
+    """Whether this user or root owns a folder and the one above it, no other user may write there, and nobody may replace one of
+    the folders above. It may be missing.
     """
     try:
         places = (folder.parent, folder, folder.resolve().parent)
-        return all(folders.only_own(place) for place in places if place.exists()) and all(
-            way.group_only for way in folders.exposures(folder)
-        )
+        return all(folders.only_own(place) for place in places if place.exists()) and not any(folders.exposures(folder))
     except (OSError, RuntimeError):  # no right to look there; a link that leads to itself
         return False
 

@@ -347,7 +347,7 @@ def prepare(options: Options, paths: Sequence[Path]) -> None:
     """Read what may be readable for root only, before root takes the rights of the owners of spools: modules, TLS files, keys.
     A request reads the files, whatever its answer is. Raises ``OptionError`` if one cannot be used.
     """
-    if os.geteuid() != folders.ROOT or not any(folders.foreign_inside(path, OF_OTHERS) for path in paths):
+    if os.geteuid() != folders.ROOT or not any(map(folders.foreign, paths)):
         return
     for module in _LATE:
         with contextlib.suppress(ImportError):  # optional; a module that is needed is missed later

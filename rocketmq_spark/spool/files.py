@@ -289,14 +289,14 @@ def make_folder(path: Path) -> None:
 
 
 def check_owner(path: Path) -> None:
-    """Raise ``SpoolError`` if another user owns a file in the folder, or the link to it: its records would be sent with this
-    user's rights. A folder without such files may belong to another user, as in a container whose volume its host has made.
+    """Raise ``SpoolError`` if another user owns the folder, a file in it, or the link to it: that user decides what is sent with
+    this user's rights, and could lead this process to other files.
     """
-    link = folders.foreign(path) if path.is_symlink() else None
-    if (found := link or folders.foreign_inside(path, OF_OTHERS)) is not None:
+    if (found := folders.foreign_in(path, OF_OTHERS)) is not None:
         raise SpoolError(
             f"the spool in {path} is not used: {found}",
-            remedy=f"To send its records, {look_first(path)}. Or make it yours: chown -R",
+            remedy=f"Name a new folder in it, which this process creates for itself alone: {path / 'spool'}. If the folder has "
+            f"records, {look_first(path)}",
         )
 
 

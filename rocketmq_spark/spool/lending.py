@@ -6,8 +6,7 @@ import contextlib
 import importlib
 import os
 import shlex
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from rocketmq_spark.base import extras, folders
@@ -20,64 +19,59 @@ _LATE = ("pickle", "rocksdict") if extras.installed("rocksdict") else ()
 
 @contextlib.contextmanager
 def lent(path: Path) -> Iterator[None]:
-    """Use a spool that may belong to another user, who could lead this process to other files. So it must not have links, and
-    root has no more rights inside the block than the folder's owner. The block imports only what was imported before, because
-    the owner may not be able to read Python's files. Raises ``SpoolError``.
+    """Use a spool that nobody but its owner, this user and root may change. Another owner could lead this process to other files,
+    so root has no more rights inside the block than the owner. The block imports only what was imported before, because the owner
+    may not be able to read Python's files. Raises ``SpoolError``.
     """
-    ways = list(folders.exposures(path))
-    if (link := next((way for way in ways if stat.S_ISLNK(way.status.st_mode)), None)) is not None:
+    try:
+        owner = path.stat()  # the checks of the way show that this is the folder that is opened
+    except OSError as e:
         raise SpoolError(
-            f"the spool in {path} is not used: the link {link.folder} belongs to {folders.user(link.status.st_uid)}, who may let "
-            "it lead elsewhere at any time",
-            remedy="Name the folder to which it leads",
-        )
-    if folders.foreign_inside(path, OF_OTHERS) is None:
-        folders.warn_if_replaceable(path, "the spool")
+            f"the spool in {path} cannot be opened: {e.strerror}", remedy="Look whether it has gone"
+        ) from e
+    _check(path, owner.st_uid)
+    with contextlib.ExitStack() as stack:
+        if os.geteuid() == folders.ROOT != owner.st_uid:
+            stack.enter_context(_rights_of(owner, path))
+        if (problem := folders.irregular_in(path, OF_OTHERS)) is not None:
+            raise SpoolError(
+                f"the spool in {path} is not used: {problem}, so it could lead to files of other users",
+                remedy="A spool has only files and folders: remove it, or use a copy of the spool without it",
+            )
         yield
+
+
+def _check(path: Path, owner: int) -> None:
+    above = next(folders.exposures(path, owner), None)
+    found = above or next(folders.exposures_in(path, OF_OTHERS, owner), None)
+    if found is None:
         return
-    if (problem := folders.irregular_in(path, OF_OTHERS)) is not None:
-        raise SpoolError(
-            f"the spool in {path} is not used: {problem}, so it could lead to files of other users",
-            remedy="A spool has only files and folders: remove it, or use a copy of the spool without it",
-        )
-    with _rights_of_owner(path, ways) if os.geteuid() == folders.ROOT else contextlib.nullcontext():
-        yield
+    change = "chmod go-w" if found.uid is None else f"chown -h {owner}"
+    place = found.path
+    if above is None:
+        change, place = change.replace(" ", " -R ", 1), path
+    raise SpoolError(
+        f"the spool in {path} is not used: {found.who} may change {found.path}",
+        remedy=f"Run: {change} {shlex.quote(str(place))}, or move the spool to a folder that only you and root may change",
+    )
 
 
 @contextlib.contextmanager
-def _rights_of_owner(path: Path, ways: Sequence[folders.Exposure]) -> Iterator[None]:
-    """Give root the rights of the only other user who can change what is in a folder. Raises ``SpoolError`` if there are more."""
-    if (shared := next((way for way in ways if way.uid is None and not way.group_only), None)) is not None:
-        raise SpoolError(
-            f"the spool in {path} is not used: it lies in {shared}",
-            remedy=f"Close that folder first: chmod +t {shlex.quote(str(shared.folder))}",
-        )
-    status = path.stat()
-    owners = {way.status.st_uid: way.status for way in ways if way.uid is not None} | {status.st_uid: status}
-    owners.pop(folders.ROOT, None)
-    if len(owners) > 1:
-        raise SpoolError(
-            f"the spool in {path} is not used: {' and '.join(map(folders.user, owners))} may change it, and root has the rights "
-            "of one only",
-            remedy="Give the folder and those above it to one user with chown, or move it",
-        )
-    for owner in owners.values():
-        for module in _LATE:  # the owner may not be able to read the files of Python
-            importlib.import_module(module)
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(folders.rights_of(owner.st_uid, owner.st_gid))
-            except OSError as e:  # a container may lack the capabilities
-                raise SpoolError(
-                    f"root cannot take the rights of {folders.user(owner.st_uid)}, who owns the spool in {path}: {e.strerror}",
-                    remedy="Run the command as that user",
-                ) from e
-            if not folders.is_readable(path):
-                raise SpoolError(
-                    f"root uses the spool in {path} with the rights of its owner, {folders.user(owner.st_uid)}, who may not read "
-                    "it there",
-                    remedy=f"Let its owner read it, or give it to root: chown -R root {shlex.quote(str(path))}",
-                )
-            yield
-            return
-    yield  # root's folder, in which others have files
+def _rights_of(owner: os.stat_result, path: Path) -> Iterator[None]:
+    for module in _LATE:
+        importlib.import_module(module)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(folders.rights_of(owner.st_uid, owner.st_gid))
+        except OSError as e:  # a container may lack the capabilities
+            raise SpoolError(
+                f"root cannot take the rights of {folders.user(owner.st_uid)}, who owns the spool in {path}: {e.strerror}",
+                remedy="Run the command as that user",
+            ) from e
+        if not folders.is_readable(path):
+            raise SpoolError(
+                f"root uses the spool in {path} with the rights of its owner, {folders.user(owner.st_uid)}, who may not read "
+                "it there",
+                remedy=f"Let its owner read it, or give it to root: chown -R root {shlex.quote(str(path))}",
+            )
+        yield

@@ -9,6 +9,7 @@ In a *lane* only the first record is pending. The next one follows after the fir
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -20,7 +21,7 @@ from rocketmq_spark.errors import ClosedError, DecodeError, RocketMQError, Spool
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
 from rocketmq_spark.spool.database import Damaged, Database, occupy
-from rocketmq_spark.spool.files import OWNERS, FreeSpace, check_owner
+from rocketmq_spark.spool.files import OWNERS, FreeSpace, check_owner, make_folder
 from rocketmq_spark.spool.lanes import Joins, Marks, Turns, Work, followers, kept, lane_with, lanes, leave
 from rocketmq_spark.spool.records import (
     NOTE,
@@ -284,10 +285,12 @@ class Store:
         if self._any_owner:
             self._open_files()
             return
+        with contextlib.suppress(OSError):  # opening it raises the error
+            make_folder(self.path)  # before the check: afterwards nobody else can
         check_owner(self.path)
         self._open_files()
         try:
-            check_owner(self.path)  # another user may have put it there meanwhile
+            check_owner(self.path)  # everyone may have put something there, if everyone may write there
         except BaseException:
             self._failed = True
             self._db.close()

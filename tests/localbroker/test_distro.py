@@ -15,6 +15,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.base import folders
+from rocketmq_spark.base import process as registry
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import distro, java, maven, process
 from tests import users
@@ -186,7 +188,7 @@ def test_a_cache_of_root_is_used_unless_others_may_write_to_it(monkeypatch: pyte
     monkeypatch.setenv(distro.CACHE_VARIABLE, str(made))
     of_root(monkeypatch)
     assert distro.cache_folder() == made
-    monkeypatch.setattr(os, "getegid", lambda: made.stat().st_gid)
+    monkeypatch.setattr(folders, "_is_private", lambda *_: True)
     for open_folder in (made / "jars", made):
         open_folder.chmod(0o777)
         with pytest.raises(LocalBrokerError, match=rf"Others may write to {open_folder}; .*{distro.CACHE_VARIABLE}"):
@@ -203,17 +205,14 @@ def test_a_cache_that_others_may_replace_is_not_used(
     (cache := tmp_path / "shared" / "mine" / "cache").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "shared" / "mine")
     monkeypatch.setenv(distro.CACHE_VARIABLE, str(tmp_path / "link" / "cache" if link else cache))
-    monkeypatch.setattr(os, "getegid", lambda: (tmp_path / "shared").stat().st_gid)
-    for bits in (0o1777, 0o775):
+    for private, bits in ((False, 0o1777), (True, 0o775)):
+        monkeypatch.setattr(folders, "_is_private", lambda *_, private=private: private)
         (tmp_path / "shared").chmod(bits)
         assert distro.cache_folder().samefile(cache)
+    monkeypatch.setattr(folders, "_is_private", lambda *_: False)
+    with pytest.raises(LocalBrokerError, match=rf"lies in {tmp_path / 'shared'}, in which the group \d+ \(mode 0775\)"):
+        distro.cache_folder()
     assert not caplog.messages
-    monkeypatch.setattr(folders, "_is_own_group", lambda _: False)
-    for _ in range(2):
-        assert distro.cache_folder().samefile(cache)
-    [warning] = caplog.messages
-    assert f"lies in {tmp_path / 'shared'}, in which the group" in warning
-    assert f"chmod g-w {tmp_path / 'shared'}" in warning
     (tmp_path / "shared").chmod(0o777)
     with pytest.raises(LocalBrokerError) as raised:
         distro.cache_folder()
@@ -255,6 +254,67 @@ def test_a_home_of_another_user_has_no_cache_of_this_one(
     assert java.user_cache() == tmp_path / "account" / theirs.relative_to(tmp_path / "theirs") or (
         java.user_cache() == tmp_path / "account" / ".cache" / "rocketmq-spark"
     )
+
+
+@pytest.fixture
+def usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The home of a user without a name, whose temporary folder is that of all."""
+    for variable in (distro.CACHE_VARIABLE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    for name, bits in (("home", 0o755), ("tmp", 0o1777)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(bits)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+
+    def nameless(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(java.pwd, "getpwuid", nameless)
+    registry.kept("cache").clear()
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("problem", ["of another user", "open", "no folder"])
+def test_a_default_cache_that_cannot_be_used_is_replaced_with_a_warning(
+    usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: str
+) -> None:
+    """As for random uids, and in a volume to which everyone may write."""
+    if problem == "open":
+        usual.chmod(0o777)
+    elif problem == "no folder":
+        (usual / ".cache").touch()
+        (usual / "Library").touch()
+    elif users.IS_ROOT:
+        users.give_away(monkeypatch, usual)
+    else:
+        monkeypatch.setattr(java, "user_cache", lambda: Path("/proc/rocketmq-spark"))
+    for _ in range(2):
+        folder = distro.cache_folder()
+    assert folder == tmp_path / "tmp" / f"rocketmq-spark-{os.geteuid()}"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    [warning] = caplog.messages
+    assert f"LocalBroker uses {folder} instead" in warning
+    assert warning.endswith(f"with {distro.CACHE_VARIABLE}")
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(usual / "named"))
+    if problem == "open":
+        with pytest.raises(LocalBrokerError, match="others"):
+            distro.cache_folder()
+
+
+@pytest.mark.parametrize("planted", ["folder", "link", "own link"])
+def test_a_temporary_cache_that_another_user_has_made_is_not_used(
+    usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    usual.chmod(0o777)
+    (tmp_path / "theirs").mkdir()
+    made = tmp_path / "tmp" / "made"
+    made.mkdir() if planted == "folder" else made.symlink_to(tmp_path / "theirs")
+    if planted != "own link":
+        users.give_away(monkeypatch, made)
+    place = made.rename(made.with_name(f"rocketmq-spark-{os.geteuid()}"))
+    with pytest.raises(LocalBrokerError, match=rf"{place} is a link, or belongs to another .*{distro.CACHE_VARIABLE}"):
+        distro.cache_folder()
 
 
 def test_downloaded_jars_are_closed_whatever_the_umask_is(

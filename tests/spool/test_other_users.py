@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -197,7 +196,7 @@ def test_a_spool_of_another_user_is_opened_only_if_that_is_asked_for(
 ) -> None:
     spool = fill(tmp_path / "spool")
     uid = users.give_away(monkeypatch, *everything_in(spool))
-    refused = rf"the spool in {spool} is not used: {spool}/\S+ belongs to uid {uid}\b.*show {spool}.*spool send {spool}"
+    refused = rf"the spool in {spool} is not used: {spool} belongs to uid {uid}\b.*show {spool}.*spool send {spool}"
     with pytest.raises(SpoolError, match=refused):
         make(spool)
     with pytest.raises(SpoolError, match=refused):
@@ -211,36 +210,49 @@ def test_an_own_spool_behind_a_link_of_another_user_is_not_used(
 ) -> None:
     (link := tmp_path / "link").symlink_to(fill(tmp_path / "mine"))
     users.give_away(monkeypatch, link)
-    monkeypatch.setattr(folders, "foreign_inside", lambda *_: None)
     with pytest.raises(SpoolError, match=rf"the spool in {link} is not used: {link} belongs to"):
         make(link)
 
 
 def test_a_delay_node_does_not_use_the_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spool = fill(tmp_path / "data")
-    users.give_away(monkeypatch, *everything_in(spool))
+    (data := tmp_path / "data").mkdir()
+    users.give_away(monkeypatch, data)
     monkeypatch.setattr(session, "ensure_topic", lambda *_: None)
-    with pytest.raises(SpoolError, match="is not used"):
-        open_node(NodeSettings(spool), name_server="127.0.0.1:1")
+    with pytest.raises(SpoolError, match=rf"is not used: {data} belongs .* Name a new folder in it, .*: {data}/spool"):
+        open_node(NodeSettings(data), name_server="127.0.0.1:1")
     session.close_all()
 
 
-def test_a_folder_that_is_put_there_while_a_spool_is_created_is_not_used(
+def test_files_that_are_put_there_while_a_spool_is_opened_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planted = fill(tmp_path / "planted")
-
     def plant(path: Path, read_only: bool = False) -> Database:
-        if not path.exists():
-            planted.rename(path)
-            users.give_away(monkeypatch, *everything_in(path))
+        (path / "planted").touch()
+        users.give_away(monkeypatch, path / "planted")
         return Database(path, read_only)
 
+    (spool := tmp_path / "spool").mkdir()
     monkeypatch.setattr(store_module, "Database", plant)
     with pytest.raises(SpoolError, match="is not used"):
-        make(tmp_path / "spool")
-    with contextlib.closing(Store(tmp_path / "spool", any_owner=True)) as store:
-        assert len(store) == 1, "and it was closed again"
+        make(spool)
+    Store(spool, any_owner=True).close()  # it was closed again
+
+
+def test_no_other_user_creates_the_folder_between_check_and_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB would open files through links in it before the second check."""
+    planted, check = fill(tmp_path / "planted"), store_module.check_owner
+
+    def then_plant(path: Path) -> None:
+        check(path)
+        if not path.exists():
+            planted.rename(path)
+
+    monkeypatch.setattr(store_module, "check_owner", then_plant)
+    with contextlib.closing(make(tmp_path / "spool")) as store:
+        assert len(store) == 0
+    assert planted.exists()
 
 
 def test_files_of_root_in_a_spool_are_no_reason_to_refuse_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,20 +298,25 @@ def test_a_sinks_folder_in_which_others_may_replace_spools_is_named(
     ] * named
 
 
-@pytest.mark.parametrize("place", ["spool", "parent"])
-def test_an_own_spool_in_a_folder_of_another_user_is_used_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+def test_a_producer_uses_no_folder_of_another_user_but_one_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in a container that runs as root, with a volume that belongs to a user of its host."""
-    (spool := tmp_path / "parent" / "spool").mkdir(parents=True)
-    theirs = spool if place == "spool" else spool.parent
-    uid = users.give_away(monkeypatch, theirs)
-    monkeypatch.setattr(folders, "foreign_inside", folders.foreign_inside if users.IS_ROOT else lambda *_: None)
-    given = {"on_send_failure": "spool", "spool_dir": str(spool)}
+    """As in a container that runs as root, with a volume that belongs to a user of its host. It could get links at any time."""
+    (volume := tmp_path / "volume").mkdir()
+    below = volume / "spool"
+    if not users.IS_ROOT:
+        below.mkdir()  # by root, who may
+    uid = users.give_away(monkeypatch, volume)
+    with pytest.raises(SpoolError, match=rf"{volume} belongs to uid {uid}\b.* Name a new folder in it.*: {below}\."):
+        Producer("127.0.0.1:1", "g", on_send_failure="spool", spool_dir=str(volume))
+    assert not list(volume.glob("*.log"))
+    if not users.IS_ROOT:
+        monkeypatch.setattr(store_module, "check_owner", lambda _: None)
     for _ in range(2):
-        Producer("127.0.0.1:1", "g", **given).close()  # type: ignore[arg-type]
+        Producer("127.0.0.1:1", "g", on_send_failure="spool", spool_dir=str(below)).close()
     session.close_all()
-    [warning] = [line for line in caplog.messages if f"lies in {theirs}, in which" in line]
+    assert (mode(below), below.stat().st_uid) == (0o700 if users.IS_ROOT else mode(below), os.getuid())
+    [warning] = [line for line in caplog.messages if f"lies in {volume}, in which" in line]
     assert f"its owner, uid {uid}" in warning
 
 
@@ -334,19 +351,27 @@ def test_commands_open_no_spool_that_leads_elsewhere(
     assert (mine.read_text(), sorted(spool.rglob("*"))) == ("important", before)
 
 
+def is_of(path: Path, uid: int) -> folders.Exposure:
+    status = list(path.lstat())
+    status[4] = uid
+    return folders.Exposure(path, os.stat_result(status), uid)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_follow_no_link_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """Its owner may change it between a check and the opening."""
     mine, link = fill(tmp_path / "mine"), tmp_path / "base" / "worker-1"
     link.parent.mkdir()
     link.symlink_to(mine)
-    monkeypatch.setattr(folders, "_unmapped", set)
-    users.give_away(monkeypatch, link)
+    if users.IS_ROOT:
+        users.give_away(monkeypatch, link)
+    else:
+        monkeypatch.setattr(folders, "exposures", lambda path, owner: iter([is_of(path, users.OTHER)]))
     done = spool_command(command, link.parent)
     assert done.exit_code == 1
-    if users.IS_ROOT:
-        assert f"the link {link} belongs to uid {users.OTHER}" in done.stderr
-    assert re.search(r"the link \S+ belongs to uid \d+.*, who may let it lead elsewhere", done.stderr)
+    assert (
+        f"its owner, uid {users.OTHER}, may change {link}. Run: chown -h {os.getuid()} {link}, or move" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("command", ["assign", "send"])
@@ -397,29 +422,75 @@ def test_a_spool_that_the_owner_does_not_reach_is_refused_with_the_reason(
 def test_a_spool_that_two_users_may_change_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = fill(tmp_path / "base" / "worker-1")
     uid = users.root_beside(monkeypatch, spool)
-    ways = folders.exposures
-    other = folders.Exposure(spool.parent, os.stat_result((0o40755, 1, 1, 1, uid + 5, 1, 0, 0, 0, 0)), uid + 5)
-    monkeypatch.setattr(folders, "exposures", lambda path: [*ways(path), other])
-    with pytest.raises(SpoolError, match=r"uid \d+.* and uid \d+.* may change it"), lent(spool):
-        pass
-    monkeypatch.setattr(folders, "exposures", ways)
-    spool.parent.chmod(0o777)
-    with pytest.raises(SpoolError, match=rf"lies in {spool.parent}, in which others .*: chmod \+t"), lent(spool):
+    other = is_of(spool.parent, uid + 5)
+    monkeypatch.setattr(folders, "exposures", lambda path, owner: iter([other] if owner == uid else []))
+    refused = rf"its owner, uid {uid + 5}, may change {spool.parent}\. Run: chown -h {uid} {spool.parent}, or move"
+    with pytest.raises(SpoolError, match=refused), lent(spool):
         pass
 
 
-def test_root_uses_its_files_in_a_folder_of_another_user_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("whose", ["another user's", "mine"])
+@pytest.mark.parametrize("place", [".", "CURRENT", "whole", "..", "../.."])
+@pytest.mark.parametrize("bits", [0o777, 0o775, 0o1777])
+def test_a_spool_that_others_may_change_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, bits: int, whose: str
 ) -> None:
-    """As in a container that runs as root, with a volume that belongs to a user of its host."""
-    (spool := tmp_path / "volume").mkdir()
-    users.root_beside(monkeypatch, spool)
-    monkeypatch.setattr(folders, "foreign_inside", lambda path, but=(): None)
-    fill(spool)
+    """They could put links there at any time, which lead to files of the user whose rights the command has."""
+    spool = fill(tmp_path / "above" / "base" / "worker-1")
+    (spool / "whole").mkdir(0o700)
+    if whose != "mine":
+        users.root_beside(monkeypatch, spool)
+    path = Path(os.path.normpath(spool / place))
     with lent(spool):
-        assert folders.has_own_rights()
-        assert SpoolReading(spool).totals is not None
-    assert f"the spool of this process lies in {spool}, in which its owner, uid" in caplog.text
+        pass
+    path.chmod(bits)
+    monkeypatch.setattr(folders, "_is_private", lambda *_: False)
+    above = place.startswith("..")
+    if above and bits & stat.S_ISVTX:
+        with lent(spool):
+            return
+    who = f"the group {path.stat().st_gid}" if bits == 0o775 else "others"
+    change = f"chmod go-w {path}" if above else f"chmod -R go-w {spool}"
+    refused = rf"{who} \(mode {bits:04o}\) may change {path}\. Run: {change}, or move"
+    with pytest.raises(SpoolError, match=refused), lent(spool):
+        pass
+    subprocess.run(change.split(), check=True)
+    with lent(spool):
+        pass
+
+
+def test_a_spool_with_files_of_others_is_refused_until_they_are_its_owners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = fill(tmp_path / "worker-1")
+    found = is_of(spool / "CURRENT", users.OTHER)
+    if users.IS_ROOT:
+        users.give_away(monkeypatch, spool / "CURRENT")
+    else:
+        monkeypatch.setattr(folders, "exposures_in", lambda *_: iter([found]))
+    refused = rf"uid {users.OTHER}, may change {spool}/CURRENT\. Run: chown -R -h {os.getuid()} {spool}, or move"
+    with pytest.raises(SpoolError, match=refused), lent(spool):
+        pass
+
+
+def test_what_is_in_a_folder_does_not_decide_whose_rights_root_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner can empty it for the moment of a check, or let root's files be there alone."""
+    (spool := tmp_path / "worker-1").mkdir()
+    uid = users.root_beside(monkeypatch, spool)
+    with lent(spool):
+        assert os.geteuid() == uid
+        assert not folders.has_own_rights()
+    if users.IS_ROOT:
+        fill(tmp_path / "mine").rename(spool / "whole")
+        with lent(spool):
+            assert os.geteuid() == uid
+
+
+def test_a_spool_that_has_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SpoolError, match="cannot be opened: No such file"), lent(tmp_path / "worker-1"):
+        pass
 
 
 SCRIPT = """
@@ -470,7 +541,7 @@ def test_files_that_root_may_read_are_read_before_spools_are_opened(
 ) -> None:
     given = {"nameServer": "127.0.0.1:1", "tls": "true", "tlsCaFile": str(tmp_path / "missing.pem")}
     parsed = options.parse(given).for_role("producer")
-    spool = fill(tmp_path / "worker-1")
+    (spool := tmp_path / "worker-1").mkdir()
     prepare(parsed, [spool])
     users.root_beside(monkeypatch, spool)
     with pytest.raises(OptionError, match="the TLS files cannot be used"):
