@@ -163,16 +163,6 @@ def test_a_copy_follows_no_link_at_its_target(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"file", "precious", "copy"}
 
 
-def test_a_folder_that_is_mounted_read_only_counts_as_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tmp_path.chmod(0o777)
-    users.of_root(monkeypatch, os.getuid())
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert not folders.close(tmp_path)
-    mounted = os.statvfs(tmp_path)
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=mounted.f_flag | os.ST_RDONLY))
-    assert folders.close(tmp_path)
-
-
 def test_root_has_the_rights_of_an_owner_and_gets_its_own_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the block, or the change, fails. A user without a name has the group of the folder, but not that of root."""
     before, calls = (os.geteuid(), os.getegid(), os.getgroups()), []

@@ -215,7 +215,7 @@ def close(path: Path) -> bool:
     if status.st_uid == os.geteuid():
         with contextlib.suppress(OSError):
             path.chmod(stat.S_IMODE(status.st_mode) & ~_WRITE)
-    return not others_may_write(path.stat()) or bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    return not others_may_write(path.stat())
 
 
 class Exposure(NamedTuple):

@@ -76,10 +76,14 @@ def claim(run: Path, data: Path | None, keep: bool) -> Claim:
 def _check(data: Path) -> None:
     """Create a data folder, or ensure that no other user can change the configuration of its servers, or lead them elsewhere."""
     folders.make(data)
+    exposed = None if folders.close(data) else data  # first, so that nobody adds files to it after the look
     problem = folders.foreign_in(data)
-    if problem is not None or not folders.close(data):
+    if problem is None:
+        inside = (one.path for one in folders.exposures_in(data, (), os.geteuid()))
+        exposed = exposed or next((path for path in inside if not folders.close(path)), None)
+    if problem is not None or exposed is not None:
         raise LocalBrokerError(
-            f"The data folder {data} is not used: {problem or 'others may write to it'}",
+            f"The data folder {data} is not used: {problem or f'others may write to {exposed}'}",
             remedy="Make it yours (chown -R, chmod go-w), or choose another folder, such as a new one in it",
         )
     folders.warn_if_replaceable(data, "the data folder of LocalBroker")

@@ -177,6 +177,17 @@ def test_a_data_folder_has_one_owner(run: Path, tmp_path: Path) -> None:
     claim(run, tmp_path / "data", keep=True).release(delete=False)
 
 
+def test_nobody_may_exchange_the_configuration_of_servers(tmp_path: Path) -> None:
+    """The JVM reads it later. An older version made these folders with the modes of the umask."""
+    data = tmp_path / "data"
+    (data / "namesrv").mkdir(parents=True)
+    (data / "namesrv" / "logback.xml").touch()
+    for path in (data, data / "namesrv", data / "namesrv" / "logback.xml"):
+        path.chmod(0o777)
+    site._check(data)
+    assert not any(path.stat().st_mode & 0o022 for path in (data, *data.rglob("*")))
+
+
 @pytest.mark.parametrize("place", [".", "broker-a", "ports.json"])
 def test_a_data_folder_of_another_user_is_not_used(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
