@@ -440,6 +440,8 @@ def test_a_spool_that_others_may_change_is_refused(
     (spool / "whole").mkdir(0o700)
     if whose != "mine":
         users.root_beside(monkeypatch, spool)
+    else:
+        users.of_root(monkeypatch, os.getuid())
     path = Path(os.path.normpath(spool / place))
     with lent(spool):
         pass
@@ -457,6 +459,18 @@ def test_a_spool_that_others_may_change_is_refused(
     subprocess.run(change.split(), check=True)
     with lent(spool):
         pass
+
+
+def test_a_folder_above_that_others_may_change_is_a_warning_for_other_users_than_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An ``emptyDir`` of Kubernetes has mode 0777."""
+    spool = fill(tmp_path / "base" / "worker-1")
+    spool.parent.chmod(0o777)
+    users.of_root(monkeypatch, os.getuid() + 1)
+    with lent(spool):
+        pass
+    assert f"the spool lies in {spool.parent}, in which others (mode 0777)" in caplog.text
 
 
 def test_a_spool_with_files_of_others_is_refused_until_they_are_its_owners(
