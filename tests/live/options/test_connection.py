@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
@@ -82,6 +83,14 @@ def test_connect_timeout__ends_the_wait_for_a_port_that_does_not_answer(black_ho
         with pytest.raises(RocketMQError, match="connect"):
             plan(black_hole, subscribe="t", connectTimeout=f"{wait_s}s", requestTimeout="200s", numRetries=0)
         assert wait_s <= time.monotonic() - started < 100
+
+
+def test_max_connections__are_the_most_of_a_client(rocketmq, topic, caplog):
+    """The name server and the broker take turns. The limit is logged once for each client."""
+    session.close_all()
+    sent = feed(rocketmq, topic, 4)
+    assert Counter(bodies(read(rocketmq, subscribe=topic, maxConnections=1))) == Counter(sent)
+    assert "this client has 1 connections, which is its limit (option 'maxConnections')" in caplog.text
 
 
 def test_request_timeout__ends_the_wait_for_an_answer(rocketmq, topic, make_proxy):

@@ -13,7 +13,7 @@ import grpc
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from rocketmq_spark import Message, Producer
+from rocketmq_spark import Message, Producer, session
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import AccessDenied, OptionError, RocketMQError
 from rocketmq_spark.grpc_proxy.facts import MessageType
@@ -85,6 +85,13 @@ def test_address_map__leads_to_the_reachable_address(rocketmq, topic, make_tap, 
     with pytest.raises(RocketMQError):
         write(rocketmq, topic, addressMap={advertised: nobody}, sendTimeout="1s", numRetries=0)
     assert there(rocketmq, topic, sent)
+
+
+def test_max_connections__are_the_most_of_a_client(rocketmq, topic, write, caplog):
+    """The name server and the broker take turns. The limit is logged once for each client."""
+    session.close_all()
+    assert there(rocketmq, topic, write(rocketmq, topic, maxConnections=1))
+    assert "this client has 1 connections, which is its limit (option 'maxConnections')" in caplog.text
 
 
 @pytest.fixture
