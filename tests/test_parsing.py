@@ -265,6 +265,12 @@ def test_a_name_that_stands_twice_in_json_is_an_error(name, text):
         PARSERS[name](text)
 
 
+@pytest.mark.parametrize("name", ["assignment", "address_map", "per_topic", "json_object"])
+def test_json_that_is_nested_too_deeply_is_an_error(name):
+    with pytest.raises(ValueError):
+        PARSERS[name]('{"t":' * 100_000)
+
+
 NO_NUMBERS = ["1_000", "1_0", "\u0661\u0660", "\uff15", "1 0", "0x10", "1.0", "1e1", "", " ", "+", "--1", "9" * 5000]
 
 

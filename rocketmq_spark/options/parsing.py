@@ -465,7 +465,10 @@ def json_object(example: str) -> Callable[[str], dict[str, Any]]:
 
 def json_document(value: str) -> Any:
     """Parse JSON. A name that occurs twice in an object is an error: otherwise the last one would win."""
-    return json.loads(value, object_pairs_hook=_each_once)
+    try:
+        return json.loads(value, object_pairs_hook=_each_once)
+    except RecursionError as e:
+        raise ValueError("JSON that is nested too deeply") from e
 
 
 def _each_once(items: list[tuple[str, Any]]) -> dict[str, Any]:

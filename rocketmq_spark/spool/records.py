@@ -312,7 +312,7 @@ class SpoolOwner:
             if version != VERSION:
                 raise DecodeError(f"an owner of version {version}; this release reads version {VERSION}")
             return cls(tuple(servers), namespace, environment, purpose)
-        except (ValueError, TypeError) as e:
+        except (ValueError, TypeError, RecursionError) as e:
             raise DecodeError(f"an owner of {len(data)} bytes cannot be read: {e}") from e
 
     @classmethod

@@ -102,7 +102,7 @@ def send_of(record: Record) -> SpooledSend:
                 f"selector {selector!r} is none of RocketMQ's, and code that a file names is not executed"
             )
         return SpooledSend(head["topic"], request, queue, tuple(head["msgIds"]), selector, head.get("arg"))
-    except (struct.error, ValueError, KeyError, TypeError) as e:
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as e:
         raise DecodeError(f"a send of {len(data)} bytes cannot be read: {e!r}") from e
 
 

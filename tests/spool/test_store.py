@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import options
-from rocketmq_spark.errors import SpoolError, SpoolFull
+from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.session.spools import owner_of
 from rocketmq_spark.spool import files
 from rocketmq_spark.spool import store as store_module
@@ -21,6 +22,7 @@ from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.lanes import Work
 from rocketmq_spark.spool.records import OWNER, RECORD, Dead, Done, Record, RetryLater, SpoolOwner, Verdict, numbered
 from rocketmq_spark.spool.recovery import dead_ones
+from rocketmq_spark.spool.spool import SEND_VERSION, send_of
 from rocketmq_spark.spool.store import Store
 from tests.helpers import raising
 from tests.spool.bench import record
@@ -239,6 +241,14 @@ def test_what_is_noted_of_a_cluster_is_not_believed_in_another(path: Path) -> No
         assert store.notes() == {b"broker-a": b"7"}
         store.belong(dataclasses.replace(A_CLUSTER, servers=("c:1",)), force=True)
         assert store.notes() == {b"doubtful broker-a": b"7"}
+
+
+def test_deeply_nested_json_in_a_spool_is_damaged() -> None:
+    deep = b"[" * 100_000
+    with pytest.raises(DecodeError, match="an owner of 100000 bytes cannot be read"):
+        SpoolOwner.decode(deep)
+    with pytest.raises(DecodeError, match="a send of 100005 bytes cannot be read"):
+        send_of(Record("send", struct.pack(">BI", SEND_VERSION, len(deep)) + deep, 1))
 
 
 def test_3_1_a_spool_with_records_keeps_its_owner_and_an_empty_one_takes_another(path: Path) -> None:
