@@ -149,10 +149,17 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
-def copy_regular(path: Path, target: Path) -> None:
-    """Copy the content of a file, opened as ``open_regular`` does, to a new one."""
+def copy_regular(path: Path, target: Path, keep: bool = False) -> None:
+    """Copy the content of a file, opened as ``open_regular`` does, to a new one. With ``keep``, the copy has the mode of the file
+    and, if this process is root, its owner.
+    """
     new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with open(open_regular(path), "rb") as file, open(open_regular(target, new), "wb") as copy:
+        if keep:
+            status = os.fstat(file.fileno())
+            os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode))
+            if os.geteuid() == ROOT:
+                os.fchown(copy.fileno(), status.st_uid, status.st_gid)
         shutil.copyfileobj(file, copy)
 
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
-import stat
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rocketmq_spark.base import folders
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.source import filters
@@ -156,8 +155,8 @@ def _create_like(folder: Path, other: Path) -> None:
     """Create ``folder`` with mode 0700 and, as root, with the owner of ``other``; missing folders above it likewise."""
     if not folder.parent.exists():
         _create_like(folder.parent, other.parent)
-    folder.mkdir(0o700)
-    if os.geteuid() == 0:
+    folder.mkdir(folders.PRIVATE)
+    if os.geteuid() == folders.ROOT:
         status = other.stat()
         os.chown(folder, status.st_uid, status.st_gid)
 
@@ -165,15 +164,7 @@ def _create_like(folder: Path, other: Path) -> None:
 def _copy(source: Path, target: Path) -> None:
     if not target.parent.exists():
         _create_like(target.parent, source.parent)
-    read = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(read, "rb") as content:
-        status = os.fstat(read)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{source} is no ordinary file, and is not copied")
-        with target.open("xb") as copied:
-            if os.geteuid() == 0:
-                os.fchown(copied.fileno(), status.st_uid, status.st_gid)
-            shutil.copyfileobj(content, copied)
+    folders.copy_regular(source, target, keep=True)
 
 
 def _written(target: Path, content: bytes) -> Path:
