@@ -163,11 +163,12 @@ def copy_regular(path: Path, target: Path, keep: bool = False) -> None:
         shutil.copyfileobj(file, copy)
 
 
-def write_new(path: Path, text: str) -> None:
+def write_new(path: Path, content: str | bytes, mode: int = 0o600) -> None:
     """Replace a file by a new one, so that a link of its name is not followed, and nobody reads half of it."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
-            file.write(text)
+            os.fchmod(file.fileno(), mode)  # whatever the umask is
+            file.write(content if isinstance(content, bytes) else content.encode())
             file.close()
             os.replace(file.name, path)
         except BaseException:

@@ -35,6 +35,7 @@ from rocketmq_spark.localbroker import java, maven
 
 CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
+_READABLE = 0o644  # of files in the cache: an administrator may fill it for all users
 # Older versions that can be run instead; each has its own lock file.
 OLDER = ("4.9.7", "5.1.4", "5.3.1")
 
@@ -211,7 +212,7 @@ def _is_usable(path: Path, jar: Jar) -> bool:
         if folders.foreign(path) is not None:
             return False
         if folders.others_may_write(path.stat()):
-            _put(folders.read_regular(path), path)
+            folders.write_new(path, folders.read_regular(path), _READABLE)
         return folders.close(path) and is_sound(path, jar)
     except OSError:
         return False
@@ -246,7 +247,7 @@ def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool, v
         for section, jar in wanted:
             target = cache / "jars" / section.key / jar.file_name
             folders.make(target.parent, folders.READABLE)
-            files[jar.coordinate].chmod(0o644)  # before others can reach it, and whatever the umask is
+            files[jar.coordinate].chmod(_READABLE)  # before others can reach it, and whatever the umask is
             os.replace(files[jar.coordinate], target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -306,21 +307,8 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
             if not folders.only_own(place):
                 raise PermissionError(f"others may write to {place}")
         if not (folders.only_own(target) and target.read_bytes() == code):
-            _put(code, target)
+            folders.write_new(target, code, _READABLE)
     except (OSError, KeyError, zipfile.BadZipFile) as e:
         _LOG.debug("brokers unpack %s themselves: %s", name, e)
         return ()
     return (f"-Djava.library.path={target.parent}",)
-
-
-def _put(code: bytes, target: Path) -> None:
-    """Write a new file and rename it into place, so that no other process sees half of it."""
-    made, part = tempfile.mkstemp(dir=target.parent)
-    try:
-        with open(made, "wb") as file:
-            file.write(code)
-        os.chmod(part, 0o644)  # an administrator may fill the cache for all users
-        os.replace(part, target)
-    except BaseException:
-        os.unlink(part)
-        raise
