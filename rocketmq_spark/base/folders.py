@@ -81,18 +81,15 @@ def foreign(path: Path, root_may: bool = True) -> Foreign | None:
 
 
 def foreign_in(path: Path, but: tuple[str, ...] = (), root_may: bool = True) -> Foreign | None:
-    """As ``foreign``, also for everything in the folder.
+    """As ``foreign``, also for everything in the folder, whose links are not followed.
 
     Args:
         path: A folder, which may be missing.
         but: Prefixes of the names of subfolders that do not count.
         root_may: Whether root may own ``path`` itself.
     """
-    return foreign(path, root_may) or foreign_inside(path, but)
-
-
-def foreign_inside(path: Path, but: tuple[str, ...] = ()) -> Foreign | None:
-    """The first file or folder in a folder that another user than this one or root owns. Links are not followed."""
+    if (found := foreign(path, root_may)) is not None:
+        return found
     for entry in _entries(path, but):
         if (status := _status(entry.lstat)) is not None and status.st_uid not in (os.geteuid(), ROOT):
             return Foreign(entry, status.st_uid)
