@@ -157,29 +157,26 @@ def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[Receive
         for name, data in sorted(route.brokers.items())
         if (address := data.replica("hint"))
     }
-    found: list[ReceivedMessage] = []
-    inflated = 0
-    for name, answer in ask_each(tools, asked, (Response.SUCCESS, Response.QUERY_NOT_FOUND)):
-        if answer.code == Response.SUCCESS:
-            for message in _inflated_up_to(_FOUND_BYTES - inflated, answer.body, name):
-                inflated += len(message.body)
-                if message.topic == on_wire:
-                    found.append(as_stored(message, tools.calls.scope))
+    answers = ask_each(tools, asked, (Response.SUCCESS, Response.QUERY_NOT_FOUND))
+    bodies = ((name, answer.body) for name, answer in answers if answer.code == Response.SUCCESS)
+    read = _inflated_up_to(_FOUND_BYTES, bodies)
+    found = [as_stored(message, tools.calls.scope) for message in read if message.topic == on_wire]
     return sorted(found, key=lambda message: _storing(message.store_timestamp, message))
 
 
-def _inflated_up_to(limit: int, body: Bytes, broker: str) -> Iterator[ReceivedMessage]:
-    """Decode the messages of an answer. When their bodies have ``limit`` bytes, the others stay compressed, with that as their
-    ``decode_error``.
+def _inflated_up_to(limit: int, answers: Iterable[tuple[str, Bytes]]) -> Iterator[ReceivedMessage]:
+    """Decode the messages in the answers of brokers. When the bodies of messages have ``limit`` bytes, the others stay
+    compressed, with that as their ``decode_error``.
     """
-    data = bytes(body)
-    for one in stored_in(data):
-        how = DecodeSettings(broker) if limit > 0 else DecodeSettings(broker, max_body_bytes=None)
-        for message in decode_one(data, one, how):
-            limit -= len(message.body)
-            if how.max_body_bytes is None and message.sys_flag & SysFlag.COMPRESSED:
-                message = replace(message, decode_error=_NOT_INFLATED)
-            yield message
+    for broker, body in answers:
+        data = bytes(body)
+        for one in stored_in(data):
+            how = DecodeSettings(broker) if limit > 0 else DecodeSettings(broker, max_body_bytes=None)
+            for message in decode_one(data, one, how):
+                limit -= len(message.body)
+                if how.max_body_bytes is None and message.sys_flag & SysFlag.COMPRESSED:
+                    message = replace(message, decode_error=_NOT_INFLATED)
+                yield message
 
 
 def _storing(at_ms: int, message: ReceivedMessage) -> tuple[int, str, int]:
