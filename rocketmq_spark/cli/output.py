@@ -17,7 +17,7 @@ from typing import Protocol, TextIO
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.base.logs import CONTROL_CHARACTERS
+from rocketmq_spark.base.logs import CONTROL_CHARACTERS, escaped
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.options.parsing import Secret
 
@@ -54,7 +54,7 @@ class Text:
 
     def item(self, values: Row, *lines: str) -> None:
         for line in lines:
-            click.echo(shown(line))
+            click.echo(escaped(line))
 
     def rows(self, columns: Mapping[str, str], rows: Iterable[Row]) -> None:
         for line in tabled(columns, list(rows), width_of(sys.stdout)):
@@ -99,11 +99,6 @@ def safe(text: str) -> str:
     return _CONTROL.sub(_code, text)
 
 
-def shown(text: str) -> str:
-    """The same for text that must stay on one line, such as the content of messages."""
-    return safe(text.replace("\r", "\\r").replace("\n", "\\n"))
-
-
 def _code(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
@@ -138,7 +133,7 @@ def _cell(value: object) -> str:
     """The text of a cell; a list has one line per element."""
     if value is None:
         return "-"
-    return "\n".join(shown(str(part)) for part in (value if isinstance(value, list) else [value]))
+    return "\n".join(escaped(str(part)) for part in (value if isinstance(value, list) else [value]))
 
 
 def _is_number(text: str) -> bool:
@@ -168,7 +163,7 @@ def tabled(columns: Mapping[str, str], rows: Sequence[Row], width: int | None) -
     left = iter(below)
     grouped = [heading]
     for topic, mine in groupby(rows, key=lambda row: row["topic"]):
-        grouped += [shown(str(topic)), *(next(left) for row in mine for _ in range(_height(row, columns)))]
+        grouped += [escaped(str(topic)), *(next(left) for row in mine for _ in range(_height(row, columns)))]
     return grouped
 
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from rocketmq_spark.base.clock import utc_text
+from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.base.process import on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import TIMES, CliCommand, SendingCommand, start_or_time, time_ms
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.numbers import FloatRange, IntRange
-from rocketmq_spark.cli.output import Json, Output, shown
+from rocketmq_spark.cli.output import Json, Output
 from rocketmq_spark.errors import OffsetError, OptionError
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def line(message: ReceivedMessage) -> str:
     text = f"<cannot be decoded: {message.decode_error}> {message.body[:_RAW_BYTES]!r}" if bad else _text(message.body)
     said = f"<{len(message.body)} bytes>" if text is None else text
     place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
-    return shown("  ".join([utc_text(message.store_timestamp), place, *([" ".join(marks)] if marks else []), said]))
+    return escaped("  ".join([utc_text(message.store_timestamp), place, *([" ".join(marks)] if marks else []), said]))
 
 
 def _own(message: ReceivedMessage) -> dict[str, str]:

@@ -20,13 +20,14 @@ import click
 from rocketmq_spark.admin import deadline
 from rocketmq_spark.admin.groups import QueuePositions, look_at, new_group, of_group
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, Response
+from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.cli import lag, query
 from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.doctor import findings, servers
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed
 from rocketmq_spark.cli.lag_view import under_way
-from rocketmq_spark.cli.output import Output, shown, width_of, wrapped
+from rocketmq_spark.cli.output import Output, width_of, wrapped
 from rocketmq_spark.client import groups
 from rocketmq_spark.client.calls import refused
 from rocketmq_spark.errors import (
@@ -417,4 +418,4 @@ def lines(finding: Finding, width: int | None) -> list[str]:
     """One line; where a terminal is narrower, more of them, the others indented."""
     text = f"{finding.level.value:<{_INDENT}}{finding.check}: {finding.found}"
     text += f". {finding.remedy}" if finding.remedy else ""
-    return wrapped(shown(text), width, _INDENT)
+    return wrapped(escaped(text), width, _INDENT)
