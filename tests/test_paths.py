@@ -104,7 +104,8 @@ def test_a_task_checks_a_path_where_it_opens_it(folder: Path, opened: Callable[[
 
 
 def test_a_file_of_tls_over_grpc_is_checked_where_it_is_opened(folder: Path) -> None:
-    channel = pytest.importorskip("rocketmq_spark.grpc_proxy.channel")
+    from rocketmq_spark.grpc_proxy import channel
+
     with pytest.raises(OptionError, match="option 'tlsCaFile' is"):
         channel._read("tlsCaFile", str(folder / "link"), b"")
 
