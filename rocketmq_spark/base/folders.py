@@ -120,9 +120,8 @@ def _entries(path: Path, but: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _status(read: Callable[[], os.stat_result]) -> os.stat_result | None:
-    with contextlib.suppress(
-        OSError
-    ):  # another process may remove it meanwhile; what cannot be read is not used either
+    # Another process may remove the file meanwhile. A file whose status cannot be read is not used either.
+    with contextlib.suppress(OSError):
         return read()
     return None
 
@@ -156,11 +155,16 @@ def copy_regular(path: Path, target: Path) -> None:
         shutil.copyfileobj(file, copy)
 
 
-def write_new(path: Path, text: str) -> None:
-    """Replace a file by a new one, so that a link of its name is not followed, and nobody reads half of it."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+def write_new(path: Path, content: str | bytes, mode: int | None = None) -> None:
+    """Replace a file by a new one, so that a link of this name is not followed, and no process reads an incomplete file.
+
+    Without ``mode``, only this user may read the file.
+    """
+    with tempfile.NamedTemporaryFile("wb", dir=path.parent, delete=False) as file:
         try:
-            file.write(text)
+            file.write(content.encode() if isinstance(content, str) else content)
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.close()
             os.replace(file.name, path)
         except BaseException:

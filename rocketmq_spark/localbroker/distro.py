@@ -37,6 +37,7 @@ CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
 # Older versions that can be run instead; each has its own lock file.
 OLDER = ("4.9.7", "5.1.4", "5.3.1")
+_MODE = 0o644  # of files in the cache, which an administrator may fill for all users
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +139,10 @@ def _check(folder: Path) -> None:
 
 
 def _check_above(folder: Path) -> None:
-    for way in folders.exposures(folder):
+    exposure = next(folders.exposures(folder), None)
+    if exposure is not None:
         raise LocalBrokerError(
-            f"The cache {folder} lies in {way}; files from there would be executed",
+            f"The cache {folder} lies in {exposure}; files from there would be executed",
             remedy="Make that folder yours with chown, close it with chmod go-w (1777 if others need it), or name a cache "
             f"elsewhere with {CACHE_VARIABLE}",
         )
@@ -211,7 +213,7 @@ def _is_usable(path: Path, jar: Jar) -> bool:
         if folders.foreign(path) is not None:
             return False
         if folders.others_may_write(path.stat()):
-            _put(folders.read_regular(path), path)
+            folders.write_new(path, folders.read_regular(path), _MODE)
         return folders.close(path) and is_sound(path, jar)
     except OSError:
         return False
@@ -246,7 +248,7 @@ def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool, v
         for section, jar in wanted:
             target = cache / "jars" / section.key / jar.file_name
             folders.make(target.parent, folders.READABLE)
-            files[jar.coordinate].chmod(0o644)  # before others can reach it, and whatever the umask is
+            files[jar.coordinate].chmod(_MODE)  # before others can reach it, and whatever the umask is
             os.replace(files[jar.coordinate], target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -306,21 +308,8 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
             if not folders.only_own(place):
                 raise PermissionError(f"others may write to {place}")
         if not (folders.only_own(target) and target.read_bytes() == code):
-            _put(code, target)
+            folders.write_new(target, code, _MODE)
     except (OSError, KeyError, zipfile.BadZipFile) as e:
         _LOG.debug("brokers unpack %s themselves: %s", name, e)
         return ()
     return (f"-Djava.library.path={target.parent}",)
-
-
-def _put(code: bytes, target: Path) -> None:
-    """Write a new file and rename it into place, so that no other process sees half of it."""
-    made, part = tempfile.mkstemp(dir=target.parent)
-    try:
-        with open(made, "wb") as file:
-            file.write(code)
-        os.chmod(part, 0o644)  # an administrator may fill the cache for all users
-        os.replace(part, target)
-    except BaseException:
-        os.unlink(part)
-        raise
