@@ -133,10 +133,11 @@ _WARNED_S = 60.0
 
 
 class Contact:
-    """Whether brokers answer a consumer that polls: an empty poll warns while one does not, and fails if none ever did.
-    A refusal that no retry heals warns, too, and is an error while no queue can be read.
+    """Whether brokers answer a consumer that polls. An empty poll warns while a broker does not answer, and fails if none has
+    ever answered. A refusal that no retry can change is a warning, too, and an error while no queue can be read.
 
-    Thread-safe, because each method changes one attribute.
+    Several threads call this without a lock, so a method reads an attribute that may become None only once. A lost update only
+    delays a warning or an error until the next failure.
     """
 
     def __init__(self, group: str, clock: Clock) -> None:
@@ -145,11 +146,16 @@ class Contact:
         self._since: float | None = None  # the first poll, or the last one that failed
         self._reached = False
         self._reads = False  # whether a queue could be read
-        self._trouble: tuple[Hashable, RocketMQError] | None = None  # what was asked without an answer, and the error
+        self._trouble: tuple[Hashable, RocketMQError] | None = (
+            None  # the broker or topic of the last failure, and its error
+        )
         self._warnings = NowAndThen(_WARNED_S)
 
     def answered(self, asked: Hashable, by_broker: bool = True) -> None:
-        """The request about ``asked`` was answered. What a Proxy answers by itself does not show that it reaches a broker."""
+        """Note an answer to a request about ``asked``, a broker or topic.
+
+        Not ``by_broker``: a Proxy answered by itself, which does not show that the Proxy reaches a broker.
+        """
         self._settle(asked)
         if by_broker:
             self._reached = True
@@ -157,16 +163,17 @@ class Contact:
             self._since = None  # a member without queues gets no other answers
 
     def _settle(self, asked: Hashable) -> None:
-        if self._trouble is not None and self._trouble[0] == asked:
+        trouble = self._trouble
+        if trouble is not None and trouble[0] == asked:
             self._trouble = None
 
     def reads(self, broker_name: str) -> None:
-        """The broker answered a request of this group about a queue."""
+        """Note that the broker answered a request of this group about a queue."""
         self._reads = True
         self.answered(broker_name)
 
     def failed(self, asked: Hashable, error: RocketMQError, by_broker: bool = True) -> None:
-        """The request about ``asked`` failed. A broker's refusal is an answer; a topic that is not there yet is no trouble."""
+        """Note a failed request about ``asked``. A broker's refusal is an answer, and a topic that does not exist yet is fine."""
         if by_broker and isinstance(error, BrokerError):
             self._reached = True
         if isinstance(error, RouteNotFound) or (isinstance(error, BrokerError) and error.retriable):
@@ -175,10 +182,14 @@ class Contact:
             self._trouble = asked, error
 
     def check_servers(self) -> None:
-        """Raise the error of a server that no client of ours can use, or that refuses this one, unless others answered."""
-        if self._trouble is None:
+        """Raise the last error if no retry can change it: access is denied, or the server serves no clients of this kind.
+
+        Only while no queue was read, or no broker answered: otherwise the error concerns a single server.
+        """
+        trouble = self._trouble
+        if trouble is None:
             return
-        _, error = self._trouble
+        _, error = trouble
         if isinstance(error, NotSupported | AccessDenied) and not self._reads:
             self._trouble = None  # the next refusal sets it again
             raise copy_of(error)
@@ -186,20 +197,24 @@ class Contact:
             raise copy_of(error)
 
     def left_s(self) -> float:
-        """Seconds that a poll may still wait for the first answer."""
-        now = self._clock.now()
-        if self._since is None:
-            self._since = now
-        return math.inf if self._reached else max(0.0, self._since + UNREACHED_S - now)
+        """Return the seconds that a poll may still wait for the first answer."""
+        now, since = self._clock.now(), self._since
+        if since is None:
+            since = self._since = now
+        return math.inf if self._reached else max(0.0, since + UNREACHED_S - now)
 
     def check(self) -> None:
-        """Judge a poll that returned nothing. Raises ``ConnectionLost`` a minute after the first if no broker has answered."""
+        """Warn if a poll returned nothing while a broker does not answer or refuses.
+
+        Raises ``ConnectionLost`` if no broker has answered for a minute since the first poll.
+        """
         is_over = not self.left_s()
         if is_over:
             self._since = None
-        if self._trouble is None:
+        trouble = self._trouble
+        if trouble is None:
             return
-        _, error = self._trouble
+        _, error = trouble
         if is_over:
             raise ConnectionLost(
                 f"group {self._group}: no broker has answered for {UNREACHED_S:.0f} s: {error.message}",
