@@ -88,13 +88,12 @@ class RemotingMember:
         try:
             answer = self._ask_any(topic, rpc.GET_CONSUMER_LIST_BY_GROUP, group, deadline)
         except ServerFault as e:
-            if self._calls.pool.is_proxy(
-                e.addr or ""
-            ):  # it forgets members if it does not reach the brokers of their topics
+            # A Proxy forgets members if it does not reach the brokers of their topics.
+            if self._calls.pool.is_proxy(e.addr or ""):
                 words = None if e.remark and "is null" in e.remark else e.remark
                 why = "the Proxy knows no member of the group"
                 raise ServerFault(why, e.addr, e.broker_code, topic, remark=words, remedy=UNKNOWN_AT_PROXY) from e
-            # a broker that does not create groups accepts heartbeats of unknown ones, too
+            # A broker that does not create groups accepts the heartbeats of an unknown group, too.
             raise ServerFault(e.message, e.addr, e.broker_code, topic, remark=e.remark, remedy=UNKNOWN_GROUP) from e
         return bodies.consumer_ids(answer.body)
 

@@ -26,9 +26,8 @@ def topic(local_proxy: LocalBroker) -> str:
 def received(mq: LocalBroker, group: str, topic: str) -> None:
     with SimpleConsumer(proxy_endpoint=mq.proxy_grpc, group=group) as consumer:
         consumer.subscribe(topic)
-        with contextlib.suppress(
-            ServiceNotAvailable
-        ):  # without timers this broker hands out nothing, but knows the group
+        # Without timers this broker returns no messages, but it knows the group.
+        with contextlib.suppress(ServiceNotAvailable):
             consumer.receive(1)
 
 
