@@ -80,28 +80,25 @@ def foreign(path: Path, root_may: bool = True) -> Foreign | None:
     return None
 
 
-def foreign_in(path: Path, but: tuple[str, ...] = (), root_may: bool = True) -> Foreign | None:
-    """As ``foreign``, also for everything in the folder.
+def foreign_in(path: Path, skipped: tuple[str, ...] = (), root_may: bool = True) -> Foreign | None:
+    """As ``foreign``, also for everything in the folder. Links in it are not followed.
 
     Args:
         path: A folder, which may be missing.
-        but: Prefixes of the names of subfolders that do not count.
+        skipped: Prefixes of the names of subfolders that are left out.
         root_may: Whether root may own ``path`` itself.
     """
-    return foreign(path, root_may) or foreign_inside(path, but)
-
-
-def foreign_inside(path: Path, but: tuple[str, ...] = ()) -> Foreign | None:
-    """The first file or folder in a folder that another user than this one or root owns. Links are not followed."""
-    for entry in _entries(path, but):
+    if (found := foreign(path, root_may)) is not None:
+        return found
+    for entry in _entries(path, skipped):
         if (status := _status(entry.lstat)) is not None and status.st_uid not in (os.geteuid(), ROOT):
             return Foreign(entry, status.st_uid)
     return None
 
 
-def irregular_in(path: Path, but: tuple[str, ...] = ()) -> str | None:
+def irregular_in(path: Path, skipped: tuple[str, ...] = ()) -> str | None:
     """The first entry of a folder that is neither a folder nor a file with one name, as a clause; None without any."""
-    for entry in _entries(path, but):
+    for entry in _entries(path, skipped):
         with contextlib.suppress(FileNotFoundError):  # another process removes files meanwhile
             status = entry.lstat()
             if stat.S_ISLNK(status.st_mode):
@@ -113,9 +110,9 @@ def irregular_in(path: Path, but: tuple[str, ...] = ()) -> str | None:
     return None
 
 
-def _entries(path: Path, but: tuple[str, ...]) -> Iterator[Path]:
+def _entries(path: Path, skipped: tuple[str, ...]) -> Iterator[Path]:
     for folder, folders, files in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(but)] if but else folders
+        folders[:] = [name for name in folders if not name.startswith(skipped)] if skipped else folders
         yield from (Path(folder, name) for name in (*folders, *files))
 
 
@@ -257,9 +254,9 @@ def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
             yield Exposure(entry, found, found.st_uid)
 
 
-def exposures_in(path: Path, but: tuple[str, ...], owner: int) -> Iterator[Exposure]:
+def exposures_in(path: Path, skipped: tuple[str, ...], owner: int) -> Iterator[Exposure]:
     """A folder and what is in it, as far as others than ``owner``, this user and root may change it."""
-    for entry in (path, *_entries(path, but)):
+    for entry in (path, *_entries(path, skipped)):
         found = _status(path.stat if entry == path else entry.lstat)
         if found is not None and found.st_uid not in (os.geteuid(), ROOT, owner):
             yield Exposure(entry, found, found.st_uid)

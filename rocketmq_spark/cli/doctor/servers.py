@@ -110,7 +110,7 @@ def unchecked_addresses(error: RocketMQError) -> Finding:
     )
 
 
-def no_broker(name: str, error: RocketMQError) -> Finding:
+def not_a_broker(name: str, error: RocketMQError) -> Finding:
     """What answers at the address of a broker is none: option 'addressMap' leads to another server."""
     return failed(f"broker {name}", error, "Check option 'addressMap'")
 
