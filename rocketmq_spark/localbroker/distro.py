@@ -80,11 +80,11 @@ def read_lock(text: str | None = None, version: str = VERSION) -> Mapping[str, S
 
 
 def cache_folder() -> Path:
-    """The folder for jars and class-data archives: ROCKETMQ_SPARK_CACHE, or the user's cache folder. If that is not safe or
-    cannot be created, as in containers with random uids, it is a folder of this user among temporary files.
+    """Return the folder for jars and class-data archives: ROCKETMQ_SPARK_CACHE, or the user's cache folder. If the user's cache
+    folder is not safe or cannot be created, as in containers with random uids, returns a folder among temporary files.
 
-    Its files are executed, so it belongs to this user or root, and only this user may write there; likewise folders in it. Nobody
-    else may replace it, or a folder above it. Raises ``LocalBrokerError`` otherwise.
+    The files in the folder are executed. So the folder and the folders in it must belong to this user or root, only this user may
+    write there, and no other user may replace a folder above. Raises ``LocalBrokerError`` otherwise.
     """
     if named := os.environ.get(CACHE_VARIABLE):
         return _own(Path(named).expanduser().absolute())
@@ -120,9 +120,9 @@ def _own(folder: Path) -> Path:
 
 
 def _folders_in(folder: Path) -> Iterator[Path]:
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # it may have gone, as that of a download does
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # the folder of a download is removed at its end
         for entry in entries:
-            with contextlib.suppress(OSError):  # a link that leads nowhere
+            with contextlib.suppress(OSError):  # a broken link
                 if entry.is_dir():
                     yield Path(entry.path)
 
@@ -208,7 +208,9 @@ def _damaged(cache: Path, sections: Sequence[Section]) -> list[tuple[Section, Ja
 
 
 def _is_usable(path: Path, jar: Jar) -> bool:
-    """Whether the jar is sound, and stays so. A jar that others may write to, and may have open, is replaced by a copy first."""
+    """Whether the jar is sound, and no other user can change it. A jar that others may write to is replaced by a copy first,
+    because others may have it open.
+    """
     try:
         if folders.foreign(path) is not None:
             return False
@@ -291,9 +293,10 @@ _NATIVE_FILES = {
 
 
 def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
-    """JVM flags with which a broker finds the file in ``folder``; the file is put there if it is missing, or not that of the jar.
+    """Return JVM flags with which a broker finds the native library in ``folder``. A library that is missing there, or that
+    differs from the one in the jar, is written first.
 
-    A folder of another user is not used.
+    Returns no flags if other users may write to the folder: brokers then unpack the library themselves.
     """
     name = _NATIVE_FILES.get((platform.system(), platform.machine()))
     jar = next((jar for jar in jars if jar.name.startswith(_NATIVE_JAR)), None)
