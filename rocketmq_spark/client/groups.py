@@ -106,13 +106,13 @@ class BrokerRequests:
 
     def _direct(self, command: Command) -> BrokerRequest:
         fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
-        # Counted while their bodies are compressed: thousands of them would inflate to gigabytes.
+        # Count messages before their bodies are decompressed: thousands of bodies could inflate to gigabytes.
         first_two = list(itertools.islice(decode_leniently(command.body, max_body_bytes=None), 2))
         if len(first_two) != 1:
             found = "more than one message" if first_two else "no message"
             raise RemoteProtocolError(f"{found} came to be consumed directly, expected 1")
         (message,), scope = decode_messages(command.body, fields["brokerName"] or ""), self._calls.scope
-        # Without its prefix, a topic of another namespace would look like a topic of this one.
+        # Without the prefix of its namespace, a topic of another namespace would look like a topic of this one.
         origin = message.properties.get(Property.RETRY_TOPIC)
         inside = origin is None or scope.reaches(origin)
         return ConsumeDirectly(own(message, scope) if inside else as_stored(message, scope))
@@ -138,8 +138,8 @@ def _on_wire(calls: Calls, table: Mapping[MessageQueue, Value]) -> dict[MessageQ
 def own(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     """Return a message with its topic and queue in the user's names.
 
-    A message of a retry topic gets the topic that its properties name as its first one. Every client that may write to the retry
-    topic can set these. A dead letter keeps the dead-letter topic, as in Java. Mirrors
+    A message of a retry topic gets the topic that its properties name as its first topic. Every client that may write to the
+    retry topic can set these properties. A dead letter keeps the dead-letter topic, as in Java. Mirrors
     ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
     """
     stored = as_stored(message, scope)

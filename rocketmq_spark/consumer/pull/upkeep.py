@@ -148,7 +148,8 @@ class Subscribed:
             self._stays(topic, e)
             self._unheard |= isinstance(e, ServerFault)
             return QueueShare(None)
-        self._contact.answered(topic, self._member.has_notices)  # a Proxy, which sends none, knows members itself
+        # A Proxy sends no notices, and answers by itself who the members are.
+        self._contact.answered(topic, self._member.has_notices)
         self._unheard |= self._member.client_id not in members
         share = clustering_share(self._settings.allocate, self._member.client_id, queues, members)
         if share.problem is not None or not members:
@@ -227,7 +228,10 @@ class Upkeep:
         return deadline
 
     def next(self, deadline: Deadline, most: int) -> list[FetchedPart]:
-        """Wait for messages until ``deadline``, and rebalance when due. Raises ``ConnectionLost`` if no broker ever answered."""
+        """Wait for messages until ``deadline``, and rebalance when due.
+
+        Raises ``ConnectionLost`` if no broker has answered for a minute since the first poll.
+        """
         contact = self._polls.contact
         while True:
             until = deadline.within(contact.left_s())
