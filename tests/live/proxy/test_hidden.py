@@ -1,5 +1,5 @@
-"""A Proxy in cluster mode that advertises an address which cannot be reached: with option addressMap=nameServer all of it works,
-without it each error says what is advertised and names the option.
+"""A Proxy in cluster mode that advertises an address which cannot be reached. With option addressMap=nameServer everything works.
+Without the option, each error names the advertised address and the option.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def listened(mq: LocalBroker, group: str, topic: str) -> None:
         consumer.start(lambda message, context: None)
 
 
-def test_its_broker_and_its_grpc_port_serve_clients(local_proxy: LocalBroker, topic: str) -> None:
+def test_the_broker_and_the_grpc_port_serve_clients(local_proxy: LocalBroker, topic: str) -> None:
     with Producer(transport="grpc", proxy_endpoint=local_proxy.proxy_grpc, group="p") as producer:
         producer.send(Message(topic, b"over gRPC"))
     with Producer(local_proxy.name_server, "p") as producer:
@@ -82,7 +82,7 @@ def test_other_ports_name_the_ways_that_work(local_proxy: LocalBroker, topic: st
 def test_a_mapped_poll_ends_although_the_proxy_answers(
     local_proxy: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It tells a route and members, but reaches no broker for Remoting clients."""
+    """The Proxy returns a route and members, but reaches no broker for Remoting clients."""
     monkeypatch.setattr(troubles, "UNREACHED_S", 8.0)
     with (
         PullConsumer(local_proxy.proxy_server, f"g-{topic}", address_map="nameServer") as consumer,
@@ -91,7 +91,7 @@ def test_a_mapped_poll_ends_although_the_proxy_answers(
         subscribed_poll(consumer, topic)
 
 
-def test_its_broker_is_restarted_with_it(local_proxy: LocalBroker, topic: str) -> None:
+def test_the_broker_restarts_with_its_proxy(local_proxy: LocalBroker, topic: str) -> None:
     before = (local_proxy.data / "broker-a" / "broker.conf").read_text()
     local_proxy.restart("proxy", {"maxDelayTimeMills": 5000})
     fields = json.loads((local_proxy.data / "broker-a" / "rmq-proxy.json").read_text())
