@@ -16,7 +16,6 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from rocketmq_spark import Admin, Consumer, Message, Producer, PullConsumer, ReceivedMessage, session
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.consumer import troubles
 from rocketmq_spark.errors import ConnectionLost, NotSupported, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_clusters import POD
@@ -170,7 +169,7 @@ class TestUnmapped:
     def test_a_pull_consumer(
         self, hidden_proxy: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(troubles, "UNREACHED_S", 5.0)
+        monkeypatch.setattr("rocketmq_spark.consumer.pull.contact.UNREACHED_S", 5.0)
         with PullConsumer(hidden_proxy.proxy_server, f"g-{topic}") as consumer:
             consumer.subscribe(topic)
             assert consumer.poll(1.0) == []

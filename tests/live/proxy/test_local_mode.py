@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from rocketmq_spark import Consumer, Message, Producer, PullConsumer, ReceivedMessage, SimpleConsumer, session
-from rocketmq_spark.consumer import troubles
 from rocketmq_spark.errors import ConnectionLost, GroupNotFound, LocalBrokerError, RocketMQError, ServiceNotAvailable
 from rocketmq_spark.localbroker import LocalBroker
 from tests.live.grpc.proxied import new_topic
@@ -83,7 +82,7 @@ def test_a_mapped_poll_ends_although_the_proxy_answers(
     local_proxy: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Proxy returns a route and members, but reaches no broker for Remoting clients."""
-    monkeypatch.setattr(troubles, "UNREACHED_S", 8.0)
+    monkeypatch.setattr("rocketmq_spark.consumer.pull.contact.UNREACHED_S", 8.0)
     with (
         PullConsumer(local_proxy.proxy_server, f"g-{topic}", address_map="nameServer") as consumer,
         pytest.raises(ConnectionLost, match=r"no broker has answered.*transport=grpc"),
