@@ -96,7 +96,7 @@ class Rebalancing:
         # for, up to 30 s in which it gives the others a list without it. The broker notifies all of them then.
         self._unheard = False
         self._unknown: Counter[tuple[str, str]] = Counter()  # how often in a row
-        self._complaints = Complaints()  # of what is unknown of a topic, and of its strategy
+        self._complaints = Complaints()  # of failed requests about a topic, and of the allocation strategy
 
     def wake(self, in_s: float = 0.0) -> None:
         """Rebalance in ``in_s`` seconds, unless a run is due earlier; at most once per second."""
