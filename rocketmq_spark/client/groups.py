@@ -221,7 +221,7 @@ def wanted(calls: Calls, admin: BaseAdmin, group: str) -> dict[str, dict[str, Fi
         try:
             filters = bodies.member_filters(calls.ask(address, command).body)
         except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
-            _told(e, member)
+            _log_unknown_member(e, member)
             found[member] = None
         else:
             plain = {calls.scope.plain(topic): f for topic, f in filters.items() if calls.scope.reaches(topic)}
@@ -235,11 +235,11 @@ def _held(calls: Calls, topic: str, who: tuple[str, str], address: str) -> tuple
     try:
         held = bodies.held_queues(calls.ask(address, command).body)
     except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
-        _told(e, member)
+        _log_unknown_member(e, member)
         return None
     on_wire = calls.on_wire(topic)
     return tuple(queue._replace(topic=topic) for queue in held if queue.topic == on_wire)
 
 
-def _told(error: RocketMQError, member: str) -> None:
+def _log_unknown_member(error: RocketMQError, member: str) -> None:
     logger.info("cannot determine what member %s reads: %s", member, error)
