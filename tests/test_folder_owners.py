@@ -94,7 +94,7 @@ def test_folders_on_the_way_that_others_may_replace_are_found(tmp_path: Path, mo
 
 
 def test_a_link_is_followed_as_it_is_after_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may change it before the check cannot hide where it leads."""
+    """A user who changes the link before the check cannot hide its target."""
     for name in ("safe", "shared"):
         (tmp_path / name / "x").mkdir(parents=True)
     (tmp_path / "shared").chmod(0o777)
@@ -164,7 +164,7 @@ def test_a_copy_follows_no_link_at_its_target(tmp_path: Path) -> None:
 
 
 def test_root_has_the_rights_of_an_owner_and_gets_its_own_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the block, or the change, fails. A user without a name has the group of the folder, but not that of root."""
+    """Also if the block fails. A user without a name gets the group of the folder, unless it is the group of root."""
     before, calls = (os.geteuid(), os.getegid(), os.getgroups()), []
     for name in ("setgroups", "setegid", "seteuid"):
         change = getattr(os, name) if users.IS_ROOT else lambda _: None

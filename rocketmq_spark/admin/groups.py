@@ -66,7 +66,7 @@ def check_masters(tools: AdminTools) -> None:
     """
     try:
         masters_of(tools.admin.cluster())
-    except NotSupported:  # a Proxy, which answers for a broker only if it reaches the broker's master
+    except NotSupported:  # from a Proxy, which answers requests for a broker only if it reaches the broker's master
         return
 
 
@@ -98,7 +98,7 @@ def look_at(
 ) -> QueuePositions:
     """Return the bounds of these queues, and the store time of the next message of each.
 
-    A reader begins at the first message of a queue in ``new`` that has no position.
+    Of a queue in ``new`` without a position, the next message is the first one.
     """
     bounds, errors = bounds_of(tools, positions)
     within = deadline(tools)
@@ -287,12 +287,12 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
 
 
 def knows_members(tools: AdminTools, queues: Iterable[MessageQueue]) -> bool:
-    """Whether ``members`` are all of them: a Proxy sees its own members, but not those at brokers."""
+    """Whether ``members`` returns all members of a group. A Proxy does not see members that are connected to brokers."""
     return all(map(tools.committer.knows_members, {queue.broker_name for queue in queues}))
 
 
 def warn_of_unseen(tools: AdminTools, group: str, queues: Iterable[MessageQueue]) -> None:
-    """Warn if a Proxy stored offsets of these queues."""
+    """Warn if a Proxy stored offsets of these queues, because members that it does not see may overwrite them."""
     if not knows_members(tools, queues):
         logger.warning(
             "the offsets of group %s were set through a Proxy, which does not see members that are connected to brokers: such "

@@ -11,15 +11,15 @@ REPEAT_S = 300.0
 
 
 class Complaints:
-    """The present problem of each thing, such as a topic or queue. Attempts that are repeated each second log a warning, and
-    another one each five minutes while the problem lasts.
+    """The present problems of things such as topics and queues. The first failed attempt of a kind is a warning, and then one
+    attempt in five minutes while the problem lasts.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, dict[Hashable, NowAndThen]] = {}  # of each thing, the kinds of its problem
+        self._known: dict[Hashable, dict[Hashable, NowAndThen]] = {}  # the kinds of problems of each thing
 
     def level(self, thing: Hashable, why: object) -> int:
-        """Return WARNING for a new problem and now and then for one of the same kind as before, else INFO."""
+        """Return WARNING for a new kind of problem, and every ``REPEAT_S`` seconds while this kind lasts; else INFO."""
         kind = type(why), getattr(why, "broker_code", None)
         kinds = self._known.setdefault(thing, {})
         if kind not in kinds:

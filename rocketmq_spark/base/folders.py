@@ -1,7 +1,8 @@
-"""Who owns a folder: creates folders for this user alone, and finds what another user owns, may write or may replace.
+"""Ownership of folders: creates folders for this user alone, and finds what another user owns, may write or may replace.
 
-Root counts as a friend, because root can replace any file anyway. A link counts with its own owner and that of its target: who
-owns a link decides where it leads. Whoever may write to a folder can replace what is in it, unless the folder is sticky.
+Root does not count as another user, because root can replace any file anyway. Of a link, the owner of the link and the owner of
+its target count, because the owner of a link chooses its target. A user who may write to a folder can replace what is in the
+folder, unless the folder is sticky.
 """
 
 from __future__ import annotations
@@ -66,13 +67,16 @@ def is_readable(path: Path) -> bool:
             os.stat(f"{path}/.")
     except PermissionError:
         return False
-    except OSError:  # it has gone, or is none
+    except OSError:  # the folder is missing, or is a file: opening it raises the error
         return True
     return True
 
 
 def foreign(path: Path, root_may: bool = True) -> Foreign | None:
-    """The file or folder, or what it links to, if another user than this one or root owns it; None also if there is nothing."""
+    """Return the file or folder if another user than this one and root owns it, or the target of the link; else None.
+
+    None also if nothing exists there. Without ``root_may``, root counts as another user.
+    """
     owners = {os.geteuid(), ROOT} if root_may else {os.geteuid()}
     for read in (path.lstat, path.stat):
         if (status := _status(read)) is not None and status.st_uid not in owners:
@@ -80,25 +84,25 @@ def foreign(path: Path, root_may: bool = True) -> Foreign | None:
     return None
 
 
-def foreign_in(path: Path, but: tuple[str, ...] = (), root_may: bool = True) -> Foreign | None:
-    """As ``foreign``, also for everything in the folder, whose links are not followed.
+def foreign_in(path: Path, skipped: tuple[str, ...] = (), root_may: bool = True) -> Foreign | None:
+    """As ``foreign``, also for everything in the folder. Links in it are not followed.
 
     Args:
         path: A folder, which may be missing.
-        but: Prefixes of the names of subfolders that do not count.
+        skipped: Prefixes of the names of subfolders that are left out.
         root_may: Whether root may own ``path`` itself.
     """
     if (found := foreign(path, root_may)) is not None:
         return found
-    for entry in _entries(path, but):
+    for entry in _entries(path, skipped):
         if (status := _status(entry.lstat)) is not None and status.st_uid not in (os.geteuid(), ROOT):
             return Foreign(entry, status.st_uid)
     return None
 
 
-def irregular_in(path: Path, but: tuple[str, ...] = ()) -> str | None:
-    """The first entry of a folder that is neither a folder nor a file with one name, as a clause; None without any."""
-    for entry in _entries(path, but):
+def irregular_in(path: Path, skipped: tuple[str, ...] = ()) -> str | None:
+    """Return a clause about the first entry that is neither a folder nor a file with a single name; None if there is none."""
+    for entry in _entries(path, skipped):
         with contextlib.suppress(FileNotFoundError):  # another process removes files meanwhile
             status = entry.lstat()
             if stat.S_ISLNK(status.st_mode):
@@ -110,23 +114,22 @@ def irregular_in(path: Path, but: tuple[str, ...] = ()) -> str | None:
     return None
 
 
-def _entries(path: Path, but: tuple[str, ...]) -> Iterator[Path]:
+def _entries(path: Path, skipped: tuple[str, ...]) -> Iterator[Path]:
     for folder, folders, files in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(but)] if but else folders
+        folders[:] = [name for name in folders if not name.startswith(skipped)] if skipped else folders
         yield from (Path(folder, name) for name in (*folders, *files))
 
 
 def _status(read: Callable[[], os.stat_result]) -> os.stat_result | None:
-    with contextlib.suppress(
-        OSError
-    ):  # another process may remove it meanwhile; what cannot be read is not used either
+    # Another process may remove the file meanwhile. A file whose status cannot be read is not used either.
+    with contextlib.suppress(OSError):
         return read()
     return None
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a file. Raises ``OSError`` for a link, which would lead elsewhere, and for a pipe or device, which could
-    make this process wait for ever.
+    """Open a file and return its descriptor. Raises ``OSError`` for a link, which would lead elsewhere, and for a pipe or device,
+    which could make this process wait for ever.
     """
     try:
         opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -161,11 +164,11 @@ def copy_regular(path: Path, target: Path, keep: bool = False) -> None:
 
 
 def write_new(path: Path, content: str | bytes, mode: int = 0o600) -> None:
-    """Replace a file by a new one, so that a link of its name is not followed, and nobody reads half of it."""
+    """Replace a file by a new one, so that a link of this name is not followed, and no process reads an incomplete file."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
             os.fchmod(file.fileno(), mode)  # whatever the umask is
-            file.write(content if isinstance(content, bytes) else content.encode())
+            file.write(content.encode() if isinstance(content, str) else content)
             file.close()
             os.replace(file.name, path)
         except BaseException:
@@ -179,15 +182,17 @@ def others_may_write(status: os.stat_result) -> bool:
 
 
 def _of_others(status: os.stat_result, rights: int) -> int:
-    """Those of the rights that other users than the owner and this one have."""
+    """Return the part of ``rights`` that other users than the owner and this one have."""
     may = status.st_mode & rights
     users = {status.st_uid, os.geteuid()}
     return may & _OF_ALL if may & _OF_GROUP and any(_is_private(status.st_gid, uid) for uid in users) else may
 
 
 def _is_private(gid: int, uid: int) -> bool:
-    """Whether nobody but this user and root is certainly in a group. Who owns a file in it proves nothing."""
-    if gid == ROOT:  # also that of all users of an image for OpenShift
+    """Whether a group certainly has no other members than the user ``uid`` and root. The owner of a file of the group need not be
+    a member.
+    """
+    if gid == ROOT:  # also the group of all users of an image for OpenShift
         return True
     try:
         group = grp.getgrgid(gid)
@@ -205,7 +210,10 @@ def _is_private(gid: int, uid: int) -> bool:
 
 
 def only_own(path: Path) -> bool:
-    """Whether a file or folder is there, this user or root owns it, and nobody else may write to it, not even an own group."""
+    """Whether a file or folder exists, this user or root owns it, and its mode lets only the owner write to it.
+
+    Here a private group counts as other users, too.
+    """
     try:
         return foreign(path) is None and not path.stat().st_mode & _WRITE
     except OSError:
@@ -242,15 +250,15 @@ class Exposure(NamedTuple):
 
 
 def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
-    """The folders on the way to ``path``, also through links, in which others may replace the next one, and parts of the way
-    that others own; ``owner`` is no other.
+    """Yield what lets other users replace ``path``: folders above it whose entries others may replace, and parts of the path that
+    others own. Links in the path are followed. This user, root and ``owner`` are no others.
 
-    Each part is checked before its link is read: if nothing is found, nobody can have led this check elsewhere.
+    Each part is checked before its link is read: if this yields nothing, no other user can have changed a link during the check.
     """
     friends = {os.geteuid(), ROOT, owner} | _unmapped()
     for folder, entry in _lookups(path):
         above, found = _status(folder.stat), _status(entry.lstat)
-        if above is None:  # it is missing, or cannot be read: then it is not used either
+        if above is None:  # a folder that is missing or cannot be read is not used either
             continue
         if others_may_write(above) and (found is None or not above.st_mode & stat.S_ISVTX):
             yield Exposure(folder, above, None)
@@ -258,9 +266,9 @@ def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
             yield Exposure(entry, found, found.st_uid)
 
 
-def exposures_in(path: Path, but: tuple[str, ...], owner: int) -> Iterator[Exposure]:
-    """A folder and what is in it, as far as others than ``owner``, this user and root may change it."""
-    for entry in (path, *_entries(path, but)):
+def exposures_in(path: Path, skipped: tuple[str, ...], owner: int) -> Iterator[Exposure]:
+    """Yield the folder, and each entry in it, that other users than ``owner``, this one and root may change."""
+    for entry in (path, *_entries(path, skipped)):
         found = _status(path.stat if entry == path else entry.lstat)
         if found is not None and found.st_uid not in (os.geteuid(), ROOT, owner):
             yield Exposure(entry, found, found.st_uid)
@@ -269,7 +277,7 @@ def exposures_in(path: Path, but: tuple[str, ...], owner: int) -> Iterator[Expos
 
 
 def _lookups(path: Path) -> Iterator[tuple[Path, Path]]:
-    """Each folder in which a part of the path is looked up, with that part, also for the links on the way."""
+    """Yield each folder in which the system looks up a part of the path, with that part. Links in the path are followed."""
     here, parts, links, known = Path("/"), list(reversed(path.absolute().parts[1:])), 0, set()
     yield here, here
     while parts:
@@ -303,7 +311,7 @@ def _unmapped() -> set[int]:
 
 
 def warn_if_open(path: Path, content: str) -> None:
-    """Log once in a process if other users may read or write the files of a folder by its mode."""
+    """Log once in a process if the mode of a folder lets other users read or write its files."""
     others_may = _of_others(path.stat(), _READ_OR_WRITE)
     if others_may:
         others = "write" if others_may & _WRITE else "read"
@@ -312,10 +320,10 @@ def warn_if_open(path: Path, content: str) -> None:
 
 
 def warn_if_replaceable(path: Path, purpose: str) -> None:
-    """Log once in a process and folder if others may replace a folder on the way to ``path``."""
+    """Log once in a process for each folder above ``path`` that lets other users replace ``path``. ``purpose`` names the path."""
     text = "%s lies in %s; protect it with chown, and chmod go-w or 1777"
-    for one in exposures(path):
-        process.once("replaceable folders", one.path, functools.partial(logger.warning, text, purpose, one))
+    for exposure in exposures(path):
+        process.once("replaceable folders", exposure.path, functools.partial(logger.warning, text, purpose, exposure))
 
 
 _lent: list[int] = []  # the user whose rights this process has now, if they are not its own
@@ -328,9 +336,11 @@ def has_own_rights() -> bool:
 
 @contextlib.contextmanager
 def rights_of(uid: int, gid: int) -> Iterator[None]:
-    """Have the rights of another user, and of no more groups than that user, inside the block, in all threads. Only root can.
+    """Take the rights of another user and of that user's groups inside the block, in all threads. Only root can do this.
 
-    ``gid`` is the group of a user without a name. New files belong to the user.
+    Args:
+        uid: The user. New files belong to this user.
+        gid: The group if the user has no name.
     """
     try:
         name, gid = pwd.getpwuid(uid).pw_name, pwd.getpwuid(uid).pw_gid

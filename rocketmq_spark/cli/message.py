@@ -272,7 +272,7 @@ def _finder(target: Target) -> Callable[[ReceivedMessage], str | None]:
 
 
 def _letters(output: Output, target: Target, group: str, wanted: DeadLetterFilter) -> Iterator[ReceivedMessage]:
-    """Yield dead letters. The ``topic`` of each is that in which the group read it, or the dead-letter topic if unknown."""
+    """Yield dead letters. Their ``topic`` is the one in which the group read the message, or the dead-letter topic if unknown."""
     from rocketmq_spark.admin.groups import near_groups
     from rocketmq_spark.base.codes import Property
     from rocketmq_spark.cli import reading

@@ -152,15 +152,15 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     spools.prepare(parsed, paths)
     for path in paths:
         with _collected(failed), lent(path):
-            one = spools.drainer(path, parsed)
-            dead_before = 0 if dead else one.store.totals.dead
+            drainer = spools.drainer(path, parsed)
+            dead_before = 0 if dead else drainer.store.totals.dead
             try:
-                left = one.send_all(timeout_s, dead)
+                left = drainer.send_all(timeout_s, dead)
             finally:
-                delivered = one.finish()
-            row = {"path": str(path), "sent": delivered, "left": left, "dead": one.store.totals.dead}
+                delivered = drainer.finish()
+            row = {"path": str(path), "sent": delivered, "left": left, "dead": drainer.store.totals.dead}
             output.item(row, f"{path}: {delivered} sent, {left} left, {row['dead']} dead")
-            if unsent := left + max(0, one.store.totals.dead - dead_before):
+            if unsent := left + max(0, drainer.store.totals.dead - dead_before):
                 raise SpoolError(
                     f"{unsent} records of {path} were not sent, and are kept",
                     remedy=f"See why: rocketmq-spark spool show {shlex.quote(str(path))} --records",
@@ -207,7 +207,10 @@ def _raise(output: Output, failed: Sequence[SpoolError]) -> None:
 
 
 def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[SpoolOwner, SpoolOwner]]:
-    """Return a function that returns the old and the new owner of a folder's records. It imports nothing: see ``lent``."""
+    """Return a function that returns the old and the new owner of a folder's records.
+
+    That function imports nothing, because it is called inside ``lent``.
+    """
     from rocketmq_spark.delay.envelope_records import KIND
     from rocketmq_spark.delay.node import purpose_of
     from rocketmq_spark.session.spools import owner_of

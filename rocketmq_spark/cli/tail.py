@@ -134,10 +134,11 @@ def tail(
         _seek(reader, begin)
     if follow:
         output.note(f"Waiting for messages of {topic} until Ctrl-C")
-    number = 0
-    for number, message in enumerate(islice(reader.messages(follow), count), 1):  # noqa: B007
+    is_empty = True
+    for message in islice(reader.messages(follow), count):
         output.item(document(message), line(message))
-    if not number:
+        is_empty = False
+    if is_empty:
         which = " with these tags" if tags is not None else ""
         where = "" if begin == "earliest" else " from that position on"
         output.note(f"{topic} has no messages{which}{where}")

@@ -159,7 +159,7 @@ _PASSING_FAULTS: Mapping[str, type[BrokerError]] = {
     "create mapped file failed": ServiceNotAvailable,
     "timer message is under flow control": BrokerBusy,
 }
-# What it means that a server which is no broker does not know a request, and the remedy.
+# The message and the remedy if a server other than a broker does not know a request, by kind of server.
 _NOT_SUPPORTED = {
     Peer.NAME_SERVER: (
         "the server is a name server, which answers no requests for brokers",
@@ -175,7 +175,7 @@ _NOT_SUPPORTED = {
 
 @contextmanager
 def at_proxy(remedy: str) -> Iterator[None]:
-    """Replace the remedy for requests that a Proxy does not forward, where the caller has a better one than another server."""
+    """Replace the remedy of requests that a Proxy does not forward: the usual remedy names another server."""
     try:
         yield
     except NotSupported as e:

@@ -26,9 +26,9 @@ from rocketmq_spark.wire import bodies, rpc
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Stores offsets of a group where they can be, at masters or at another replica; gives the errors of the others.
+    """Stores offsets of a group on brokers, at the replicas that ``read_from`` selects. Returns the errors by queue.
 
-    ``grace_s`` is that of ``OffsetReader.bounds``.
+    ``grace_s`` is the one of ``OffsetReader.bounds``.
     """
 
     questions: BrokerQuestions
@@ -38,9 +38,11 @@ class Commit:
     read_from: str = "master"
 
     def __call__(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
-        """One queue of each topic goes before the others: brokers make the group's table of a topic at its first offset,
-        and of two that make it at the same time one is lost (ConsumerOffsetManager.commitOffset in 5.5.0). What it meets
-        is met by the others. A broker that hangs takes half of the time, so that the others' queues have the rest.
+        """Store one queue of each topic and broker before the other queues.
+
+        A broker creates the group's table of a topic at the first offset. If two requests create the table at the same time, one
+        offset is lost (ConsumerOffsetManager.commitOffset in 5.5.0). If the first queue fails, the others of its topic and broker
+        get the same error. The first queues have half of the time, so that a broker that hangs leaves the rest to other brokers.
         """
         firsts = first_of_each(offsets)
         half = self.deadline.within(self.deadline.remaining() / 2)

@@ -106,13 +106,13 @@ class BrokerRequests:
 
     def _direct(self, command: Command) -> BrokerRequest:
         fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
-        # Counted while their bodies are compressed: thousands of them would inflate to gigabytes.
+        # Count messages before their bodies are decompressed: thousands of bodies could inflate to gigabytes.
         first_two = list(itertools.islice(decode_leniently(command.body, max_body_bytes=None), 2))
         if len(first_two) != 1:
             found = "more than one message" if first_two else "no message"
             raise RemoteProtocolError(f"{found} came to be consumed directly, expected 1")
         (message,), scope = decode_messages(command.body, fields["brokerName"] or ""), self._calls.scope
-        # Without its prefix, a topic of another namespace would look like a topic of this one.
+        # Without the prefix of its namespace, a topic of another namespace would look like a topic of this one.
         origin = message.properties.get(Property.RETRY_TOPIC)
         inside = origin is None or scope.reaches(origin)
         return ConsumeDirectly(own(message, scope) if inside else as_stored(message, scope))
@@ -138,8 +138,8 @@ def _on_wire(calls: Calls, table: Mapping[MessageQueue, Value]) -> dict[MessageQ
 def own(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     """Return a message with its topic and queue in the user's names.
 
-    A message of a retry topic gets the topic that its properties name as its first one. Every client that may write to the retry
-    topic can set these. A dead letter keeps the dead-letter topic, as in Java. Mirrors
+    A message of a retry topic gets the topic that its properties name as its first topic. Every client that may write to the
+    retry topic can set these properties. A dead letter keeps the dead-letter topic, as in Java. Mirrors
     ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
     """
     stored = as_stored(message, scope)
@@ -221,7 +221,7 @@ def wanted(calls: Calls, admin: BaseAdmin, group: str) -> dict[str, dict[str, Fi
         try:
             filters = bodies.member_filters(calls.ask(address, command).body)
         except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
-            _told(e, member)
+            _log_unknown_member(e, member)
             found[member] = None
         else:
             plain = {calls.scope.plain(topic): f for topic, f in filters.items() if calls.scope.reaches(topic)}
@@ -235,11 +235,11 @@ def _held(calls: Calls, topic: str, who: tuple[str, str], address: str) -> tuple
     try:
         held = bodies.held_queues(calls.ask(address, command).body)
     except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
-        _told(e, member)
+        _log_unknown_member(e, member)
         return None
     on_wire = calls.on_wire(topic)
     return tuple(queue._replace(topic=topic) for queue in held if queue.topic == on_wire)
 
 
-def _told(error: RocketMQError, member: str) -> None:
+def _log_unknown_member(error: RocketMQError, member: str) -> None:
     logger.info("cannot determine what member %s reads: %s", member, error)

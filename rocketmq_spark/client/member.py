@@ -32,10 +32,10 @@ from rocketmq_spark.wire.header import Command
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN_GROUP = "If this goes on, make the group: brokers with autoCreateSubscriptionGroup=false do not"
+UNKNOWN_GROUP = "If this lasts, create the group: brokers with autoCreateSubscriptionGroup=false do not create groups"
 UNKNOWN_AT_PROXY = (
-    "If this goes on, the Proxy does not reach its brokers: look at them, and at the log of the Proxy. In LOCAL mode "
-    f"(mqbroker --enable-proxy) it serves no Remoting clients: {OTHER_WAYS}"
+    "If this lasts, the Proxy does not reach its brokers: check the brokers, and the log of the Proxy. In LOCAL mode "
+    f"(mqbroker --enable-proxy) a Proxy serves no Remoting clients: {OTHER_WAYS}"
 )
 
 
@@ -59,7 +59,7 @@ class RemotingMember:
         self._polls = polls
         self._back = RemotingSendBack(questions, sender)
         self._rng = rng or random.Random()
-        self._lockless = Complaints()  # of brokers that did not answer the last request for locks
+        self._lock_complaints = Complaints()  # of brokers that did not answer the last request for locks
         self._readable: dict[str, tuple[TopicRoute, tuple[MessageQueue, ...]]] = {}
 
     # --- the group
@@ -88,13 +88,12 @@ class RemotingMember:
         try:
             answer = self._ask_any(topic, rpc.GET_CONSUMER_LIST_BY_GROUP, group, deadline)
         except ServerFault as e:
-            if self._calls.pool.is_proxy(
-                e.addr or ""
-            ):  # it forgets members if it does not reach the brokers of their topics
+            # A Proxy forgets members if it does not reach the brokers of their topics.
+            if self._calls.pool.is_proxy(e.addr or ""):
                 words = None if e.remark and "is null" in e.remark else e.remark
                 why = "the Proxy knows no member of the group"
                 raise ServerFault(why, e.addr, e.broker_code, topic, remark=words, remedy=UNKNOWN_AT_PROXY) from e
-            # a broker that does not create groups accepts heartbeats of unknown ones, too
+            # A broker that does not create groups accepts the heartbeats of an unknown group, too.
             raise ServerFault(e.message, e.addr, e.broker_code, topic, remark=e.remark, remedy=UNKNOWN_GROUP) from e
         return bodies.consumer_ids(answer.body)
 
@@ -238,9 +237,9 @@ class RemotingMember:
         found = []
         for (name, mine), answer in zip(of_broker.items(), self._questions.ask_each(asked, deadline), strict=True):
             if isinstance(answer, RocketMQError):
-                logger.log(self._lockless.level(name, answer), "%s of %s failed: %s", row.name, mine, answer)
+                logger.log(self._lock_complaints.level(name, answer), "%s of %s failed: %s", row.name, mine, answer)
             else:
-                self._lockless.over(name)
+                self._lock_complaints.over(name)
                 found.append((mine, answer))
         return found
 

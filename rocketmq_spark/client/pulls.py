@@ -131,9 +131,9 @@ class LongPolls:
             done(ConnectionLost(f"no connection can be made: {e}", queue=str(request.queue)))
 
     def introduce(self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> list[RocketMQError]:
-        """Make brokers create a group: with ``autoCreateSubscriptionGroup`` they do so at its first pull. Returns the errors.
+        """Pull as a group: brokers with ``autoCreateSubscriptionGroup`` create a group at its first pull. Returns the errors.
 
-        The pulls have a filter, because a Proxy does not forward pulls without one of a group that has no members there.
+        The pulls have a filter: if a group has no members at a Proxy, the Proxy does not forward its pulls without a filter.
         """
         asked = []
         for queue in {queue.broker_name: queue for queue in offsets}.values():

@@ -51,11 +51,11 @@ class NameServers:
         return self.ask_at(make, deadline)[1]
 
     def ask_at(self, make: Callable[[], Command], deadline: Deadline | None = None) -> tuple[str, Command]:
-        """The first server's answer that could be had, each within the time of one request, and its part of what is left.
-        Returns the address of this server with it.
+        """Ask the servers in turn. Returns the first answer and the address of its server.
 
-        Servers do not know of each other, so a topic that one misses is asked of the others too. When none answers,
-        raises the last one's error, naming all that were tried. An address of a broker is an ``OptionError`` if no other does.
+        Each server has the time of one request, and at most its share of the time that is left. Servers do not know of each
+        other, so the others are also asked for a topic that one server does not have. If none answers, raises the last error,
+        with all addresses. Raises ``OptionError`` if all of them are brokers.
         """
         first = self._current
         unknown: TopicNotFound | None = None
@@ -73,7 +73,7 @@ class NameServers:
                 if self.calls.pool.is_proxy(self.addresses[at]):
                     raise
                 if self.routes_at(self.addresses[at], deadline):
-                    # Its answer has shown whether it is a Proxy, so the error of another try says so.
+                    # The answer about the route has shown whether the server is a Proxy, and the next error names this cause.
                     return self.addresses[at], self.calls.ask(self.addresses[at], make(), self._share(deadline))
                 wrong = _of_a_broker(self.addresses[at])
             else:
@@ -112,7 +112,10 @@ class NameServers:
     def ask_many(
         self, commands: Sequence[Command], deadline: Deadline | None = None
     ) -> tuple[str, list[Command | None]]:
-        """Answers of the server in use, and its address, to different questions, asked at once; None where ``ask`` has to try."""
+        """Send several requests to the current server at once. Returns its address and the answers.
+
+        An answer is None if the request failed; ``ask`` can then try the other servers.
+        """
         deadline = deadline or Deadline.after(self.calls.request_timeout_s)
         server = self.addresses[self._current]
         answers = self.calls.exchange_each([(server, command) for command in commands], deadline)
@@ -221,7 +224,7 @@ class Routes:
         return replace(route, brokers=self._reachable(route.brokers, server, answer))
 
     def _reachable(self, brokers: Mapping[str, BrokerData], server: str, answer: Command) -> dict[str, BrokerData]:
-        """The brokers of an answer with the addresses to connect to, which are noted in the pool."""
+        """Return the brokers of an answer with the addresses to connect to. Notes these addresses in the pool."""
         pool = self._name_servers.calls.pool
         if pool.dialling.at_name_server:
             pool.advertise([server], answer.peer)  # so that a later connection is known to lead to a Proxy

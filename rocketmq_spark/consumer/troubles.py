@@ -7,31 +7,19 @@ An operator may switch a group to POP (``mqadmin setConsumeMode``). Java members
 others pull: brokers deliver each message to both.
 
 A restarted broker has forgotten the members of groups: ``Introductions`` registers a member with it again.
-``Contact`` warns, or ends polls with an error, while brokers do not answer.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
-from rocketmq_spark.base.clock import Clock, Deadline, NowAndThen
+from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.settings import Subscriptions
-from rocketmq_spark.errors import (
-    AccessDenied,
-    BrokerError,
-    CertificateRefused,
-    ConnectionLost,
-    NotSupported,
-    RemoteProtocolError,
-    RocketMQError,
-    RouteNotFound,
-    copy_of,
-)
+from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import Filter
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.wire.properties import parse_subscription
@@ -126,96 +114,6 @@ class ConsumeModes:
                 POP_REMEDY,
             )
         self._popped = (self._popped - modes.keys()) | popped
-
-
-UNREACHED_S = 60.0  # polls fail after this time without one answer of a broker
-_WARNED_S = 60.0
-
-
-class Contact:
-    """Whether brokers answer a consumer that polls: an empty poll warns while one does not, and fails if none ever did.
-    A refusal that no retry heals warns, too, and is an error while no queue can be read.
-
-    Thread-safe, because each method changes one attribute.
-    """
-
-    def __init__(self, group: str, clock: Clock) -> None:
-        self._group = group
-        self._clock = clock
-        self._since: float | None = None  # the first poll, or the last one that failed
-        self._reached = False
-        self._reads = False  # whether a queue could be read
-        self._trouble: tuple[Hashable, RocketMQError] | None = None  # what was asked without an answer, and the error
-        self._warnings = NowAndThen(_WARNED_S)
-
-    def answered(self, asked: Hashable, by_broker: bool = True) -> None:
-        """The request about ``asked`` was answered. What a Proxy answers by itself does not show that it reaches a broker."""
-        self._settle(asked)
-        if by_broker:
-            self._reached = True
-        elif self._trouble is None:
-            self._since = None  # a member without queues gets no other answers
-
-    def _settle(self, asked: Hashable) -> None:
-        if self._trouble is not None and self._trouble[0] == asked:
-            self._trouble = None
-
-    def reads(self, broker_name: str) -> None:
-        """The broker answered a request of this group about a queue."""
-        self._reads = True
-        self.answered(broker_name)
-
-    def failed(self, asked: Hashable, error: RocketMQError, by_broker: bool = True) -> None:
-        """The request about ``asked`` failed. A broker's refusal is an answer; a topic that is not there yet is no trouble."""
-        if by_broker and isinstance(error, BrokerError):
-            self._reached = True
-        if isinstance(error, RouteNotFound) or (isinstance(error, BrokerError) and error.retriable):
-            self._settle(asked)
-        else:
-            self._trouble = asked, error
-
-    def check_servers(self) -> None:
-        """Raise the error of a server that no client of ours can use, or that refuses this one, unless others answered."""
-        if self._trouble is None:
-            return
-        _, error = self._trouble
-        if isinstance(error, NotSupported | AccessDenied) and not self._reads:
-            self._trouble = None  # the next refusal sets it again
-            raise copy_of(error)
-        if isinstance(error, RemoteProtocolError | CertificateRefused) and not self._reached:
-            raise copy_of(error)
-
-    def left_s(self) -> float:
-        """Seconds that a poll may still wait for the first answer."""
-        now = self._clock.now()
-        if self._since is None:
-            self._since = now
-        return math.inf if self._reached else max(0.0, self._since + UNREACHED_S - now)
-
-    def check(self) -> None:
-        """Judge a poll that returned nothing. Raises ``ConnectionLost`` a minute after the first if no broker has answered."""
-        is_over = not self.left_s()
-        if is_over:
-            self._since = None
-        if self._trouble is None:
-            return
-        _, error = self._trouble
-        if is_over:
-            raise ConnectionLost(
-                f"group {self._group}: no broker has answered for {UNREACHED_S:.0f} s: {error.message}",
-                error.addr,
-                error.broker_code,
-                error.topic,
-                remedy=error.remedy or "To look for the cause: rocketmq-spark doctor",
-            ) from error
-        if self._warnings.due():
-            text = "group %s: a poll returned nothing, and %s: %s"
-            why = "no broker has answered yet"
-            if self._reached:
-                why = "a broker refuses" if isinstance(error, BrokerError) else "a broker does not answer"
-            logger.warning(text, self._group, why, error)
-        if self._reached:
-            self._trouble = None  # the next failure sets it again
 
 
 TIMEOUT_S = 3.0

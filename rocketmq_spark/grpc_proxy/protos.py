@@ -309,9 +309,8 @@ def _broken(status: str, details: str, addr: str, tls: bool) -> RocketMQError:
                 addr,
                 remedy="Remove line ends and non-ASCII letters from the keys",
             )
-        case "INVALID_ARGUMENT" if (
-            _NO_GROUP in details
-        ):  # of the first telemetry: a Proxy in LOCAL mode creates no groups
+        case "INVALID_ARGUMENT" if _NO_GROUP in details:
+            # The answer to the first telemetry of a member: a Proxy in LOCAL mode creates no groups.
             code = Code.CONSUMER_GROUP_NOT_FOUND
             return GroupNotFound(
                 "the Proxy does not know the group", addr, code, remark=details, remedy=_REMEDIES[code]

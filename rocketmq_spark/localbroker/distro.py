@@ -35,9 +35,9 @@ from rocketmq_spark.localbroker import java, maven
 
 CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
-_READABLE = 0o644  # of files in the cache: an administrator may fill it for all users
 # Older versions that can be run instead; each has its own lock file.
 OLDER = ("4.9.7", "5.1.4", "5.3.1")
+_MODE = 0o644  # of files in the cache, which an administrator may fill for all users
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ def read_lock(text: str | None = None, version: str = VERSION) -> Mapping[str, S
 
 
 def cache_folder() -> Path:
-    """The folder for jars and class-data archives: ROCKETMQ_SPARK_CACHE, or the user's cache folder. If that is not safe or
-    cannot be created, as in containers with random uids, it is a folder of this user among temporary files.
+    """Return the folder for jars and class-data archives: ROCKETMQ_SPARK_CACHE, or the user's cache folder. If the user's cache
+    folder is not safe or cannot be created, as in containers with random uids, returns a folder among temporary files.
 
-    Its files are executed, so it belongs to this user or root, and only this user may write there; likewise folders in it. Nobody
-    else may replace it, or a folder above it. Raises ``LocalBrokerError`` otherwise.
+    The files in the folder are executed. So the folder and the folders in it must belong to this user or root, only this user may
+    write there, and no other user may replace a folder above. Raises ``LocalBrokerError`` otherwise.
     """
     if named := os.environ.get(CACHE_VARIABLE):
         return _own(Path(named).expanduser().absolute())
@@ -120,9 +120,9 @@ def _own(folder: Path) -> Path:
 
 
 def _folders_in(folder: Path) -> Iterator[Path]:
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # it may have gone, as that of a download does
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # the folder of a download is removed at its end
         for entry in entries:
-            with contextlib.suppress(OSError):  # a link that leads nowhere
+            with contextlib.suppress(OSError):  # a broken link
                 if entry.is_dir():
                     yield Path(entry.path)
 
@@ -139,9 +139,10 @@ def _check(folder: Path) -> None:
 
 
 def _check_above(folder: Path) -> None:
-    for way in folders.exposures(folder):
+    exposure = next(folders.exposures(folder), None)
+    if exposure is not None:
         raise LocalBrokerError(
-            f"The cache {folder} lies in {way}; files from there would be executed",
+            f"The cache {folder} lies in {exposure}; files from there would be executed",
             remedy="Make that folder yours with chown, close it with chmod go-w (1777 if others need it), or name a cache "
             f"elsewhere with {CACHE_VARIABLE}",
         )
@@ -207,12 +208,14 @@ def _damaged(cache: Path, sections: Sequence[Section]) -> list[tuple[Section, Ja
 
 
 def _is_usable(path: Path, jar: Jar) -> bool:
-    """Whether the jar is sound, and stays so. A jar that others may write to, and may have open, is replaced by a copy first."""
+    """Whether the jar is sound, and no other user can change it. A jar that others may write to is replaced by a copy first,
+    because others may have it open.
+    """
     try:
         if folders.foreign(path) is not None:
             return False
         if folders.others_may_write(path.stat()):
-            folders.write_new(path, folders.read_regular(path), _READABLE)
+            folders.write_new(path, folders.read_regular(path), _MODE)
         return folders.close(path) and is_sound(path, jar)
     except OSError:
         return False
@@ -247,7 +250,7 @@ def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool, v
         for section, jar in wanted:
             target = cache / "jars" / section.key / jar.file_name
             folders.make(target.parent, folders.READABLE)
-            files[jar.coordinate].chmod(_READABLE)  # before others can reach it, and whatever the umask is
+            files[jar.coordinate].chmod(_MODE)  # before others can reach it, and whatever the umask is
             os.replace(files[jar.coordinate], target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -290,9 +293,10 @@ _NATIVE_FILES = {
 
 
 def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
-    """JVM flags with which a broker finds the file in ``folder``; the file is put there if it is missing, or not that of the jar.
+    """Return JVM flags with which a broker finds the native library in ``folder``. A library that is missing there, or that
+    differs from the one in the jar, is written first.
 
-    A folder of another user is not used.
+    Returns no flags if other users may write to the folder: brokers then unpack the library themselves.
     """
     name = _NATIVE_FILES.get((platform.system(), platform.machine()))
     jar = next((jar for jar in jars if jar.name.startswith(_NATIVE_JAR)), None)
@@ -307,7 +311,7 @@ def native_flags(jars: Sequence[Path], folder: Path) -> tuple[str, ...]:
             if not folders.only_own(place):
                 raise PermissionError(f"others may write to {place}")
         if not (folders.only_own(target) and target.read_bytes() == code):
-            folders.write_new(target, code, _READABLE)
+            folders.write_new(target, code, _MODE)
     except (OSError, KeyError, zipfile.BadZipFile) as e:
         _LOG.debug("brokers unpack %s themselves: %s", name, e)
         return ()

@@ -106,7 +106,7 @@ Spawn = Callable[[list[str], Path], "subprocess.Popen[bytes]"]
 
 
 def user_cache() -> Path:
-    """The folder in which the user's programs keep files of this package."""
+    """Return the folder of this package in the user's cache. ``XDG_CACHE_HOME`` is ignored if another user owns it."""
     if sys.platform == "darwin":
         return _home() / "Library" / "Caches" / "rocketmq-spark"
     named = os.environ.get("XDG_CACHE_HOME")
@@ -115,7 +115,7 @@ def user_cache() -> Path:
 
 
 def _home() -> Path:
-    """The user's home. If HOME is that of another user, as with ``sudo`` and in containers of CI, that of the user's account."""
+    """Return the user's home. If another user owns HOME, as with ``sudo`` and in containers of CI, the home of the account."""
     home = Path.home()
     if folders.foreign(home) is not None:
         with contextlib.suppress(KeyError):  # a user without a name
@@ -124,8 +124,8 @@ def _home() -> Path:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether this user or root owns a folder and the one above it, no other user may write there, and nobody may replace one of
-    the folders above. It may be missing.
+    """Whether this user or root owns a folder and the one above it, and no other user may write there or replace a folder above
+    them. The folder may be missing.
     """
     try:
         places = (folder.parent, folder, folder.resolve().parent)
@@ -137,8 +137,8 @@ def _is_own(folder: Path) -> bool:
 class Archive:
     """The archive for one class path and one JVM.
 
-    It contains code that the JVM does not compare with the jars. So it is in ``folder`` only if no other user may change it
-    there; otherwise it is made again in the user's own cache.
+    The archive contains code that the JVM does not compare with the jars. So it is in ``folder`` only if no other user may change
+    it there; otherwise it is made again in the user's own cache.
     """
 
     def __init__(self, folder: Path, java: Java, jars: Sequence[Path]) -> None:

@@ -66,8 +66,8 @@ class Repository(NamedTuple):
 LARGEST = 256 << 20
 
 
-class Wanted(NamedTuple):
-    """Where to put a file, and how many bytes it may have."""
+class DownloadTarget(NamedTuple):
+    """The path of a file that is downloaded, and the most bytes that it may have."""
 
     file: Path
     size: int
@@ -79,15 +79,16 @@ def download(
     """Download ``group:artifact:version[:classifier]`` into ``folder``. Returns the files by coordinate.
 
     ``progress`` is called with the number of bytes that have arrived. An interrupted download is resumed as long as
-    every round makes progress. ``sizes`` are the bytes of the files by coordinate; of others, at most ``LARGEST`` are read.
+    every round makes progress. ``sizes`` has the bytes of files by coordinate; a file without a size may have ``LARGEST`` bytes.
+    Raises ``LocalBrokerError`` if a file is larger, or cannot be downloaded.
     """
     sizes = sizes or {}
     folder.mkdir(parents=True, exist_ok=True)
     files = {coordinate: folder / "_".join(coordinate.split(":")) for coordinate in coordinates}
     repositories, left, arrived = _repositories(), list(files), -1
     while left:
-        wanted = {coordinate: Wanted(files[coordinate], sizes.get(coordinate, LARGEST)) for coordinate in left}
-        failed = _round(repositories, wanted, progress)
+        targets = {coordinate: DownloadTarget(files[coordinate], sizes.get(coordinate, LARGEST)) for coordinate in left}
+        failed = _round(repositories, targets, progress)
         before, arrived = arrived, sum(file.stat().st_size for file in files.values() if file.exists())
         for error in failed.values():
             if isinstance(error, LocalBrokerError):
@@ -102,20 +103,20 @@ def download(
 
 
 def _round(
-    repositories: Sequence[Repository], files: Mapping[str, Wanted], progress: Callable[[int], None]
+    repositories: Sequence[Repository], targets: Mapping[str, DownloadTarget], progress: Callable[[int], None]
 ) -> dict[str, Exception]:
     """Try each file once. Returns the failed ones with their reasons."""
     stopped = threading.Event()
     pool = ThreadPoolExecutor(_AT_ONCE, "rocketmq-jars")
     try:
         tries: dict[str, Future[None]] = {
-            coordinate: pool.submit(_fetch, repositories, coordinate, wanted, stopped)
-            for coordinate, wanted in files.items()
+            coordinate: pool.submit(_fetch, repositories, coordinate, target, stopped)
+            for coordinate, target in targets.items()
         }
         waiting = set(tries.values())
         while waiting:
             waiting = wait(waiting, _POLL_S).not_done
-            progress(sum(wanted.file.stat().st_size for wanted in files.values() if wanted.file.exists()))
+            progress(sum(target.file.stat().st_size for target in targets.values() if target.file.exists()))
     finally:
         stopped.set()  # so that Ctrl-C does not wait for running downloads
         pool.shutdown(wait=False, cancel_futures=True)
@@ -127,11 +128,13 @@ def _round(
     return failed
 
 
-def _fetch(repositories: Sequence[Repository], coordinate: str, wanted: Wanted, stopped: threading.Event) -> None:
+def _fetch(
+    repositories: Sequence[Repository], coordinate: str, target: DownloadTarget, stopped: threading.Event
+) -> None:
     """Download a file from the first repository that has it."""
     for number, repository in enumerate(repositories, 1):
         try:
-            _get(repository, coordinate, wanted, stopped)
+            _get(repository, coordinate, target, stopped)
             return
         except urllib.error.URLError as e:
             if not _is_missing(e) or number == len(repositories):
@@ -144,8 +147,8 @@ def _is_missing(error: urllib.error.URLError) -> bool:
     return isinstance(error.reason, FileNotFoundError)
 
 
-def _get(repository: Repository, coordinate: str, wanted: Wanted, stopped: threading.Event) -> None:
-    file = wanted.file
+def _get(repository: Repository, coordinate: str, target: DownloadTarget, stopped: threading.Event) -> None:
+    file = target.file
     have = file.stat().st_size if file.exists() else 0
     request = urllib.request.Request(repository.url(coordinate), headers={"User-Agent": "rocketmq-spark"})
     handlers: list[urllib.request.BaseHandler] = []  # besides the defaults, which take the current proxies
@@ -166,9 +169,9 @@ def _get(repository: Repository, coordinate: str, wanted: Wanted, stopped: threa
         length = answer.headers.get("Content-Length")
         missing = None if length is None else int(length)
         while not stopped.is_set() and (chunk := answer.read(_CHUNK)):
-            if out.tell() + len(chunk) > wanted.size:
+            if out.tell() + len(chunk) > target.size:
                 raise LocalBrokerError(
-                    f"{request.full_url} has more bytes than the {wanted.size} of {coordinate}, and is not used",
+                    f"{request.full_url} has more bytes than the {target.size} of {coordinate}, and is not used",
                     remedy="Check the mirror, or the proxy that changes downloads",
                 )
             out.write(chunk)

@@ -55,7 +55,7 @@ def with_fields(text: str, conf: Mapping[str, object]) -> str:
 
 
 def change(home: Path, name: str, conf: Mapping[str, object]) -> None:
-    """Change lines of the broker.conf, or fields of the rmq-proxy.json, in a server's folder."""
+    """Change lines of broker.conf, or fields of rmq-proxy.json, whichever ``name`` is, in a server's folder."""
     path = home / name
     if not path.exists():
         raise LocalBrokerError(f"{home.name} takes no conf", remedy="Give it to a broker or to the proxy")
@@ -105,7 +105,7 @@ def write_compose_files(folder: Path) -> None:
 
 NAME_SERVER = "namesrv"
 PROXY = "proxy"
-# Modes of a proxy: on its own before the brokers of a cluster, or in the process of one broker.
+# Modes of a proxy: in its own process, for the brokers of a cluster, or in the process of one broker.
 CLUSTER, LOCAL = "cluster", "local"
 _PROXY_STARTUP = "org.apache.rocketmq.proxy.ProxyStartup"
 # A name server needs a small heap. A broker's heap contains the messages in flight, of up to 4 MiB each.
@@ -192,7 +192,7 @@ def proxy(data: Path, jars: tuple[Path, ...], port: int, name_server: str, conf:
 
 
 def proxy_mode(conf: Mapping[str, object]) -> str:
-    """The mode of a proxy with these fields."""
+    """Return the mode of a proxy with these fields. Raises ``LocalBrokerError`` for an unknown one."""
     mode = str(conf.get("proxyMode", CLUSTER)).lower()
     if mode not in (CLUSTER, LOCAL):
         expected = f"{CLUSTER.upper()} or {LOCAL.upper()}"
@@ -201,7 +201,7 @@ def proxy_mode(conf: Mapping[str, object]) -> str:
 
 
 def with_local_proxy(broker: Program, jars: tuple[Path, ...], name_server: str, conf: Mapping[str, object]) -> Program:
-    """A broker with a proxy in the same process, as ``mqbroker --enable-proxy`` starts it."""
+    """Return a program that runs ``broker`` with a proxy in the same process, as ``mqbroker --enable-proxy`` does."""
     port = broker.ports[0]
     values = {"port": port + process.LOCAL_PROXY_PORTS[-2], "grpc_port": port + process.LOCAL_PROXY_PORTS[-1]}
     path = broker.home / PROXY_CONF

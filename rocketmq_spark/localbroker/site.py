@@ -60,7 +60,7 @@ def claim(run: Path, data: Path | None, keep: bool) -> Claim:
     """Clean up after killed processes, then reserve ``data`` (or a new temporary folder) for this process."""
     with exclusive(run / "lock"):
         for record in run.glob("*.json"):
-            if folders.foreign(record) is None:  # it names processes to kill and a folder to delete
+            if folders.foreign(record) is None:  # a record names processes to kill and a folder to delete
                 _bury(record)
         path = data or Path(tempfile.mkdtemp(prefix=TEMPORARY))
         _check(path)
@@ -74,12 +74,16 @@ def claim(run: Path, data: Path | None, keep: bool) -> Claim:
 
 
 def _check(data: Path) -> None:
-    """Create a data folder, or ensure that no other user can change the configuration of its servers, or lead them elsewhere."""
+    """Create a data folder if it is missing, and take the right to write from other users.
+
+    Raises ``LocalBrokerError`` if another user owns a file in it, or may still change one: that user could change the
+    configuration of the servers, or lead them to other files.
+    """
     folders.make(data)
-    exposed = None if folders.close(data) else data  # first, so that nobody adds files to it after the look
+    exposed = None if folders.close(data) else data  # first, so that others cannot add files after the checks
     problem = folders.foreign_in(data)
     if problem is None:
-        inside = (one.path for one in folders.exposures_in(data, (), os.geteuid()))
+        inside = (exposure.path for exposure in folders.exposures_in(data, (), os.geteuid()))
         exposed = exposed or next((path for path in inside if not folders.close(path)), None)
     if problem is not None or exposed is not None:
         raise LocalBrokerError(
@@ -110,7 +114,7 @@ def _bury(record: Path) -> None:
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         left = json.load(f)
         data = Path(left["data"])
-        mine = folders.foreign(data) is None  # another user may have made it again, after it was removed
+        mine = folders.foreign(data) is None  # another user may have created a folder of this name after it was removed
         # The folder may have a new owner with another cache: then its servers belong to that owner.
         with _unused(data) if mine else contextlib.nullcontext():
             for pid in _running_on(data):

@@ -99,7 +99,9 @@ _ENDLESS_MS = 2**63
 
 
 def spools(folder: Path) -> list[Path]:
-    """The spools of a folder: itself, and those of workers below it. Raises ``SpoolError`` if this user may not read it."""
+    """Return the spools of a folder: the folder itself, and those of workers in it. Raises ``SpoolError`` if this user may not
+    read the folder.
+    """
     try:
         if not folder.is_dir():
             return []
@@ -113,7 +115,7 @@ def spools(folder: Path) -> list[Path]:
 
 
 def _adoptable(folder: Path) -> list[Path]:
-    """The spools that no running process uses. Those of other users are left alone, and logged once."""
+    """Return the spools that no running process uses. Spools of other users are left out, with one warning for each."""
     found = []
     for path in spools(folder):
         if (other := folders.foreign_in(path, OF_OTHERS, root_may=path == folder)) is not None:
@@ -344,13 +346,14 @@ _PREPARE_S = 5.0
 
 
 def prepare(options: Options, paths: Sequence[Path]) -> None:
-    """Read what may be readable for root only, before root takes the rights of the owners of spools: modules, TLS files, keys.
-    A request reads the files, whatever its answer is. Raises ``OptionError`` if one cannot be used.
+    """Read modules, TLS files and keys, which may be readable for root only, before root takes the rights of owners of spools.
+
+    A request to the name server reads the files; its answer does not matter. Raises ``OptionError`` if a file cannot be used.
     """
     if os.geteuid() != folders.ROOT or not any(map(folders.foreign, paths)):
         return
     for module in _LATE:
-        with contextlib.suppress(ImportError):  # optional; a module that is needed is missed later
+        with contextlib.suppress(ImportError):  # an optional module; if it is needed, its import raises later
             importlib.import_module(module)
     try:
         sender(options).publish_queues(AUTO_CREATE_TOPIC, Deadline.after(_PREPARE_S))

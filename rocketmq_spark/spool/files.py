@@ -142,7 +142,7 @@ _TABLE = tuple(map(_remainder, range(256)))
 
 
 LOG = ".log"
-# Names of folders in a ``spoolDir`` that are spools of their own begin with these: of a sink's worker, and of one that goes.
+# Prefixes of folders in a ``spoolDir`` that are spools themselves: of a worker of a sink, and of one that is being removed.
 WORKER, EMPTIED = "worker-", "emptied-"
 OF_OTHERS = (WORKER, EMPTIED)
 # Space that RocksDB needs itself: it writes a table from its log when it opens, and merges tables while it runs.
@@ -289,8 +289,8 @@ def make_folder(path: Path) -> None:
 
 
 def check_owner(path: Path) -> None:
-    """Raise ``SpoolError`` if another user owns the folder, a file in it, or the link to it: that user decides what is sent with
-    this user's rights, and could lead this process to other files.
+    """Raise ``SpoolError`` if another user owns the folder, a file in it, or the link to it: that user could choose what this
+    process sends with its rights, and which files it opens.
     """
     if (found := folders.foreign_in(path, OF_OTHERS)) is not None:
         raise SpoolError(
@@ -301,7 +301,7 @@ def check_owner(path: Path) -> None:
 
 
 def look_first(path: Path) -> str:
-    """How to send what another user left: an instruction without its first capital letter."""
+    """Return the instruction for sending the messages of another user. It begins with a small letter, as part of a sentence."""
     name = shlex.quote(str(path))
     return (
         f"look at its messages (rocketmq-spark spool show {name} --records), because they are sent with the keys of whoever "
@@ -310,6 +310,7 @@ def look_first(path: Path) -> str:
 
 
 def not_readable(path: Path) -> SpoolError:
+    """Return the error for a folder that this user may not read."""
     return SpoolError(
         f"the spool in {path} belongs to uid {path.stat().st_uid}, and uid {os.geteuid()} may not read it",
         remedy="Run as its owner, or as root",

@@ -1,4 +1,4 @@
-"""Commands that use the spool of another user, who decides what is in the folder and may change it at any time."""
+"""Protection of commands that use the spool of another user. The owner may change anything in the folder at any time."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from rocketmq_spark.base import extras, folders
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.files import OF_OTHERS
 
-# Modules that opening a database imports; RocksDB's own is missing later, with a remedy, if it is not installed.
+# Modules that opening a database imports. If RocksDB is not installed, opening raises an error with a remedy.
 _LATE = ("pickle", "rocksdict") if extras.installed("rocksdict") else ()
 
 
 @contextlib.contextmanager
 def lent(path: Path) -> Iterator[None]:
-    """Use a spool that nobody but its owner, this user and root may change. Another owner could lead this process to other files,
-    so root has no more rights inside the block than the owner. The block imports only what was imported before, because the owner
-    may not be able to read Python's files. Raises ``SpoolError``.
+    """Allow the block to use a spool that only its owner, this user and root may change.
+
+    With links in the folder, its owner could lead root to other files. So root has only the rights of the owner inside the block.
+    The block must not import modules, because the owner may not be able to read Python's files.
+
+    Raises ``SpoolError`` if others may change the spool, if it has links or special files, or if root cannot take the rights.
     """
     try:
-        owner = path.stat()  # the checks of the way show that this is the folder that is opened
+        owner = path.stat()  # ``_check`` ensures that no other user can replace this folder before it is opened
     except OSError as e:
         raise SpoolError(
             f"the spool in {path} cannot be opened: {e.strerror}", remedy="Look whether it has gone"
@@ -44,7 +47,7 @@ def lent(path: Path) -> Iterator[None]:
 def _check(path: Path, owner: int) -> None:
     above = next(folders.exposures(path, owner), None)
     if above is not None and os.geteuid() != folders.ROOT:
-        # Such as a volume of Kubernetes with mode 0777, which this user cannot change, and which has no other users.
+        # Only a warning: the folder may be a volume of Kubernetes with mode 0777, which this user cannot change.
         folders.warn_if_replaceable(path, "the spool")
         above = None
     found = above or next(folders.exposures_in(path, OF_OTHERS, owner), None)

@@ -54,7 +54,7 @@ class Store:
 
     ``sync`` is ``always`` (each call of ``add`` waits for its own flush), ``batch`` (calls of several threads wait for one flush)
     or ``never``. ``max_bytes`` limits all records, dead ones included. ``damages`` counts how often damage was found.
-    Files of another user are an error, unless ``any_owner``; then the caller uses ``lending.lent``.
+    Files of another user are an error. With ``any_owner`` they are not; the caller must then be inside ``lending.lent``.
     """
 
     def __init__(self, path: Path, sync: str = "always", max_bytes: int | None = None, any_owner: bool = False) -> None:
@@ -286,11 +286,11 @@ class Store:
             self._open_files()
             return
         with contextlib.suppress(OSError):  # opening it raises the error
-            make_folder(self.path)  # before the check: afterwards nobody else can
+            make_folder(self.path)  # before the check, so that no other user can create the folder after it
         check_owner(self.path)
         self._open_files()
         try:
-            check_owner(self.path)  # everyone may have put something there, if everyone may write there
+            check_owner(self.path)  # again: if others may write there, they may have added files meanwhile
         except BaseException:
             self._failed = True
             self._db.close()

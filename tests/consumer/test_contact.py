@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.consumer import troubles
+from rocketmq_spark.consumer.pull.contact import Contact
 from rocketmq_spark.consumer.rebalance import Start
-from rocketmq_spark.consumer.troubles import Contact
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -70,7 +69,7 @@ def test_a_minute_without_an_answer_is_an_error(lost: Kept) -> None:
 
 
 def test_a_long_poll_ends_with_the_error(lost: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(troubles, "UNREACHED_S", 0.05)
+    monkeypatch.setattr("rocketmq_spark.consumer.pull.contact.UNREACHED_S", 0.05)
     lost.polls.contact = Contact("g", Clock())
     lost.polls.contact.failed("b", LOST)
     with pytest.raises(ConnectionLost, match="no broker has answered"):
@@ -78,7 +77,7 @@ def test_a_long_poll_ends_with_the_error(lost: Kept, monkeypatch: pytest.MonkeyP
 
 
 def test_a_poll_for_a_topic_that_is_not_there_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(troubles, "UNREACHED_S", 0.02)
+    monkeypatch.setattr("rocketmq_spark.consumer.pull.contact.UNREACHED_S", 0.02)
     kept = Kept()
     kept.polls.contact = Contact("g", Clock())
     deadline = Deadline.after(0.3)

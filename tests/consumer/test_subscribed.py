@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.clock import Clock
+from rocketmq_spark.consumer.pull.contact import Contact
 from rocketmq_spark.consumer.pull.polls import Positions
 from rocketmq_spark.consumer.pull.upkeep import Subscribed
 from rocketmq_spark.consumer.rebalance import Start
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.consumer.troubles import Contact
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from tests.consumer.fake_member import FakeMember, Hand, made

@@ -142,7 +142,7 @@ def test_what_is_not_there_is_loss(rocketmq, filled, policy, fails):
 
 
 def test_what_is_said_of_a_broker_that_did_not_come():
-    batch, stream = (tasks.waited_in_vain("broker b", streaming) for streaming in (False, True))
+    batch, stream = (tasks.waiting_advice("broker b", streaming) for streaming in (False, True))
     assert batch.startswith("Nothing is lost: a task waits for broker b as long as option 'readDeadline' says")
     assert stream.startswith(batch)
     assert ("checkpoint rewind" in batch, "checkpoint rewind" in stream) == (False, True)
@@ -150,7 +150,7 @@ def test_what_is_said_of_a_broker_that_did_not_come():
 
 @pytest.mark.parametrize("known", ["Set option 'addressMap'", None])
 def test_an_error_keeps_its_remedy_before_the_advice_to_wait(known):
-    advice = tasks.waited_in_vain("broker b", streaming=True)
+    advice = tasks.waiting_advice("broker b", streaming=True)
     with pytest.raises(ConnectionLost) as task, tasks._what_to_do("b", streaming=True):
         raise ConnectionLost("cannot connect", "pod:8080", remedy=known)
     assert task.value.remedy == f"{known or 'Start broker b'}. {advice}"
@@ -161,7 +161,7 @@ def test_a_plan_keeps_the_remedy_before_the_advice_to_wait(monkeypatch):
     monkeypatch.setattr(stream, "patiently", raising(lost))
     with pytest.raises(ConnectionLost) as plan:
         stream._of_all(SimpleNamespace(sweep=None))
-    assert plan.value.remedy == f"Set option 'addressMap'. {tasks.waited_in_vain('its broker', streaming=True)}"
+    assert plan.value.remedy == f"Set option 'addressMap'. {tasks.waiting_advice('its broker', streaming=True)}"
 
 
 def test_no_partition_no_rows(rocketmq, filled):

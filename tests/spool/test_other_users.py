@@ -256,7 +256,7 @@ def test_no_other_user_creates_the_folder_between_check_and_opening(
 
 
 def test_files_of_root_in_a_spool_are_no_reason_to_refuse_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An administrator may have copied them, and may do everything anyway. So are spools in a folder that root has made."""
+    """An administrator may have copied them, and could change everything anyway. The same holds for a folder of root."""
     spool = fill(tmp_path / "spool")
     if users.IS_ROOT:
         monkeypatch.setattr(os, "geteuid", lambda: users.OTHER)
@@ -301,7 +301,7 @@ def test_a_sinks_folder_in_which_others_may_replace_spools_is_named(
 def test_a_producer_uses_no_folder_of_another_user_but_one_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in a container that runs as root, with a volume that belongs to a user of its host. It could get links at any time."""
+    """As in a container that runs as root with a volume of a user of the host, who could put links there at any time."""
     (volume := tmp_path / "volume").mkdir()
     below = volume / "spool"
     if not users.IS_ROOT:
@@ -335,7 +335,7 @@ def spool_command(name: str, path: Path) -> Result:
 def test_commands_open_no_spool_that_leads_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, command: str
 ) -> None:
-    """What RocksDB or a repair would read or write there, another user could get at with the rights of root."""
+    """Otherwise another user could have RocksDB, or a repair, read and write other files with the rights of root."""
     spool, mine, good = fill(tmp_path / "base" / "worker-1"), tmp_path / "mine", fill(tmp_path / "base" / "worker-2")
     users.root_beside(monkeypatch, spool)
     mine.write_text("important")
@@ -375,10 +375,10 @@ def test_commands_follow_no_link_of_another_user(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("command", ["assign", "send"])
-def test_commands_open_a_spool_of_another_user_and_leave_it_his(
+def test_commands_keep_the_owner_of_another_users_spool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    """The record is of an unknown kind, so that nothing is sent."""
+    """The record has an unknown kind, so nothing is sent."""
     users.root_beside(monkeypatch, fill(tmp_path / "worker-1"))
     owners = {path.stat().st_uid for path in everything_in(tmp_path / "worker-1")}
     done = spool_command("assign", tmp_path)
@@ -435,7 +435,7 @@ def test_a_spool_that_two_users_may_change_is_refused(tmp_path: Path, monkeypatc
 def test_a_spool_that_others_may_change_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, bits: int, whose: str
 ) -> None:
-    """They could put links there at any time, which lead to files of the user whose rights the command has."""
+    """Others could put links there at any time, which lead to files of the user whose rights the command has."""
     spool = fill(tmp_path / "above" / "base" / "worker-1")
     (spool / "whole").mkdir(0o700)
     if whose != "mine":
@@ -490,7 +490,7 @@ def test_a_spool_with_files_of_others_is_refused_until_they_are_its_owners(
 def test_what_is_in_a_folder_does_not_decide_whose_rights_root_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its owner can empty it for the moment of a check, or let root's files be there alone."""
+    """The owner can empty the folder for the moment of a check, or leave only files of root there."""
     (spool := tmp_path / "worker-1").mkdir()
     uid = users.root_beside(monkeypatch, spool)
     with lent(spool):

@@ -194,7 +194,7 @@ def _of_broker(client: Client, options: Options, name: str, address: str) -> Ite
         error = e
     answered = isinstance(error, BrokerError)  # it says no, but it was reached, and that is the question
     if isinstance(error, NotSupported):
-        yield servers.no_broker(name, error)
+        yield servers.not_a_broker(name, error)
         return
     dialled = client.calls.pool.dialling.reachable(address)
     yield servers.reached(name, address, dialled, None if answered else error, options.tls)

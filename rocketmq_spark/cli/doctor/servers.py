@@ -90,7 +90,7 @@ def reached(name: str, address: str, dialled: str, error: RocketMQError | None, 
 
 
 def advertised(address: str, errors: Mapping[str, RocketMQError], tls: bool) -> Iterator[Finding]:
-    """Findings about an address in the routes of a Proxy. ``errors`` of requests sent to it, by the name of their broker."""
+    """Yield findings about an address in the routes of a Proxy. ``errors`` are those of requests to it, by name of the broker."""
     check = "Proxy"
     if not errors:
         yield ok(check, f"{address} answers for its brokers")
@@ -104,14 +104,17 @@ def advertised(address: str, errors: Mapping[str, RocketMQError], tls: bool) -> 
 
 
 def unchecked_addresses(error: RocketMQError) -> Finding:
-    """The addresses of a Proxy are unknown, because it has no route of the topic of brokers with autoCreateTopicEnable=true."""
+    """Advise to name a topic, because a Proxy reports the addresses that it advertises only in routes.
+
+    Without a named topic, ``doctor`` requests the route of TBW102, which only brokers with autoCreateTopicEnable=true have.
+    """
     return advice(
         "Proxy", f"what it advertises is not checked: {error.remark or error.message}", "Name a topic with --topic"
     )
 
 
-def no_broker(name: str, error: RocketMQError) -> Finding:
-    """What answers at the address of a broker is none: option 'addressMap' leads to another server."""
+def not_a_broker(name: str, error: RocketMQError) -> Finding:
+    """Report that another server than a broker answers at the address of a broker: option 'addressMap' leads there."""
     return failed(f"broker {name}", error, "Check option 'addressMap'")
 
 
@@ -153,7 +156,7 @@ def untold(name: str, error: RocketMQError) -> Finding:
 
 
 def unrequested_settings() -> Finding:
-    """The settings of some brokers are not requested: the network could read their answers, which contain passwords."""
+    """Report that the settings of some brokers are not requested, because the network could read the passwords in them."""
     return advice(
         "settings of brokers",
         f"{RETENTION_NOT_KNOWN}, nor are other settings: the answer would contain passwords in clear text",
@@ -278,6 +281,7 @@ def rights(topic: str, user: str | None, answers: Mapping[str, RocketMQError | N
 
 
 def unknown_members(group: str, error: NotSupported) -> Finding:
+    """Report that the server, such as a Proxy, does not return what the members of a group subscribe to."""
     text = f"what its members subscribe to is unknown: {error.message}"
     return advice(f"group {group}", text, error.remedy or "Name another server")
 

@@ -17,11 +17,11 @@ from rocketmq_spark.base.process import entry
 from rocketmq_spark.base.threads import text_of
 from rocketmq_spark.consumer.ahead import Ahead, Bounds, ReadAhead
 from rocketmq_spark.consumer.pull.assigned import Ask, Assigned, FetchedPart, Left
+from rocketmq_spark.consumer.pull.contact import Contact
 from rocketmq_spark.consumer.push.offset_store import StoreTrouble
 from rocketmq_spark.consumer.push.rebalancing import stacks_of_threads
 from rocketmq_spark.consumer.rebalance import Start, StartQuestions, start_offset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.consumer.troubles import Contact
 from rocketmq_spark.errors import BrokerBusy, BrokerError, OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.membership import (

@@ -17,10 +17,11 @@ from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.process import entry
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.pull.assigned import FetchedPart, Left
+from rocketmq_spark.consumer.pull.contact import Contact
 from rocketmq_spark.consumer.pull.polls import Polls, Positions
 from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.consumer.troubles import COMPARE_S, ConsumeModes, Contact, SubscriptionConflicts
+from rocketmq_spark.consumer.troubles import COMPARE_S, ConsumeModes, SubscriptionConflicts
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import Asked, Membership
@@ -148,7 +149,8 @@ class Subscribed:
             self._stays(topic, e)
             self._unheard |= isinstance(e, ServerFault)
             return QueueShare(None)
-        self._contact.answered(topic, self._member.has_notices)  # a Proxy, which sends none, knows members itself
+        # A Proxy sends no notices, and answers by itself who the members are.
+        self._contact.answered(topic, self._member.has_notices)
         self._unheard |= self._member.client_id not in members
         share = clustering_share(self._settings.allocate, self._member.client_id, queues, members)
         if share.problem is not None or not members:
@@ -227,7 +229,10 @@ class Upkeep:
         return deadline
 
     def next(self, deadline: Deadline, most: int) -> list[FetchedPart]:
-        """Wait for messages until ``deadline``, and rebalance when due. Raises ``ConnectionLost`` if no broker ever answered."""
+        """Wait for messages until ``deadline``, and rebalance when due.
+
+        Raises ``ConnectionLost`` if no broker has answered for a minute since the first poll.
+        """
         contact = self._polls.contact
         while True:
             until = deadline.within(contact.left_s())

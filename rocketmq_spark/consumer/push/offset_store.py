@@ -206,8 +206,8 @@ class LocalOffsets:
 
     @property
     def _stored_at(self) -> tuple[float, float]:
-        """When the file and its backup were written. A file counts as newer than any backup without a file, which is what a move
-        that was interrupted leaves behind.
+        """The times at which the file and its backup were written, to be compared. A file counts as newer than every backup
+        without a file, because an interrupted move leaves such a backup behind.
         """
         return _written_at(self._path), _written_at(self._backup)
 
@@ -354,7 +354,9 @@ class StoreTrouble:
 
     def note(self, stored: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
         """Offsets of the queues in ``stored`` were sent to their brokers, with these errors."""
-        failed = {queue.broker_name: error for queue, error in reversed([*errors.items()])}  # the first one of each
+        failed = {
+            queue.broker_name: error for queue, error in reversed([*errors.items()])
+        }  # the first error of each broker
         for broker, error in failed.items():
             text = "group %s: offsets of queues of %s cannot be stored, they are sent again: %s"
             logger.log(self._complaints.level(broker, error), text, self._group, broker, error)
@@ -475,7 +477,7 @@ class FileOffsets:
         self._file.warn_if_shared()
         self._file.take_over()
         stored, earlier = self._file.load(), self._earlier.load()  # raises now, not when the first queue is started
-        # A crash came between the two writes of ``_adopted``. The offsets would be used by another cluster, too.
+        # A process crashed between the two writes of ``_adopted``. If these offsets stay, another cluster uses them, too.
         if adopted := {queue for queue, offset in earlier.items() if stored.get(queue) == offset}:
             self._remove_adopted(adopted)
         if files := self._file.elsewhere():

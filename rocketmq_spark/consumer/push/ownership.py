@@ -26,7 +26,7 @@ from rocketmq_spark.ports import GroupMember
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
-# A Proxy does not answer for a broker that is away, and listeners go on until this time is over.
+# A Proxy does not answer for a broker that is away, and listeners keep running until the request times out.
 UNNOTICED_TIMEOUT_S = 1.0
 EXPECTED_MS = 60_000  # for how long a released queue, or one that could not be started, is expected to come back
 FORCED_UNLOCK_MS = (

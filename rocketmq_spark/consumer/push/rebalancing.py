@@ -96,7 +96,7 @@ class Rebalancing:
         # for, up to 30 s in which it gives the others a list without it. The broker notifies all of them then.
         self._unheard = False
         self._unknown: Counter[tuple[str, str]] = Counter()  # how often in a row
-        self._complaints = Complaints()  # of what is unknown of a topic, and of its strategy
+        self._complaints = Complaints()  # of failed requests about a topic, and of the allocation strategy
 
     def wake(self, in_s: float = 0.0) -> None:
         """Rebalance in ``in_s`` seconds, unless a run is due earlier; at most once per second."""
@@ -232,7 +232,7 @@ class Rebalancing:
         return self._own(self._port.queues(topic, deadline))
 
     def _asked(self, topic: str, what: str, ask: Callable[[], T]) -> T | None:
-        """Return the answer to a request, None if it fails. Warns of the second failure in a row, and of a refusal at once."""
+        """Return the answer to a request, None if it fails. Warns from the second failure on, and of denied access at once."""
         try:
             found = ask()
         except OptionError as e:
@@ -243,8 +243,8 @@ class Rebalancing:
             self._unknown[topic, what] += 1
             self._unheard |= what == "members" and isinstance(e, ServerFault)
             lasts = self._unknown[topic, what] > 1 or isinstance(e, AccessDenied | NotSupported)
-            worry = lasts and not topic.startswith(RETRY_PREFIX)
-            level = self._complaints.level((topic, what), e) if worry else logging.INFO
+            warns = lasts and not topic.startswith(RETRY_PREFIX)
+            level = self._complaints.level((topic, what), e) if warns else logging.INFO
             text = "group %s: %s of %s are unknown, its assignment stays unchanged: %s"
             logger.log(level, text, self._settings.group, what, topic, e)
             return None
@@ -363,8 +363,10 @@ class Answers:
         return self._direct(self._consuming.call(messages, context), began_ms, None)
 
     def _check_direct(self, message: ReceivedMessage) -> None:
-        """Check that the listener may get a message that a broker passes to it: it is called only for subscribed topics, and the
-        message itself claims the topic that a retry was first sent to.
+        """Raise ``MessageRefused`` if the listener must not get a message that a broker passes to it directly.
+
+        The group must be subscribed to the topic that stores the message, and to the first topic of a retry. The second topic is
+        only a claim of the message.
         """
         if not self._settings.answer_direct_messages:
             raise MessageRefused("option 'answerDirectMessages' of this member is false", topic=message.topic)

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 3.0
 FIRST_PERSIST_S = 10.0
 FIRST_LOCK_S, LOCK_S = 1.0, 20.0
-# A broker that restarts forgets its locks. Behind a Proxy the connection lasts, so only the next request for a lock shows it.
+# A broker that restarts forgets its locks. The connection to a Proxy stays open, so only the next lock request shows the loss.
 UNNOTICED_LOCK_S = 3.0
 STATS_S = 60.0
 ENDS_S, HEARD_MS = 20.0, 30_000  # a queue that is pulled is heard of sooner, also where nothing comes: pulls wait 15 s
@@ -138,9 +138,9 @@ class RunningConsumer:
             self._upkeep.every(timeout_s, self._consuming.clean, timeout_s)
         elif self._settings.clustering:
             self._locks.every(LOCK_S, self._ownership.lock_all, FIRST_LOCK_S)
-            self._locks.every(UNNOTICED_LOCK_S, self._lock_unnoticed, UNNOTICED_LOCK_S)
+            self._locks.every(UNNOTICED_LOCK_S, self._renew_locks_at_proxy, UNNOTICED_LOCK_S)
 
-    def _lock_unnoticed(self) -> None:
+    def _renew_locks_at_proxy(self) -> None:
         if not self._port.has_notices:
             self._ownership.lock_all()
 

@@ -162,6 +162,7 @@ def _create_like(folder: Path, other: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Copy a file and, as root, its owner. Raises ``OSError`` for a link, a pipe or a device."""
     if not target.parent.exists():
         _create_like(target.parent, source.parent)
     folders.copy_regular(source, target, keep=True)
@@ -342,7 +343,8 @@ def under_way(folder: Folder) -> Read | None:
     if number is None or number in numbers(folder, "commits"):
         return None
     batch = read(folder, number)
-    earlier = max((n for n in begun if n < number), default=None)  # Spark repeats all batches that it did not log
+    # With asynchronous progress tracking the batch before may not be logged. Spark then repeats all batches since the last one.
+    earlier = max((n for n in begun if n < number), default=None)
     before = None if earlier is None else read(folder, earlier)
     return Read(batch, *_ranges(before, batch), None)
 

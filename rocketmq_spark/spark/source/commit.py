@@ -57,7 +57,7 @@ class GroupOffsets:
         routed = self._routed(changed, reads)
         if not self._greeted:
             self._greeted = True
-            self._look_for_members(positions)
+            self._warn_of_members(positions)
         self._look_for_rivals(routed)
         failed = self._stored(routed)
         # What a broker has is not known where it did not answer, nor once another process reads the queue.
@@ -140,7 +140,7 @@ class GroupOffsets:
         return {queue: offset for queue, offset in positions.items() if queue.topic in known}
 
     def _create_group(self, offsets: Positions) -> None:
-        """On those brokers that lack it: elsewhere it has an operator's settings."""
+        """Create the group on the brokers of ``offsets``, which do not know it. On others it may have an operator's settings."""
         group, committer = self._options.group, session.committer(self._options)
         committer.create_group(group, offsets)
         logger.info("consumer group %s was created", group)
@@ -150,8 +150,8 @@ class GroupOffsets:
         except RocketMQError as e:
             logger.info("the retry topic of group %s was not created: %s", group, e)
 
-    def _look_for_members(self, positions: Positions) -> None:
-        """Members of a live group commit offsets of their own, in turns with ours."""
+    def _warn_of_members(self, positions: Positions) -> None:
+        """Warn if the group has members, or may have some that a Proxy does not see: members commit their own offsets."""
         deadline = Deadline.after(min(1.0, self._options.request_timeout))
         committer = session.committer(self._options)
         brokers = sorted({queue.broker_name for queue in positions})

@@ -272,9 +272,10 @@ class Stream:
         return tasks.partitions(self._catalog.routes, left, others, end)
 
     def _logged_partitioning(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:
-        """What decided the tasks of the batch when its end was logged; present options where the end does not say.
+        """Return the options that split the batch into tasks when its end was logged. Options that the end does not record have
+        their present values, with a warning.
 
-        One row is one task whatever the options are, so only batches of several rows are worth the warning.
+        One row is one task with any options, so batches of one row cause no warning.
         """
         logged, unknown = partitioning.logged(end.plan, self._partitioning)
         if unknown and not self._warned_of_split and sum(r.size for r in ranges) > 1:
@@ -288,7 +289,7 @@ class Stream:
         return logged
 
     def _accept(self, lost: Sequence[Loss]) -> Sequence[Loss]:
-        """``lost`` again, after it was reported. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
+        """Report ``lost`` and return it. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
         decisions.report(self._options.fail_on_data_loss, lost)
         self._account.lost(lost)
         return lost

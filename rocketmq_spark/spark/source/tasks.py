@@ -246,11 +246,11 @@ def _what_to_do(broker_name: str, streaming: bool) -> Iterator[None]:
 
 
 def add_waiting_advice(error: RocketMQError, whom: str, streaming: bool) -> None:
-    """Add ``waited_in_vain`` to the remedy of ``error``, after its own remedy, such as the one for an unreachable address."""
-    error.remedy = f"{error.remedy or f'Start {whom}'}. {waited_in_vain(whom, streaming)}"
+    """Add ``waiting_advice`` to the remedy of ``error``, after its own remedy, such as the one for an unreachable address."""
+    error.remedy = f"{error.remedy or f'Start {whom}'}. {waiting_advice(whom, streaming)}"
 
 
-def waited_in_vain(whom: str, streaming: bool) -> str:
+def waiting_advice(whom: str, streaming: bool) -> str:
     """Return advice after a broker did not answer within ``readDeadline``. A stream cannot skip a batch that is planned."""
     remedy = (
         f"Nothing is lost: a task waits for {whom} as long as option 'readDeadline' says, and then Spark "

@@ -1,4 +1,4 @@
-"""Transactions and requests for replies through a Proxy's Remoting port: some of its successes are unknown to its brokers."""
+"""Transactions and requests for replies through a Proxy's Remoting port, which reports success before brokers know of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A Proxy in cluster mode that advertises an address which cannot be reached: with option addressMap=nameServer all of it works,
-without it each error says what is advertised and names the option.
+"""A Proxy in cluster mode that advertises an address which cannot be reached. With option addressMap=nameServer everything works.
+Without the option, each error names the advertised address and the option.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from rocketmq_spark import Admin, Consumer, Message, Producer, PullConsumer, ReceivedMessage, session
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.consumer import troubles
 from rocketmq_spark.errors import ConnectionLost, NotSupported, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from tests.fix_clusters import POD
@@ -170,7 +169,7 @@ class TestUnmapped:
     def test_a_pull_consumer(
         self, hidden_proxy: LocalBroker, topic: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(troubles, "UNREACHED_S", 5.0)
+        monkeypatch.setattr("rocketmq_spark.consumer.pull.contact.UNREACHED_S", 5.0)
         with PullConsumer(hidden_proxy.proxy_server, f"g-{topic}") as consumer:
             consumer.subscribe(topic)
             assert consumer.poll(1.0) == []

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from rocketmq_spark import Consumer, Message, Producer, PullConsumer, ReceivedMessage, SimpleConsumer, session
-from rocketmq_spark.consumer import troubles
 from rocketmq_spark.errors import ConnectionLost, GroupNotFound, LocalBrokerError, RocketMQError, ServiceNotAvailable
 from rocketmq_spark.localbroker import LocalBroker
 from tests.live.grpc.proxied import new_topic
@@ -26,9 +25,8 @@ def topic(local_proxy: LocalBroker) -> str:
 def received(mq: LocalBroker, group: str, topic: str) -> None:
     with SimpleConsumer(proxy_endpoint=mq.proxy_grpc, group=group) as consumer:
         consumer.subscribe(topic)
-        with contextlib.suppress(
-            ServiceNotAvailable
-        ):  # without timers this broker hands out nothing, but knows the group
+        # Without timers this broker returns no messages, but it knows the group.
+        with contextlib.suppress(ServiceNotAvailable):
             consumer.receive(1)
 
 
@@ -38,7 +36,7 @@ def listened(mq: LocalBroker, group: str, topic: str) -> None:
         consumer.start(lambda message, context: None)
 
 
-def test_its_broker_and_its_grpc_port_serve_clients(local_proxy: LocalBroker, topic: str) -> None:
+def test_the_broker_and_the_grpc_port_serve_clients(local_proxy: LocalBroker, topic: str) -> None:
     with Producer(transport="grpc", proxy_endpoint=local_proxy.proxy_grpc, group="p") as producer:
         producer.send(Message(topic, b"over gRPC"))
     with Producer(local_proxy.name_server, "p") as producer:
@@ -83,8 +81,8 @@ def test_other_ports_name_the_ways_that_work(local_proxy: LocalBroker, topic: st
 def test_a_mapped_poll_ends_although_the_proxy_answers(
     local_proxy: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It tells a route and members, but reaches no broker for Remoting clients."""
-    monkeypatch.setattr(troubles, "UNREACHED_S", 8.0)
+    """The Proxy returns a route and members, but reaches no broker for Remoting clients."""
+    monkeypatch.setattr("rocketmq_spark.consumer.pull.contact.UNREACHED_S", 8.0)
     with (
         PullConsumer(local_proxy.proxy_server, f"g-{topic}", address_map="nameServer") as consumer,
         pytest.raises(ConnectionLost, match=r"no broker has answered.*transport=grpc"),
@@ -92,7 +90,7 @@ def test_a_mapped_poll_ends_although_the_proxy_answers(
         subscribed_poll(consumer, topic)
 
 
-def test_its_broker_is_restarted_with_it(local_proxy: LocalBroker, topic: str) -> None:
+def test_the_broker_restarts_with_its_proxy(local_proxy: LocalBroker, topic: str) -> None:
     before = (local_proxy.data / "broker-a" / "broker.conf").read_text()
     local_proxy.restart("proxy", {"maxDelayTimeMills": 5000})
     fields = json.loads((local_proxy.data / "broker-a" / "rmq-proxy.json").read_text())

@@ -102,7 +102,7 @@ def two_proxies() -> Iterator[TwoProxies]:
 
 @pytest.fixture
 def both(two_proxies: TwoProxies) -> Iterator[TwoProxies]:
-    """Both run when a test begins."""
+    """Both Proxies run when a test begins."""
     for name in PROXIES:
         if two_proxies.mq.pid(name) is None:
             two_proxies.mq.restart(name)
@@ -118,7 +118,7 @@ def topic(both: TwoProxies) -> str:
 
 
 def send(producer: Producer, topic: str, count: int) -> list[str]:
-    """Messages for all queues, equally. A Proxy that was killed before has stored nothing, so what fails is sent again."""
+    """Send as many messages to each queue. Sends that fail are repeated: a Proxy that was killed before has stored nothing."""
     made = names(count)
     for body, queue in zip(made, itertools.cycle(range(QUEUES))):
         message, chosen = Message(topic, body.encode()), MessageQueue(topic, "broker-a", queue)
@@ -135,7 +135,7 @@ def sink(address: str, topic: str, made: list[str]) -> None:
     writer.commit([writer.write(iter([pa.RecordBatch.from_pydict({"body": [body.encode() for body in made]})]))])
 
 
-def test_what_spark_writes_by_one_is_read_by_the_other(both, topic):
+def test_spark_writes_at_one_proxy_and_reads_at_the_other(both, topic):
     made = names(100)
     sink(both.address, topic, made[:50])
     session.close_all()
@@ -153,7 +153,7 @@ def test_what_spark_writes_by_one_is_read_by_the_other(both, topic):
     assert set(both.balancer.served) == both.all
 
 
-def test_offsets_that_one_commits_are_seen_by_the_other(both, topic):
+def test_offsets_committed_at_one_proxy_are_read_at_the_other(both, topic):
     group = f"g-{topic}"
     with Producer(both.address, "p", **KEYWORD) as producer:
         made = send(producer, topic, 20)
@@ -180,7 +180,7 @@ class Received:
         self.lists: dict[str, list[list[str]]] = defaultdict(list)  # of members, for each assignment that a member made
 
     def start(self, name: str, address: str, topic: str, **more: object) -> Consumer:
-        """A member with connections of its own, because no other one has the same ``more``."""
+        """Start a member. It has its own connections, because no other member has the same options in ``more``."""
 
         def listener(messages: Sequence[ReceivedMessage], context: object) -> None:
             self.messages += [(message.body.decode(), name, message.queue_id) for message in messages]
@@ -199,13 +199,13 @@ class Received:
         return consumer
 
     def settled(self, members: int) -> None:
-        """Return when each member has made two more assignments, the last one among so many."""
+        """Wait until each member has made two more assignments, the last one among this number of members."""
         before = {name: len(lists) for name, lists in self.lists.items()}
         eventually(lambda: all(len(self.lists[name]) >= count + 2 for name, count in before.items()), 60)
         eventually(lambda: all(len(lists[-1]) == members for lists in self.lists.values()), 60)
 
     def complete(self, made: Sequence[str]) -> dict[str, set[int]]:
-        """Wait until all of these were received, which nothing was twice. Returns the queues of each member."""
+        """Wait until all of these messages were received, each exactly once. Returns the queues of each member."""
         eventually(lambda: {body for body, _, _ in self.messages} >= set(made), 60)
         assert Counter(body for body, _, _ in self.messages if body in made) == Counter(made)
         queues: dict[str, set[int]] = defaultdict(set)
@@ -235,7 +235,7 @@ def test_members_at_different_proxies_share_the_queues(both, topic):
         assert received.lists["one"][-1] == sorted([one.client_id, other.client_id])
         shares = received.complete(send(producer, topic, 40))
         assert sorted(map(len, shares.values())) == [2, 2]
-        # The list of the Proxy that is left has the other member twice until its old connection expires, two minutes later.
+        # The Proxy that still runs lists the other member twice, until that member's old connection expires two minutes later.
         left = both.kill(at_other)
         other.subscribe(topic)  # sends a heartbeat now instead of within 30 seconds
         eventually(lambda: sorted(Counter(listed(left, f"g-{topic}")).values()) == [1, 2], 60)
@@ -244,7 +244,7 @@ def test_members_at_different_proxies_share_the_queues(both, topic):
 
 
 def test_a_killed_proxy_interrupts_nothing(both, topic):
-    """A producer, a stream and a PullConsumer: whatever was connected to it goes on at the other one."""
+    """A producer, a stream and a PullConsumer that were connected to the killed Proxy continue at the other one."""
     given = {"subscribe": topic, "startingOffsets": "earliest", **MAPPED}
     pulled: list[str] = []
     with (
