@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,110 +26,11 @@ from rocketmq_spark.errors import RocketMQError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from rich.console import Group
 
     from rocketmq_spark.cli.demo.feed import Accounts, Feed
-    from rocketmq_spark.cli.demo.stage import DemoState, DemoWatch, Stage
-
-
-_BARS = "▁▂▃▄▅▆▇█"
-_SHOWN_BATCHES = 40
-
-
-class DemoView(Protocol):
-    """Shows a ``DemoState`` every ``interval_s``."""
-
-    interval_s: float
-
-    def show(self, sight: DemoState) -> None: ...
-
-
-@contextlib.contextmanager
-def view(output: Output, seconds: float, rate: float) -> Iterator[DemoView]:
-    """The view that fits where the output goes."""
-    if output.machine or not sys.stdout.isatty():
-        yield _Lines(output)
-        return
-    from rich.console import Console
-    from rich.live import Live
-
-    with Live(console=Console(), auto_refresh=False) as live:
-        yield _Picture(live, seconds, rate)
-
-
-class _Lines:
-    """One line a second."""
-
-    interval_s = 1.0
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-
-    def show(self, sight: DemoState) -> None:
-        batch = f"{sight.batch_ms[-1]} ms" if sight.batch_ms else "-"
-        lag = " ".join(f"{queue}:{count}" for queue, count in sight.lag.items())
-        text = (
-            f"{sight.elapsed_s:4.0f} s  {sight.phase}: {sight.sent} orders in, {sight.read} read, "
-            f"{sight.totals_written} totals out, batch {batch}, lag {lag or '-'}"
-        )
-        self._output.item(sight.document(), text)
-
-
-class _Picture:
-    """The same on a terminal, drawn in place."""
-
-    interval_s = 0.5
-
-    def __init__(self, live: object, seconds: float, rate: float) -> None:
-        self._live = live
-        self._title = f"rocketmq-spark demo: {rate:g} orders a second for {seconds:g} s"
-
-    def show(self, sight: DemoState) -> None:
-        from rich.live import Live
-
-        assert isinstance(self._live, Live)
-        self._live.update(_picture(self._title, sight), refresh=True)
-
-
-def _picture(title: str, sight: DemoState) -> Group:
-    from rich.columns import Columns
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    counts = Table(title="messages", title_justify="left")
-    counts.add_column()
-    counts.add_column(justify="right")
-    for name, count in (
-        ("orders in", sight.sent),
-        ("orders read", sight.read),
-        ("totals out", sight.totals_written),
-        ("orders in totals", sight.orders_aggregated),
-    ):
-        counts.add_row(name, f"{count:,}")
-    lag = Table("queue", title="lag", title_justify="left")
-    lag.add_column("messages", justify="right")
-    for queue, behind in sight.lag.items():
-        lag.add_row(queue, f"{behind:,}")
-    newest = Table("region", title=f"newest window: {sight.window[11:19] or '-'}", title_justify="left")
-    newest.add_column("orders", justify="right")
-    newest.add_column("amount", justify="right")
-    for region, (orders, amount) in sorted(sight.window_totals.items()):
-        newest.add_row(region, f"{orders:,}", amount)
-    head = Text(f"{title}  ·  {sight.elapsed_s:.0f} s  ·  {sight.phase}", style="bold")
-    return Group(head, Columns([counts, lag, newest], padding=(0, 3)), Text(_batches(sight.batch_ms)))
-
-
-def _batches(times_ms: list[int]) -> str:
-    """The newest batches as little bars, and the last in numbers. The first one starts Python and would dwarf all."""
-    if not times_ms:
-        return "batches: none yet"
-    shown = times_ms[1:][-_SHOWN_BATCHES:]
-    top = max(shown, default=0)
-    bars = "".join(_BARS[t * len(_BARS) // (top + 1)] for t in shown)
-    return (
-        f"batches: {len(times_ms)}, last {times_ms[-1]} ms  {bars}  (longest {top} ms after a first of {times_ms[0]})"
-    )
+    from rocketmq_spark.cli.demo.stage import Stage
+    from rocketmq_spark.cli.demo.view import DemoView
+    from rocketmq_spark.cli.demo.watch import DemoState, DemoWatch
 
 
 def say(output: Output, text: str) -> None:
@@ -176,7 +77,8 @@ def demo(
     began = time.monotonic()
     say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # before the import of PySpark, when this package checks it
-    from rocketmq_spark.cli.demo.stage import one_ctrl_c, spark_session, stage
+    from rocketmq_spark.cli.demo.job import spark_session
+    from rocketmq_spark.cli.demo.stage import one_ctrl_c, stage
 
     with one_ctrl_c(), stage(name_server, grpc, proxy_endpoint) as made:
         say(output, f"Name server {made.name_server}, {time.monotonic() - began:.1f} s. Starting Spark ...")
@@ -216,7 +118,8 @@ def _query(spark: SparkSession, made: Stage) -> Iterator[StreamingQuery]:
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as sf
 
-    from rocketmq_spark.cli.demo.stage import OBSERVED, read_orders, region_totals, write_totals
+    from rocketmq_spark.cli.demo.job import read_orders, region_totals, write_totals
+    from rocketmq_spark.cli.demo.watch import OBSERVED
 
     orders = read_orders(spark, made.name_server, made.orders)
     totals = region_totals(orders, WINDOW, WATERMARK)
@@ -236,7 +139,8 @@ def _query(spark: SparkSession, made: Stage) -> Iterator[StreamingQuery]:
 
 def _play(output: Output, play: _Play) -> _Result:
     from rocketmq_spark.cli.demo.feed import Feed
-    from rocketmq_spark.cli.demo.stage import DemoWatch
+    from rocketmq_spark.cli.demo.view import view
+    from rocketmq_spark.cli.demo.watch import DemoWatch
 
     watch = DemoWatch(play.made, play.query)
     with (
@@ -298,7 +202,7 @@ def _accounts(play: _Play, feed: Feed, sight: DemoState) -> Accounts:
     from pyspark.sql import functions as sf
 
     from rocketmq_spark.cli.demo.feed import CLOSING_ORDERS, Accounts
-    from rocketmq_spark.cli.demo.stage import read_totals
+    from rocketmq_spark.cli.demo.job import read_totals
 
     returned = read_totals(play.spark, play.made.name_server, play.made.totals)
     sums = returned.agg(sf.count("*"), sf.sum("orders"), sf.sum("amount")).first()

@@ -6,9 +6,10 @@ import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.demo import play, stage
+from rocketmq_spark.cli.demo import job, play, stage
 from rocketmq_spark.cli.demo.feed import Accounts
-from rocketmq_spark.cli.demo.stage import DemoState, Stage
+from rocketmq_spark.cli.demo.stage import Stage
+from rocketmq_spark.cli.demo.watch import DemoState
 from rocketmq_spark.localbroker import java
 
 GOOD = Accounts(
@@ -64,7 +65,7 @@ def test_the_exit_code_says_whether_the_counts_agree(monkeypatch, tmp_path, acco
     made = Stage("n:1", "orders", "totals", tmp_path, Path("/data"))
     monkeypatch.setattr(java, "find_java", lambda: None)
     monkeypatch.setattr(stage, "stage", lambda *given: contextlib.nullcontext(made))
-    monkeypatch.setattr(stage, "spark_session", lambda *given: contextlib.nullcontext())
+    monkeypatch.setattr(job, "spark_session", lambda *given: contextlib.nullcontext())
     monkeypatch.setattr(play, "_query", lambda *given: contextlib.nullcontext())
     monkeypatch.setattr(play, "_play", lambda *given: play._Result(accounts, DemoState()))
     done = CliRunner().invoke(app, ["demo"])

@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from rocketmq_spark.cli.demo import job
 from rocketmq_spark.cli.demo import stage as stage_module
 from rocketmq_spark.cli.demo.stage import one_ctrl_c, stage
 from rocketmq_spark.localbroker import site
@@ -66,7 +67,7 @@ def test_ctrl_c_counts_once(capsys):
 
 
 def test_what_children_print_goes_to_a_file(tmp_path, capfd):
-    with stage_module._printing_to(tmp_path / "log"):
+    with job._printing_to(tmp_path / "log"):
         os.system("echo out; echo err >&2")
     print("after", file=sys.stderr)
     assert (tmp_path / "log").read_text() == "out\nerr\n"

@@ -4,8 +4,8 @@ import sys
 
 from rich.console import Console
 
-from rocketmq_spark.cli.demo.play import _batches, _Lines, _Picture, _picture, view
-from rocketmq_spark.cli.demo.stage import DemoState
+from rocketmq_spark.cli.demo.view import _batches, _Lines, _Picture, _picture, view
+from rocketmq_spark.cli.demo.watch import DemoState
 from rocketmq_spark.cli.output import Json, Text
 
 SIGHT = DemoState(

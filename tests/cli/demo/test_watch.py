@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark import Message, Producer
-from rocketmq_spark.cli.demo.stage import OBSERVED, DemoWatch, Stage
+from rocketmq_spark.cli.demo.stage import Stage
+from rocketmq_spark.cli.demo.watch import OBSERVED, DemoWatch
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.helpers import awaited, progress_json
