@@ -8,6 +8,7 @@ stays open, so no total includes it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,17 +24,21 @@ CLOSING_ORDERS = 1
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Counts of orders and of totals along the way. Amounts are in cents."""
+    """Counts of orders and of totals along the way. Amounts are in cents.
+
+    ``totals_repeated`` are totals that are stored more than once. Only with ``exactly_once`` there must be none; a total counts
+    once in the other numbers.
+    """
 
     orders_written: int
     orders_read: int
-    orders_aggregated: int
     orders_returned: int
-    totals_written: int
     totals_returned: int
+    totals_repeated: int
     cents_written: int
     cents_returned: int
     dropped_late: int
+    exactly_once: bool
 
     @property
     def balanced(self) -> bool:
@@ -42,13 +47,13 @@ class Accounts:
     def problems(self) -> list[str]:
         """What does not agree, as sentences without full stops."""
         pairs = (
-            ("orders", "written", self.orders_written, "read by the query", self.orders_read),
-            ("orders", "written", self.orders_written, "in the totals that were sent", self.orders_aggregated),
-            ("orders", "written", self.orders_written, "in the totals read back", self.orders_returned),
-            ("totals", "sent", self.totals_written, "read back", self.totals_returned),
-            ("cents", "written", self.cents_written, "in the totals read back", self.cents_returned),
+            ("orders", self.orders_written, "read by the query", self.orders_read),
+            ("orders", self.orders_written, "in the totals read back", self.orders_returned),
+            ("cents", self.cents_written, "in the totals read back", self.cents_returned),
         )
-        differences = [f"{a} {what} {first}, but {b} {second}" for what, first, a, second, b in pairs if a != b]
+        differences = [f"{a} {what} written, but {b} {second}" for what, a, second, b in pairs if a != b]
+        if self.exactly_once and self.totals_repeated:
+            differences.append(f"{self.totals_repeated} totals are stored twice")
         if differences and self.dropped_late:
             differences.append(f"{self.dropped_late} rows came later than the watermark allows and were dropped")
         return differences
@@ -58,16 +63,25 @@ class Accounts:
 
     def lines(self) -> list[str]:
         """The books for a person."""
-        amount = f"{self.cents_written / 100:,.2f}"
-        returned = f"{self.cents_returned / 100:,.2f}"
+        written, returned = (f"{cents / 100:,.2f}" for cents in (self.cents_written, self.cents_returned))
         sign = "=" if self.cents_written == self.cents_returned else "≠"
+        # Without exactly-once a batch that is repeated sends its totals again.
+        twice = (
+            f"{self.totals_repeated:,} of them stored twice" if self.totals_repeated else "none of them stored twice"
+        )
         return [
             f"orders written to the broker      {self.orders_written:>9,}",
             f"orders read by the query          {self.orders_read:>9,}",
-            f"orders in the totals it sent      {self.orders_aggregated:>9,}  in {self.totals_written:,} totals",
-            f"orders in the totals read back    {self.orders_returned:>9,}  in {self.totals_returned:,} totals",
-            f"amount written and read back      {amount} {sign} {returned}",
+            f"orders in the totals read back    {self.orders_returned:>9,}  in {self.totals_returned:,} totals, {twice}",
+            f"amount written and read back      {written} {sign} {returned}",
         ]
+
+    def verdict(self) -> str:
+        """The counts of orders in one line, and whether all agree."""
+        counts = (self.orders_written, self.orders_read, self.orders_returned)
+        signs = ("=" if a == b else "≠" for a, b in itertools.pairwise(counts))
+        text = f"{counts[0]:,}" + "".join(f" {sign} {count:,}" for sign, count in zip(signs, counts[1:], strict=True))
+        return f"{text}. {'All agree.' if self.balanced else 'They do not agree.'}"
 
 
 def _camel(name: str) -> str:

@@ -1,22 +1,31 @@
-"""The demo's streaming query and its Spark session.
+"""The demo's streaming query, and the process that runs it: Spark's driver, which the demo kills and starts again.
 
 The query reads orders as JSON and writes totals per window and region as JSON. It is plain Spark except for the two
 ``format("rocketmq")``. ``examples/orders_pipeline.py`` has the same functions as a job; a test compares them.
+
+``python -m rocketmq_spark.cli.demo.job FD`` is the process. Its standard input has a ``Stage`` as a line of JSON and, when all
+orders are written, the line ``finish``; it ends when its input does, so also when the demo is killed. It writes a JSON object a
+line to FD: ``progress`` of each batch, ``failed`` if the query fails, and ``totals``, which it reads back in the end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from typing import IO
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from rocketmq_spark.cli.demo.stage import Stage, handle_ctrl_c, stop_once
+from rocketmq_spark.cli.demo.stage import FINISH, Stage
+from rocketmq_spark.spark.tuning import exactly_once_conf
 
 ORDER = "order_id string, region string, amount decimal(12,2), ts timestamp"
 TOTAL = "window_start timestamp, window_end timestamp, region string, orders bigint, amount decimal(22,2)"
@@ -73,6 +82,7 @@ def read_totals(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
 
 
 _SPARK = {
+    **exactly_once_conf(),
     # A minute is too short for the second compiler to pay: with it the driver takes twice the processor time.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.python.daemon.module": "rocketmq_spark.daemon",
@@ -93,35 +103,91 @@ _SPARK = {
 }
 
 
+WINDOW = "5 seconds"
+WATERMARK = "5 seconds"
+_LOOK_S = 0.25
+
+
 @contextlib.contextmanager
-def spark_session(made: Stage) -> Iterator[SparkSession]:
-    """A local Spark that says nothing here: what it prints goes to a file of the run."""
+def _spark_session(made: Stage) -> Iterator[SparkSession]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName("rocketmq-spark demo")
     places = {"spark.sql.warehouse.dir": str(made.folder / "warehouse"), "spark.local.dir": str(made.folder / "local")}
     for name, value in {**_SPARK, **places}.items():
         builder = builder.config(name, value)
-    with _printing_to(made.spark_log):
-        spark = builder.getOrCreate()
-    handle_ctrl_c(stop_once)  # PySpark's own handler cancels jobs, whose failures would be the last thing to be seen
+    spark = builder.getOrCreate()
     try:
         yield spark
     finally:
         spark.stop()
 
 
-@contextlib.contextmanager
-def _printing_to(path: Path) -> Iterator[None]:
-    """File descriptors 1 and 2 lead to ``path``: children that start inside keep them for life."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = [(fd, os.dup(fd)) for fd in (1, 2)]
-    try:
-        with path.open("ab") as log:
-            for fd, _ in saved:
-                os.dup2(log.fileno(), fd)
-        yield
-    finally:
-        for fd, copy in saved:
-            os.dup2(copy, fd)
-            os.close(copy)
+def _start(spark: SparkSession, made: Stage) -> StreamingQuery:
+    totals = region_totals(read_orders(spark, made.name_server, made.orders), WINDOW, WATERMARK)
+    writer = write_totals(totals, made.name_server, made.totals, str(made.checkpoint))
+    if made.proxy:
+        writer = writer.option("transport", "grpc").option("proxyEndpoint", made.proxy)
+    else:
+        # The shortest settling time that is allowed: the repeated batch waits for it.
+        writer = writer.option("deliveryGuarantee", "exactly-once").option("exactlyOnceSettle", "4s")
+    return writer.queryName("demo").trigger(processingTime="1 second").start()
+
+
+class _Reports:
+    """Writes what the demo is told, each batch once."""
+
+    def __init__(self, query: StreamingQuery, file: IO[str]) -> None:
+        self._query = query
+        self._file = file
+        self._told: set[tuple[int, str]] = set()
+
+    def write(self, **report: object) -> None:
+        print(json.dumps(report), file=self._file, flush=True)
+
+    def progress(self) -> None:
+        for progress in self._query.recentProgress:
+            if (key := (progress.batchId, progress.timestamp)) not in self._told:
+                self._told.add(key)
+                late = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
+                self.write(progress={"rows": progress.numInputRows, "ms": progress.batchDuration, "late": late})
+
+
+def _totals(spark: SparkSession, made: Stage) -> dict[str, int]:
+    """The sums over what was written, read back as a batch. A total that is stored twice counts once."""
+    stored = read_totals(spark, made.name_server, made.totals)
+    different = stored.distinct()
+    row = different.agg(sf.count("*"), sf.sum("orders"), sf.sum("amount")).first()
+    count, orders, amount = row if row is not None else (0, 0, 0)
+    return {
+        "different": count,
+        "repeated": stored.count() - count,
+        "orders": orders or 0,
+        "cents": int((amount or 0) * 100),
+    }
+
+
+def main() -> None:
+    reports = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
+    asked = os.fdopen(0, "rb", buffering=0)  # without a buffer, so that select sees every line
+    made = Stage.from_json(asked.readline())
+    with _spark_session(made) as spark:
+        query = _start(spark, made)
+        told = _Reports(query, reports)
+        try:
+            while not select.select([asked], [], [], _LOOK_S)[0]:
+                told.progress()
+                if (error := query.exception()) is not None:
+                    raise error
+            if asked.readline().strip() != FINISH:
+                return
+            query.processAllAvailable()
+        except PySparkException as e:
+            told.write(failed=str(e))
+            return
+        told.progress()
+        query.stop()
+        told.write(totals=_totals(spark, made))
+
+
+if __name__ == "__main__":
+    main()

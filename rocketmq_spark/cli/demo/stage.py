@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import json
 import shutil
 import signal
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -22,6 +23,8 @@ from rocketmq_spark.localbroker import LocalBroker, distro
 
 # What a micro-batch costs is mostly set-up of tasks: few queues and few partitions make it quick.
 QUEUES = 4
+# What the process that runs the query is told when all orders are written.
+FINISH = b"finish"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,20 @@ class Stage:
     @property
     def spark_log(self) -> Path:
         return self.folder / "spark.log"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    def to_json(self) -> bytes:
+        """One line, for the process that runs the query."""
+        return json.dumps(asdict(self), default=str).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Stage:
+        values = json.loads(line)
+        data = values.pop("broker_data")
+        return cls(**values | {"folder": Path(values["folder"]), "broker_data": Path(data) if data else None})
 
 
 @contextlib.contextmanager

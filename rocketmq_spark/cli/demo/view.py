@@ -23,7 +23,7 @@ class DemoView(Protocol):
 
     interval_s: float
 
-    def show(self, sight: DemoState) -> None: ...
+    def show(self, state: DemoState) -> None: ...
 
 
 @contextlib.contextmanager
@@ -40,21 +40,28 @@ def view(output: Output, seconds: float, rate: float) -> Iterator[DemoView]:
 
 
 class _Lines:
-    """One line a second."""
+    """One line each five seconds if something has changed, and one for each event."""
 
-    interval_s = 1.0
+    interval_s = 5.0
 
     def __init__(self, output: Output) -> None:
         self._output = output
+        self._told = 0
+        self._last = ""
 
-    def show(self, sight: DemoState) -> None:
-        batch = f"{sight.batch_ms[-1]} ms" if sight.batch_ms else "-"
-        lag = " ".join(f"{queue}:{count}" for queue, count in sight.lag.items())
+    def show(self, state: DemoState) -> None:
+        for event in state.events[self._told :]:
+            self._output.item({"event": "note", "text": event}, event)
+        self._told = len(state.events)
+        batch = f"{state.batch_ms[-1]} ms" if state.batch_ms else "-"
+        lag = " ".join(f"{queue}:{count}" for queue, count in state.lag.items())
         text = (
-            f"{sight.elapsed_s:4.0f} s  {sight.phase}: {sight.sent} orders in, {sight.read} read, "
-            f"{sight.totals_written} totals out, batch {batch}, lag {lag or '-'}"
+            f"{state.phase}: {state.sent} orders in, {state.read} read, {state.totals_seen} totals out, "
+            f"batch {batch}, lag {lag or '-'}"
         )
-        self._output.item(sight.document(), text)
+        if text != self._last:
+            self._output.item(state.document(), f"{state.elapsed_s:4.0f} s  {text}")
+        self._last = text
 
 
 class _Picture:
@@ -66,14 +73,14 @@ class _Picture:
         self._live = live
         self._title = f"rocketmq-spark demo: {rate:g} orders a second for {seconds:g} s"
 
-    def show(self, sight: DemoState) -> None:
+    def show(self, state: DemoState) -> None:
         from rich.live import Live
 
         assert isinstance(self._live, Live)
-        self._live.update(_picture(self._title, sight), refresh=True)
+        self._live.update(_picture(self._title, state), refresh=True)
 
 
-def _picture(title: str, sight: DemoState) -> Group:
+def _picture(title: str, state: DemoState) -> Group:
     from rich.columns import Columns
     from rich.console import Group
     from rich.table import Table
@@ -83,23 +90,24 @@ def _picture(title: str, sight: DemoState) -> Group:
     counts.add_column()
     counts.add_column(justify="right")
     for name, count in (
-        ("orders in", sight.sent),
-        ("orders read", sight.read),
-        ("totals out", sight.totals_written),
-        ("orders in totals", sight.orders_aggregated),
+        ("orders in", state.sent),
+        ("orders read", state.read),
+        ("totals out", state.totals_seen),
+        ("orders in totals", state.orders_in_totals),
     ):
         counts.add_row(name, f"{count:,}")
     lag = Table("queue", title="lag", title_justify="left")
     lag.add_column("messages", justify="right")
-    for queue, behind in sight.lag.items():
+    for queue, behind in state.lag.items():
         lag.add_row(queue, f"{behind:,}")
-    newest = Table("region", title=f"newest window: {sight.window[11:19] or '-'}", title_justify="left")
+    newest = Table("region", title=f"newest window: {state.window[11:19] or '-'}", title_justify="left")
     newest.add_column("orders", justify="right")
     newest.add_column("amount", justify="right")
-    for region, (orders, amount) in sorted(sight.window_totals.items()):
+    for region, (orders, amount) in sorted(state.window_totals.items()):
         newest.add_row(region, f"{orders:,}", amount)
-    head = Text(f"{title}  ·  {sight.elapsed_s:.0f} s  ·  {sight.phase}", style="bold")
-    return Group(head, Columns([counts, lag, newest], padding=(0, 3)), Text(_batches(sight.batch_ms)))
+    head = Text(f"{title}  ·  {state.elapsed_s:.0f} s  ·  {state.phase}", style="bold")
+    events = [Text(event, style="bold red" if event.startswith("kill") else "green") for event in state.events]
+    return Group(head, Columns([counts, lag, newest], padding=(0, 3)), Text(_batches(state.batch_ms)), *events)
 
 
 def _batches(times_ms: list[int]) -> str:

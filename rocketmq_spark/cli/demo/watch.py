@@ -1,4 +1,4 @@
-"""The figures that the demo shows: counts from Spark's progress, offsets from the broker, and the newest totals."""
+"""The figures that the demo shows, from Spark's progress, its checkpoint, the broker, and the newest totals."""
 
 from __future__ import annotations
 
@@ -6,38 +6,34 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pyspark.sql.streaming.listener import StreamingQueryProgress
-from pyspark.sql.streaming.query import StreamingQuery
-
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.cli.demo.aim import Batches
+from rocketmq_spark.cli.demo.driver import SparkDriver
 from rocketmq_spark.cli.demo.stage import Stage
 from rocketmq_spark.cli.reading import TopicReader, earliest
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.monitoring.queries import ends_of
-from rocketmq_spark.spark.source.offsets import Offsets
-
-OBSERVED = "totals"
+from rocketmq_spark.spark.checkpoints import entries
 
 
 @dataclass(slots=True)
 class DemoState:
-    """The demo at one moment. ``sent`` and ``phase`` are filled in by the writer of the orders."""
+    """The demo at one moment. ``sent``, ``phase`` and ``events`` are filled in by the play."""
 
     phase: str = "starting"
     elapsed_s: float = 0.0
     sent: int = 0
     read: int = 0
-    totals_written: int = 0
-    orders_aggregated: int = 0
     totals_seen: int = 0
+    orders_in_totals: int = 0
     dropped_late: int = 0
     lag: dict[str, int] = field(default_factory=dict)
     batch_ms: list[int] = field(default_factory=list)
     window: str = ""
     window_totals: dict[str, tuple[int, str]] = field(default_factory=dict)
+    events: list[str] = field(default_factory=list)
 
     def document(self) -> Mapping[str, object]:
         return {
@@ -46,65 +42,102 @@ class DemoState:
             "elapsedSeconds": round(self.elapsed_s, 1),
             "messagesIn": self.sent,
             "messagesRead": self.read,
-            "totalsOut": self.totals_written,
-            "ordersAggregated": self.orders_aggregated,
+            "totalsOut": self.totals_seen,
+            "ordersInTotals": self.orders_in_totals,
             "lag": self.lag,
             "batches": len(self.batch_ms),
             "lastBatchMs": self.batch_ms[-1] if self.batch_ms else None,
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What the driver read back in the end: how many different totals there are, and how many are stored more than once."""
+
+    different: int
+    repeated: int
+    orders: int
+    cents: int
+
+
 class DemoWatch:
     """Keeps a ``DemoState`` up to date. Not for several threads."""
 
-    def __init__(self, made: Stage, query: StreamingQuery) -> None:
-        self.sight = DemoState()
-        self._query = query
-        self._topic = made.orders
+    def __init__(self, made: Stage, driver: SparkDriver) -> None:
+        self.state = DemoState()
+        self.returned: Returned | None = None
+        self._driver = driver
+        self._made = made
+        self._checkpoint = entries.folder(str(made.checkpoint))
         options = options_table.parse({"name_server": made.name_server}).for_role("batch source")
         self._client = session.client(options)
-        self._returned = TopicReader(options, made.totals, lambda part, cause: None)
-        self._returned.seek(earliest)
-        self._progress: dict[tuple[int, str], StreamingQueryProgress] = {}
+        self._totals = TopicReader(options, made.totals, lambda part, cause: None)
+        self._totals.seek(earliest)
         self._positions: Mapping[MessageQueue, int] = {}
 
     def look(self) -> DemoState:
-        """Ask Spark and the broker. A broker that does not answer leaves its numbers as they were."""
-        self._ask_spark()
+        """Ask Spark, its checkpoint and the broker. A broker that does not answer leaves its numbers as they were. Raises
+        ``RocketMQError`` if the query or its process has failed.
+        """
+        self._hear()
+        finished = self.batches().finished
+        if finished >= 0:
+            self._positions = entries.read(self._checkpoint, finished).positions
+            self.state.read = sum(self._positions.values())
         try:
             self._ask_broker()
         except RocketMQError as e:
             if not e.retriable:
                 raise
-        return self.sight
+        return self.state
 
-    def _ask_spark(self) -> None:
-        for progress in self._query.recentProgress:
-            self._progress[progress.batchId, progress.timestamp] = progress
-        reports = list(self._progress.values())
-        sight = self.sight
-        sight.read = sum(p.numInputRows for p in reports)
-        observed = [p.observedMetrics[OBSERVED].asDict() for p in reports if OBSERVED in p.observedMetrics]
-        sight.totals_written = sum(row["totals"] or 0 for row in observed)
-        sight.orders_aggregated = sum(row["orders"] or 0 for row in observed)
-        sight.dropped_late = sum(o.numRowsDroppedByWatermark for p in reports for o in p.stateOperators)
-        sight.batch_ms = [p.batchDuration for p in reports if p.numInputRows]
-        ends = [end for report in reports for end in ends_of(report) if end]
-        if ends:
-            self._positions = Offsets.from_json(ends[-1]).positions
+    def batches(self) -> Batches:
+        begun, finished = (max(entries.numbers(self._checkpoint, log), default=-1) for log in ("offsets", "commits"))
+        return Batches(begun, min(begun, finished))
+
+    def stored_totals(self) -> int:
+        """Number of totals in the topic."""
+        return sum(self._ends(self._made.totals, 10.0).values())
+
+    def _hear(self) -> None:
+        for report in self._driver.reports():
+            match report:
+                case {"progress": {"rows": int(rows), "ms": int(ms), "late": int(late)}}:
+                    self.state.dropped_late += late
+                    if rows:
+                        self.state.batch_ms.append(ms)
+                case {"totals": dict(totals)}:
+                    self.returned = Returned(**totals)
+                case {"failed": str(reason)}:
+                    raise _failure(reason, self._made)
+
+    def _ends(self, topic: str, within_s: float) -> dict[MessageQueue, int]:
+        queues = self._client.routes.get(topic).readable()
+        bounds = self._client.brokers.bounds(queues, Deadline.after(within_s))
+        return {queue: bound.max_offset for queue, bound in bounds.items()}
 
     def _ask_broker(self) -> None:
-        queues = self._client.routes.get(self._topic).readable()
-        bounds = self._client.brokers.bounds(queues, Deadline.after(1.0))
-        self.sight.lag = {
-            f"{queue.broker_name}/{queue.queue_id}": max(0, b.max_offset - self._positions.get(queue, 0))
-            for queue, b in bounds.items()
+        self.state.lag = {
+            f"{queue.broker_name}/{queue.queue_id}": max(0, end - self._positions.get(queue, 0))
+            for queue, end in self._ends(self._made.orders, 1.0).items()
         }
-        for message in self._returned.messages():
-            self.sight.totals_seen += 1
+        for message in self._totals.messages():
             total = json.loads(message.body)
-            if total["window_start"] > self.sight.window:
-                self.sight.window = total["window_start"]
-                self.sight.window_totals = {}
-            if total["window_start"] == self.sight.window:
-                self.sight.window_totals[total["region"]] = (total["orders"], f"{total['amount']:,.2f}")
+            self.state.totals_seen += 1
+            self.state.orders_in_totals += total["orders"]
+            if total["window_start"] > self.state.window:
+                self.state.window = total["window_start"]
+                self.state.window_totals = {}
+            if total["window_start"] == self.state.window:
+                self.state.window_totals[total["region"]] = (total["orders"], f"{total['amount']:,.2f}")
+
+
+def _failure(reason: str, made: Stage) -> RocketMQError:
+    # Spark gives a Python process ten seconds to start and has no setting to wait longer.
+    busy = "failed to connect back" in reason
+    remedy = (
+        "This machine was too busy to start Python within 10 s, Spark's limit: try again"
+        if busy
+        else f"Spark's messages are in {made.spark_log}"
+    )
+    return RocketMQError("the streaming query failed", remark=reason.splitlines()[0], remedy=remedy)

@@ -6,52 +6,65 @@ import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.demo import job, play, stage
+from rocketmq_spark.cli.demo import play, stage
+from rocketmq_spark.cli.demo.aim import Kill
 from rocketmq_spark.cli.demo.feed import Accounts
+from rocketmq_spark.cli.demo.script import Result
 from rocketmq_spark.cli.demo.stage import Stage
 from rocketmq_spark.cli.demo.watch import DemoState
 from rocketmq_spark.localbroker import java
 
 GOOD = Accounts(
-    orders_written=100,
-    orders_read=100,
-    orders_aggregated=100,
-    orders_returned=100,
-    totals_written=7,
+    orders_written=25_011,
+    orders_read=25_011,
+    orders_returned=25_011,
     totals_returned=7,
+    totals_repeated=0,
     cents_written=123_456_789,
     cents_returned=123_456_789,
     dropped_late=0,
+    exactly_once=True,
 )
+COUNTS = ["orders_written", "orders_read", "orders_returned", "cents_written", "cents_returned"]
 
 
 def test_good_books():
     assert GOOD.balanced
     assert GOOD.problems() == []
     assert GOOD.document()["balanced"] is True
-    assert GOOD.document()["ordersWritten"] == 100
+    assert GOOD.document()["ordersWritten"] == 25_011
     assert GOOD.lines()[-1].endswith("1,234,567.89 = 1,234,567.89")
+    assert GOOD.lines()[-2].endswith("in 7 totals, none of them stored twice")
+    assert GOOD.verdict() == "25,011 = 25,011 = 25,011. All agree."
 
 
-@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(Accounts) if f.name != "dropped_late"])
+@pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("by", [-1, 1])
 def test_any_difference_is_a_problem(name, by):
     wrong = dataclasses.replace(GOOD, **{name: getattr(GOOD, name) + by})
     assert not wrong.balanced
     assert wrong.document()["balanced"] is False
+    assert wrong.verdict().endswith("They do not agree.")
 
 
 def test_problems_name_the_numbers_and_late_rows():
-    wrong = dataclasses.replace(GOOD, orders_aggregated=97, orders_returned=97, dropped_late=3)
+    wrong = dataclasses.replace(GOOD, orders_returned=97, dropped_late=3)
     assert wrong.problems() == [
-        "100 orders written, but 97 in the totals that were sent",
-        "100 orders written, but 97 in the totals read back",
+        "25011 orders written, but 97 in the totals read back",
         "3 rows came later than the watermark allows and were dropped",
     ]
+    assert wrong.verdict() == "25,011 = 25,011 ≠ 97. They do not agree."
 
 
 def test_late_rows_alone_are_told_only_when_something_is_missing():
     assert dataclasses.replace(GOOD, dropped_late=3).balanced
+
+
+@pytest.mark.parametrize(("exactly_once", "problems"), [(True, ["2 totals are stored twice"]), (False, [])])
+def test_a_total_is_stored_twice_only_without_exactly_once(exactly_once, problems):
+    twice = dataclasses.replace(GOOD, totals_repeated=2, exactly_once=exactly_once)
+    assert twice.problems() == problems
+    assert twice.lines()[-2].endswith("in 7 totals, 2 of them stored twice")
 
 
 @pytest.mark.parametrize(
@@ -65,8 +78,8 @@ def test_the_exit_code_says_whether_the_counts_agree(monkeypatch, tmp_path, acco
     made = Stage("n:1", "orders", "totals", tmp_path, Path("/data"))
     monkeypatch.setattr(java, "find_java", lambda: None)
     monkeypatch.setattr(stage, "stage", lambda *given: contextlib.nullcontext(made))
-    monkeypatch.setattr(job, "spark_session", lambda *given: contextlib.nullcontext())
-    monkeypatch.setattr(play, "_query", lambda *given: contextlib.nullcontext())
-    monkeypatch.setattr(play, "_play", lambda *given: play._Result(accounts, DemoState()))
+    monkeypatch.setattr(play, "_play", lambda *given: Result(accounts, DemoState(), Kill(23, 6)))
     done = CliRunner().invoke(app, ["demo"])
-    assert (done.exit_code, said in done.stdout, "do not agree: 100 orders" in done.stderr) == (code, True, code == 1)
+    assert (done.exit_code, said in done.stdout) == (code, True)
+    assert ("do not agree: 25011 orders" in done.stderr) == (code == 1)
+    assert "In between: kill -9 of Spark's driver in batch 23, 6 of its totals stored." in done.stdout

@@ -1,6 +1,8 @@
 """The demo as a user runs it: a process, a real broker, Spark."""
 
+import itertools
 import json
+import re
 import shutil
 
 import pytest
@@ -25,7 +27,13 @@ def test_11_29_from_the_wheel_it_balances_and_leaves_data_that_the_next_commands
     assert process.code == 0, out + err
     assert "Starting RocketMQ" in out.splitlines()[0]
     assert "All agree." in out
-    assert " s  writing orders: " in out, "one plain line a second"
+    told = [line for line in out.splitlines() if " s  " in line[:8]]
+    assert told
+    assert not any(a[7:] == b[7:] for a, b in itertools.pairwise(told)), "nothing is said twice"
+    assert re.search(
+        r"^kill -9 of Spark's driver in batch \d+, \d+ of its totals stored \.\.\. Spark starts again$", out, re.M
+    )
+    assert "none of them stored twice" in out
     assert err == ""
     run_1 = own_cache / "demo" / "run-1"
     assert f"Data, checkpoint and Spark's log: {run_1}" in out
@@ -61,7 +69,8 @@ def test_on_a_cluster_that_exists_through_its_proxy_as_json(start, proxied, own_
     out, err = process.end()
     assert (process.code, err) == (0, "")
     *progress, result = documents(out)
-    assert {document["event"] for document in progress} == {"progress"}
+    assert {document["event"] for document in progress} == {"progress", "note"}
+    assert result["kill"]["stored"] > 0
     accounts = result["accounts"]
     assert accounts["balanced"] is True
     assert accounts["ordersWritten"] == accounts["ordersReturned"] >= 700
@@ -76,7 +85,7 @@ def test_on_a_cluster_that_exists_through_its_proxy_as_json(start, proxied, own_
 @pytest.mark.timeout(1200)
 def test_ctrl_c_ends_it_cleanly(start, proxied, own_cache):
     process = start("demo", "--seconds", "300", *through_proxy(proxied))
-    process.until("writing orders")
+    process.until("writing orders: ")
     out, err = process.ctrl_c()
     assert process.code == 130
     assert err.split() == ["Stopping", "..."]

@@ -1,15 +1,14 @@
 import contextlib
 import os
 import signal
-import sys
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 
-from rocketmq_spark.cli.demo import job
 from rocketmq_spark.cli.demo import stage as stage_module
-from rocketmq_spark.cli.demo.stage import one_ctrl_c, stage
+from rocketmq_spark.cli.demo.stage import Stage, one_ctrl_c, stage
 from rocketmq_spark.localbroker import site
 
 
@@ -66,9 +65,8 @@ def test_ctrl_c_counts_once(capsys):
     assert capsys.readouterr().err == "Stopping ...\n"
 
 
-def test_what_children_print_goes_to_a_file(tmp_path, capfd):
-    with job._printing_to(tmp_path / "log"):
-        os.system("echo out; echo err >&2")
-    print("after", file=sys.stderr)
-    assert (tmp_path / "log").read_text() == "out\nerr\n"
-    assert capfd.readouterr() == ("", "after\n")
+@pytest.mark.parametrize("data", [None, Path("/data")])
+def test_the_process_of_the_query_gets_all_of_it(data):
+    made = Stage("n:1", "orders", "totals", Path("/run-1"), data, "p:8081")
+    assert made.to_json().endswith(b"}\n")
+    assert Stage.from_json(made.to_json()) == made

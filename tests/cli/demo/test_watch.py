@@ -1,68 +1,88 @@
 import json
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 
 from rocketmq_spark import Message, Producer
+from rocketmq_spark.cli.demo.aim import Batches
 from rocketmq_spark.cli.demo.stage import Stage
-from rocketmq_spark.cli.demo.watch import OBSERVED, DemoWatch
+from rocketmq_spark.cli.demo.watch import DemoWatch, Returned
+from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source.offsets import Offsets
-from tests.helpers import awaited, progress_json
+from tests.helpers import awaited
 from tests.reading import canonical
 
 
-class Row(SimpleNamespace):
-    def asDict(self):
-        return vars(self)
+class Driver:
+    """What the process of the driver reports, made up."""
 
+    def __init__(self):
+        self.said = []
 
-@dataclass
-class Query:
-    """What a streaming query tells, made up."""
-
-    recentProgress: list = field(default_factory=list)
-
-    def report(self, batch, rows, totals=None, end=None, late=0):
-        self.recentProgress = [  # Spark may forget old ones
-            SimpleNamespace(
-                batchId=batch,
-                timestamp=f"t{batch}",
-                numInputRows=rows,
-                batchDuration=100 * batch,
-                observedMetrics={} if totals is None else {OBSERVED: Row(totals=totals[0], orders=totals[1])},
-                stateOperators=[SimpleNamespace(numRowsDroppedByWatermark=late)],
-                json=progress_json(end),
-            )
-        ]
+    def reports(self):
+        said, self.said = self.said, []
+        return said
 
 
 @pytest.fixture
 def watch(rocketmq, make_topic, tmp_path):
     made = Stage(rocketmq.name_server, make_topic(queues=2), make_topic(queues=1), tmp_path, None)
-    return made, Query(), lambda query: DemoWatch(made, query)
+    driver = Driver()
+    return made, driver, DemoWatch(made, driver)
 
 
-def test_progress_is_summed_over_batches_and_none_counts_twice(watch):
-    _, query, make = watch
-    one = make(query)
+def log(made: Stage, name: str, batch: int, text: str) -> None:
+    path = Path(made.checkpoint, name, str(batch))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def offsets(made: Stage, position: int) -> str:
+    """An entry of Spark's offset log: the second queue is read up to ``position``."""
+    return f"v1\n{{}}\n{canonical(Offsets({MessageQueue(made.orders, 'broker-a', 1): position}).to_json())}"
+
+
+def test_reports_of_several_drivers_add_up(watch):
+    _, driver, one = watch
+    driver.said = [{"progress": {"rows": 10, "ms": 100, "late": 2}}, {"progress": {"rows": 0, "ms": 200, "late": 0}}]
+    one.look()
+    driver.said = [{"progress": {"rows": 5, "ms": 300, "late": 1}}]
+    state = one.look()
+    assert (state.batch_ms, state.dropped_late) == ([100, 300], 3), "batches without rows take no part"
+    assert one.returned is None
+    driver.said = [{"totals": {"different": 3, "repeated": 0, "orders": 15, "cents": 99}}]
+    one.look()
+    assert one.returned == Returned(different=3, repeated=0, orders=15, cents=99)
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"), [("it broke\nat line 1", "spark.log"), ("Python worker failed to connect back.", "too busy")]
+)
+def test_a_failed_query_ends_it_with_its_reason(watch, reason, remedy):
+    _, driver, one = watch
+    driver.said = [{"failed": reason}]
+    with pytest.raises(RocketMQError, match=reason.splitlines()[0]) as raised:
+        one.look()
+    assert remedy in str(raised.value)
+    assert "line 1" not in str(raised.value)
+
+
+def test_what_is_read_are_the_positions_of_the_last_finished_batch(watch):
+    made, _, one = watch
+    assert one.batches() == Batches(-1, -1)
     assert one.look().read == 0
-    query.report(1, 10)
-    one.look()
-    one.look()
-    query.report(2, 5, totals=(3, 12), late=2)
-    one.look()
-    query.report(3, 0, totals=(1, 3))
-    query.recentProgress[0].observedMetrics[OBSERVED].orders = None  # the sum over no rows
-    sight = one.look()
-    assert (sight.read, sight.totals_written, sight.orders_aggregated, sight.dropped_late) == (15, 4, 12, 2)
-    assert sight.batch_ms == [100, 200], "batches without rows take no part"
+    log(made, "offsets", 0, offsets(made, 7))
+    assert one.batches() == Batches(0, -1)
+    assert one.look().read == 0, "it may have to be read again"
+    log(made, "commits", 0, "v1\n{}")
+    log(made, "offsets", 1, offsets(made, 12))
+    assert one.batches() == Batches(1, 0)
+    assert one.look().read == 7
 
 
 def test_lag_and_newest_totals_come_from_the_broker(rocketmq, watch):
-    made, query, make = watch
-    one = make(query)
+    made, _, one = watch
     totals = [
         {"window_start": "2026-01-31T12:00:00.000Z", "region": "asia", "orders": 1, "amount": 1.5},
         {"window_start": "2026-01-31T12:00:05.000Z", "region": "asia", "orders": 2, "amount": 1234.5},
@@ -72,7 +92,10 @@ def test_lag_and_newest_totals_come_from_the_broker(rocketmq, watch):
             producer.send(Message(made.orders, b"x"), queue=MessageQueue(made.orders, "broker-a", 1))
         for total in totals:
             producer.send(Message(made.totals, json.dumps(total).encode()))
-    query.report(1, 1, end=canonical(Offsets({MessageQueue(made.orders, "broker-a", 1): 1}).to_json()))
-    sight = awaited(one.look, lambda sight: sight.totals_seen == 2 and sum(sight.lag.values()) == 2)
-    assert sight.lag == {"broker-a/0": 0, "broker-a/1": 2}
-    assert (sight.window, sight.window_totals) == ("2026-01-31T12:00:05.000Z", {"asia": (2, "1,234.50")})
+    log(made, "offsets", 0, offsets(made, 1))
+    log(made, "commits", 0, "v1\n{}")
+    state = awaited(one.look, lambda state: state.totals_seen == 2 and sum(state.lag.values()) == 2)
+    assert state.lag == {"broker-a/0": 0, "broker-a/1": 2}
+    assert (state.window, state.window_totals) == ("2026-01-31T12:00:05.000Z", {"asia": (2, "1,234.50")})
+    assert state.orders_in_totals == 3
+    assert one.stored_totals() == 2

@@ -1,0 +1,122 @@
+"""The process of Spark's driver, as the demo sees it: its reports, and its end by SIGKILL."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import rocketmq_spark
+from rocketmq_spark.cli.demo.stage import FINISH, Stage
+from rocketmq_spark.errors import RocketMQError
+
+_END_WITHIN_S = 30.0
+_MOST_READ = 1 << 16
+
+
+class SparkDriver:
+    """Starts the driver when entered, and ends it when left. ``kill`` and ``start`` may follow each other."""
+
+    def __init__(self, made: Stage) -> None:
+        self._made = made
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reading = -1
+        self._unread = b""
+        self._said_all = False
+
+    def __enter__(self) -> SparkDriver:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Start Spark and the query, from its checkpoint if there is one. What both print goes to the run's log."""
+        self._reading, writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        self._unread, self._said_all = b"", False
+        root = str(Path(rocketmq_spark.__file__).parent.parent)
+        paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {"PYSPARK_PYTHON": sys.executable, **os.environ, "PYTHONPATH": paths}
+        with self._made.spark_log.open("ab") as log:
+            # -P: nothing is imported from the current folder. A session of its own: Ctrl-C is the demo's, and ``kill`` ends both
+            # Python and the JVM.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "rocketmq_spark.cli.demo.job", str(writing)],
+                stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, pass_fds=[writing], start_new_session=True,
+            )  # fmt: skip
+        os.close(writing)
+        self._tell(self._made.to_json())
+
+    def finish(self) -> None:
+        """All orders are written: the query may end when it has read all, and its totals are read back."""
+        self._tell(FINISH + b"\n")
+
+    def _tell(self, line: bytes) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended; ``reports`` says so
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+    def reports(self) -> Iterator[Mapping[str, object]]:
+        """What it has reported since the last call. Raises ``RocketMQError`` if it ended by itself, without its last report."""
+        # Its end is looked at first: what it wrote before it ended is then read below.
+        ended = self._process is not None and self._process.poll() is not None
+        while part := self._part():
+            self._unread += part
+        *lines, self._unread = self._unread.split(b"\n")
+        for line in lines:
+            report = json.loads(line)
+            self._said_all = "totals" in report or "failed" in report
+            yield report
+        if ended and not self._said_all:
+            assert self._process is not None
+            raise RocketMQError(
+                f"Spark's driver ended with exit code {self._process.returncode}",
+                remedy=f"Spark's messages are in {self._made.spark_log}",
+            )
+
+    def _part(self) -> bytes:
+        try:
+            return os.read(self._reading, _MOST_READ)
+        except BlockingIOError:
+            return b""
+
+    def freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL to the driver, Python and JVM."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        os.close(self._reading)
+        self._process = None
+
+    def wait(self) -> None:
+        """Wait until it has ended, for half a minute at most."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_WITHIN_S)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
