@@ -7,7 +7,7 @@ PYTEST = $(BIN)/python -m pytest
 # Container images often set it to save space. Each process of Spark, the tests and the demo would then compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-3.5 test-4.0 test-4.1 test-4.2 on-older soak-on-older checkpoints-of-versions check soak soak-pipelines soak-properties soak-compat soak-pyspark soak-python in-memory-and-spark soak-chaos soak-group soak-exactly-once soak-late-threads soak-fuzz bench docs site site-check notebooks release clean java
+.PHONY: demo cast test test-3.5 test-4.0 test-4.1 test-4.2 on-older soak-on-older checkpoints-of-versions check soak soak-pipelines soak-properties soak-compat soak-pyspark soak-python in-memory-and-spark soak-chaos soak-group soak-exactly-once soak-late-threads soak-fuzz bench docs site site-check notebooks release clean java
 .NOTPARALLEL:
 
 # TRANSPORT=grpc: its results go through a Proxy.
@@ -115,6 +115,11 @@ docs: $(READY)
 site: $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[site]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The animated picture of the demo on README.md, from a real run.
+cast: java $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[site]'
+	@$(BIN)/python docs/record_demo.py
 
 # Every page of it in a real Chromium, in light and dark; pictures of some are left in build/site-pictures.
 site-check: site

@@ -111,9 +111,9 @@ def _tell(output: Output, made: Stage, result: Result, all_s: float) -> None:
     way = f" through the Proxy at {made.proxy}" if made.proxy else ""
     lines = [
         "",
-        f"A producer wrote orders to topic {made.orders}; a streaming query summed them up per window and region",
-        f"in {len(state.batch_ms)} batches (median {typical} ms) and wrote the totals to topic {made.totals}{way}.",
-        f"In between: {kill}. Spark started again from its checkpoint.",
+        f"A producer wrote orders to topic {made.orders}. A streaming query summed them up per window",
+        f"and region in {len(state.batch_ms)} batches (median {typical} ms) and wrote the totals to topic {made.totals}{way}.",
+        f"In between: {kill}.",
         "",
         *("  " + line for line in accounts.lines()),
         "",

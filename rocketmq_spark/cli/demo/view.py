@@ -86,7 +86,7 @@ def _picture(title: str, state: DemoState) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    counts = Table(title="messages", title_justify="left")
+    counts = Table(title="messages", title_justify="left", show_header=False)
     counts.add_column()
     counts.add_column(justify="right")
     for name, count in (

@@ -1,0 +1,155 @@
+"""Records ``rocketmq-spark demo`` in a terminal and draws it as an animated SVG: ``make cast``.
+
+The recording is a real run. Its picture begins when Spark has read its first batch, is played faster than it was, and ends with
+the counts; the title says how much faster. Programs that know no animation show the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import html
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyte
+
+HERE = Path(__file__).parent
+COLUMNS, ROWS = 92, 27
+# The picture lasts so long, and its last frame as long again as `HOLD_S` says.
+PLAY_S, HOLD_S = 14.0, 6.0
+# The first frame that shows one of these, and the line after which the recording ends.
+BEGIN, END = "writing orders", "All agree."
+
+_SIZE, _WIDE, _HIGH, _MARGIN, _BAR = 14, 8.43, 18, 12, 30
+_GROUND, _TEXT = "#1b1e28", "#d8dce6"
+_BUTTONS = "ff5f57", "febc2e", "28c840"
+_COLOURS = {"red": "#ff7b85", "green": "#8fd694", "brown": "#e6c07b", "blue": "#82aaff", "cyan": "#7fdbca"}
+
+
+class Frame(NamedTuple):
+    """The screen from ``at_s`` on: its lines as SVG."""
+
+    at_s: float
+    lines: tuple[str, ...]
+
+
+def record(command: Sequence[str]) -> Iterator[tuple[float, bytes]]:
+    """Run the command in a terminal of this size; yield what it prints and when, in seconds from its start."""
+    main, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
+    began = time.monotonic()
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment, close_fds=True)
+    os.close(child)
+    while select.select([main], [], [])[0]:
+        try:
+            part = os.read(main, 1 << 16)
+        except OSError:  # the terminal's other side is closed: the command has ended
+            break
+        yield time.monotonic() - began, part
+    os.close(main)
+    if process.wait() != 0:
+        raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
+
+
+def frames(parts: Iterator[tuple[float, bytes]]) -> Iterator[Frame]:
+    """The screens that differ, from ``BEGIN`` to the line with ``END``."""
+    screen = pyte.Screen(COLUMNS, ROWS)
+    stream = pyte.ByteStream(screen)
+    last: tuple[str, ...] = ()
+    begun = ended = False
+    for at_s, part in parts:
+        if ended:
+            continue  # the recording goes on until the command has ended
+        head, end, _ = part.partition(END.encode())
+        stream.feed(head + end)
+        ended = bool(end)
+        begun = begun or any(BEGIN in line for line in screen.display)
+        lines = tuple(line_of(screen, row) for row in range(ROWS))
+        if begun and lines != last:
+            yield Frame(at_s, lines)
+        last = lines
+    if not ended:
+        raise SystemExit(f"the recording never showed {END!r}")
+
+
+def line_of(screen: pyte.Screen, row: int) -> str:
+    """The cells of a row as ``tspan`` elements, one for each run of cells of one look."""
+    cells = [screen.buffer[row][column] for column in range(COLUMNS)]
+    text, start = "", 0
+    while start < COLUMNS:
+        end = start
+        while end < COLUMNS and look(cells[end]) == look(cells[start]):
+            end += 1
+        run = "".join(cell.data for cell in cells[start:end])
+        if run.strip():
+            x = f"{_MARGIN + start * _WIDE:.1f}"
+            text += f'<tspan x="{x}"{look(cells[start])}>{html.escape(run.rstrip(), quote=False)}</tspan>'
+        start = end
+    return text
+
+
+def look(cell: pyte.screens.Char) -> str:
+    colour = _COLOURS.get(cell.fg, f"#{cell.fg}" if len(cell.fg) == 6 else "")
+    return (f' fill="{colour}"' if colour else "") + (' font-weight="bold"' if cell.bold else "")
+
+
+def svg(shown: Sequence[Frame]) -> str:
+    """The frames below each other, of which the window shows one at a time."""
+    began, lasted = shown[0].at_s, shown[-1].at_s - shown[0].at_s
+    speed = max(1.0, lasted / PLAY_S)
+    whole = lasted / speed + HOLD_S
+    width, high = 2 * _MARGIN + COLUMNS * _WIDE, ROWS * _HIGH + _MARGIN
+    steps = "".join(
+        f"{100 * (frame.at_s - began) / speed / whole:.2f}%{{transform:translateY({-i * high}px)}}"
+        for i, frame in enumerate(shown)
+    )
+    lines = {line: f"l{i}" for i, line in enumerate(dict.fromkeys(line for frame in shown for line in frame.lines))}
+    known = "".join(f'<text id="{name}">{line}</text>' for line, name in lines.items() if line)
+    film = "".join(
+        f'<use href="#{lines[line]}" y="{i * high + (row + 1) * _HIGH}"/>'
+        for i, frame in enumerate(shown)
+        for row, line in enumerate(frame.lines)
+        if line
+    )
+    dots = "".join(
+        f'<circle cx="{18 + 18 * i}" cy="15" r="5.5" fill="#{colour}"/>' for i, colour in enumerate(_BUTTONS)
+    )
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {high + _BAR}" role="img">
+<title>rocketmq-spark demo: Spark's driver is killed in the middle of a batch; orders written, read and summed up agree</title>
+<style>
+text{{font:{_SIZE}px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:{_TEXT};white-space:pre}}
+.film{{transform:translateY({-(len(shown) - 1) * high}px);animation:film {whole:.1f}s step-end infinite}}
+@keyframes film{{{steps}}}
+@media (prefers-reduced-motion:reduce){{.film{{animation:none}}}}
+</style>
+<rect width="100%" height="100%" rx="8" fill="{_GROUND}"/>
+{dots}<text x="50%" y="20" text-anchor="middle" fill-opacity=".7">rocketmq-spark demo, {speed:.0f} times as fast</text>
+<defs>{known}</defs>
+<svg y="{_BAR}" width="100%" height="{high}"><g class="film">{film}</g></svg>
+</svg>
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", nargs="?", type=Path, default=HERE / "pictures" / "demo.svg")
+    parser.add_argument("--seconds", default="50", help="as of the demo")
+    given = parser.parse_args()
+    command = [str(Path(sys.executable).parent / "rocketmq-spark"), "demo", "--seconds", given.seconds]
+    given.target.write_text(svg(list(frames(record(command)))), "utf-8")
+    print(f"{given.target}, {given.target.stat().st_size // 1024} KiB")
+
+
+if __name__ == "__main__":
+    main()
