@@ -1,6 +1,6 @@
 """Draws the pictures of the pages that no notebook draws: ``python docs/draw_pictures.py``.
 
-Rates and CPU times are those of performance.md. All pictures have a white ground, so that they can be read in both themes, and
+Rates and CPU times are those of performance.md. All pictures have a white ground, which the site inverts on dark pages, and
 colours that differ in brightness, too (blue, orange, grey).
 """
 
@@ -71,10 +71,10 @@ def architecture() -> Figure:
     box(axes, (70, 8, 28, 38), "Brokers\nqueues of a topic")
     for i, queue in enumerate(("broker-a / 0", "broker-a / 1", "broker-b / 0", "broker-b / 1")):
         box(axes, (73, 34 - 7 * i, 22, 5), f"orders / {queue}", GREY)
-    arrow(axes, ((32, 55), (69.7, 55)), "routes, every 30 s")
-    arrow(axes, ((32, 45), (69.7, 41)), "each micro-batch: a request per topic and broker", -5.5)
-    arrow(axes, ((69.7, 32), (32, 27)), "messages: many pulls at a time", 7, BLUE)
-    arrow(axes, ((32, 19), (69.7, 23)), "batches of messages", 5.5, ORANGE)
+    arrow(axes, ((32, 55), (69.7, 55)), "1  routes of topics, every 10 s")
+    arrow(axes, ((32, 45), (69.7, 41)), "2  where queues end, in each micro-batch", -5.5)
+    arrow(axes, ((69.7, 32), (32, 27)), "3  messages: many pulls at a time", 7, BLUE)
+    arrow(axes, ((32, 19), (69.7, 23)), "4  batches of messages", 5.5, ORANGE)
     arrow(axes, ((32.3, 7), (69.7, 12)), "messages, batches", 7, style="<|-|>")
     arrow(axes, ((17, 35.2), (17, 33.3)))
     return figure

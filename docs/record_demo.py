@@ -24,7 +24,7 @@ from typing import NamedTuple
 import pyte
 
 HERE = Path(__file__).parent
-COLUMNS, ROWS = 92, 27
+COLUMNS, ROWS = 100, 27
 # The picture lasts so long, and its last frame as long again as `HOLD_S` says.
 PLAY_S, HOLD_S = 14.0, 6.0
 # The first frame that shows one of these, and the line after which the recording ends.

@@ -1,10 +1,11 @@
 """Writes the tables of docs/options.md, errors.md and metrics.md from those of the code (their heads are kept), the types of
-keywords, and the configuration files that docker-compose.yml mounts."""
+keywords, the first pages of the site, and the configuration files that docker-compose.yml mounts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import front_page
 from options_page import errors_markdown, markdown, typed_keywords
 
 from rocketmq_spark.localbroker.servers import write_compose_files
@@ -23,3 +24,4 @@ if __name__ == "__main__":
     types = HERE.parent / "rocketmq_spark" / "options" / "typed.py"
     types.write_text(typed_keywords(), "utf-8")
     write_compose_files(HERE.parent / "conf")
+    front_page.write()

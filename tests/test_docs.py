@@ -31,6 +31,10 @@ OPTIONS = {name.lower() for row in options.TABLE for name in (row.name, *row.ali
 COMMAND = "rocketmq-spark"
 
 
+# A program in a block of shell lines.
+_PROGRAM = re.compile(r"^python - <<'END'\n(.*?)^END$", re.MULTILINE | re.DOTALL)
+
+
 class Block(NamedTuple):
     """A fenced block, and where it stands: ``page.md:line``."""
 
@@ -42,7 +46,10 @@ class Block(NamedTuple):
 def blocks(path: Path) -> Iterator[Block]:
     text = path.read_text("utf-8")
     for found in re.finditer(r'^([ ]*)```(\w*)(?: title="[^"]+")?\n(.*?)^\1```$', text, re.MULTILINE | re.DOTALL):
-        yield Block(f"{path.name}:{text.count(chr(10), 0, found.start()) + 2}", found[2], textwrap.dedent(found[3]))
+        place = f"{path.name}:{text.count(chr(10), 0, found.start()) + 2}"
+        yield Block(place, found[2], textwrap.dedent(found[3]))
+        for program in re.findall(_PROGRAM, found[3]):
+            yield Block(place, "python", program)
 
 
 def prose(path: Path) -> str:
@@ -102,7 +109,11 @@ def test_the_pages_have_commands_and_programs() -> None:
     assert len(list(lines())) >= 18
     assert len(list(mentions())) >= 20
     fences = sum(
-        len(re.findall(r'^ *```(?:python|py)(?: title="[^"]+")?$', path.read_text("utf-8"), re.MULTILINE))
+        len(
+            re.findall(
+                r"""^ *```(?:python|py)(?: title="[^"]+")?$|^python - <<'END'$""", path.read_text("utf-8"), re.MULTILINE
+            )
+        )
         for path in PAGES
     )
     assert len(PYTHON) == fences >= 30

@@ -74,7 +74,7 @@ ORDER = {
     "options": "names paths parsing transport table typed",
     "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command demo"
-    " demo.feed demo.stage demo.play",
+    " demo.feed demo.stage demo.aim demo.driver demo.watch demo.view demo.script demo.job demo.play",
     "queues": "environment selection allocation",
     "remoting": "protocol endpoint advertised connection bulk pool",
     "session": "proxied spools looks telemetry producers consumers topics admin",
@@ -111,7 +111,7 @@ OUTSIDE = {
     " spark.monitoring.listeners spark.monitoring.queries cli delay.stream notebook",
     **dict.fromkeys(("matplotlib", "IPython"), "notebook"),
     "opentelemetry": "session.telemetry",
-    "py4j": "cli.demo.play spark.datasource",
+    "py4j": "spark.datasource",
     "pyarrow": "wire.compression columnar stored spark.read spark.source.patterns spark.source.tasks"
     " spark.checkpoints.entries spark.sink"
     " producer.rows",
@@ -125,8 +125,8 @@ OUTSIDE = {
     "pytest": "testing",
     "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.guarantee localbroker.maven",
     "ssl": "base.tls_files remoting.endpoint localbroker.maven",
-    "select": "remoting.endpoint spark.sink.guarantee",
-    "subprocess": "localbroker cli.background spark.tuning",
+    "select": "remoting.endpoint spark.sink.guarantee cli.demo.job",
+    "subprocess": "localbroker cli.background cli.demo.driver spark.tuning",
     "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.listeners remoting.endpoint"
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
     " producer.batching producer.destination producer.attempts"

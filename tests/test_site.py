@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import yaml
 
 import rocketmq_spark
+from docs import front_page
 from rocketmq_spark import aio
 from rocketmq_spark.model import admin
 from tests.test_house import ROOT
@@ -24,6 +26,12 @@ def test_every_page_is_reached_once():
     assert sorted(pages(SITE["nav"])) == sorted(
         path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")
     )
+
+
+@pytest.mark.parametrize("page", front_page.PAGES)
+def test_the_first_page_is_the_readme(page):
+    text = (ROOT / front_page.PAGES[page]).read_text("utf-8")
+    assert (ROOT / "docs" / page).read_text("utf-8") == front_page.front_page(text), "run: make docs"
 
 
 def test_nothing_comes_from_elsewhere():

@@ -32,7 +32,8 @@ from rocketmq_spark.errors import LocalBrokerError
 OLDEST = 17
 HOW_TO_GET = (
     "Install a Java runtime (Debian, Ubuntu: apt install openjdk-17-jre-headless; Fedora: dnf install "
-    "java-21-openjdk-headless; macOS: brew install openjdk@21) or set JAVA_HOME to one"
+    "java-21-openjdk-headless; macOS: brew install openjdk@21, then export JAVA_HOME=$(brew --prefix openjdk@21); "
+    "conda: conda install -c conda-forge openjdk=21) or set JAVA_HOME to one"
 )
 
 

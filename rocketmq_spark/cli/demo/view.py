@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
@@ -111,12 +112,12 @@ def _picture(title: str, state: DemoState) -> Group:
 
 
 def _batches(times_ms: list[int]) -> str:
-    """The newest batches as little bars, and the last in numbers. The first one starts Python and would dwarf all."""
+    """The newest batches as little bars, and the last in numbers. The first batch of a driver starts Python and takes longer: no
+    bar is higher than that of four times the median.
+    """
     if not times_ms:
         return "batches: none yet"
     shown = times_ms[1:][-_SHOWN_BATCHES:]
-    top = max(shown, default=0)
-    bars = "".join(_BARS[t * len(_BARS) // (top + 1)] for t in shown)
-    return (
-        f"batches: {len(times_ms)}, last {times_ms[-1]} ms  {bars}  (longest {top} ms after a first of {times_ms[0]})"
-    )
+    top = int(4 * statistics.median(shown)) if shown else 0
+    bars = "".join(_BARS[min(t, top) * len(_BARS) // (top + 1)] for t in shown)
+    return f"batches: {len(times_ms)}, last {times_ms[-1]} ms  {bars}  (longest {max(times_ms)} ms)"

@@ -63,7 +63,7 @@ def test_the_picture_shows_counts_lag_totals_and_batches():
         "broker-a/1",
         "12:00:05",
         "1,234.50",
-        "last 600 ms  ▄█  (longest 600 ms",
+        "last 600 ms  ▂▃  (longest 4000 ms",
         "kill -9 of the driver",
     ):
         assert part in text

@@ -1,0 +1,30 @@
+"""The first page of the site, made of README.md, and the Chinese one, made of README.zh-CN.md: ``make docs`` writes both."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PAGES = {"index.md": "README.md", "zh-CN.md": "README.zh-CN.md"}
+
+
+def front_page(readme: str) -> str:
+    """The text of a README as a page of docs/: links lead to the pages, and what the site does not have is named only. The links
+    below the title become buttons, so nothing stands between them.
+    """
+    names = {readme: page for page, readme in PAGES.items()}
+
+    def link(found: re.Match[str]) -> str:
+        label, target = found.groups()
+        if target in names or target.startswith("docs/"):
+            return f"[{label}]({names.get(target, target.removeprefix('docs/'))})"
+        return f"`{label}`" if label == target else label
+
+    head, line, rest = re.split(r"(^\[.* · .*$)", readme, maxsplit=1, flags=re.MULTILINE)
+    return re.sub(r"\[([^]]*)\]\(([^)]+)\)", link, head + line.replace(" · ", " ") + rest)
+
+
+def write() -> None:
+    for page, readme in PAGES.items():
+        (HERE / page).write_text(front_page((HERE.parent / readme).read_text("utf-8")), "utf-8")
