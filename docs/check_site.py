@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 SITE, PICTURES = ROOT / "build" / "site", ROOT / "build" / "site-pictures"
 SCHEMES = {"light": "default", "dark": "slate"}
 WIDE, NARROW = {"width": 1440, "height": 1000}, {"width": 390, "height": 800}
-SHOWN = ("", "monitoring/", "options/", "coming-from-kafka/", "api/")
+SHOWN = ("", "zh-CN/", "monitoring/", "options/", "coming-from-kafka/", "api/")
 WORD, ITS_PAGE = "maxOffsetsPerTrigger", "options/"
 
 # What WCAG asks of text (AA); of large text it asks 3.
@@ -90,13 +90,13 @@ class Visit:
         for text in told["texts"]:
             if text["contrast"] < (_LARGE_CONTRAST if text["large"] else _CONTRAST):
                 self._fault(f"hard to read, {text['contrast']:.1f}: {text['what']}")
-        if path in SHOWN:
-            PICTURES.mkdir(parents=True, exist_ok=True)
-            self.page.screenshot(path=PICTURES / f"{path.strip('/') or 'start'}-{self.scheme}.png")
-        for width in (WIDE, NARROW):
+        for name, width in (("wide", WIDE), ("phone", NARROW)):
             self.page.set_viewport_size(width)  # type: ignore[arg-type]
             for what in self.page.evaluate(_FACTS)["cut"]:
                 self._fault(f"wider than its page at {width['width']}: {what}")
+            if path in SHOWN:
+                PICTURES.mkdir(parents=True, exist_ok=True)
+                self.page.screenshot(path=PICTURES / f"{path.strip('/') or 'start'}-{name}-{self.scheme}.png")
 
     def follow(self) -> None:
         """Every link of the site to the site: there is such a page or file, and such a place on it."""

@@ -25,8 +25,8 @@ import pyte
 
 HERE = Path(__file__).parent
 COLUMNS, ROWS = 100, 27
-# The picture lasts so long, and its last frame as long again as `HOLD_S` says.
-PLAY_S, HOLD_S = 14.0, 6.0
+# The picture lasts so long, and its last frame as long again as ``HOLD_S`` says.
+PLAY_S, HOLD_S = 8.0, 6.0
 # The first frame that shows one of these, and the line after which the recording ends.
 BEGIN, END = "writing orders", "All agree."
 
