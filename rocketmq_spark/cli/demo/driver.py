@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 import rocketmq_spark
+from rocketmq_spark.base import folders
 from rocketmq_spark.cli.demo.stage import FINISH, Stage
 from rocketmq_spark.errors import RocketMQError
 
@@ -47,7 +48,7 @@ class SparkDriver:
         root = str(Path(rocketmq_spark.__file__).parent.parent)
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {"PYSPARK_PYTHON": sys.executable, **os.environ, "PYTHONPATH": paths}
-        with self._made.spark_log.open("ab") as log:
+        with open(folders.open_regular(self._made.spark_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             # -P: nothing is imported from the current folder. A session of its own: Ctrl-C is the demo's, and ``kill`` ends both
             # Python and the JVM.
             self._process = subprocess.Popen(

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import itertools
 import json
+import os
 import shutil
 import signal
 import sys
@@ -25,6 +26,8 @@ from rocketmq_spark.localbroker import LocalBroker, distro
 QUEUES = 4
 # What the process that runs the query is told when all orders are written.
 FINISH = b"finish"
+# The file that the process which uses a folder locks. LocalBroker has one of this name in its data.
+IN_USE = "in-use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +85,40 @@ def stage(name_server: str | None, grpc: bool = False, proxy: str | None = None)
 
 
 def _free_folder(base: Path, stack: contextlib.ExitStack) -> Path:
-    """The first of run-1, run-2, ... that is not in use, emptied. A broker started on its data counts as use."""
+    """The first of run-1, run-2, ... that is not in use, emptied. A broker started on its data counts as use. A folder in which
+    other users may create files is left alone.
+    """
     for number in itertools.count(1):
         folder = base / f"run-{number}"
-        folders.make(folder / "broker")
-        own = (folder / "in-use").open("a")
-        if _locks(own) and _is_free(folder / "broker" / "in-use"):
+        folders.make(folder)
+        if not folders.only_own(folder):
+            continue
+        own = _opened(folder / IN_USE)
+        if _locks(own) and _is_free(folder / "broker"):
             stack.callback(own.close)
-            for path in folder.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
+            _empty(folder)
             return folder
         own.close()
     raise AssertionError
 
 
-def _is_free(path: Path) -> bool:
-    with path.open("a") as lock:
+def _is_free(data: Path) -> bool:
+    if not folders.only_own(data):
+        return not data.exists()
+    with _opened(data / IN_USE) as lock:
         return _locks(lock)
+
+
+def _opened(lock: Path) -> IO[str]:
+    return open(folders.open_regular(lock, os.O_WRONLY | os.O_CREAT), "w", encoding="utf-8")
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != IN_USE:
+            path.unlink()
 
 
 def _locks(file: IO[str]) -> bool:

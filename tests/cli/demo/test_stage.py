@@ -50,6 +50,30 @@ def test_a_folder_is_used_again_empty_but_not_while_a_broker_runs_on_its_data(tm
     assert free() == first
 
 
+def test_what_others_may_have_planted_is_not_followed(tmp_path):
+    """A folder that others may write to is left alone; links in one that they could write to once are removed."""
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (tmp_path / "run-1").mkdir()
+    (tmp_path / "run-1").chmod(0o777)
+    (tmp_path / "run-2").mkdir(0o700)
+    (tmp_path / "run-2" / "spark.log").symlink_to(secret)
+    (tmp_path / "run-2" / "folder").symlink_to(tmp_path)
+    with contextlib.ExitStack() as stack:
+        assert stage_module._free_folder(tmp_path, stack) == tmp_path / "run-2"
+    assert [path.name for path in (tmp_path / "run-2").iterdir()] == ["in-use"]
+    assert secret.read_text() == "secret"
+
+
+def test_the_lock_of_a_run_is_no_link(tmp_path):
+    secret = tmp_path / "secret"
+    (tmp_path / "run-1").mkdir(0o700)
+    (tmp_path / "run-1" / "in-use").symlink_to(secret)
+    with contextlib.ExitStack() as stack, pytest.raises(OSError, match="link"):
+        stage_module._free_folder(tmp_path, stack)
+    assert not secret.exists()
+
+
 def test_ctrl_c_counts_once(capsys):
     @one_ctrl_c()
     def work():
