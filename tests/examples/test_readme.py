@@ -56,10 +56,11 @@ def test_its_rates_are_those_of_the_benchmarks(page: str) -> None:
     cases = (
         (reads, "Spark batch read, all columns"),
         (reads, "spark-sql-kafka batch read"),
-        (reads, "Java pull consumer, 8 threads"),
+        (reads, "Java LitePull, 32 a pull"),
         (writes, "Spark batch write"),
         (writes, "spark-sql-kafka batch write"),
         (writes, "Java batches of 1 MiB, 2 threads"),
+        (writes, "Spark batch write, batch topic"),
     )
     (line,) = (line for line in TEXT[page].splitlines() if "performance.md" in line and "make bench" in line)
     assert re.findall(r"\d+,000", line) == [f"{draw_pictures.figures(*case)[0]:.0f},000" for case in cases]

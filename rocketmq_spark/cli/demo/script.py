@@ -77,6 +77,7 @@ class Script:
             before = state.read, state.totals_seen, state.sent
             self._watch.look()
             state.sent = self._feed.sent
+            state.closing = CLOSING_ORDERS if state.read > state.sent else 0
             state.elapsed_s = 0.0 if self._began is None else time.monotonic() - self._began
             self._tell_that_spark_is_back()
             self._check_progress(before == (state.read, state.totals_seen, state.sent))
@@ -140,7 +141,7 @@ class Script:
         assert returned is not None
         return Accounts(
             orders_written=self._feed.sent,
-            orders_read=state.read - CLOSING_ORDERS,
+            orders_read=state.orders_read,
             orders_returned=returned.orders,
             totals_returned=returned.different,
             totals_repeated=returned.repeated,

@@ -57,7 +57,7 @@ class _Lines:
         batch = f"{state.batch_ms[-1]} ms" if state.batch_ms else "-"
         lag = " ".join(f"{queue}:{count}" for queue, count in state.lag.items())
         text = (
-            f"{state.phase}: {state.sent} orders in, {state.read} read, {state.totals_seen} totals out, "
+            f"{state.phase}: {state.sent} orders in, {state.orders_read} read, {state.totals_seen} totals out, "
             f"batch {batch}, lag {lag or '-'}"
         )
         if text != self._last:
@@ -92,7 +92,7 @@ def _picture(title: str, state: DemoState) -> Group:
     counts.add_column(justify="right")
     for name, count in (
         ("orders in", state.sent),
-        ("orders read", state.read),
+        ("orders read", state.orders_read),
         ("totals out", state.totals_seen),
         ("orders in totals", state.orders_in_totals),
     ):

@@ -20,12 +20,16 @@ from rocketmq_spark.spark.checkpoints import entries
 
 @dataclass(slots=True)
 class DemoState:
-    """The demo at one moment. ``sent``, ``phase`` and ``events`` are filled in by the play."""
+    """The demo at one moment. ``sent``, ``closing``, ``phase`` and ``events`` are filled in by the script.
+
+    ``read`` counts all messages; ``closing`` of these are no orders, but end windows.
+    """
 
     phase: str = "starting"
     elapsed_s: float = 0.0
     sent: int = 0
     read: int = 0
+    closing: int = 0
     totals_seen: int = 0
     orders_in_totals: int = 0
     dropped_late: int = 0
@@ -35,13 +39,17 @@ class DemoState:
     window_totals: dict[str, tuple[int, str]] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
 
+    @property
+    def orders_read(self) -> int:
+        return self.read - self.closing
+
     def document(self) -> Mapping[str, object]:
         return {
             "event": "progress",
             "phase": self.phase,
             "elapsedSeconds": round(self.elapsed_s, 1),
             "messagesIn": self.sent,
-            "messagesRead": self.read,
+            "messagesRead": self.orders_read,
             "totalsOut": self.totals_seen,
             "ordersInTotals": self.orders_in_totals,
             "lag": self.lag,
