@@ -74,7 +74,6 @@ KAFKA_OPTIONS = {
     "bootstrap.servers": "the address of the cluster is option 'nameServer', a name server's host:port",
     "kafka.group.id": "the consumer group is option 'group'",
     "groupidprefix": "the consumer group is option 'group'",
-    "includeheaders": "headers are the column properties, see option 'includeProperties'",
     "headers": "headers are the column properties, see option 'includeProperties'",
     "key": "a message has columns 'keys', by which it is found, and 'shardingKey', which chooses its queue with "
     "option 'queueSelector' = hash",

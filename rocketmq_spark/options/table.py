@@ -363,6 +363,20 @@ class Options:
         _SOURCE,
         "`full` adds offsetMsgId, flag, sysFlag, reconsumeTimes, bornHost, storeHost, commitLogOffset, storeSize",
     )
+    kafka_columns: bool = _row(
+        p.boolean,
+        False,
+        (*_SOURCE, "sink"),
+        "columns of Spark's Kafka connector instead of RocketMQ's: `key`, `value`, `topic`, `partition`, `offset`, "
+        "`timestamp`, `timestampType`, and with `includeHeaders` `headers`; a sink takes `key`, `value`, `topic`, "
+        "`partition` and `headers` (docs/coming-from-kafka.md)",
+    )
+    include_headers: bool = _row(
+        p.boolean,
+        False,
+        _SOURCE,
+        "with `kafkaColumns`: the properties as column `headers`, an array of names and binary values; null without any",
+    )
     topic_wait: float = _row(
         p.duration,
         0.0,

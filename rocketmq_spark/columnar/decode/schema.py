@@ -85,7 +85,7 @@ def is_time(column: Column) -> bool:
 def _called(name: str, ddl: str, of_property: str | None) -> Column:
     if of_property is not None:
         return Column(name, ddl, _PROPERTY_TYPES[ddl], of_property)
-    (column,) = (column for column in (*BASIC, *FULL, DECODE_ERROR) if column.name.lower() == name.lower())
+    column = next(c for c in (*BASIC, *FULL, DECODE_ERROR, *KAFKA, HEADERS) if c.name.lower() == name.lower())
     return replace(column, name=name)
 
 
@@ -161,6 +161,19 @@ DECODE_ERROR = _of_queue("decodeError", "string", pa.string(),
                          lambda rows, kind: rows.null(kind), lambda queue, m, _: m.decode_error)
 # fmt: on
 
+# The columns of Spark's Kafka source, which ``decode.kafka`` makes of those above.
+KAFKA: tuple[Column, ...] = (
+    Column("key", "binary", pa.binary()),
+    Column("value", "binary", pa.binary()),
+    Column("topic", "string", pa.string()),
+    Column("partition", "int", pa.int32()),
+    Column("offset", "bigint", pa.int64()),
+    Column("timestamp", "timestamp", TIMESTAMP),
+    Column("timestampType", "int", pa.int32()),
+)
+_HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+HEADERS = Column("headers", "array<struct<key:string,value:binary>>", pa.list_(_HEADER))
+
 _PROPERTY_TYPES = {
     "string": pa.string(),
     "boolean": pa.bool_(),
@@ -176,19 +189,26 @@ _PROPERTY_TYPES = {
 
 def columns_of(options: Options) -> tuple[Column, ...]:
     """The columns that the options select, in schema order. Raises ``OptionError``."""
-    known = {column.name.lower(): column for column in (*BASIC, *FULL, DECODE_ERROR)}
+    basic: tuple[Column, ...] = BASIC
+    if options.kafka_columns:
+        basic = (*KAFKA, HEADERS) if options.include_headers else KAFKA
+    known = {column.name.lower() for column in (*BASIC, *FULL, DECODE_ERROR, *basic)}
     of_properties = tuple(Column(name, kind, _PROPERTY_TYPES[kind], name) for name, kind in options.property_columns)
     problems = [
         f"option 'propertyColumns' names {column.name!r}, which is a column already"
         for column in of_properties
         if column.name.lower() in known
     ]
-    errors = (DECODE_ERROR,) if options.bad_message == "null" else ()
-    available = (*BASIC, *of_properties) if options.metadata != "full" else (*BASIC, *FULL, *of_properties, *errors)
+    if options.kafka_columns and options.metadata == "full":
+        problems.append("option 'metadata' is 'full', whose columns 'kafkaColumns' does not have: give one of the two")
+    if options.include_headers and not options.kafka_columns:
+        problems.append("option 'includeHeaders' needs 'kafkaColumns': without it, headers are the column properties")
+    full = () if options.kafka_columns else FULL
+    errors = (DECODE_ERROR,) if full and options.bad_message == "null" else ()
     if not options.columns:
-        wanted = available
+        wanted = (*basic, *full, *of_properties, *errors) if options.metadata == "full" else (*basic, *of_properties)
     else:
-        by_name = {column.name.lower(): column for column in (*BASIC, *FULL, *of_properties, *errors)}
+        by_name = {column.name.lower(): column for column in (*basic, *full, *of_properties, *errors)}
         problems += [
             f"option 'columns' names {name!r}; expected any of {', '.join(c.name for c in by_name.values())}"
             f"{of_kafka_column(name)}"

@@ -103,9 +103,14 @@ def check_columns(
 
 def check_features(by_role: Mapping[str, str], features: TransportFeatures) -> list[str]:
     """The problems with columns that a transport does not support."""
+    problems = []
     if "priority" in by_role and not features.priorities:
-        return [f"column {by_role['priority']!r} is for messages over gRPC only; expected option 'transport' grpc"]
-    return []
+        problems.append(
+            f"column {by_role['priority']!r} is for messages over gRPC only; expected option 'transport' grpc"
+        )
+    if "partition" in by_role and features.chooses_queues:
+        problems.append("column 'partition' has no effect over gRPC, where the server chooses queues: drop it")
+    return problems
 
 
 def _known_columns(columns: Sequence[RowColumn], row_id: str | None) -> tuple[dict[str, str], list[str]]:

@@ -33,7 +33,7 @@ COMPARED_DIGITS, ID_DIGITS = 2 * (SCOPE_BYTES + ROW_BYTES), 56
 MAX_PARTITION = (1 << 8 * PARTITION_BYTES) - 1
 
 _LOW = 1 << 16
-_PLACES = ("brokername", "queueid")
+_PLACES = ("brokername", "queueid", "partition")
 
 
 class BatchName(NamedTuple):

@@ -140,6 +140,38 @@ def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> 
     return f"topic {topic!r} has no queue {queue_id}{where} that takes messages"
 
 
+class ByPartition:
+    """The queue whose number as Kafka's partition the row names: its place in order of broker name and queue id. A row without
+    a number goes to the queue of its key, or to any queue.
+    """
+
+    loops = False
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self._number = columns.get("partition")
+        self._of_key = ByHash(columns) if "shardingkey" in columns else None
+
+    def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
+        count = len(rows.numbers())
+        chosen: Ints = np.full(count, len(queues), np.int64)
+        if self._of_key is not None:
+            chosen = self._of_key(rows, queues, bad_rows)
+        if self._number is None:
+            return chosen
+        column = rows.column(self._number)
+        given = arrow.flags(column.is_valid())
+        numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
+        wrong = given & ((numbers < 0) | (numbers >= len(queues)))
+        if wrong.any():
+            last, where = len(queues) - 1, rows.numbers()
+            for at in np.flatnonzero(wrong).tolist():
+                reason = f"{self._number} is {int(numbers[at])}, but topic {rows.topic!r} has partitions 0 to {last}"
+                bad_rows.rows(where[at : at + 1], reason)
+        places = np.array(sorted(range(len(queues)), key=lambda at: queues[at]), np.int64)
+        numbers = np.where(wrong, 0, numbers)
+        return np.where(given, places[numbers], chosen)
+
+
 class ByCallable:
     """A user's function, called row by row with the queues, the message and its sharding key."""
 
@@ -214,6 +246,8 @@ def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[
         return "hash"
     if "queue_selector" not in options.given and "queueid" in columns:
         return "column"
+    if "queue_selector" not in options.given and options.kafka_columns:
+        return "partition"
     chosen: str | Callable[..., object] = options.queue_selector
     return chosen
 
@@ -225,6 +259,8 @@ def row_selector(options: Options, columns: Mapping[str, str]) -> RowSelector | 
             return ByHash(columns)
         case "column":
             return ByColumn(columns)
+        case "partition":
+            return ByPartition(columns)
         case "roundRobin" | "random" | "machineRoom" | "environment":
             return None
         case given:
@@ -327,7 +363,7 @@ class Router:
         queues = self._queues.get(rows.topic)
         if queues is None:
             queues = self._queues[rows.topic] = self._ask(rows.topic, False)
-        if isinstance(self._selector, ByColumn):
+        if isinstance(self._selector, ByColumn | ByPartition):
             trial = BadRows()
             chosen = self._selector(rows, queues, trial)
             if not trial.found():

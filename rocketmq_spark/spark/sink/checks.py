@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline, backoff
-from rocketmq_spark.columnar.encode import columns
+from rocketmq_spark.columnar.encode import columns, kafka
 from rocketmq_spark.columnar.encode.columns import RowColumn
 from rocketmq_spark.columnar.encode.properties import TIMERS
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, RouteNotFound
@@ -59,6 +59,9 @@ def _column(field: StructField) -> RowColumn:
     found = next((word for each, word in _KINDS.items() if isinstance(kind, each)), "")
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StringType):
         found = columns.TEXTS
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
+        parts = [(part.name.lower(), type(part.dataType)) for part in kind.elementType.fields]
+        found = kafka.HEADERS if parts == [("key", StringType), ("value", BinaryType)] else ""
     if isinstance(kind, MapType) and isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType):
         found = columns.TEXT_MAP
     return RowColumn(field.name, found, kind.simpleString())
@@ -116,7 +119,11 @@ def check(options: Options, schema: StructType, stream: bool = False) -> dict[st
     ``stream``: the write is a stream, for which Spark creates the writer again for each micro-batch.
     """
     selector = options.queue_selector if "queue_selector" in options.given else None
-    by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
+    if options.kafka_columns:
+        by_role, problems = kafka.check_columns(list(map(_column, schema.fields)), options.topic, options.message_id)
+        problems += _selector_of_kafka(selector, by_role)
+    else:
+        by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
     problems += _option_problems(options) + guarantee.problems(options, by_role)
     if by_position(options) and (stream or options.topic is None):
         problems.append(position_problem(options, _OF_STREAMS if stream else _OF_COLUMNS))
@@ -124,6 +131,19 @@ def check(options: Options, schema: StructType, stream: bool = False) -> dict[st
     if problems:
         raise OptionError.of(problems)
     return by_role
+
+
+def _selector_of_kafka(selector: object, by_role: Mapping[str, str]) -> list[str]:
+    problems = []
+    if selector == "column":
+        problems.append(
+            "option 'queueSelector' is 'column', but 'kafkaColumns' has no queueId: use its column 'partition'"
+        )
+    if selector == "hash" and "shardingkey" not in by_role:
+        problems.append("queueSelector 'hash' needs a column 'key'")
+    if selector is not None and kafka.PARTITION in by_role:
+        problems.append(f"column 'partition' has no effect with queueSelector {selector!r}: drop one of the two")
+    return problems
 
 
 def _option_problems(options: Options) -> list[str]:

@@ -31,6 +31,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.columnar.encode.batch import Rows, UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Checked
+from rocketmq_spark.columnar.encode.kafka import KafkaRows
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import OptionError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendStatus
@@ -102,6 +103,7 @@ class TaskWriter:
         encoder = session.row_encoder(options)
         tools = RowTools(options, self._settings, self._sender, self._engine, encoder, long_delays)
         self._rows = RowSender(tools, self._names, ids, self)
+        self._from_kafka = KafkaRows(self._names) if options.kafka_columns else None
         self._tally = Tally()
         self._expected = 0
         self._row = 0
@@ -136,6 +138,8 @@ class TaskWriter:
         """Send an Arrow batch. All of its rows are checked before any of them is sent."""
         if not len(batch):
             return
+        if self._from_kafka is not None:
+            batch = self._from_kafka(batch)
         if self._fresh.expired:
             self._topics.refresh(Deadline.after(self._options.request_timeout))
             self._fresh = Deadline.after(ROUTE_S)

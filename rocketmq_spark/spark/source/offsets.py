@@ -9,6 +9,7 @@ sorted, because Spark compares entries as texts. Further keys hold what else a r
   even if it has grown past the old position.
 * ``plan``: the values that, with the ranges, determine the tasks of the batch that ends here (``partitioning``). A repeated batch
   has the same tasks, whatever the options are now. Entries of earlier releases have no ``plan``.
+* ``partitions``: with ``kafkaColumns``, the numbers of queues as Kafka's partitions (``kafka_partitions``).
 * ``environment``: the queues of a topic that an environment owns by its number, with the number. Without them, a broker that is
   away would shift the environment onto queues of another one.
 * ``reads``: what the source reads: clusters, namespace, environment and filter, by which the source recognises the checkpoint of
@@ -37,6 +38,7 @@ from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.parsing import EARLIEST, LATEST, QUEUE_ID, json_document
 from rocketmq_spark.ports import OffsetReader
+from rocketmq_spark.spark.source import kafka_partitions
 
 VERSION = 1
 
@@ -54,6 +56,7 @@ class Offsets:
     reads: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[MessageQueue, int] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
+    partitions: kafka_partitions.Runs = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What a reader hands to Spark; key order is canonical."""
@@ -62,6 +65,8 @@ class Offsets:
             log_entry["environment"] = _nested(self.environment)
         if self.marks:
             log_entry["marks"] = _nested(self.marks)
+        if self.partitions:
+            log_entry["partitions"] = {topic: list(map(list, runs)) for topic, runs in self.partitions.items()}
         if self.plan:
             log_entry["plan"] = dict(self.plan)
         if self.reads:
@@ -96,6 +101,7 @@ class Offsets:
             dict(_items(logged.get("reads", logged.get("filter")) or {}, "reads")),
             _flat(logged.get("environment") or {}),
             dict(_items(logged.get("plan") or {}, "plan")),
+            dict(_items(logged.get("partitions") or {}, "partitions")),
         )
 
 

@@ -43,7 +43,7 @@ from rocketmq_spark.spark.compat import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from rocketmq_spark.spark.source import decisions, partitioning, planner, tasks
+from rocketmq_spark.spark.source import decisions, kafka_partitions, partitioning, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, no_match, planning_deadline
 from rocketmq_spark.spark.source.lag_log import LagLog
 from rocketmq_spark.spark.source.offsets import Offsets, check_order, ending, starting
@@ -207,7 +207,8 @@ class RocketMQReader(DataSourceReader):
             ranges = patiently(catalog, lambda: _pruned(planned, predicates, catalog.offsets, options))
         others = tasks.differing(options, catalog.routes, catalog.offsets, ranges)
         split = partitioning.tasks(Partitioning.of(options), bounds, ranges)
-        return list(tasks.partitions(catalog.routes, split, others))
+        numbers = kafka_partitions.numbers(kafka_partitions.extended({}, bounds)) if options.kafka_columns else {}
+        return list(tasks.partitions(catalog.routes, split, others, numbers=numbers))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return tasks.read(self._options, self._columns, partition)

@@ -24,10 +24,11 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import by_position
-from rocketmq_spark.spark.source import decisions, filters, partitioning, planner, tasks
+from rocketmq_spark.spark.source import decisions, filters, kafka_partitions, partitioning, planner, tasks
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.commit import GroupOffsets
 from rocketmq_spark.spark.source.decisions import Account, Loss, QueuesView
+from rocketmq_spark.spark.source.kafka_partitions import Runs
 from rocketmq_spark.spark.source.offsets import Bounds, OffsetLog, Offsets, Positions, listed, starting
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.planner import Admission, TriggerLimits
@@ -169,7 +170,14 @@ class Stream:
             reads=_reads(self._options, self._catalog),
             environment=self._catalog.environment,
             plan=self._partitioning.to_json(),
+            partitions=self._numbered(begin, end),
         )
+
+    def _numbered(self, begin: Offsets, end: Offsets) -> Runs:
+        """The numbers of queues with ``kafkaColumns``: those of the checkpoint, and the next ones for queues that are new."""
+        if not self._options.kafka_columns:
+            return {}
+        return kafka_partitions.extended(begin.partitions, {**begin.positions, **end.positions})
 
     def _view(self, begin: Offsets) -> QueuesView:
         """The queues and their bounds now. With fixed ends (AvailableNow), waits for brokers that have messages before them."""
@@ -269,7 +277,9 @@ class Stream:
         others = tasks.differing(self._options, self._catalog.routes, self._catalog.offsets, ranges)
         lost_ranges = [*before, *(lost_range for lost_range, _ in losses)]
         left = [planner.without(task, lost_ranges) for task in planned]
-        return tasks.partitions(self._catalog.routes, left, others, end)
+        # A batch that was logged without the option gets the numbers that the next one will log.
+        numbers = kafka_partitions.numbers(self._numbered(end, end))
+        return tasks.partitions(self._catalog.routes, left, others, end, numbers)
 
     def _logged_partitioning(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:
         """Return the options that split the batch into tasks when its end was logged. Options that the end does not record have

@@ -23,6 +23,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ import pyspark
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Retry
+from rocketmq_spark.columnar.decode import kafka
 from rocketmq_spark.columnar.decode.schema import Bad, Column
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, OffsetRange
@@ -59,6 +61,7 @@ class RangePartition(InputPartition):
 
     A slave has other messages of a queue in ``differing`` than its master. For each range of a stream, ``queue_ends`` has the end
     of its queue in the whole batch, and ``newest_ms`` the store time of the newest message that the plan saw, 0 if unknown.
+    With ``kafkaColumns``, ``numbers`` has the number of its queue as a partition.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -66,6 +69,7 @@ class RangePartition(InputPartition):
     differing: frozenset[MessageQueue] = frozenset()
     queue_ends: tuple[int, ...] = ()
     newest_ms: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
 
     @property
     def value(self) -> Any:
@@ -75,7 +79,7 @@ class RangePartition(InputPartition):
         """Pickle the ranges as columns, in a quarter of the time: a batch may have 100,000 ranges."""
         queues = [r.queue for r in self.ranges]
         columns = [[queue[i] for queue in queues] for i in range(3)] + [[r[i] for r in self.ranges] for i in (1, 2)]
-        return _of_columns, (*columns, self.addresses, self.differing, self.queue_ends, self.newest_ms)
+        return _of_columns, (*columns, self.addresses, self.differing, self.queue_ends, self.newest_ms, self.numbers)
 
 
 def _of_columns(
@@ -134,8 +138,11 @@ def partitions(
     tasks: Sequence[Iterable[OffsetRange]],
     differing: Collection[MessageQueue] = (),
     end: Offsets | None = None,
+    numbers: Mapping[MessageQueue, int] = MappingProxyType({}),
 ) -> list[RangePartition]:
-    """The partitions of a batch, each with the addresses that its task needs. ``end`` is the end of a stream's batch."""
+    """The partitions of a batch, each with the addresses that its task needs. ``end`` is the end of a stream's batch, ``numbers``
+    those of queues with ``kafkaColumns``.
+    """
     known: dict[str, str] = {}
     for broker_name in {r.queue.broker_name for task in tasks for r in task}:
         try:
@@ -149,7 +156,8 @@ def partitions(
         addresses = tuple((name, known[name]) for name in names)
         seen = () if end is None else [(end.positions[r.queue], end.marks.get(r.queue, 0)) for r in task]
         queue_ends, newest_ms = zip(*seen, strict=True) if seen else ((), ())
-        planned.append(RangePartition(tuple(task), addresses, others, queue_ends, newest_ms))
+        of_queues = tuple(numbers[r.queue] for r in task) if numbers else ()
+        planned.append(RangePartition(tuple(task), addresses, others, queue_ends, newest_ms, of_queues))
     return planned
 
 
@@ -171,6 +179,8 @@ def read(
         Decoder,  # drivers, a new process for every stream, need not wait for it
     )
 
+    decoded = kafka.parts(columns) if options.kafka_columns else columns
+    numbers = dict(zip((r.queue for r in partition.ranges), partition.numbers, strict=False))
     puller = session.puller(options)
     addresses = dict(partition.addresses)
     bad = Bad(options.bad_message)
@@ -195,11 +205,12 @@ def read(
         recreated = _recreated(options, ranges, seen)
         pulls = reading.read(mine, ranges, lost, wanted, addresses.get(broker_name), recreated)
         decoder = Decoder(
-            pulls.queues, columns, options.include_properties, filtered, pulls.on_holes, pulls.bounded, bad
+            pulls.queues, decoded, options.include_properties, filtered, pulls.on_holes, pulls.bounded, bad
         )
         with _what_to_do(broker_name, streaming):
             for fetched in pulls.fetch():
-                yield from filter(len, decoder.batches(fetched, _PORTION_BYTES))
+                for batch in filter(len, decoder.batches(fetched, _PORTION_BYTES)):
+                    yield kafka.rows(batch, columns, broker_name, numbers) if options.kafka_columns else batch
     bad.summary()
 
 

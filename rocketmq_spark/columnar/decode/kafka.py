@@ -1,0 +1,114 @@
+"""The columns of Spark's Kafka source (option ``kafkaColumns``), made of the columns of this source.
+
+``key`` is the sharding key, or the keys joined by blanks. Texts that begin with ``MARK`` are base64: RocketMQ stores keys and
+properties as texts, so the sink writes bytes that are no text in this form (``encode.kafka``), and here they become bytes again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.base.codes import Property
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.decode.schema import BASIC, HEADERS, KAFKA, Column
+from rocketmq_spark.model import MessageQueue
+
+MARK = "base64:"
+
+_SHARDING_KEY = Column("shardingKey", "string", pa.string(), Property.SHARDING_KEY)
+_OURS = {column.name: column for column in BASIC}
+# The columns that a column of Kafka is made of.
+_PARTS = {
+    "key": ("keys",),
+    "value": ("body",),
+    "topic": ("topic",),
+    "partition": ("topic", "queueId"),
+    "offset": ("queueOffset",),
+    "timestamp": ("bornTimestamp",),
+    "timestampType": (),
+    "headers": ("properties",),
+}
+_NAMES = {column.name.lower(): column.name for column in (*KAFKA, HEADERS)}
+
+
+def parts(columns: Sequence[Column]) -> tuple[Column, ...]:
+    """The columns to decode for ``columns``, those of properties included."""
+    wanted = [column for column in columns if column.property is None]
+    names = dict.fromkeys(part for column in wanted for part in _PARTS[_NAMES[column.name.lower()]])
+    of_properties = [column for column in columns if column.property is not None]
+    keyed = [_SHARDING_KEY] if any(column.name.lower() == "key" for column in wanted) else []
+    # Without any column, Spark still counts the rows.
+    return (*(_OURS[name] for name in names or ("queueOffset",)), *keyed, *of_properties)
+
+
+def rows(
+    batch: pa.RecordBatch, columns: Sequence[Column], broker_name: str, numbers: Mapping[MessageQueue, int]
+) -> pa.RecordBatch:
+    """The decoded ``parts`` of messages of one broker as ``columns``; ``numbers`` are the partitions of its queues."""
+    made = [
+        batch.column(column.name) if column.property is not None else _made(batch, column, broker_name, numbers)
+        for column in columns
+    ]
+    return pa.RecordBatch.from_arrays(made, schema=pa.schema([pa.field(c.name, c.arrow) for c in columns]))
+
+
+def _made(batch: pa.RecordBatch, column: Column, broker_name: str, numbers: Mapping[MessageQueue, int]) -> pa.Array:
+    match _NAMES[column.name.lower()]:
+        case "key":
+            return _keys(batch)
+        case "partition":
+            return _partitions(batch, broker_name, numbers)
+        case "timestampType":  # Kafka's number of "the time when the producer made the message"
+            return arrow.integers(np.zeros(len(batch), np.int32), pa.int32())
+        case "headers":
+            return _headers(batch.column("properties"))
+        case name:
+            return batch.column(_PARTS[name][0])
+
+
+def _keys(batch: pa.RecordBatch) -> pa.Array:
+    keys = batch.column("keys")
+    found = batch.column(_SHARDING_KEY.name)
+    if found.null_count and keys.null_count < len(keys):
+        joined = pc.binary_join(keys, " ")
+        found = pc.coalesce(found, pc.if_else(pc.equal(joined, ""), None, joined))
+    return unmarked(found)
+
+
+def _partitions(batch: pa.RecordBatch, broker_name: str, numbers: Mapping[MessageQueue, int]) -> pa.Array:
+    topics = arrow.plain(batch.column("topic")).dictionary_encode()
+    names = topics.dictionary.to_pylist()
+    mine = {queue: number for queue, number in numbers.items() if queue.broker_name == broker_name}
+    table = np.zeros((len(names), 1 + max((queue.queue_id for queue in mine), default=0)), np.int32)
+    for queue, number in mine.items():
+        if queue.topic in names:
+            table[names.index(queue.topic), queue.queue_id] = number
+    return arrow.integers(table[topics.indices.to_numpy(), batch.column("queueId").to_numpy()], pa.int32())
+
+
+def _headers(properties: pa.Array) -> pa.Array:
+    """The entries of each map; null without any, as in Spark's Kafka source."""
+    bounds = properties.offsets.to_numpy()
+    entries = pa.StructArray.from_arrays([properties.keys, unmarked(properties.items)], ["key", "value"])
+    offsets = pa.array(bounds, pa.int32(), mask=np.append(np.diff(bounds) == 0, False))
+    return pa.ListArray.from_arrays(offsets, entries)
+
+
+def unmarked(texts: pa.Array) -> pa.Array:
+    """Texts as bytes; those that are marked as base64 are decoded, unless they are none."""
+    found = pc.fill_null(pc.starts_with(texts, MARK), False)
+    if not pc.any(found).as_py():
+        return texts.cast(pa.binary())
+    values = texts.cast(pa.binary()).to_pylist()
+    for row in np.flatnonzero(arrow.flags(found)).tolist():
+        try:
+            values[row] = base64.b64decode(values[row][len(MARK) :], validate=True)
+        except binascii.Error:  # a text that only looks like it
+            continue
+    return pa.array(values, pa.binary())

@@ -1,0 +1,192 @@
+"""Rows with the columns of Spark's Kafka sink (option ``kafkaColumns``) as rows of this sink.
+
+``key`` becomes the sharding key, and also the keys unless it has a blank, at which RocketMQ splits keys. ``headers`` become
+properties. Both are texts in RocketMQ: bytes that are no text become base64 after ``MARK``, and so does what else a property
+cannot hold (an empty value, the separators of properties) and a text that begins with ``MARK`` itself. ``decode.kafka`` undoes
+this.
+
+A header is left out if it has no value or no name, if RocketMQ uses its name, or if the same row has a later header of this
+name.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rocketmq_spark.base import codes
+from rocketmq_spark.columnar import arrow
+from rocketmq_spark.columnar.decode.kafka import MARK
+from rocketmq_spark.columnar.encode.columns import BYTES, INT, TEXT, RowColumn
+from rocketmq_spark.columnar.encode.columns import COLUMNS as OURS
+from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, ROW_ID
+from rocketmq_spark.wire.properties import is_reserved
+
+logger = logging.getLogger(__name__)
+
+HEADERS = "headers"  # the kind of a column of headers
+# Name, permitted kinds, and their text in an error.
+COLUMNS: dict[str, tuple[tuple[str, ...], str]] = {
+    "key": ((TEXT, BYTES), "string or binary"),
+    "value": ((TEXT, BYTES), "string or binary"),
+    "topic": ((TEXT,), "string"),
+    "partition": ((INT,), "int"),
+    "headers": ((HEADERS,), "array<struct<key:string,value:binary>>"),
+}
+PARTITION = "partition"
+# The columns of this sink that a column becomes, by role.
+_ROLES = {
+    "key": {"shardingkey": "shardingKey", "keys": "keys"},
+    "value": {"body": "body"},
+    "topic": {"topic": "topic"},
+    "partition": {PARTITION: "partition"},
+    "headers": {"properties": "properties"},
+}
+_SEPARATORS = b"\x01\x02"
+_MAP = pa.map_(pa.string(), pa.string())
+
+
+def check_columns(
+    columns: Sequence[RowColumn], topic: str | None, row_id: str | None = None
+) -> tuple[dict[str, str], list[str]]:
+    """The columns that ``rows`` makes, by role, and the problems with those that are given. Other columns are ignored, as in
+    Spark's Kafka sink, except those of this sink, which would seem to have an effect.
+    """
+    problems: list[str] = []
+    by_role: dict[str, str] = {}
+    for column in columns:
+        name = column.name.lower()
+        if row_id is not None and name == row_id.lower():
+            by_role[MESSAGE_ID] = column.name
+            if not column.fits(MESSAGE_ID):
+                problems.append(column.wrong("string or bigint, since option 'messageId' names it"))
+        elif name in COLUMNS:
+            kinds, text = COLUMNS[name]
+            if by_role.keys() & _ROLES[name].keys():
+                problems.append(f"column {column.name!r} is there twice")
+            elif column.kind not in kinds:
+                problems.append(column.wrong(text))
+            by_role |= _ROLES[name]
+        elif name in {known.lower() for known in OURS}:
+            problems.append(
+                f"column {column.name!r} has no effect with option 'kafkaColumns', which takes {', '.join(COLUMNS)}: drop it, "
+                "or write without the option"
+            )
+    if row_id is not None and MESSAGE_ID not in by_role:
+        problems.append(f"option 'messageId' is {row_id!r}, but no column of the DataFrame is called so")
+    if "body" not in by_role:
+        problems.append("column 'value' is missing; it is what a message carries")
+    if "topic" not in by_role and topic is None:
+        problems.append("there is neither option 'topic' nor a column 'topic'")
+    return by_role, problems
+
+
+class KafkaRows:
+    """Converts the Arrow batches of a task, and counts headers that are left out."""
+
+    def __init__(self, by_role: Mapping[str, str]) -> None:
+        self._by_role = by_role
+        self._reserved = (ROW_ID,) if MESSAGE_ID in by_role else ()
+        self.left_out = 0
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows with the columns of ``by_role``."""
+        given = {name.lower(): arrow.plain(batch.column(at)) for at, name in enumerate(batch.schema.names)}
+        made: dict[str, pa.Array] = {"body": given["value"]}
+        if "key" in given:
+            made["shardingKey"] = marked(arrow.as_bytes(given["key"]))
+            made["keys"] = _legal_keys(made["shardingKey"])
+        if "headers" in given:
+            made["properties"] = self._properties(given["headers"])
+        for name in ("topic", "partition"):
+            if name in given:
+                made[name] = given[name]
+        if MESSAGE_ID in self._by_role:
+            name = self._by_role[MESSAGE_ID]
+            made[name] = given[name.lower()]
+        return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
+
+    def _properties(self, headers: pa.Array) -> pa.Array:
+        first = arrow.offsets(headers)
+        counts = np.diff(first)
+        if headers.null_count:
+            counts = np.where(arrow.flags(headers.is_valid()), counts, 0)
+        entries = headers.flatten()  # without those of null rows
+        names, values = entries.field("key"), entries.field("value")
+        if entries.null_count:
+            valid = entries.is_valid()
+            names, values = pc.if_else(valid, names, None), pc.if_else(valid, values, None)
+        bounds = np.concatenate(([0], np.cumsum(counts)))
+        keep = self._kept(names, values, bounds)
+        if keep is not None:
+            before = self.left_out
+            self.left_out += int((~keep).sum())
+            if not before:
+                logger.warning(
+                    "headers are left out that have no value, or a name that is empty or RocketMQ's own, or that are repeated "
+                    "later in their row; the first one is %r",
+                    names[int(np.flatnonzero(~keep)[0])].as_py(),
+                )
+            names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
+            bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
+        return pa.MapArray.from_arrays(arrow.integers(bounds.astype(np.int32), pa.int32()), names, marked(arrow.as_bytes(values)))
+
+    def _kept(self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
+        """Which headers are stored; None if all are."""
+        coded = names.dictionary_encode()
+        different = coded.dictionary.to_pylist()
+        codes_of = pc.fill_null(coded.indices.cast(pa.int64()), len(different)).to_numpy()
+        legal = np.array([*(_legal(name, self._reserved) for name in different), False])
+        keep: npt.NDArray[np.bool_] = legal[codes_of] & arrow.flags(values.is_valid())
+        rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        places = rows * (len(different) + 1) + codes_of
+        backwards = np.flatnonzero(keep)[::-1]
+        _, last = np.unique(places[backwards], return_index=True)
+        if len(last) < len(backwards):
+            keep = np.zeros(len(keep), np.bool_)
+            keep[backwards[last]] = True
+        return None if keep.all() else keep
+
+
+def _legal(name: str, reserved: Sequence[str]) -> bool:
+    """Whether a property may have this name."""
+    return bool(name) and not is_reserved(name) and name not in reserved and not {*name} & {*_SEPARATORS.decode()}
+
+
+def _legal_keys(texts: pa.Array) -> pa.Array:
+    """The texts that can be a message's key; null for others."""
+    other = pc.or_(pc.match_substring(texts, codes.KEY_SEPARATOR), pc.starts_with(texts, MARK))
+    return pc.if_else(pc.fill_null(other, True), None, texts)
+
+
+def marked(values: pa.Array) -> pa.Array:
+    """Bytes as texts: those that a property cannot hold as they are become base64."""
+    odd = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, MARK.encode()))
+    odd_rows = {
+        *np.flatnonzero(arrow.flags(pc.fill_null(odd, False))).tolist(),
+        *arrow.rows_with(values, _SEPARATORS).tolist(),
+    }
+    try:
+        texts = values.cast(pa.string())
+        if not odd_rows:
+            return texts
+    except pa.ArrowInvalid:  # some are not UTF-8
+        pass
+    return pa.array([_text(value, row in odd_rows) for row, value in enumerate(values.to_pylist())], pa.string())
+
+
+def _text(value: bytes | None, odd: bool) -> str | None:
+    if value is None:
+        return None
+    if not odd:
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            pass
+    return MARK + base64.b64encode(value).decode()

@@ -1,0 +1,261 @@
+"""Option ``kafkaColumns``: what the sink stores of Kafka's columns, and what the source makes of it."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark.columnar.decode import kafka as decode
+from rocketmq_spark.columnar.decode.schema import HEADERS, KAFKA, columns_of, ddl
+from rocketmq_spark.columnar.encode import kafka as encode
+from rocketmq_spark.columnar.encode.columns import RowColumn
+from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.errors import OptionError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.producer.rows.routing import ByPartition, TopicRows
+from rocketmq_spark.spark.source import kafka_partitions
+
+HEADER_LIST = HEADERS.arrow
+Q = [MessageQueue("t", broker, number) for broker in ("broker-a", "broker-b") for number in (0, 1)]
+
+
+def converted(**columns):
+    batch = pa.RecordBatch.from_pydict(columns)
+    roles = {role: name for column in columns for role, name in encode._ROLES.get(column, {}).items()}
+    rows = encode.KafkaRows(roles)
+    return rows(batch), rows
+
+
+def stored(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns that a source decodes of what ``batch`` stores."""
+    count = len(batch)
+    names = set(batch.schema.names)
+    keys = batch.column("keys").to_pylist() if "keys" in names else [None] * count
+    found = {
+        "topic": pa.array(["t"] * count),
+        "queueId": pa.array([1] * count, pa.int32()),
+        "queueOffset": pa.array(range(count), pa.int64()),
+        "body": batch.column("body").cast(pa.binary()),
+        "keys": pa.array([None if key is None else [key] for key in keys], pa.list_(pa.string())),
+        "bornTimestamp": pa.array([0] * count, pa.timestamp("us", "UTC")),
+        "shardingKey": batch.column("shardingKey") if "shardingKey" in names else pa.nulls(count, pa.string()),
+        "properties": batch.column("properties")
+        if "properties" in names
+        else pa.nulls(count, pa.map_(pa.string(), pa.string())),
+    }
+    return pa.RecordBatch.from_pydict(found)
+
+
+def read_back(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return decode.rows(stored(batch), (*KAFKA, HEADERS), "broker-b", {Q[3]: 3})
+
+
+@given(st.lists(st.none() | st.binary(max_size=12) | st.text(max_size=6).map(str.encode), min_size=1))
+def test_any_key_comes_back(keys):
+    made, _ = converted(value=pa.array([b"v"] * len(keys)), key=pa.array(keys, pa.binary()))
+    assert read_back(made).column("key").to_pylist() == keys
+
+
+names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=5).filter(
+    lambda n: encode._legal(n, ())
+)
+
+
+@given(st.lists(st.none() | st.dictionaries(names, st.binary(max_size=8), max_size=3), min_size=1))
+def test_any_legal_headers_come_back(rows):
+    given = pa.array(
+        [None if row is None else [{"key": k, "value": v} for k, v in row.items()] for row in rows], HEADER_LIST
+    )
+    made, converter = converted(value=pa.array([b"v"] * len(rows)), headers=given)
+    found = read_back(made).column("headers").to_pylist()
+    assert [{each["key"]: each["value"] for each in row or ()} for row in found] == [row or {} for row in rows]
+    assert all(row is None or row for row in found), "null without any"
+    assert converter.left_out == 0
+
+
+def test_headers_that_cannot_be_stored_are_left_out_and_counted(caplog):
+    headers = [
+        [("a", b"1"), ("", b"x"), ("b", None), ("TAGS", b"x"), ("a", b"2")],
+        [("a\x01", b"x"), ("c", b"3")],
+        None,
+        [],
+    ]
+    column = pa.array(
+        [None if row is None else [{"key": k, "value": v} for k, v in row] for row in headers], HEADER_LIST
+    )
+    with caplog.at_level(logging.WARNING):
+        made, converter = converted(value=pa.array([b"v"] * 4), headers=column)
+        converter(pa.RecordBatch.from_pydict({"value": pa.array([b"v"] * 4), "headers": column}))
+    found = [
+        [(each["key"], each["value"]) for each in row or ()] for row in read_back(made).column("headers").to_pylist()
+    ]
+    assert found == [[("a", b"2")], [("c", b"3")], [], []]
+    assert converter.left_out == 2 * 5
+    assert len([record for record in caplog.records if "headers are left out" in record.message]) == 1
+
+
+def test_a_slice_of_rows_keeps_its_headers():
+    column = pa.array([[{"key": f"h{i}", "value": b"%d" % i}] for i in range(6)], HEADER_LIST)
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v"] * 6), "headers": column}).slice(2, 3)
+    made = encode.KafkaRows({})(batch)
+    assert [dict(row) for row in made.column("properties").to_pylist()] == [{"h2": "2"}, {"h3": "3"}, {"h4": "4"}]
+    found = decode.rows(stored(made).slice(1, 2), (HEADERS,), "broker-b", {}).column("headers")
+    assert found.to_pylist() == [[{"key": "h3", "value": b"3"}], [{"key": "h4", "value": b"4"}]]
+
+
+@pytest.mark.parametrize(
+    ("key", "sharding", "keys"),
+    [
+        (b"one", "one", "one"),
+        (b"two words", "two words", None),
+        (b"", "base64:", None),
+        (b"\xff", "base64:/w==", None),
+        (b"base64:x", "base64:YmFzZTY0Ong=", None),
+        (b"a\x02", "base64:YQI=", None),
+        (None, None, None),
+    ],
+)
+def test_a_key_becomes_the_sharding_key_and_a_key_that_finds_it(key, sharding, keys):
+    made, _ = converted(value=pa.array([b"v"]), key=pa.array([key], pa.binary()))
+    assert (made.column("shardingKey").to_pylist(), made.column("keys").to_pylist()) == ([sharding], [keys])
+
+
+def test_keys_of_other_producers_are_joined_and_texts_that_only_look_marked_stay():
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "keys": pa.array([["a", "b"], None, ["c"], []], pa.list_(pa.string())),
+            "shardingKey": pa.array([None, None, "base64:?", None]),
+        }
+    )
+    assert decode._keys(batch).to_pylist() == [b"a b", None, b"base64:?", None]
+
+
+def test_every_column_of_kafka():
+    made, _ = converted(value=pa.array(["x"]), key=pa.array(["k"]))
+    assert read_back(made).to_pylist()[0] | {"timestamp": None} == {
+        "key": b"k", "value": b"x", "topic": "t", "partition": 3, "offset": 0, "timestamp": None, "timestampType": 0,
+        "headers": None,
+    }  # fmt: skip
+
+
+def test_partitions_of_several_topics_of_a_broker():
+    batch = pa.RecordBatch.from_pydict({"topic": pa.array(["u", "t", "u"]), "queueId": pa.array([0, 1, 1], pa.int32())})
+    numbers = {Q[2]: 8, Q[3]: 9, MessageQueue("u", "broker-b", 0): 4, MessageQueue("u", "broker-b", 1): 5, Q[1]: 7}
+    assert decode._partitions(batch, "broker-b", numbers).to_pylist() == [4, 9, 5]
+
+
+def options(role="batch source", **given):
+    return options_table.parse({"name_server": "n:1", "kafka_columns": True, **given}).for_role(role)
+
+
+def test_the_schema_is_that_of_sparks_kafka_source():
+    assert ddl(columns_of(options())) == (
+        "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+    )
+    assert ddl(columns_of(options(include_headers=True))).endswith(", headers array<struct<key:string,value:binary>>")
+    assert ddl(columns_of(options(columns="VALUE,offset", property_columns="amount:bigint"))) == (
+        "value binary, offset bigint"
+    )
+    assert ddl(columns_of(options(property_columns="amount:bigint"))).endswith("timestampType int, `amount` bigint")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"metadata": "full"}, "option 'metadata' is 'full'"),
+        ({"property_columns": "queueId:int"}, "which is a column already"),
+        ({"property_columns": "value:int"}, "which is a column already"),
+        ({"columns": "body"}, "option 'columns' names 'body'; expected any of key, value"),
+        ({"kafka_columns": False, "include_headers": True}, "'includeHeaders' needs 'kafkaColumns'"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(given, told):
+    with pytest.raises(OptionError, match=told):
+        columns_of(options(**given))
+
+
+def test_the_sink_takes_kafkas_columns_and_ignores_others():
+    given = [RowColumn(name, kind, kind) for name, kind in (("KEY", "string"), ("value", "binary"), ("shop", "date"))]
+    roles, problems = encode.check_columns(given, "t")
+    assert problems == []
+    assert roles == {"shardingkey": "shardingKey", "keys": "keys", "body": "body"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ([("key", "string")], "column 'value' is missing"),
+        ([("value", "long")], "column 'value' is bigint; expected string or binary"),
+        ([("value", "string"), ("partition", "string")], "column 'partition' is string; expected int"),
+        ([("value", "string"), ("queueId", "int")], "column 'queueId' has no effect with option 'kafkaColumns'"),
+        ([("value", "string"), ("tags", "string")], "column 'tags' has no effect with option 'kafkaColumns'"),
+        ([("value", "string"), ("Value", "string")], "column 'Value' is there twice"),
+    ],
+)
+def test_wrong_columns_of_the_sink_are_named(columns, told):
+    _, problems = encode.check_columns([RowColumn(n, k, {"long": "bigint"}.get(k, k)) for n, k in columns], "t")
+    assert [problem for problem in problems if told in problem]
+
+
+def chosen(queues, **columns):
+    bad = BadRows()
+    batch = pa.RecordBatch.from_pydict(columns)
+    select = ByPartition({name.lower(): name for name in columns})
+    return select(TopicRows(batch, "t", None, 0), queues, bad).tolist(), bad.found()
+
+
+def test_a_partition_is_the_place_among_the_queues_whatever_their_order():
+    places, bad = chosen([Q[2], Q[0], Q[3], Q[1]], partition=pa.array([0, 1, 2, 3, None], pa.int32()))
+    assert (places, bad) == ([1, 3, 0, 2, 4], [])
+
+
+def test_a_row_without_partition_goes_to_the_queue_of_its_key():
+    places, _ = chosen(Q, partition=pa.array([3, None, None], pa.int32()), shardingKey=pa.array(["a", "a", None]))
+    assert places == [3, 97 % 4, 4]
+
+
+def test_a_partition_that_does_not_exist_is_an_error_of_its_row():
+    _, bad = chosen(Q, partition=pa.array([4, 0, -1], pa.int32()))
+    assert bad == [
+        (0, "partition is 4, but topic 't' has partitions 0 to 3"),
+        (2, "partition is -1, but topic 't' has partitions 0 to 3"),
+    ]
+
+
+def test_new_queues_get_the_next_numbers():
+    first = kafka_partitions.extended({}, [Q[1], Q[0], Q[3]])
+    assert first == {"t": [["broker-a", 0, 2], ["broker-b", 1, 1]]}
+    assert kafka_partitions.extended(first, [Q[0]]) is first
+    more = kafka_partitions.extended(first, [*Q, MessageQueue("s", "broker-a", 0)])
+    numbers = kafka_partitions.numbers(more)
+    assert {queue: numbers[queue] for queue in Q} == {Q[0]: 0, Q[1]: 1, Q[3]: 2, Q[2]: 3}
+    assert numbers[MessageQueue("s", "broker-a", 0)] == 0
+
+
+queue = st.builds(MessageQueue, st.sampled_from("tu"), st.sampled_from(["a", "b"]), st.integers(0, 9))
+
+
+@given(st.lists(st.sets(queue)))
+def test_numbers_are_dense_and_never_change(steps):
+    runs, before = {}, {}
+    for queues in steps:
+        runs = kafka_partitions.extended(runs, queues)
+        numbers = kafka_partitions.numbers(runs)
+        assert before.items() <= numbers.items()
+        assert queues <= numbers.keys()
+        for topic in "tu":
+            mine = sorted(number for queue, number in numbers.items() if queue.topic == topic)
+            assert mine == list(range(len(mine)))
+        before = numbers
+
+
+def test_rows_without_any_column_still_count():
+    assert [column.name for column in decode.parts(())] == ["queueOffset"]
+    batch = pa.RecordBatch.from_pydict({"queueOffset": np.arange(3)})
+    assert decode.rows(batch, (), "b", {}).num_columns == 0
