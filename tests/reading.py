@@ -58,6 +58,9 @@ _TYPES: dict[str, DataType] = {
 }
 
 
+_HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
+
+
 def text(value: object) -> str:
     """An option as Spark hands it over."""
     if isinstance(value, bool):
@@ -70,7 +73,7 @@ def data_source(options: Mapping[str, object]) -> tuple[RocketMQDataSource, Stru
     schema = StructType()
     for column in source.schema().split(", "):
         name, kind = column.replace("`", "").rsplit(" ", 1)
-        schema.add(name, _TYPES[kind])
+        schema.add(name, _HEADERS if kind == "array<struct<key:string,value:binary>>" else _TYPES[kind])
     return source, schema
 
 

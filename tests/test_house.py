@@ -55,8 +55,8 @@ ORDER = {
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release stream envelope_records queue_records service node",
-    "spark": "checkpoints monitoring sink source tuning compat spark_options context_settings source.offsets"
-    " source.patterns source.planner source.partitioning"
+    "spark": "checkpoints monitoring sink source tuning compat spark_options context_settings"
+    " source.kafka_partitions source.offsets source.patterns source.planner source.partitioning"
     " source.decisions source.filters source.recreation source.catalog source.waiting source.commit source.tasks"
     " source.stream source.reached source.lag_log source.readers source.checks map_in_arrow read"
     " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
@@ -64,8 +64,8 @@ ORDER = {
     " monitoring.listeners",
     "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
-    " decode.properties decode.rows decode.decoder encode.properties encode.columns"
-    " encode.batch encode.content_ids encode.encoder encode.proxy_rows",
+    " decode.properties decode.rows decode.decoder decode.kafka encode.properties encode.columns"
+    " encode.kafka encode.empty_bodies encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
     "base": "codes logs extras exposition process budget folders java threads arguments clock complaints tls_files dropped copies"
     " retry",

@@ -587,6 +587,14 @@ class Options:
         "column that identifies a row, sent as property `SPARK_ROW_ID`, by which readers can drop duplicates",
     )
 
+    empty_bodies: str = _row(
+        p.choice("refuse", "mark"),
+        "refuse",
+        ("sink",),
+        "rows whose body is null or empty, which brokers refuse: an error, or (`mark`) a message with one zero byte and the "
+        "property `deleted`, which is `null` or `empty`; with `kafkaColumns` the source returns null or an empty value",
+    )
+
     delivery_guarantee: str = _row(
         p.choice("at-least-once", "exactly-once"),
         "at-least-once",

@@ -378,6 +378,13 @@ class SourceOptions(AdminOptions, total=False):
     """Properties as additional typed columns: ``amount:bigint, region:string``; null if absent or not of the type."""
     metadata: str
     """``full`` adds offsetMsgId, flag, sysFlag, reconsumeTimes, bornHost, storeHost, commitLogOffset, storeSize."""
+    kafka_columns: bool | str
+    """Columns of Spark's Kafka connector instead of RocketMQ's: ``key``, ``value``, ``topic``, ``partition``, ``offset``,
+    ``timestamp``, ``timestampType``, and with ``includeHeaders`` ``headers``; a sink takes ``key``, ``value``, ``topic``,
+    ``partition`` and ``headers`` (docs/coming-from-kafka.md).
+    """
+    include_headers: bool | str
+    """With ``kafkaColumns``: the properties as column ``headers``, an array of names and binary values; null without any."""
     topic_wait: float | str
     """How long a start waits until topics of ``subscribe`` or ``assign`` exist, or one that matches ``subscribePattern``.
     After that the start fails, except that a stream with ``subscribePattern`` starts, and waits for its first topic.
@@ -403,6 +410,11 @@ class SinkOptions(AdminOptions, total=False):
 
     machine_rooms: Sequence[str] | str
     """Rooms whose queues the strategy or selector ``machineRoom`` uses; brokers are named ``room@name``."""
+    kafka_columns: bool | str
+    """Columns of Spark's Kafka connector instead of RocketMQ's: ``key``, ``value``, ``topic``, ``partition``, ``offset``,
+    ``timestamp``, ``timestampType``, and with ``includeHeaders`` ``headers``; a sink takes ``key``, ``value``, ``topic``,
+    ``partition`` and ``headers`` (docs/coming-from-kafka.md).
+    """
     topic: str
     """Topic of all rows; overrides the column ``topic``."""
     queue_selector: Callable[..., Any] | str
@@ -464,6 +476,10 @@ class SinkOptions(AdminOptions, total=False):
     """
     message_id: str
     """Column that identifies a row, sent as property ``SPARK_ROW_ID``, by which readers can drop duplicates."""
+    empty_bodies: str
+    """Rows whose body is null or empty, which brokers refuse: an error, or (``mark``) a message with one zero byte and the
+    property ``deleted``, which is ``null`` or ``empty``; with ``kafkaColumns`` the source returns null or an empty value.
+    """
     delivery_guarantee: str
     """``exactly-once``: a repeated batch or task omits rows that are already stored (docs/exactly-once.md)."""
     allowed_topics: Sequence[str] | str

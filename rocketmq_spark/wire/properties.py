@@ -26,6 +26,11 @@ from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 
 ALL = "*"
+# Bytes that are no text, or that a property cannot hold, follow it as base64 (option ``kafkaColumns``).
+BASE64_MARK = "base64:"
+# What a sink with ``emptyBodies`` = mark stores for a row without a body: this body, and a property that says what it was.
+STAND_IN_BODY = b"\0"
+DELETED, NULL_BODY, EMPTY_BODY = "deleted", "null", "empty"
 
 # The characters that Java's trim() removes: all up to the blank, but not the no-break space.
 _BLANKS = "".join(map(chr, range(0x21)))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rocketmq_spark import options as options_table
 from rocketmq_spark.columnar.decode import kafka as decode
 from rocketmq_spark.columnar.decode.schema import HEADERS, KAFKA, columns_of, ddl
+from rocketmq_spark.columnar.encode import empty_bodies
 from rocketmq_spark.columnar.encode import kafka as encode
 from rocketmq_spark.columnar.encode.columns import RowColumn
 from rocketmq_spark.columnar.encode.properties import BadRows
@@ -37,6 +38,7 @@ def stored(batch: pa.RecordBatch) -> pa.RecordBatch:
     count = len(batch)
     names = set(batch.schema.names)
     keys = batch.column("keys").to_pylist() if "keys" in names else [None] * count
+    maps = batch.column("properties").to_pylist() if "properties" in names else [None] * count
     found = {
         "topic": pa.array(["t"] * count),
         "queueId": pa.array([1] * count, pa.int32()),
@@ -44,7 +46,10 @@ def stored(batch: pa.RecordBatch) -> pa.RecordBatch:
         "body": batch.column("body").cast(pa.binary()),
         "keys": pa.array([None if key is None else [key] for key in keys], pa.list_(pa.string())),
         "bornTimestamp": pa.array([0] * count, pa.timestamp("us", "UTC")),
-        "shardingKey": batch.column("shardingKey") if "shardingKey" in names else pa.nulls(count, pa.string()),
+        decode._SHARDING_KEY.name: batch.column("shardingKey")
+        if "shardingKey" in names
+        else pa.nulls(count, pa.string()),
+        decode._DELETED.name: pa.array([dict(row or ()).get("deleted") for row in maps], pa.string()),
         "properties": batch.column("properties")
         if "properties" in names
         else pa.nulls(count, pa.map_(pa.string(), pa.string())),
@@ -109,6 +114,37 @@ def test_a_slice_of_rows_keeps_its_headers():
     assert found.to_pylist() == [[{"key": "h3", "value": b"3"}], [{"key": "h4", "value": b"4"}]]
 
 
+@pytest.mark.parametrize("headers", [None, [("h", b"1")]])
+def test_null_and_empty_values_come_back(headers):
+    entries = None if headers is None else [{"key": k, "value": v} for k, v in headers]
+    values = [None, b"", b"x", b"\0"]
+    made, _ = converted(value=pa.array(values, pa.binary()), headers=pa.array([entries] * 4, HEADER_LIST))
+    bad = BadRows()
+    full = empty_bodies.marked(made, {"body": "body", "properties": "properties"}, bad)
+    assert bad.found() == []
+    assert full.column("body").to_pylist() == [b"\0", b"\0", b"x", b"\0"]
+    found = read_back(full)
+    assert found.column("value").to_pylist() == values
+    assert found.column("headers").to_pylist() == [entries] * 4
+
+
+def test_a_property_of_the_user_called_deleted_stays_and_is_refused_in_a_row_without_body():
+    column = pa.array([[("deleted", "null")], [("deleted", "yes")]], pa.map_(pa.string(), pa.string()))
+    bad = BadRows()
+    batch = pa.RecordBatch.from_pydict({"body": pa.array([b"x", b""]), "properties": column})
+    full = empty_bodies.marked(batch, {"body": "body", "properties": "properties"}, bad)
+    assert bad.found() == [
+        (1, "its body is null or empty, and it has a property 'deleted', which option 'emptyBodies' sets")
+    ]
+    assert read_back(full).column("value").to_pylist()[0] == b"x"
+
+
+def test_without_an_empty_body_a_batch_gets_the_column_only():
+    batch = pa.RecordBatch.from_pydict({"body": pa.array(["x"])})
+    full = empty_bodies.marked(batch, {"body": "body", "properties": "properties"}, BadRows())
+    assert full.to_pylist() == [{"body": "x", "properties": None}]
+
+
 @pytest.mark.parametrize(
     ("key", "sharding", "keys"),
     [
@@ -130,7 +166,7 @@ def test_keys_of_other_producers_are_joined_and_texts_that_only_look_marked_stay
     batch = pa.RecordBatch.from_pydict(
         {
             "keys": pa.array([["a", "b"], None, ["c"], []], pa.list_(pa.string())),
-            "shardingKey": pa.array([None, None, "base64:?", None]),
+            decode._SHARDING_KEY.name: pa.array([None, None, "base64:?", None]),
         }
     )
     assert decode._keys(batch).to_pylist() == [b"a b", None, b"base64:?", None]

@@ -134,6 +134,21 @@ def test_a_batch_that_was_begun_sends_what_is_not_stored(
     assert all(len(message.msg_id) == 56 for message in found)
 
 
+def test_rows_with_kafkas_columns_are_stored_once(
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink
+) -> None:
+    topic = make_timerless_topic(queues=4)
+    options = sink.options(topic=topic, kafkaColumns=True)
+    keys = pa.array([None if i % 3 else b"\xff%d" % i for i in range(60)], pa.binary())
+    partitions = pa.array([i % 4 if i % 2 else None for i in range(60)], pa.int32())
+    rows = pa.RecordBatch.from_pydict({"value": numbered(60), "key": keys, "partition": partitions})
+    done = sink.attempt(sink.plan(options), options, rows.slice(0, 40))
+    assert (done.sent, done.already_stored) == (40, 0)
+    done = sink.attempt(sink.plan(options), options, rows)
+    assert (done.sent, done.already_stored, done.unmatched) == (20, 40, 0)
+    assert sorted(bodies(stored(timerless, topic, 60))) == numbered(60)
+
+
 @pytest.mark.parametrize(("name", "values"), [("shardingKey", ["k", None]), ("queueId", [1, None])])
 def test_rows_that_may_go_to_any_queue_are_stored_once(
     timerless: LocalBroker, make_timerless_topic: Make, sink: Sink, name: str, values: list[Any]

@@ -306,6 +306,16 @@ def test_flags_keys_tags_and_row_ids_are_stored(rocketmq: LocalBroker, make_topi
     assert second.properties["SPARK_ROW_ID"] == "a-2"
 
 
+def test_rows_without_a_body_are_marked_if_wanted(rocketmq: LocalBroker, make_topic: Make, writes: Writes) -> None:
+    topic = make_topic(queues=1)
+    rows = frame(body=["0", None, ""], tags=["t", "u", None])
+    with pytest.raises(MessageRefused, match="row 1: body is null; row 2: body is empty"):
+        writes(rows, topic=topic)
+    writes(rows, topic=topic, emptyBodies="mark")
+    found = [(m.body, m.tags, m.properties.get("deleted")) for m in stored(rocketmq, topic, 3)]
+    assert found == [(b"0", "t", None), (b"\0", "u", "null"), (b"\0", None, "empty")]
+
+
 def test_topics_come_from_the_column_unless_the_option_names_one(
     rocketmq: LocalBroker, make_topic: Make, writes: Writes
 ) -> None:

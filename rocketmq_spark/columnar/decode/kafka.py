@@ -1,7 +1,8 @@
 """The columns of Spark's Kafka source (option ``kafkaColumns``), made of the columns of this source.
 
-``key`` is the sharding key, or the keys joined by blanks. Texts that begin with ``MARK`` are base64: RocketMQ stores keys and
-properties as texts, so the sink writes bytes that are no text in this form (``encode.kafka``), and here they become bytes again.
+``key`` is the sharding key, or the keys joined by blanks. Texts that begin with ``BASE64_MARK`` are base64: RocketMQ stores keys
+and properties as texts, so the sink writes bytes that are no text in this form (``encode.kafka``), and here they become bytes
+again. A message that stands for one without a body (option ``emptyBodies`` of the sink) gets its null or empty value back.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.decode.schema import BASIC, HEADERS, KAFKA, Column
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY
 
-MARK = "base64:"
-
-_SHARDING_KEY = Column("shardingKey", "string", pa.string(), Property.SHARDING_KEY)
+# Their names are no names of columns that a user could give.
+_SHARDING_KEY = Column(" sharding key", "string", pa.string(), Property.SHARDING_KEY)
+_DELETED = Column(" deleted", "string", pa.string(), DELETED)
 _OURS = {column.name: column for column in BASIC}
 # The columns that a column of Kafka is made of.
 _PARTS = {
@@ -32,7 +34,7 @@ _PARTS = {
     "offset": ("queueOffset",),
     "timestamp": ("bornTimestamp",),
     "timestampType": (),
-    "headers": ("properties",),
+    "headers": ("body", "properties"),
 }
 _NAMES = {column.name.lower(): column.name for column in (*KAFKA, HEADERS)}
 
@@ -42,9 +44,11 @@ def parts(columns: Sequence[Column]) -> tuple[Column, ...]:
     wanted = [column for column in columns if column.property is None]
     names = dict.fromkeys(part for column in wanted for part in _PARTS[_NAMES[column.name.lower()]])
     of_properties = [column for column in columns if column.property is not None]
-    keyed = [_SHARDING_KEY] if any(column.name.lower() == "key" for column in wanted) else []
+    known = {column.name.lower() for column in wanted}
+    keyed = [_SHARDING_KEY] if "key" in known else []
+    deleted = [_DELETED] if known & {"value", "headers"} else []
     # Without any column, Spark still counts the rows.
-    return (*(_OURS[name] for name in names or ("queueOffset",)), *keyed, *of_properties)
+    return (*(_OURS[name] for name in names or ("queueOffset",)), *keyed, *deleted, *of_properties)
 
 
 def rows(
@@ -66,8 +70,10 @@ def _made(batch: pa.RecordBatch, column: Column, broker_name: str, numbers: Mapp
             return _partitions(batch, broker_name, numbers)
         case "timestampType":  # Kafka's number of "the time when the producer made the message"
             return arrow.integers(np.zeros(len(batch), np.int32), pa.int32())
+        case "value":
+            return _values(batch)
         case "headers":
-            return _headers(batch.column("properties"))
+            return _headers(batch)
         case name:
             return batch.column(_PARTS[name][0])
 
@@ -92,8 +98,36 @@ def _partitions(batch: pa.RecordBatch, broker_name: str, numbers: Mapping[Messag
     return arrow.integers(table[topics.indices.to_numpy(), batch.column("queueId").to_numpy()], pa.int32())
 
 
-def _headers(properties: pa.Array) -> pa.Array:
+def _values(batch: pa.RecordBatch) -> pa.Array:
+    stands = _stands_for_nothing(batch)
+    if stands is None:
+        return batch.column("body")
+    values = pc.if_else(stands, pa.scalar(b"", pa.binary()), batch.column("body"))
+    null = pc.and_(stands, pc.fill_null(pc.equal(batch.column(_DELETED.name), NULL_BODY), False))
+    return pc.if_else(null, None, values)
+
+
+def _stands_for_nothing(batch: pa.RecordBatch) -> pa.Array | None:
+    """Which messages stand for one without a body; None if none does. Both the property and the body say so."""
+    marks = batch.column(_DELETED.name)
+    if marks.null_count == len(marks):
+        return None
+    marked = pc.and_(
+        pc.is_in(marks, pa.array([NULL_BODY, EMPTY_BODY])), pc.equal(batch.column("body"), pa.scalar(STAND_IN_BODY))
+    )
+    found = pc.fill_null(marked, False)
+    return found if pc.any(found).as_py() else None
+
+
+def _headers(batch: pa.RecordBatch) -> pa.Array:
     """The entries of each map; null without any, as in Spark's Kafka source."""
+    properties = batch.column("properties")
+    stands = _stands_for_nothing(batch)
+    if stands is not None:
+        rows = properties.to_pylist()
+        for row in np.flatnonzero(arrow.flags(stands)).tolist():
+            rows[row] = [entry for entry in rows[row] or () if entry[0] != DELETED]
+        properties = pa.array(rows, properties.type)
     bounds = properties.offsets.to_numpy()
     entries = pa.StructArray.from_arrays([properties.keys, unmarked(properties.items)], ["key", "value"])
     offsets = pa.array(bounds, pa.int32(), mask=np.append(np.diff(bounds) == 0, False))
@@ -102,13 +136,13 @@ def _headers(properties: pa.Array) -> pa.Array:
 
 def unmarked(texts: pa.Array) -> pa.Array:
     """Texts as bytes; those that are marked as base64 are decoded, unless they are none."""
-    found = pc.fill_null(pc.starts_with(texts, MARK), False)
+    found = pc.fill_null(pc.starts_with(texts, BASE64_MARK), False)
     if not pc.any(found).as_py():
         return texts.cast(pa.binary())
     values = texts.cast(pa.binary()).to_pylist()
     for row in np.flatnonzero(arrow.flags(found)).tolist():
         try:
-            values[row] = base64.b64decode(values[row][len(MARK) :], validate=True)
+            values[row] = base64.b64decode(values[row][len(BASE64_MARK) :], validate=True)
         except binascii.Error:  # a text that only looks like it
             continue
     return pa.array(values, pa.binary())

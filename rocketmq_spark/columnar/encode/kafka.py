@@ -1,9 +1,9 @@
 """Rows with the columns of Spark's Kafka sink (option ``kafkaColumns``) as rows of this sink.
 
 ``key`` becomes the sharding key, and also the keys unless it has a blank, at which RocketMQ splits keys. ``headers`` become
-properties. Both are texts in RocketMQ: bytes that are no text become base64 after ``MARK``, and so does what else a property
-cannot hold (an empty value, the separators of properties) and a text that begins with ``MARK`` itself. ``decode.kafka`` undoes
-this.
+properties. Both are texts in RocketMQ: bytes that are no text become base64 after ``BASE64_MARK``. So does what else a property
+cannot hold (an empty value, the separators of properties), and a text that begins with ``BASE64_MARK`` itself. ``decode.kafka``
+undoes this.
 
 A header is left out if it has no value or no name, if RocketMQ uses its name, or if the same row has a later header of this
 name.
@@ -22,11 +22,10 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.decode.kafka import MARK
 from rocketmq_spark.columnar.encode.columns import BYTES, INT, TEXT, RowColumn
 from rocketmq_spark.columnar.encode.columns import COLUMNS as OURS
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, ROW_ID
-from rocketmq_spark.wire.properties import is_reserved
+from rocketmq_spark.wire.properties import BASE64_MARK, is_reserved
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +134,9 @@ class KafkaRows:
                 )
             names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
             bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
-        return pa.MapArray.from_arrays(arrow.integers(bounds.astype(np.int32), pa.int32()), names, marked(arrow.as_bytes(values)))
+        return pa.MapArray.from_arrays(
+            arrow.integers(bounds.astype(np.int32), pa.int32()), names, marked(arrow.as_bytes(values))
+        )
 
     def _kept(self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
         """Which headers are stored; None if all are."""
@@ -161,13 +162,13 @@ def _legal(name: str, reserved: Sequence[str]) -> bool:
 
 def _legal_keys(texts: pa.Array) -> pa.Array:
     """The texts that can be a message's key; null for others."""
-    other = pc.or_(pc.match_substring(texts, codes.KEY_SEPARATOR), pc.starts_with(texts, MARK))
+    other = pc.or_(pc.match_substring(texts, codes.KEY_SEPARATOR), pc.starts_with(texts, BASE64_MARK))
     return pc.if_else(pc.fill_null(other, True), None, texts)
 
 
 def marked(values: pa.Array) -> pa.Array:
     """Bytes as texts: those that a property cannot hold as they are become base64."""
-    odd = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, MARK.encode()))
+    odd = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
     odd_rows = {
         *np.flatnonzero(arrow.flags(pc.fill_null(odd, False))).tolist(),
         *arrow.rows_with(values, _SEPARATORS).tolist(),
@@ -189,4 +190,4 @@ def _text(value: bytes | None, odd: bool) -> str | None:
             return value.decode()
         except UnicodeDecodeError:
             pass
-    return MARK + base64.b64encode(value).decode()
+    return BASE64_MARK + base64.b64encode(value).decode()

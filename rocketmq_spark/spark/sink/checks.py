@@ -124,6 +124,8 @@ def check(options: Options, schema: StructType, stream: bool = False) -> dict[st
         problems += _selector_of_kafka(selector, by_role)
     else:
         by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
+    if options.empty_bodies == "mark":
+        by_role.setdefault("properties", "properties")  # each row may get one
     problems += _option_problems(options) + guarantee.problems(options, by_role)
     if by_position(options) and (stream or options.topic is None):
         problems.append(position_problem(options, _OF_STREAMS if stream else _OF_COLUMNS))

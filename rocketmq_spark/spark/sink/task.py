@@ -29,6 +29,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.columnar.encode import empty_bodies
 from rocketmq_spark.columnar.encode.batch import Rows, UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Checked
 from rocketmq_spark.columnar.encode.kafka import KafkaRows
@@ -138,8 +139,7 @@ class TaskWriter:
         """Send an Arrow batch. All of its rows are checked before any of them is sent."""
         if not len(batch):
             return
-        if self._from_kafka is not None:
-            batch = self._from_kafka(batch)
+        batch = self._prepared(batch)
         if self._fresh.expired:
             self._topics.refresh(Deadline.after(self._options.request_timeout))
             self._fresh = Deadline.after(ROUTE_S)
@@ -157,6 +157,16 @@ class TaskWriter:
                 encoded = self._rows.join(batch, checked, plan)
             self._rows.identify(encoded, checked, functools.partial(self._once.hashes, batch, self._names))
         self._rows.send(batch, checked, plan, encoded)
+
+    def _prepared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows with the columns of this sink, and with bodies, as the options say."""
+        if self._from_kafka is not None:
+            batch = self._from_kafka(batch)
+        if self._options.empty_bodies == "mark":
+            bad_rows = BadRows(self._row)
+            batch = empty_bodies.marked(batch, self._names, bad_rows)
+            bad_rows.raise_if_any(self._partition)
+        return batch
 
     def _checked(self, batch: pa.RecordBatch) -> tuple[Checked, RoutingPlan]:
         """The encoded parts of all rows, and their queues. Raises for bad rows."""

@@ -147,3 +147,20 @@ def test_bad_message__fails_makes_a_row_or_is_skipped(rocketmq, make_topic, capl
     caplog.clear()
     assert [row["body"] for row in read(rocketmq, subscribe=topic, badMessage="skip")] == [b"before", b"behind"]
     assert f"{topic}/broker-a/0: the message at offset 1 cannot be decoded, left out" in caplog.text
+
+
+def test_kafka_columns__and_include_headers(rocketmq, rich):
+    (row,) = read(rocketmq, subscribe=rich, kafkaColumns=True)
+    assert list(row) == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    assert (row["key"], row["value"], row["partition"], row["offset"]) == (b"k1 k2", b"body", 0, 0)
+    assert row["timestamp"] == read(rocketmq, subscribe=rich)[0]["bornTimestamp"]
+
+
+def test_include_headers__are_the_properties_of_the_user(rocketmq, rich):
+    headers = [{"key": "amount", "value": b"17"}, {"key": "region", "value": b"eu"}]
+    (row,) = read(rocketmq, subscribe=rich, kafkaColumns=True, includeHeaders=True, columns="headers")
+    assert row == {"headers": headers}
+    (row,) = read(rocketmq, subscribe=rich, kafkaColumns=True, includeHeaders=True, includeProperties="none")
+    assert row["headers"] is None
+    with pytest.raises(OptionError, match="'includeHeaders' needs 'kafkaColumns'"):
+        read(rocketmq, subscribe=rich, includeHeaders=True)

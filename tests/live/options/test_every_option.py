@@ -44,6 +44,8 @@ SINK = {
     "delivery_guarantee": "test_once::test_a_batch_that_was_begun_sends_what_is_not_stored",
     "allowed_topics": "test_once::test_allowed_topics_are_all_that_rows_may_name",
     "exactly_once_settle": "test_once::test_the_settle_time_is_waited_for",
+    "empty_bodies": "test_task::test_rows_without_a_body_are_marked_if_wanted",
+    "kafka_columns": "test_once::test_rows_with_kafkas_columns_are_stored_once",
     "message_id": "test_task::test_flags_keys_tags_and_row_ids_are_stored",
 }
 # A consumer's rows become settings (tests/consumer/test_settings.py), whose effects are tested in memory.
