@@ -73,7 +73,7 @@ ORDER = {
     "spool": "records changes files lending database lanes recovery store redelivery spool",
     "options": "names paths parsing transport table typed",
     "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
-    " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command demo"
+    " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command kafka_lines port demo"
     " demo.feed demo.stage demo.aim demo.driver demo.watch demo.view demo.script demo.job demo.play",
     "queues": "environment selection allocation",
     "remoting": "protocol endpoint advertised connection bulk pool",

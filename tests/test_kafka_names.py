@@ -115,7 +115,7 @@ def test_a_column_of_its_sink(name):
     _, problems = checks.check_columns(StructType().add("body", "string").add(name, "string"), "t")
     assert problems == [
         f"column {name!r} is unknown; the sink takes {', '.join(checks.COLUMNS)}; "
-        f"for Kafka's {name!r} there is {names.KAFKA_SINK_COLUMNS[name]}"
+        f"for Kafka's {name!r} there is {names.KAFKA_SINK_COLUMNS[name]}, or option 'kafkaColumns' = true"
     ]
 
 
@@ -136,6 +136,6 @@ def test_the_page_names_options_that_there_are_and_agrees_with_the_hints():
 
 
 def test_the_page_has_every_column_of_kafka():
-    source = rows("Columns of the source")
+    source = rows("RocketMQ's own columns")
     assert {name.lower() for name, _ in source} == names.KAFKA_SOURCE_COLUMNS.keys() | {"topic"}
     assert {here for _, here in source if here} <= {column.name for column in BASIC}

@@ -178,7 +178,7 @@ def _unexpected(error: Exception) -> RocketMQError:
 
 # What the first page of help says, and where the command is.
 COMMANDS = {
-    "demo": ("Run a stream from a broker to Spark and back: a few minutes.", "demo.play:demo"),
+    "demo": ("Run a stream, kill Spark in between, and count: two minutes.", "demo.play:demo"),
     "broker": ("Start and stop a real RocketMQ on this machine.", "broker:broker"),
     "topic": ("Create, list, describe, update, widen, shrink and delete topics.", "topic:topic"),
     "group": ("List, describe and delete consumer groups.", "group:group"),
@@ -197,6 +197,7 @@ COMMANDS = {
     "spool": ("Inspect, send or export messages that producers could not send.", "spool:spool"),
     "delay": ("Deliver messages after delays of any length.", "spool:delay"),
     "environment": ("Show which environments write and read each queue of a topic.", "topic:environment"),
+    "port": ("List what of a program for Kafka changes.", "port:port"),
     "help": ("Show a page of the documentation, an option or an error.", "command:help"),
     "dlq": ("Inspect and resend the dead letters of a consumer group.", "message:dlq"),
 }

@@ -204,4 +204,4 @@ def unknown_option(name: str, shown: Mapping[str, str]) -> str:
 def of_kafka_column(name: str, sink: bool = False) -> str:
     """Return the end of a sentence about an unknown column; empty if ``name`` is not a Kafka column."""
     here = (KAFKA_SINK_COLUMNS if sink else KAFKA_SOURCE_COLUMNS).get(name.lower())
-    return f"; for Kafka's {name.lower()!r} there is {here}" if here else ""
+    return f"; for Kafka's {name.lower()!r} there is {here}, or option 'kafkaColumns' = true" if here else ""
