@@ -57,14 +57,6 @@ def test_links_of_all_pages_lead_somewhere():
         assert [link for link in links if not (path.parent / link).exists()] == [], path.name
 
 
-def test_the_start(page):
-    start = page("index.md")
-    start.run()
-    found = start.stored("orders-big")
-    assert sorted(bodies(found)) == sorted(order.upper() for order in ORDERS)
-    assert {row["tags"] for row in found} == {"a"}
-
-
 def test_coming_from_kafka(page):
     kafka = page("coming-from-kafka.md")
     two_words = Message(kafka.topics["orders"], b'{"id": 10, "amount": 1.0}', keys="John Smith")
