@@ -158,7 +158,7 @@ def open_private(path: Path, flags: int) -> int:
     """As ``open_regular``, for files that only this user may use, such as locks: others may not open an existing file any more.
     Raises ``PermissionError`` for a file of another user.
     """
-    opened = open_regular(path, flags | os.O_CREAT)
+    opened = open_regular(path, flags)
     try:
         status = os.fstat(opened)
         if status.st_uid != os.geteuid():
@@ -210,6 +210,21 @@ def open_folder(name: str, at: int) -> int:
         if e.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode):
             raise OSError(errno.ELOOP, "it is a link", name) from e
         raise
+
+
+def new_folder_for(owner: os.stat_result, name: str, at: int) -> int:
+    """Create a private folder of the user and group of ``owner`` in the folder ``at``, and return its descriptor. Only root can
+    do this, and only in a folder of root, where no other user can exchange the new folder before its owner changes.
+
+    Raises ``PermissionError`` otherwise.
+    """
+    above = os.fstat(at)
+    if os.geteuid() != ROOT or above.st_uid != ROOT or others_may_write(above):
+        raise PermissionError(errno.EACCES, f"{user(owner.st_uid)} may not create this folder", name)
+    os.mkdir(name, PRIVATE, dir_fd=at)
+    made = open_folder(name, at)
+    os.fchown(made, owner.st_uid, owner.st_gid)
+    return made
 
 
 def read_regular(path: Path) -> bytes:
@@ -282,15 +297,62 @@ def only_own(path: Path) -> bool:
         return False
 
 
+def set_mode(path: Path, mode: int) -> None:
+    """Change the mode of a file, opened as ``open_regular`` does."""
+    opened = open_regular(path)
+    try:
+        os.fchmod(opened, mode)
+    finally:
+        os.close(opened)
+
+
 def close(path: Path) -> bool:
     """Take the right to write from other users. Returns False if they keep it. Raises ``OSError`` if nothing is there."""
-    status = path.stat()
-    if not status.st_mode & _WRITE:
-        return True
-    if status.st_uid == os.geteuid():
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError:  # this user may not read it
+        return not others_may_write(path.stat())
+    try:
+        return _close(opened)
+    finally:
+        os.close(opened)
+
+
+def _close(opened: int) -> bool:
+    status = os.fstat(opened)
+    if status.st_mode & _WRITE and status.st_uid == os.geteuid():
         with contextlib.suppress(OSError):
-            path.chmod(stat.S_IMODE(status.st_mode) & ~_WRITE)
-    return not others_may_write(path.stat())
+            os.fchmod(opened, stat.S_IMODE(status.st_mode) & ~_WRITE)
+    return not others_may_write(os.fstat(opened))
+
+
+def close_all(path: Path) -> None:
+    """Take the right to write to a file, or to a folder and what is in it, from other users.
+
+    Folders are closed from the top down, so that afterwards nobody can add or exchange what is in them: look for what others own,
+    or may still write, after this call. Links below ``path`` are not followed.
+    """
+    if path.is_dir():
+        with inside(path) as folder:
+            _close_in(folder)
+    elif path.exists():
+        close(path)
+
+
+def _close_in(folder: int) -> None:
+    _close(folder)
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):  # it has gone, or it cannot be opened, so it stays as it is
+            mode = os.lstat(name, dir_fd=folder).st_mode
+            if stat.S_ISDIR(mode):
+                with inside(folder, [name]) as inner:
+                    _close_in(inner)
+            elif stat.S_ISREG(mode) and mode & _WRITE:
+                opened = open_regular(name, at=folder)
+                try:
+                    _close(opened)
+                finally:
+                    os.close(opened)
 
 
 class Exposure(NamedTuple):
