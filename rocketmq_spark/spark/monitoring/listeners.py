@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import tempfile
 import threading
 import time
@@ -393,8 +394,8 @@ def _replace(path: Path, data: bytes) -> None:
     number, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(number, "wb") as file:
+            os.fchmod(number, 0o644)  # not by its name: the owner of the folder could put a link there
             file.write(data)
-        Path(part).chmod(0o644)
         Path(part).replace(path)
     except BaseException:
         Path(part).unlink(missing_ok=True)
