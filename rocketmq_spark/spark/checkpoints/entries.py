@@ -193,13 +193,7 @@ class Folder:
                     os.mkdir(target.name, folders.PRIVATE, dir_fd=parent)
                     return folders.open_folder(target.name, parent)
             except PermissionError:
-                above, owner = os.fstat(parent), os.stat(self._root)
-                if os.geteuid() != folders.ROOT or above.st_uid != folders.ROOT or folders.others_may_write(above):
-                    raise
-            os.mkdir(target.name, folders.PRIVATE, dir_fd=parent)  # only root can replace it there
-            made = folders.open_folder(target.name, parent)
-            os.fchown(made, owner.st_uid, owner.st_gid)
-            return made
+                return folders.new_folder_for(os.stat(self._root), target.name, parent)
 
     def delete(self, paths: Sequence[str]) -> None:
         with self._named():
