@@ -436,11 +436,13 @@ def _unmapped() -> set[int]:
 
 def warn_if_open(path: Path, content: str) -> None:
     """Log once in a process if the mode of a folder lets other users read or write its files."""
-    others_may = _of_others(path.stat(), _READ_OR_WRITE)
+    status = path.stat()
+    others_may = _of_others(status, _READ_OR_WRITE)
     if others_may:
         others = "write" if others_may & _WRITE else "read"
-        text = "the folder %s keeps its mode, with which other users may %s %s; protect it with: chmod 700 %s"
-        process.once("open folders", path, lambda: logger.warning(text, path, others, content, path))
+        remedy = f"protect it with: chmod 700 {path}" if status.st_uid == os.geteuid() else "name a new folder in it"
+        text = "the folder %s keeps its mode, with which other users may %s %s; %s"
+        process.once("open folders", path, lambda: logger.warning(text, path, others, content, remedy))
 
 
 def warn_if_replaceable(path: Path, purpose: str) -> None:
