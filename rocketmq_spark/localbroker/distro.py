@@ -37,7 +37,7 @@ CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
 # Older versions that can be run instead; each has its own lock file.
 OLDER = ("4.9.7", "5.1.4", "5.3.1")
-_MODE = 0o644  # of files in the cache, which an administrator may fill for all users
+_MODE = 0o644  # of files in the cache, which are no secrets
 
 
 @dataclass(frozen=True, slots=True)
