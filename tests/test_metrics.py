@@ -336,6 +336,21 @@ def test_alerts_are_about_figures_that_there_are():
     assert all(f"`{rule['alert']}`" in page for rule in rules[:3])
 
 
+@pytest.mark.parametrize("bits", [0o700, 0o777, 0o1777])
+def test_lines_follow_no_link_that_others_may_have_put_there(tmp_path, caplog, bits):
+    """A link of the user's own, as to standard output, is followed."""
+    folder, precious = tmp_path / "folder", tmp_path / "precious"
+    folder.mkdir()
+    folder.chmod(bits)
+    precious.write_text("important\n")
+    lines = folder / "q.jsonl"
+    lines.symlink_to(precious)
+    listener = MetricsListener(json_lines=lines)
+    listener.onQueryProgress(event(progress=told()))
+    followed = len(precious.read_text().splitlines()) == 2
+    assert (followed, "it is a link" in caplog.text) == (bits != 0o777, bits == 0o777)
+
+
 def test_the_mode_of_a_file_that_is_exchanged_stays(tmp_path, monkeypatch):
     """The folder may belong to another account, as that of node_exporter does."""
     secret = tmp_path / "secret"

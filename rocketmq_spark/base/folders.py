@@ -227,6 +227,16 @@ def new_folder_for(owner: os.stat_result, name: str, at: int) -> int:
     return made
 
 
+def open_to_append(path: Path) -> int:
+    """Open or create a file that is appended to, and return its descriptor. Where other users may replace the file, as in a
+    folder of all users, links, pipes and devices raise ``OSError``.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    if any(exposures(path)):
+        return open_regular(path, flags, mode=0o666)
+    return os.open(path, flags | os.O_CLOEXEC, 0o666)
+
+
 def read_regular(path: Path) -> bytes:
     """The content of a file, opened as ``open_regular`` does."""
     with open(open_regular(path), "rb") as file:
