@@ -164,7 +164,8 @@ def open_private(path: Path, flags: int) -> int:
         if status.st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, f"it belongs to {user(status.st_uid)}", str(path))
         if status.st_mode & _READ_OR_WRITE:
-            os.fchmod(opened, 0o600)
+            with contextlib.suppress(OSError):  # a file system without modes
+                os.fchmod(opened, 0o600)
     except BaseException:
         os.close(opened)
         raise

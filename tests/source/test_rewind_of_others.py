@@ -95,6 +95,27 @@ def test_a_folder_in_which_the_owner_may_replace_the_backup_gets_none_of_root(
     assert owners(tmp_path) == before
 
 
+def test_root_makes_a_backup_only_where_the_owner_cannot_lead_it_elsewhere(
+    query: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner may exchange a link above the checkpoint while root uses it."""
+    of_another(query, monkeypatch)
+    before = owners(tmp_path)
+    above = folders.Exposure(tmp_path / "link", tmp_path.stat(), users.OTHER)
+    monkeypatch.setattr(folders, "exposures", lambda path, owner=folders.ROOT: iter([above] * (owner == folders.ROOT)))
+    real = os.mkdir
+
+    def mkdir(path: str, *args: int, **at: int) -> None:
+        if os.geteuid() != os.getuid():
+            raise PermissionError(path)
+        real(path, *args, **at)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.raises(OffsetError, match="Check the path and its permissions"):
+        go(query, 1)
+    assert owners(tmp_path) == before
+
+
 @pytest.mark.parametrize("root", [True, False], ids=["root", "user"])
 @pytest.mark.parametrize("place", ["state", "state/0", "commits", "offsets", "rocketmq"])
 def test_links_of_folders_are_an_error_before_anything_changes(

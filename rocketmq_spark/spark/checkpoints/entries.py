@@ -193,6 +193,8 @@ class Folder:
                     os.mkdir(target.name, folders.PRIVATE, dir_fd=parent)
                     return folders.open_folder(target.name, parent)
             except PermissionError:
+                if any(folders.exposures(target)):  # the owner, too, could lead root to another folder
+                    raise
                 return folders.new_folder_for(os.stat(self._root), target.name, parent)
 
     def delete(self, paths: Sequence[str]) -> None:
