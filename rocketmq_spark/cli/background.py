@@ -129,6 +129,10 @@ def _spawned(wish: Wish, log: IO[str]) -> RunningBroker:
     reading, writing = os.pipe()
     root = str(Path(rocketmq_spark.__file__).parent.parent)
     call = processes.python("-P", "-m", __name__, str(writing), first=[root])
+    if distro.CACHE_VARIABLE in call["env"]:
+        call["env"][distro.CACHE_VARIABLE] = str(
+            distro.cache_folder()
+        )  # it may be relative to the folder of this process
     with open(reading, encoding="utf-8") as answers:
         child = subprocess.Popen(
             **call, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[writing], start_new_session=True

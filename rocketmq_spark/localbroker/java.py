@@ -106,11 +106,13 @@ Spawn = Callable[[list[str], Path], "subprocess.Popen[bytes]"]
 
 
 def user_cache() -> Path:
-    """Return the folder of this package in the user's cache. ``XDG_CACHE_HOME`` is ignored if another user owns it."""
+    """Return the folder of this package in the user's cache. ``XDG_CACHE_HOME`` is ignored if it is relative, or another
+    user owns it.
+    """
     if sys.platform == "darwin":
         return _home() / "Library" / "Caches" / "rocketmq-spark"
     named = os.environ.get("XDG_CACHE_HOME")
-    mine = named and folders.foreign(Path(named)) is None
+    mine = named and os.path.isabs(named) and folders.foreign(Path(named)) is None
     return Path(named if named and mine else _home() / ".cache") / "rocketmq-spark"
 
 

@@ -246,6 +246,22 @@ def test_a_start_that_is_interrupted_leaves_no_process_behind(folder, monkeypatc
     assert done == ["terminated", "gone"]
 
 
+def test_the_process_has_the_cache_of_the_command_wherever_it_runs(folder, monkeypatch):
+    started = []
+
+    def popen(**how):
+        started.append(how)
+        raise OSError("not started")
+
+    monkeypatch.setattr(background.subprocess, "Popen", popen)
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("ROCKETMQ_SPARK_CACHE", "relative")
+    with (folder / "log").open("w") as log, pytest.raises(OSError, match="not started"):
+        background._spawned(Wish(1, 0, str(folder), {}, None), log)
+    assert started[0]["env"]["ROCKETMQ_SPARK_CACHE"] == str(folder.parent / "relative")
+    assert started[0]["cwd"] == "/"
+
+
 def test_it_ends_where_the_signal_does_not_wake_it(folder, monkeypatch):
     """It may come just before the process begins to wait for it: ``broker stop`` would give up after 40 s."""
     monkeypatch.setattr(background, "_servers", lambda wish: contextlib.nullcontext(wish))
