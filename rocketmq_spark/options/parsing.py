@@ -22,6 +22,7 @@ LATEST = -1
 QUEUE_ID = re.compile("0|[1-9][0-9]{0,9}")
 _HTTP = re.compile("^http://", re.IGNORECASE)
 _HOST = re.compile(r"[^\s:/\\\[\]@?#%]+")
+_NAMESPACE = re.compile("[%|a-zA-Z0-9_-]+")
 _INSTANCE = re.compile(r"(MQ_INST_\w+_\w+)\.", re.ASCII)
 # Stricter than ``int``, which reads 1_000 and digits of any script.
 _INTEGER = re.compile("[+-]?[0-9]{1,100}")
@@ -77,9 +78,13 @@ def string(value: str) -> str:
     return value.strip()
 
 
-def optional(value: str) -> str | None:
-    """A text, or None for an empty one."""
-    return value.strip() or None
+def namespace(value: str) -> str | None:
+    """A namespace of the characters that names of topics and groups have, or None for an empty text."""
+    if not (name := value.strip()):
+        return None
+    if not _NAMESPACE.fullmatch(name):
+        raise ValueError("letters of ASCII, digits, and the characters %|_-")
+    return name
 
 
 def secret(value: str) -> Secret:
