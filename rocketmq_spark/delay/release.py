@@ -219,9 +219,7 @@ def delivery(data: bytes, topics: Collection[str] = ALL_TOPICS, max_bytes: int =
         raise DecodeError(f"this envelope is not delivered: {type(e).__name__}: {str(e)[:_REASON_CHARS]}") from e
 
 
-def original(
-    opened: Opened, topics: Collection[str] = ALL_TOPICS, max_bytes: int = codes.MAX_BODY_BYTES
-) -> Original:
+def original(opened: Opened, topics: Collection[str] = ALL_TOPICS, max_bytes: int = codes.MAX_BODY_BYTES) -> Original:
     """The message that an envelope delivers. Raises ``DecodeError`` for envelopes that no producer could have sent.
 
     ``topics`` are shell patterns of the permitted topics, because anyone who can write envelopes could otherwise make the node
@@ -278,7 +276,13 @@ def _topic_refusal(topic: str, patterns: tuple[str, ...]) -> str | None:
 def _chosen(topic: str, text: str) -> MessageQueue | None:
     """The queue that the sender chose; None if there is none, or if the text is not a queue."""
     broker_name, _, number = text.rpartition(":")
-    if 0 < len(broker_name) <= _MAX_NAME and number.isascii() and number.isdecimal() and len(number) < 10 and int(number) < _MAX_QUEUE:
+    if (
+        0 < len(broker_name) <= _MAX_NAME
+        and number.isascii()
+        and number.isdecimal()
+        and len(number) < 10
+        and int(number) < _MAX_QUEUE
+    ):
         return MessageQueue(topic, broker_name, int(number))
     return None
 

@@ -208,7 +208,8 @@ class _Waiting(StatefulProcessor):
             return (_row(released(body, self._dead_topic, self._topics)) for body in once(bodies))
         known = self._sink_topics = self._sink_topics or _SinkTopics(self._sink)
         return (
-            _row(released(body, self._dead_topic, self._topics, known.max_bytes, known.refusal)) for body in once(bodies)
+            _row(released(body, self._dead_topic, self._topics, known.max_bytes, known.refusal))
+            for body in once(bodies)
         )
 
 
