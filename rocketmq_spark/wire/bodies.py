@@ -93,6 +93,10 @@ def _reading(what: str) -> Iterator[None]:
         raise RemoteProtocolError(f"Unexpected {what}: {type(exc).__name__} {exc}") from exc
 
 
+# A topic is on at most so many brokers: a name server could list any number, and routes are kept.
+MAX_ROUTE_BROKERS, _MAX_ADDRESSES = 4096, 16_384
+
+
 def route(topic: str, body: Bytes) -> TopicRoute:
     """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match: the route's own methods intersect them.
 
@@ -101,6 +105,9 @@ def route(topic: str, body: Bytes) -> TopicRoute:
     """
     with _reading("route"):
         data = read_json(body)
+        for listed in ("queueDatas", "brokerDatas"):
+            _number(len(data.get(listed) or ()), 0, MAX_ROUTE_BROKERS)
+        _number(sum(len(item.get("brokerAddrs") or ()) for item in data.get("brokerDatas") or ()), 0, _MAX_ADDRESSES)
         queues = tuple(
             QueueData(
                 broker_name=str(item["brokerName"]),
