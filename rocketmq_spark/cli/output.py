@@ -38,7 +38,7 @@ class Output(Protocol):
         """Several results of a kind: one object a line, or a table with the ``columns`` (key to heading)."""
 
     def note(self, text: str) -> None:
-        """Information that is only for people."""
+        """One line of information that is only for people; line breaks of others are shown by their codes."""
 
     def warning(self, text: str) -> None:
         """What is missing in the results: programs must be told, too."""
@@ -61,8 +61,7 @@ class Text:
             click.echo(line)
 
     def note(self, text: str) -> None:
-        for line in text.split("\n"):
-            click.echo("\n".join(wrapped(safe(line), width_of(sys.stderr))), err=True)
+        click.echo("\n".join(wrapped(escaped(text), width_of(sys.stderr))), err=True)
 
     def warning(self, text: str) -> None:
         self.note(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 import operator
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, Response
 from rocketmq_spark.client.calls import Calls, refused
@@ -392,7 +392,7 @@ def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNot
         if is_legal and not routes.any_broker():
             remedy = "No broker is registered: start one, or look into the logs of those that should be there"
         existing = [topic for topic in routes.topics() if names.is_user_topic(topic) and topic != error.topic]
-        near = difflib.get_close_matches(error.topic or "", existing, n=3, cutoff=0.5)
+        near = nearest(error.topic or "", existing, 3, 0.5)
     except RocketMQError:
         pass
     hint = f"Did you mean {', '.join(near)}? " if near else ""

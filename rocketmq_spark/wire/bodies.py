@@ -423,7 +423,10 @@ def write_config(values: Mapping[str, str]) -> bytes:
     lines = []
     for name, value in values.items():
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or "\n" in value or "\r" in value:
-            raise LocalProtocolError(f"A broker cannot take the setting {name!r}={value!r}")
+            # Without the value, which may be a secret.
+            raise LocalProtocolError(
+                f"A broker cannot take the setting {name!r}: a name has letters, digits, '_', '.' and '-', a value no line breaks"
+            )
         # JSON escapes backslashes and characters beyond ASCII in the same way as a properties file.
         lines.append(f"{name}={json.dumps(value)[1:-1]}\n")
     return "".join(lines).encode()
