@@ -20,7 +20,7 @@ from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.queues.environment import Environment, Own
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.identifiers import OffsetMessageId
-from rocketmq_spark.wire.messages import BatchRoom, Room, decode_leniently, opened
+from rocketmq_spark.wire.messages import BatchRoom, DecodeRoom, decode_leniently, opened
 from rocketmq_spark.wire.names import Scope
 
 # A broker gives 32 to a question unless it is configured to give more, and 64 at most (maxMsgsNumBatch).
@@ -123,7 +123,7 @@ def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | Non
     if answer.code != Response.SUCCESS:
         return None
     # What a broker reads in the midst of a message is anything. The name of a topic outside means another one inside.
-    scope, read = tools.calls.scope, decode_leniently(answer.body, broker, room=Room(_FOUND_BYTES))
+    scope, read = tools.calls.scope, decode_leniently(answer.body, broker, room=DecodeRoom(_FOUND_BYTES))
     found = [m for m in read if m.commit_log_offset == place.offset and scope.reaches(m.topic)]
     if not found:
         return None
@@ -156,7 +156,7 @@ def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[Receive
         if (address := data.replica("hint"))
     }
     answers = ask_each(tools, asked, (Response.SUCCESS, Response.QUERY_NOT_FOUND))
-    room = Room(_FOUND_BYTES)
+    room = DecodeRoom(_FOUND_BYTES)
     read = (decode_leniently(a.body, name, room=room) for name, a in answers if a.code == Response.SUCCESS)
     found = [as_stored(m, tools.calls.scope) for m in chain.from_iterable(read) if m.topic == on_wire]
     return sorted(found, key=lambda message: _storing(message.store_timestamp, message))
@@ -241,7 +241,7 @@ def messages_of_time(
     bounds = with_kept(tools, tools.brokers.bounds(queues, deadline(tools)))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
     starts = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
-    room, ahead = Room(_FOUND_BYTES), BatchRoom(_HELD_BYTES)
+    room, ahead = DecodeRoom(_FOUND_BYTES), BatchRoom(_HELD_BYTES)
     stretches = [
         _Stretch(queue, b.clamp(starts.get(queue, b.min_offset)), b.max_offset, first_ms, last_ms, ahead)
         for queue, b in sorted(bounds.items())

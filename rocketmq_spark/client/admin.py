@@ -30,7 +30,7 @@ from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.bodies import ConsumeProgress, TopicConfig
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import Room, decode_leniently
+from rocketmq_spark.wire.messages import DecodeRoom, decode_leniently
 
 _LOOK_EVERY_S = 0.01
 # Brokers register a change with the version of the moment, and name servers leave out changes of a topic that they know if they
@@ -214,7 +214,7 @@ class BaseAdmin(Closing):
         them as they are stored: callers need ids. Where a master is away its slave is asked.
         """
         found: list[ReceivedMessage] = []
-        room = Room(_OF_KEY_BYTES)
+        room = DecodeRoom(_OF_KEY_BYTES)
         for name, broker in self.route(topic).brokers.items():
             if (address := broker.replica("hint")) is None:
                 continue

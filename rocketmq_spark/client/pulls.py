@@ -36,7 +36,7 @@ from rocketmq_spark.model import (
 from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Bytes, Command
-from rocketmq_spark.wire.messages import DecodeSettings, Room, Stored, decode_one, portion, stored_in
+from rocketmq_spark.wire.messages import DecodeRoom, DecodeSettings, Stored, decode_one, portion, stored_in
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import parse_subscription
 from rocketmq_spark.wire.stored_fields import usual_messages
@@ -251,7 +251,7 @@ def answer_of(request: PullRequest, answer: Command, address: str, scope: Scope)
 
 
 def wanted_of(
-    request: PullRequest, stored: Bytes, scope: Scope, end: int, room: Room | None = None
+    request: PullRequest, stored: Bytes, scope: Scope, end: int, room: DecodeRoom | None = None
 ) -> Iterable[ReceivedMessage]:
     """The requested messages of an answer, with the user's names. ``end``: the next offset according to the broker.
 

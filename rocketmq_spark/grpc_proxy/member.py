@@ -15,6 +15,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from rocketmq_spark.base.budget import memory_of
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import MAX_PROPERTIES_BYTES
 from rocketmq_spark.base.threads import Timer
@@ -33,8 +34,6 @@ from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, refused
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
-from rocketmq_spark.wire.messages import memory_of
-from rocketmq_spark.wire.properties import properties_size
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +78,8 @@ def popped(message: Any, topic: str, place: tuple[str, str], unpack: Callable[[b
 
 
 def _cost(message: PoppedMessage) -> int:
-    texts = properties_size(message.properties) + sum(map(len, message.keys)) + len(message.keys)
-    return memory_of(message.body, texts)
+    texts = [*message.properties.keys(), *message.properties.values(), *message.keys]
+    return memory_of(len(message.body), sum(map(len, texts)) + 2 * len(texts))
 
 
 def policy(settings: Any) -> GroupPolicy:

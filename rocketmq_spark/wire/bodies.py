@@ -106,7 +106,8 @@ def route(topic: str, body: Bytes) -> TopicRoute:
     with _reading("route"):
         data = read_json(body)
         for listed in ("queueDatas", "brokerDatas"):
-            _number(len(data.get(listed) or ()), 0, MAX_ROUTE_BROKERS)
+            if (count := len(data.get(listed) or ())) > MAX_ROUTE_BROKERS:
+                raise ValueError(f"{count} {listed}, expected at most {MAX_ROUTE_BROKERS}")
         _number(sum(len(item.get("brokerAddrs") or ()) for item in data.get("brokerDatas") or ()), 0, _MAX_ADDRESSES)
         queues = tuple(
             QueueData(

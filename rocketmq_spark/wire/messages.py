@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from rocketmq_spark.base.budget import OBJECT_BYTES, memory_of
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, Property, SysFlag
 from rocketmq_spark.errors import DecodeError, MessageRefused, RemoteProtocolError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
@@ -49,8 +50,6 @@ _ITEM = struct.Struct(">iiiii")  # size, magic and CRC (not read), flag, body le
 _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
 # A few compressed kilobytes may become gigabytes, so only this much of an answer is decoded at once, objects included.
 PORTION_BYTES = 64 << 20
-# Added to the bytes of a message; and bytes of objects for each byte of properties, which may be short and many.
-OBJECT_BYTES, _PER_PROPERTY_BYTE = 512, 8
 # Messages of a larger batch are decoded when they are used.
 _LARGE_BATCH = 1 << 20
 
@@ -78,7 +77,7 @@ class DecodeSettings(NamedTuple):
     max_body_bytes: int | None = MAX_DECOMPRESSED_BYTES
     queue: MessageQueue | None = None
     window: OffsetWindow | None = None
-    room: Room | None = None
+    room: DecodeRoom | None = None
     max_items: int | None = None
     short: bool = False  # the limits are what is left of a room
 
@@ -89,19 +88,14 @@ def cost(message: ReceivedMessage) -> int:
     A few kilobytes of another client may become a body of 64 MiB, or millions of messages without a body. So whatever collects
     decoded messages counts this.
     """
-    return memory_of(message.body, properties_size(message.properties))
-
-
-def memory_of(body: Bytes, property_bytes: int) -> int:
-    """About the memory of a message with this body, and so many bytes of properties."""
-    return OBJECT_BYTES + len(body) + _PER_PROPERTY_BYTE * property_bytes
+    return memory_of(len(message.body), properties_size(message.properties))
 
 
 NO_ROOM = "the messages that are held fill the memory that they may have, so this one is as it is stored"
 LEFT_OUT = "the messages that are held fill the memory that they may have, so the body of this one is left out"
 
 
-class Room:
+class DecodeRoom:
     """Memory for decoded messages, ``limit`` bytes as ``cost`` counts them. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
@@ -137,7 +131,7 @@ class Room:
         return message
 
 
-class BatchRoom(Room):
+class BatchRoom(DecodeRoom):
     """Memory for the next messages of several queues. Single messages stay compressed until ``opened``; batches are unwrapped,
     each until its last message was taken.
     """
@@ -244,7 +238,7 @@ def decode_leniently(
     max_body_bytes: int | None = MAX_DECOMPRESSED_BYTES,
     queue: MessageQueue | None = None,
     window: OffsetWindow | None = None,
-    room: Room | None = None,
+    room: DecodeRoom | None = None,
 ) -> Iterator[ReceivedMessage]:
     """Decodes messages one by one; a message that cannot be decoded is returned raw, with the reason as its ``decode_error``.
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.base.budget import OBJECT_BYTES
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire.messages import (
     LEFT_OUT,
     NO_ROOM,
-    OBJECT_BYTES,
     BatchItem,
     BatchRoom,
-    Room,
+    DecodeRoom,
     cost,
     decode_leniently,
     encode_batch,
@@ -41,10 +41,10 @@ def zeros(size: int) -> bytes:
 
 def test_messages_without_bodies_take_memory_too() -> None:
     data = batch(EMPTY * 20_000)
-    room = Room(10_000 * OBJECT_BYTES)
+    room = DecodeRoom(10_000 * OBJECT_BYTES)
     (found,) = decode_leniently(data, room=room)
     assert (found.decode_error, found.body) == (NO_ROOM, zlib.compress(EMPTY * 20_000))
-    roomy = Room(20_001 * OBJECT_BYTES)
+    roomy = DecodeRoom(20_001 * OBJECT_BYTES)
     assert len(list(decode_leniently(data, room=roomy))) == 20_000
     assert roomy.left == OBJECT_BYTES
 
@@ -52,25 +52,25 @@ def test_messages_without_bodies_take_memory_too() -> None:
 def test_a_batch_of_large_properties_does_not_fit_either() -> None:
     text = "".join(f"n{i}\x01v\x02" for i in range(4000))
     data = batch(encode_batch([BatchItem(b"", text, 0)] * 100))
-    (found,) = decode_leniently(data, room=Room(4 * MIB))
+    (found,) = decode_leniently(data, room=DecodeRoom(4 * MIB))
     assert found.decode_error == NO_ROOM
 
 
 def test_what_does_not_fit_is_not_inflated() -> None:
     data = b"".join(batch(EMPTY * 500_000) for _ in range(8)) + b"".join(zeros(60 * MIB) for _ in range(8))
-    assert peak_bytes(lambda: list(decode_leniently(data, room=Room(2 * MIB)))) < 24 * MIB
+    assert peak_bytes(lambda: list(decode_leniently(data, room=DecodeRoom(2 * MIB)))) < 24 * MIB
 
 
 def test_smaller_messages_come_after_one_that_does_not_fit() -> None:
     data = zeros(2 * MIB) + zeros(1000) + store("t", b"plain")
-    found = list(decode_leniently(data, room=Room(MIB)))
+    found = list(decode_leniently(data, room=DecodeRoom(MIB)))
     assert [(m.decode_error, len(m.body)) for m in found[1:]] == [(None, 1000), (None, 5)]
     assert found[0].decode_error == NO_ROOM
 
 
 def test_damage_is_not_taken_for_a_lack_of_room() -> None:
     damaged = store("t", b"no zlib", sys_flag=PACKED)
-    (found,) = decode_leniently(damaged, room=Room(1000))
+    (found,) = decode_leniently(damaged, room=DecodeRoom(1000))
     assert "Not a zlib body" in (found.decode_error or "")
 
 
@@ -87,7 +87,7 @@ def test_next_messages_stay_compressed_and_batches_give_their_room_back() -> Non
 
 def test_what_was_kept_compressed_fits_or_stays_so() -> None:
     kept = list(decode_leniently(zeros(MIB) * 2 + store("t", bytes(MIB)), room=BatchRoom(MIB)))
-    room = Room(MIB + MIB // 2)
+    room = DecodeRoom(MIB + MIB // 2)
     found = [room.opened(message) for message in kept]
     assert [(len(m.body) == MIB, m.decode_error) for m in found] == [(True, None), (False, NO_ROOM), (False, LEFT_OUT)]
 
@@ -98,7 +98,7 @@ def test_what_was_kept_compressed_fits_or_stays_so() -> None:
 )
 def test_no_message_is_lost_for_lack_of_room(parts: list[bytes], limit: int) -> None:
     data = b"".join(parts)
-    found = list(decode_leniently(data, room=Room(limit)))
+    found = list(decode_leniently(data, room=DecodeRoom(limit)))
     whole = list(decode_leniently(data))
     assert sum(m.decode_error is None for m in whole) >= sum(m.decode_error is None for m in found)
     packed = [m for m in found if m.decode_error == NO_ROOM]
