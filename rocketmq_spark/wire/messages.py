@@ -69,7 +69,7 @@ Stored = tuple[int, int, int | None, bool]
 class DecodeSettings(NamedTuple):
     """How messages are decoded: with ``queue``, all are assigned to it and to its topic, whatever is stored in them. A batch
     outside of ``window`` is damaged. Without ``max_body_bytes``, compressed bodies stay compressed. With ``room``, messages that
-    do not fit into it stay as they are stored. A batch of more than ``max_items`` messages is an error.
+    do not fit into it stay as they are stored.
     """
 
     broker_name: str
@@ -78,8 +78,7 @@ class DecodeSettings(NamedTuple):
     queue: MessageQueue | None = None
     window: OffsetWindow | None = None
     room: DecodeRoom | None = None
-    max_items: int | None = None
-    short: bool = False  # the limits are what is left of a room
+    short: bool = False  # the limit is what is left of a room
 
 
 def cost(message: ReceivedMessage) -> int:
@@ -108,7 +107,6 @@ class DecodeRoom:
         how = how._replace(
             room=None,
             max_body_bytes=None if limit is None else min(limit, left),
-            max_items=left // OBJECT_BYTES,
             short=limit is not None and left < limit,
         )
         found: list[ReceivedMessage] = []
@@ -116,7 +114,7 @@ class DecodeRoom:
         for message in decode_one(data, one, how):
             found.append(message)
             taken += cost(message)
-            if taken > left and len(found) > 1:  # the items of a batch have large properties
+            if taken > left and len(found) > 1:  # a batch, whose items are decoded one by one
                 found = [_raw(data[one[0] : one[1]], True, DecodeError(NO_ROOM), how)]
                 break
         self.left -= sum(map(cost, found))
@@ -407,10 +405,6 @@ def _believable(message: ReceivedMessage, window: OffsetWindow | None) -> bool:
 def _unwrap(outer: ReceivedMessage, how: DecodeSettings) -> Iterable[ReceivedMessage]:
     """The messages of an inner batch. All of them are checked before the first one is returned."""
     window = how.window
-    if how.max_items is not None and len(outer.body) >= how.max_items * _MIN_ITEM_BYTES:
-        for number, _ in enumerate(_places(outer.body)):
-            if number >= how.max_items:
-                raise TooLargeError(f"A batch has more than {how.max_items} messages")
     if len(outer.body) <= _LARGE_BATCH:
         items = decode_batch(outer.body)
         found: Iterable[ReceivedMessage] = list(_unwrapped(outer, items))

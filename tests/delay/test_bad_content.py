@@ -121,6 +121,16 @@ def test_the_sinks_own_properties_are_not_taken_from_an_envelope() -> None:
     assert decode_properties(SEND(found.record).request.properties)[codes.ROW_ID] == "z"
 
 
+def test_there_is_room_for_the_properties_that_the_sink_adds() -> None:
+    text = f"UNIQ_KEY\x01A\x02a\x01{'b' * (codes.SINGLE_MAX_PROPERTIES - 20)}\x02"
+    row = released(packed(text))
+    assert row.topic == DEAD_TOPIC
+    assert encoder()(rows([row]))
+    found = envelope_records.arrival(INNER, 7, packed(text), 1)
+    assert found.record is not None
+    assert SEND(found.record).topic == "orders"
+
+
 def test_a_node_runs_on_after_an_error_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     node, over, calls = world.node("a"), threading.Event(), []
     monkeypatch.setattr("rocketmq_spark.delay.service.PAUSE_S", 0.0)
