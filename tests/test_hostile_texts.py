@@ -13,6 +13,7 @@ from rocketmq_spark import options
 from rocketmq_spark.base import arguments
 from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, MAX_PROPERTIES_BYTES, Property
+from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.cli import group as group_commands
 from rocketmq_spark.cli.output import Text
@@ -22,7 +23,7 @@ from rocketmq_spark.model import Message, ReceivedMessage
 from rocketmq_spark.wire import bodies, traces
 from rocketmq_spark.wire.messages import BatchItem, decode_messages, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties, message_properties
-from tests.harness import store
+from tests.harness import peak_bytes, store
 
 
 def test_a_note_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,3 +97,9 @@ def test_a_message_of_a_batch_can_be_copied_whatever_its_properties(caplog: pyte
     assert len(request.properties.encode()) < MAX_PROPERTIES_BYTES
     assert decode_properties(request.properties)[Property.TAGS] == "t"
     assert "has only RocketMQ's own" in caplog.text
+
+
+def test_a_body_of_control_characters_is_escaped_in_pieces() -> None:
+    text = "\0" * (2 << 20)
+    assert peak_bytes(lambda: escaped(text)) < 30 << 20
+    assert escaped(text) == "\\x00" * (2 << 20)

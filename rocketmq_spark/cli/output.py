@@ -17,7 +17,7 @@ from typing import Protocol, TextIO
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.base.logs import CONTROL_CHARACTERS, escaped
+from rocketmq_spark.base.logs import CONTROL_CHARACTERS, escaped, replaced
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.options.parsing import Secret
 
@@ -95,7 +95,7 @@ class Json:
 
 def safe(text: str) -> str:
     """Make text safe for a terminal: keep line breaks and tabs, replace other control characters by their codes."""
-    return _CONTROL.sub(_code, text)
+    return replaced(_CONTROL, _code, text)
 
 
 def _code(found: re.Match[str]) -> str:
@@ -105,7 +105,7 @@ def _code(found: re.Match[str]) -> str:
 
 def _json(value: object) -> str:
     text = json.dumps(_hidden(value), ensure_ascii=False, default=str)
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return replaced(_CONTROL, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _hidden(value: object) -> object:
