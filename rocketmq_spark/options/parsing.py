@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options.names import code_allowed
 
 EARLIEST = -2
 LATEST = -1
@@ -264,6 +265,8 @@ def address_map(value: str) -> dict[str, str] | str:
 def regex(value: str) -> str:
     if not value.strip():
         raise ValueError("a regular expression that is not empty")
+    if not code_allowed():  # to compile a long expression takes Python minutes; then only RE2 reads it
+        return value
     try:
         re.compile(value)
     except re.error as e:
