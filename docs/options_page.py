@@ -143,7 +143,7 @@ _TYPES = {
     "timestamp": "int | str",
     "consume_from": "int | str",
     "string": "str",
-    "optional": "str",
+    "namespace": "str",
     "secret": "str",
     "dotted": "str",
     "strategy": "Callable[..., Any] | str",

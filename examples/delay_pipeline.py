@@ -31,10 +31,11 @@ def pipeline(spark: SparkSession, name_server: str, inner_topic: str, checkpoint
         .option("subscribe", inner_topic)
         .option("startingOffsets", "earliest")
         .option("columns", "body")
+        .option("badMessage", "null")  # a message that cannot be decoded must not hold up the others
         .load()
     )
     return (
-        delayed(messages)
+        delayed(messages, sink={"nameServer": name_server})
         .writeStream.format("rocketmq")
         .outputMode("append")
         .option("nameServer", name_server)

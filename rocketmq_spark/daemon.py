@@ -27,7 +27,7 @@ def beside_the_zip(path: Iterable[str]) -> Path | None:
     """Return the folder of the PySpark whose zip is in ``path``; None if there is only the zip, as in YARN's containers."""
     for entry in path:
         zipped = Path(entry)
-        if zipped.name == "pyspark.zip":
+        if zipped.name == "pyspark.zip" and zipped.parent.match("python/lib"):
             # SPARK_HOME/python of a distribution; of a package from PyPI what SPARK_HOME, pyspark/, is in.
             for folder in (*zipped.parents[1:2], *zipped.parents[3:4]):
                 if (folder / "pyspark" / "daemon.py").is_file():

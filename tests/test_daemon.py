@@ -24,6 +24,24 @@ print(*[name for name in daemon.LOADED if name not in sys.modules])
 """
 
 
+@pytest.mark.parametrize(
+    ("zipped", "package", "found"),
+    [
+        ("spark/python/lib/pyspark.zip", "spark/python", True),
+        ("site/pyspark/python/lib/pyspark.zip", "site", True),
+        ("usercache/u/filecache/7/pyspark.zip", "usercache", False),
+        ("a/b/pyspark.zip", "a", False),
+    ],
+)
+def test_pyspark_is_taken_from_the_folders_of_spark_only(
+    tmp_path: Path, zipped: str, package: str, found: bool
+) -> None:
+    """On YARN, another user may have the name ``pyspark``, and so a folder of this name beside the caches of others."""
+    (tmp_path / package / "pyspark").mkdir(parents=True)
+    (tmp_path / package / "pyspark" / "daemon.py").touch()
+    assert daemon.beside_the_zip([str(tmp_path / zipped)]) == (tmp_path / package if found else None)
+
+
 # A worker of Spark's daemon that says what it is; it is found by its name, which begins as PySpark's do.
 _PROBE = """
 import gc, json, logging, os, signal, sys, threading, warnings

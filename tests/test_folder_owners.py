@@ -187,3 +187,33 @@ def test_root_has_the_rights_of_an_owner_and_gets_its_own_back(monkeypatch: pyte
             raise ZeroDivisionError
         assert calls[3:] == [("seteuid", before[0]), ("setegid", before[1]), ("setgroups", before[2])]
         assert (os.geteuid(), os.getegid(), os.getgroups()) == before
+
+
+@pytest.mark.parametrize("problem", ["open", "of another user", "no root"])
+def test_a_folder_is_given_away_only_where_root_alone_can_exchange_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str
+) -> None:
+    """Otherwise its name could already be that of another folder."""
+    users.of_root(monkeypatch, os.getuid())
+    monkeypatch.setattr(os, "fchown", lambda *_: None)
+    with folders.inside(tmp_path) as above:
+        os.close(folders.new_folder_for(tmp_path.stat(), "first", above))
+        if problem == "open":
+            tmp_path.chmod(0o777)
+        elif problem == "no root":
+            monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        else:
+            monkeypatch.setattr(os, "fstat", lambda _: os.stat_result([0o40755, 0, 0, 0, os.getuid() + 1, *[0] * 5]))
+        with pytest.raises(PermissionError, match="may not create this folder"):
+            folders.new_folder_for(tmp_path.stat(), "second", above)
+    assert [path.name for path in tmp_path.iterdir()] == ["first"]
+
+
+def test_a_part_of_a_path_that_is_a_link_is_not_entered(tmp_path: Path) -> None:
+    (tmp_path / "real" / "inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for below in (["link"], ["link", "inner"], ["..", "real"], ["real/inner"], [""]):
+        with pytest.raises(OSError, match=r"it is a link|it is no name of a folder"), folders.inside(tmp_path, below):
+            pass
+    with folders.inside(tmp_path, ["real", "new"], 0o700) as opened:
+        assert os.path.samestat(os.fstat(opened), (tmp_path / "real" / "new").stat())

@@ -334,6 +334,32 @@ def test_errors_of_the_operating_system_end_in_remoting():
     assert not caught
 
 
+_BY_PATH = r"(?:^|\.)(?:l?chmod|l?chown|fchown|sete[ug]id|setgroups|umask)$"
+
+
+def test_owner_and_mode_change_in_one_place():
+    """By path, such a call may reach another file: the owner of the folder can put a link there. ``base.folders`` opens files."""
+    calls = {
+        f"{module.name}:{node.lineno}": ast.unparse(node.func)
+        for module in modules()
+        if module.inner != "base.folders"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and re.search(_BY_PATH, ast.unparse(node.func))
+    }
+    assert calls == {}
+
+
+def test_another_python_is_started_in_one_way():
+    """``process.python`` lets it import nothing from the current folder; the guard of servers runs isolated (-I)."""
+    commands = {
+        module.inner
+        for module in modules()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.List) and any(ast.unparse(part) == "sys.executable" for part in node.elts)
+    }
+    assert commands == {"localbroker.process"}
+
+
 def test_conditions_are_entered_by_their_locks():
     """The steps of a condition's own ``with`` are Python, and Ctrl-C between them leaves its lock held for ever."""
     made, entered = [], []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ import yaml
 
 from rocketmq_spark.base import exposition, extras
 from rocketmq_spark.errors import OptionError
+from rocketmq_spark.spark.monitoring import listeners
 from rocketmq_spark.spark.monitoring.listeners import METRICS, MetricsListener, QueryFigures, families, markdown
 from rocketmq_spark.spark.sink.report import AtBroker, Written
 from tests.test_exposition import get
@@ -331,3 +334,35 @@ def test_alerts_are_about_figures_that_there_are():
         assert {"summary", "description"} == set(rule["annotations"])
         assert rule["labels"]["severity"] in {"critical", "warning"}
     assert all(f"`{rule['alert']}`" in page for rule in rules[:3])
+
+
+@pytest.mark.parametrize("bits", [0o700, 0o777, 0o1777])
+def test_lines_follow_no_link_that_others_may_have_put_there(tmp_path, caplog, bits):
+    """A link of the user's own, as to standard output, is followed."""
+    folder, precious = tmp_path / "folder", tmp_path / "precious"
+    folder.mkdir()
+    folder.chmod(bits)
+    precious.write_text("important\n")
+    lines = folder / "q.jsonl"
+    lines.symlink_to(precious)
+    listener = MetricsListener(json_lines=lines)
+    listener.onQueryProgress(event(progress=told()))
+    followed = len(precious.read_text().splitlines()) == 2
+    assert (followed, "it is a link" in caplog.text) == (bits != 0o777, bits == 0o777)
+
+
+def test_the_mode_of_a_file_that_is_exchanged_stays(tmp_path, monkeypatch):
+    """The folder may belong to another account, as that of node_exporter does."""
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    real = tempfile.mkstemp
+
+    def exchanged(**how):
+        number, part = real(**how)
+        os.unlink(part)
+        os.symlink(secret, part)
+        return number, part
+
+    monkeypatch.setattr(tempfile, "mkstemp", exchanged)
+    listeners._replace(tmp_path / "q.prom", b"1")
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600

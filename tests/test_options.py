@@ -36,7 +36,7 @@ SAMPLES = {
     "tls_key_file": ("key.pem", "key.pem", "", "not empty"),
     "tls_key_password": ("shh", "shh", None, ""),
     "tls_check_hostname": ("false", False, "0", "true or false"),
-    "namespace": (" ns ", "ns", None, ""),
+    "namespace": (" ns ", "ns", "../a", "letters of ASCII, digits, and the characters %|_-"),
     "proxy_endpoint": ("a:8081;b:8081", ("a:8081", "b:8081"), "a", "host:port"),
     "tls_server_name": ("proxy.example", "proxy.example", "", "not empty"),
     "transport": ("gRPC", "grpc", "http", "one of remoting, grpc"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from rocketmq_spark import options
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.calls import credentials_of
+from rocketmq_spark.consumer.push.running import RunningConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
@@ -101,6 +104,25 @@ def test_a_task_checks_a_path_where_it_opens_it(folder: Path, opened: Callable[[
     """Options come to it as values, and links may have changed since they were parsed."""
     with pytest.raises(OptionError, match=f"option '{option}' is .*{PATHS_VARIABLE}"):
         opened(folder / "link")
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", ".", "a.b", "ä"])
+def test_a_namespace_leads_no_path_elsewhere(name: str) -> None:
+    """Broadcasting consumers have a folder of their group, whose name begins with the namespace."""
+    with pytest.raises(OptionError, match="option 'namespace' is"):
+        options.parse({"nameServer": "a:1", "namespace": name})
+
+
+def test_the_whole_path_of_offsets_is_checked_when_a_consumer_begins(folder: Path) -> None:
+    settings = ConsumerSettings.of(
+        parsed("consumer", group="g", model="broadcasting", localOffsetsDir=f"{folder}/offsets")
+    )
+    begin = SimpleNamespace(_settings=settings, held=None)
+    assert f"{folder}/offsets" in str(RunningConsumer._offset_store(begin)._file)  # type: ignore[arg-type, attr-defined]
+    (folder / "offsets").mkdir()
+    (folder / "offsets" / f"{platform.node()}@DEFAULT").symlink_to(folder.parent)
+    with pytest.raises(OptionError, match=f"option 'localOffsetsDir' is .*{PATHS_VARIABLE}"):
+        RunningConsumer._offset_store(begin)  # type: ignore[arg-type]
 
 
 def test_a_file_of_tls_over_grpc_is_checked_where_it_is_opened(folder: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +95,33 @@ def test_collections_are_rare_in_the_runner_of_a_stream_only(monkeypatch: pytest
     monkeypatch.setattr(process, "_main", lambda: process._RUNNER)
     process.settle()
     assert calls == ["freeze", process.GC_THRESHOLDS]
+
+
+PLANTED = "open({marker!r}, 'w').close()"
+
+
+@pytest.mark.parametrize("paths", ["", ":", ".", "theirs", ":/x", "/x:"])
+def test_another_python_imports_nothing_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: str
+) -> None:
+    """Other users may write there. An empty part of PYTHONPATH is the current folder."""
+    for folder in (tmp_path, tmp_path / "theirs"):
+        folder.mkdir(exist_ok=True)
+        for name in ("planted", "sitecustomize"):
+            (folder / f"{name}.py").write_text(PLANTED.format(marker=str(tmp_path / "marker")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", paths)
+    tried = "try:\n import planted\nexcept ModuleNotFoundError:\n print('safe')"
+    done = subprocess.run(**process.python("-c", tried), capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "safe\n", done.stderr
+    assert not (tmp_path / "marker").exists()
+
+
+def test_another_python_keeps_whole_paths_and_its_own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/b:c::/d")
+    call = process.python("-m", "x", program="bin/python", first=["/a"])
+    assert call["args"] == [str(tmp_path / "bin" / "python"), "-m", "x"]
+    assert (call["env"]["PYTHONPATH"], call["cwd"]) == ("/a:/b:/d", "/")
+    monkeypatch.setenv("PYTHONPATH", ":")
+    assert "PYTHONPATH" not in process.python()["env"]

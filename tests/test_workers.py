@@ -8,6 +8,7 @@ import sys
 import warnings
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,6 +52,20 @@ def test_a_python_with_the_package_or_elsewhere_does_not_warn(tmp_path):
     assert said(sys.executable) == []
     assert said("./environment/bin/python") == []
     assert said("no-such-python") == []
+
+
+def test_the_probe_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    """A program may be started in a folder of all users, and imports PySpark before it does anything else."""
+    called = []
+    monkeypatch.setattr(subprocess, "run", lambda **call: called.append(call) or SimpleNamespace(returncode=0))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ":relative")
+    Path("python-1").write_text("#!/bin/sh")
+    Path("python-1").chmod(0o755)
+    monkeypatch.setenv("PATH", ".")
+    assert tuning.can_import("python-1")
+    assert (called[0]["cwd"], called[0]["args"][0]) == ("/", str(tmp_path / "python-1"))
+    assert "PYTHONPATH" not in called[0]["env"]
 
 
 def test_the_probe_finds_what_is_missing():

@@ -23,6 +23,7 @@ def give_away(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> int:
             os.chown(path, OTHER, OTHER, follow_symlinks=False)
         return OTHER
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(folders, "open_private", folders.open_regular)  # locks that this process creates stay its own
     return os.getuid()
 
 

@@ -6,7 +6,6 @@ bodies have the fields of RocketMQ's ``UserInfo`` and ``AclInfo``.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import json
 import logging
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from rocketmq_spark.admin import AdminTools, ask_each, deadline
+from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Response
 from rocketmq_spark.client.calls import refused
 from rocketmq_spark.client.route import masters_of
@@ -215,7 +215,7 @@ def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> 
         return {}
     before = tools.admin.broker_config(broker)
     if unknown := sorted(values.keys() - before.keys()):
-        near = difflib.get_close_matches(unknown[0], before, n=2, cutoff=0.6)
+        near = nearest(unknown[0], before, 2, 0.6)
         raise OptionError(
             f"broker {broker} has no setting {', '.join(map(repr, unknown))}; nothing was changed",
             remedy=f"Did you mean {' or '.join(near)}?" if near else None,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
 from rocketmq_spark.base import arguments
+from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import groups
 from rocketmq_spark.client.calls import at_proxy
@@ -89,7 +89,7 @@ def near_groups(tools: AdminTools, group: str) -> str:
         known = groups.groups(tools.calls, tools.admin)
     except RocketMQError:  # without the hint, the error is still complete
         return ""
-    near = difflib.get_close_matches(group, known, n=3, cutoff=0.6) if group not in known else []
+    near = nearest(group, known, 3, 0.6) if group not in known else []
     return f"Did you mean {', '.join(near)}?" if near else ""
 
 

@@ -6,31 +6,29 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
-from rocketmq_spark.base.codes import Response, SysFlag
+from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.groups import as_stored, own
-from rocketmq_spark.client.pulls import answer_of, command_of
+from rocketmq_spark.client.pulls import answer_of, command_of, wanted_of
 from rocketmq_spark.client.questions import PULLED, BrokerQuestions, Question
 from rocketmq_spark.errors import LocalProtocolError, NotFound, OptionError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, ReceivedMessage
 from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.queues.environment import Environment, Own
 from rocketmq_spark.wire import rpc
-from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.identifiers import OffsetMessageId
-from rocketmq_spark.wire.messages import DecodeSettings, decode_leniently, decode_one, stored_in
+from rocketmq_spark.wire.messages import BatchRoom, DecodeRoom, decode_leniently, opened
+from rocketmq_spark.wire.names import Scope
 
 # A broker gives 32 to a question unless it is configured to give more, and 64 at most (maxMsgsNumBatch).
 MOST = 64
 _EVER_MS = (1 << 63) - 1
 # Indexes keep whole seconds since their own begin.
 _INDEX_MS = 1000
-_FOUND_BYTES = 256 << 20  # of bodies that one search by key inflates
-_NOT_INFLATED = (
-    f"the messages found have more than {_FOUND_BYTES >> 20} MiB, so this one is as it is stored, compressed"
-)
+_FOUND_BYTES = 256 << 20  # memory for the messages of one search; those that do not fit stay compressed
 
 
 class IndexSearch(NamedTuple):
@@ -125,7 +123,7 @@ def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | Non
     if answer.code != Response.SUCCESS:
         return None
     # What a broker reads in the midst of a message is anything. The name of a topic outside means another one inside.
-    scope, read = tools.calls.scope, decode_leniently(answer.body, broker)
+    scope, read = tools.calls.scope, decode_leniently(answer.body, broker, room=DecodeRoom(_FOUND_BYTES))
     found = [m for m in read if m.commit_log_offset == place.offset and scope.reaches(m.topic)]
     if not found:
         return None
@@ -158,25 +156,10 @@ def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[Receive
         if (address := data.replica("hint"))
     }
     answers = ask_each(tools, asked, (Response.SUCCESS, Response.QUERY_NOT_FOUND))
-    bodies = ((name, answer.body) for name, answer in answers if answer.code == Response.SUCCESS)
-    read = _inflated_up_to(_FOUND_BYTES, bodies)
-    found = [as_stored(message, tools.calls.scope) for message in read if message.topic == on_wire]
+    room = DecodeRoom(_FOUND_BYTES)
+    read = (decode_leniently(a.body, name, room=room) for name, a in answers if a.code == Response.SUCCESS)
+    found = [as_stored(m, tools.calls.scope) for m in chain.from_iterable(read) if m.topic == on_wire]
     return sorted(found, key=lambda message: _storing(message.store_timestamp, message))
-
-
-def _inflated_up_to(limit: int, answers: Iterable[tuple[str, Bytes]]) -> Iterator[ReceivedMessage]:
-    """Decode the messages in the answers of brokers. When the bodies of messages have ``limit`` bytes, the others stay
-    compressed, with that as their ``decode_error``.
-    """
-    for broker, body in answers:
-        data = bytes(body)
-        for one in stored_in(data):
-            how = DecodeSettings(broker) if limit > 0 else DecodeSettings(broker, max_body_bytes=None)
-            for message in decode_one(data, one, how):
-                limit -= len(message.body)
-                if how.max_body_bytes is None and message.sys_flag & SysFlag.COMPRESSED:
-                    message = replace(message, decode_error=_NOT_INFLATED)
-                yield message
 
 
 def _storing(at_ms: int, message: ReceivedMessage) -> tuple[int, str, int]:
@@ -203,8 +186,9 @@ class _Stretch:
     if the time is right that it says, and ends nothing if it is not.
     """
 
-    def __init__(self, queue: MessageQueue, start: int, end: int, begin_ms: int, end_ms: int) -> None:
+    def __init__(self, queue: MessageQueue, start: int, end: int, begin_ms: int, end_ms: int, room: BatchRoom) -> None:
         self.queue = queue
+        self._room = room
         self.head: tuple[int, ReceivedMessage] | None = None
         self._at, self._end = start, end
         self._begin_ms, self._end_ms = begin_ms, end_ms
@@ -221,10 +205,9 @@ class _Stretch:
             GROUP, self.queue, self._at, count, post_filter=True, suspend_s=0.0, max_bytes=max_bytes, decoded=False
         )
 
-    def take(self, answer: PullAnswer) -> None:
+    def take(self, request: PullRequest, answer: PullAnswer, scope: Scope) -> None:
         self._at = self._end if answer.next_offset <= self._at else answer.next_offset
-        if answer.read is not None:
-            self._rest = self._within(answer.read())
+        self._rest = self._within(wanted_of(request, answer.stored, scope, answer.next_offset, self._room))
         self.advance()
 
     def advance(self) -> None:
@@ -233,7 +216,7 @@ class _Stretch:
     def _within(self, messages: Iterable[ReceivedMessage]) -> Iterator[tuple[int, ReceivedMessage]]:
         for message in messages:
             at_ms = message.store_timestamp
-            if message.queue_offset >= self._end or (at_ms > self._end_ms and message.decode_error is None):
+            if message.queue_offset >= self._end or (at_ms > self._end_ms and opened(message).decode_error is None):
                 self._at = self._end
                 return
             if self._begin_ms <= at_ms <= self._end_ms:
@@ -258,8 +241,9 @@ def messages_of_time(
     bounds = with_kept(tools, tools.brokers.bounds(queues, deadline(tools)))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
     starts = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
+    room, ahead = DecodeRoom(_FOUND_BYTES), BatchRoom(_HELD_BYTES)
     stretches = [
-        _Stretch(queue, b.clamp(starts.get(queue, b.min_offset)), b.max_offset, first_ms, last_ms)
+        _Stretch(queue, b.clamp(starts.get(queue, b.min_offset)), b.max_offset, first_ms, last_ms, ahead)
         for queue, b in sorted(bounds.items())
     ]
     found: list[ReceivedMessage] = []
@@ -273,6 +257,7 @@ def messages_of_time(
         if not heads:
             break
         _, n, message = heapq.heappop(heads)
+        message = room.opened(message)
         found.append(message if message.topic == message.queue.topic else replace(message, topic=message.queue.topic))
         stretches[n].advance()
         filled = range(n, n + 1)
@@ -289,4 +274,6 @@ def _fill(tools: AdminTools, stretches: Sequence[_Stretch], max_bytes: int) -> N
         ]
         answers = questions.ask_all(asked, deadline(tools), PULLED)
         for one, request, answer in zip(hungry, requests, answers, strict=True):
-            one.take(answer_of(request, answer, request.queue.broker_name, tools.calls.scope))
+            one.take(
+                request, answer_of(request, answer, request.queue.broker_name, tools.calls.scope), tools.calls.scope
+            )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
 from types import FunctionType
 from typing import Any
@@ -102,3 +103,16 @@ def synchronous(name: str, value: Any) -> None:
     """Raise ``OptionError`` if a callable is a coroutine function or generator function: a call would not run its body."""
     if kind := _kind(value):
         raise OptionError(f"{name} is the {kind} {shown(value)}; expected a function that returns its result")
+
+
+_MOST_COMPARED = 20_000
+
+
+def nearest(name: str, known: Iterable[str], count: int, cutoff: float) -> list[str]:
+    """The names that are most similar to ``name``. A server decides how many there are: beyond 20,000 only those are compared
+    that begin with the same letter, and of these 20,000.
+    """
+    names = list(known)
+    if len(names) > _MOST_COMPARED:
+        names = [each for each in names if each[:1] == name[:1]][:_MOST_COMPARED]
+    return difflib.get_close_matches(name, names, n=count, cutoff=cutoff)

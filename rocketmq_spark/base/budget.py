@@ -13,6 +13,15 @@ REQUESTS, HALF_MESSAGES = "requests of servers", "half messages"
 _LIMIT_BYTES = 32 << 20
 
 
+# Added to the bytes of a decoded message; and bytes of objects for each byte of properties, which may be short and many.
+OBJECT_BYTES, _PER_PROPERTY_BYTE = 512, 8
+
+
+def memory_of(body_bytes: int, property_bytes: int) -> int:
+    """About the memory of a decoded message, in bytes."""
+    return OBJECT_BYTES + body_bytes + _PER_PROPERTY_BYTE * property_bytes
+
+
 class Budget:
     """Counts claimed bytes, up to ``limit``. A larger claim succeeds only while there is no other. Thread-safe."""
 

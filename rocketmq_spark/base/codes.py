@@ -235,6 +235,8 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024 - 4  # what a server accepts as ``length``; i
 MAX_PROPERTIES_BYTES = 32767
 BROKER_PROPERTIES_RESERVE = 256  # what the broker may add to the properties of a single message
 SINGLE_MAX_PROPERTIES = MAX_PROPERTIES_BYTES - BROKER_PROPERTIES_RESERVE
+# The sink's property with a row's id (option ``messageId``). It is a user property, so readers show it.
+ROW_ID = "SPARK_ROW_ID"
 MAX_PULL_MESSAGES = 107_374_182  # twenty times more overflows an int in the broker and shrinks the scan window
 
 DELAY_LEVELS = (

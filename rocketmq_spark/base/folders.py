@@ -17,7 +17,7 @@ import pwd
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,6 +114,11 @@ def irregular_in(path: Path, skipped: tuple[str, ...] = ()) -> str | None:
     return None
 
 
+def link_in(path: Path) -> Path | None:
+    """Return the first link in a folder and the folders below it; None if there is none."""
+    return next((entry for entry in _entries(path, ()) if entry.is_symlink()), None)
+
+
 def _entries(path: Path, skipped: tuple[str, ...]) -> Iterator[Path]:
     for folder, folders, files in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(skipped)] if skipped else folders
@@ -127,12 +132,18 @@ def _status(read: Callable[[], os.stat_result]) -> os.stat_result | None:
     return None
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+def open_regular(path: Path | str, flags: int = os.O_RDONLY, at: int | None = None, mode: int = 0o600) -> int:
     """Open a file and return its descriptor. Raises ``OSError`` for a link, which would lead elsewhere, and for a pipe or device,
     which could make this process wait for ever.
+
+    Args:
+        path: The file; relative to the folder ``at`` if that is given.
+        flags: Flags of ``os.open``.
+        at: Descriptor of a folder.
+        mode: Mode of a new file, from which the umask is taken.
     """
     try:
-        opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        opened = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=at)
     except OSError as e:
         if e.errno == errno.ELOOP:
             raise OSError(e.errno, "it is a link", str(path)) from e
@@ -143,23 +154,100 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     return opened
 
 
+def open_private(path: Path, flags: int) -> int:
+    """As ``open_regular``, for files that only this user may use, such as locks: others may not open an existing file any more.
+    Raises ``PermissionError`` for a file of another user.
+    """
+    opened = open_regular(path, flags)
+    try:
+        status = os.fstat(opened)
+        if status.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, f"it belongs to {user(status.st_uid)}", str(path))
+        if status.st_mode & _READ_OR_WRITE:
+            with contextlib.suppress(OSError):  # a file system without modes
+                os.fchmod(opened, 0o600)
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened
+
+
+@contextlib.contextmanager
+def inside(top: Path | int, below: Iterable[str] = (), mode: int | None = None) -> Iterator[int]:
+    """Open a subfolder of ``top`` part by part, and yield its descriptor until the end of the block.
+
+    Raises ``OSError`` if a part below ``top`` is a link: what is done through the descriptor stays in ``top``, even if another
+    user exchanges folders meanwhile.
+
+    Args:
+        top: A folder, or its descriptor.
+        below: The names of the subfolders.
+        mode: Missing subfolders are created with this mode; if it is None, they are an error.
+    """
+    here = os.open(top, _FOLDER) if isinstance(top, Path) else os.dup(top)
+    try:
+        for part in below:
+            if mode is not None:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, mode, dir_fd=here)
+            there = open_folder(part, here)
+            os.close(here)
+            here = there
+        yield here
+    finally:
+        os.close(here)
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def open_folder(name: str, at: int) -> int:
+    """Open the folder ``name`` in the folder ``at``, and return its descriptor. Raises ``OSError`` for a link."""
+    if name in ("", ".", "..") or "/" in name:
+        raise OSError(errno.EINVAL, "it is no name of a folder", name)
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
+    except OSError as e:
+        if e.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(os.lstat(name, dir_fd=at).st_mode):
+            raise OSError(errno.ELOOP, "it is a link", name) from e
+        raise
+
+
+def new_folder_for(owner: os.stat_result, name: str, at: int) -> int:
+    """Create a private folder of the user and group of ``owner`` in the folder ``at``, and return its descriptor. Only root can
+    do this, and only in a folder of root, where no other user can exchange the new folder before its owner changes.
+
+    Raises ``PermissionError`` otherwise.
+    """
+    above = os.fstat(at)
+    if os.geteuid() != ROOT or above.st_uid != ROOT or others_may_write(above):
+        raise PermissionError(errno.EACCES, f"{user(owner.st_uid)} may not create this folder", name)
+    os.mkdir(name, PRIVATE, dir_fd=at)
+    made = open_folder(name, at)
+    os.fchown(made, owner.st_uid, owner.st_gid)
+    return made
+
+
+def open_to_append(path: Path) -> int:
+    """Open or create a file that is appended to, and return its descriptor. Where other users may replace the file, as in a
+    folder of all users, links, pipes and devices raise ``OSError``.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    if any(exposures(path)):
+        return open_regular(path, flags, mode=0o666)
+    return os.open(path, flags | os.O_CLOEXEC, 0o666)
+
+
 def read_regular(path: Path) -> bytes:
     """The content of a file, opened as ``open_regular`` does."""
     with open(open_regular(path), "rb") as file:
         return file.read()
 
 
-def copy_regular(path: Path, target: Path, keep: bool = False) -> None:
-    """Copy the content of a file, opened as ``open_regular`` does, to a new one. With ``keep``, the copy has the mode of the file
-    and, if this process is root, its owner.
-    """
+def copy_regular(path: Path, target: Path) -> None:
+    """Copy the content of a file, opened as ``open_regular`` does, to a new one."""
     new = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with open(open_regular(path), "rb") as file, open(open_regular(target, new), "wb") as copy:
-        if keep:
-            status = os.fstat(file.fileno())
-            os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode))
-            if os.geteuid() == ROOT:
-                os.fchown(copy.fileno(), status.st_uid, status.st_gid)
         shutil.copyfileobj(file, copy)
 
 
@@ -220,15 +308,62 @@ def only_own(path: Path) -> bool:
         return False
 
 
+def set_mode(path: Path, mode: int) -> None:
+    """Change the mode of a file, opened as ``open_regular`` does."""
+    opened = open_regular(path)
+    try:
+        os.fchmod(opened, mode)
+    finally:
+        os.close(opened)
+
+
 def close(path: Path) -> bool:
     """Take the right to write from other users. Returns False if they keep it. Raises ``OSError`` if nothing is there."""
-    status = path.stat()
-    if not status.st_mode & _WRITE:
-        return True
-    if status.st_uid == os.geteuid():
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError:  # this user may not read it
+        return not others_may_write(path.stat())
+    try:
+        return _close(opened)
+    finally:
+        os.close(opened)
+
+
+def _close(opened: int) -> bool:
+    status = os.fstat(opened)
+    if status.st_mode & _WRITE and status.st_uid == os.geteuid():
         with contextlib.suppress(OSError):
-            path.chmod(stat.S_IMODE(status.st_mode) & ~_WRITE)
-    return not others_may_write(path.stat())
+            os.fchmod(opened, stat.S_IMODE(status.st_mode) & ~_WRITE)
+    return not others_may_write(os.fstat(opened))
+
+
+def close_all(path: Path) -> None:
+    """Take the right to write to a file, or to a folder and what is in it, from other users.
+
+    Folders are closed from the top down, so that afterwards nobody can add or exchange what is in them: look for what others own,
+    or may still write, after this call. Links below ``path`` are not followed.
+    """
+    if path.is_dir():
+        with inside(path) as folder:
+            _close_in(folder)
+    elif path.exists():
+        close(path)
+
+
+def _close_in(folder: int) -> None:
+    _close(folder)
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):  # it has gone, or it cannot be opened, so it stays as it is
+            mode = os.lstat(name, dir_fd=folder).st_mode
+            if stat.S_ISDIR(mode):
+                with inside(folder, [name]) as inner:
+                    _close_in(inner)
+            elif stat.S_ISREG(mode) and mode & _WRITE:
+                opened = open_regular(name, at=folder)
+                try:
+                    _close(opened)
+                finally:
+                    os.close(opened)
 
 
 class Exposure(NamedTuple):
@@ -312,11 +447,13 @@ def _unmapped() -> set[int]:
 
 def warn_if_open(path: Path, content: str) -> None:
     """Log once in a process if the mode of a folder lets other users read or write its files."""
-    others_may = _of_others(path.stat(), _READ_OR_WRITE)
+    status = path.stat()
+    others_may = _of_others(status, _READ_OR_WRITE)
     if others_may:
         others = "write" if others_may & _WRITE else "read"
-        text = "the folder %s keeps its mode, with which other users may %s %s; protect it with: chmod 700 %s"
-        process.once("open folders", path, lambda: logger.warning(text, path, others, content, path))
+        remedy = f"protect it with: chmod 700 {path}" if status.st_uid == os.geteuid() else "name a new folder in it"
+        text = "the folder %s keeps its mode, with which other users may %s %s; %s"
+        process.once("open folders", path, lambda: logger.warning(text, path, others, content, remedy))
 
 
 def warn_if_replaceable(path: Path, purpose: str) -> None:

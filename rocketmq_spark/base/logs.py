@@ -20,9 +20,19 @@ _IN_TRACEBACK = re.compile(f"[{CONTROL_CHARACTERS}]")
 _PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 
+_PIECE = 1 << 16
+
+
+def replaced(characters: re.Pattern[str], code: Callable[[re.Match[str]], str], text: str) -> str:
+    """Replace single characters, piece by piece: ``sub`` holds two objects for each, and a body may have millions."""
+    if len(text) <= _PIECE:
+        return characters.sub(code, text)
+    return "".join(characters.sub(code, text[at : at + _PIECE]) for at in range(0, len(text), _PIECE))
+
+
 def escaped(text: str) -> str:
     """Replace line breaks and control characters by their codes, such as ``\\n``. Escaping a text twice changes nothing more."""
-    return _IN_TEXT.sub(_code, text)
+    return replaced(_IN_TEXT, _code, text)
 
 
 def _code(found: re.Match[str]) -> str:

@@ -13,6 +13,8 @@ replaces the handlers of signals while a call waits.
 When a query stops, Spark closes its connection to the source runner (the Python process of a stream on the driver's
 machine). The runner then fails to read the next request, and fails again to report that. ``end_quietly`` suppresses the two
 tracebacks.
+
+``python`` starts another Python, which must import nothing from the current folder: other users may write there.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypedDict, TypeVar
 
 from rocketmq_spark.errors import ClosedError
 
@@ -267,3 +269,31 @@ def _put_back_all() -> None:
 
 
 os.register_at_fork(after_in_child=_put_back_all)
+
+
+class PythonCall(TypedDict):
+    """Arguments of ``subprocess.run`` and ``Popen``."""
+
+    args: list[str]
+    env: dict[str, str]
+    cwd: str
+
+
+def python(*arguments: str, program: str = sys.executable, first: Sequence[str] = ()) -> PythonCall:
+    """Return how to start a Python program that imports nothing from the current folder.
+
+    An empty part of PYTHONPATH, as in ``:/x``, means the current folder. So empty and relative parts are left out.
+
+    Args:
+        arguments: The command line after the program.
+        program: The interpreter.
+        first: Folders from which modules are imported before those of PYTHONPATH.
+    """
+    named = [*first, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    paths = os.pathsep.join(filter(os.path.isabs, named))
+    return {
+        "args": [os.path.abspath(program), *arguments],
+        "env": {**others, "PYTHONPATH": paths} if paths else others,
+        "cwd": "/",
+    }

@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
+from rocketmq_spark.base.logs import escaped
+
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
@@ -126,6 +128,7 @@ def start_thread(
     Raises:
         RuntimeError: The system allows no more threads. Record the thread only after this call.
     """
+    name = escaped(name)  # it may have the name of a broker, and logs show it
     thread = threading.Thread(target=_root, args=(name, loop, ended, again), name=name, daemon=True)
     thread.start()
     return thread

@@ -24,6 +24,7 @@ from typing import IO
 
 import rocketmq_spark
 from rocketmq_spark.base import folders
+from rocketmq_spark.base import process as processes
 from rocketmq_spark.base.clock import Deadline, wait_until
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.errors import LocalBrokerError
@@ -32,6 +33,7 @@ from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.localbroker.servers import NAME_SERVER, broker_names
 
 _PAUSE_S = 0.02
+_DATA = "data"
 _LOCK_WITHIN_S = 1.0
 
 
@@ -66,7 +68,7 @@ class Wish:
 
 
 def default_data() -> Path:
-    return _folder() / "data"
+    return _folder() / _DATA
 
 
 def stored_in(data: Path) -> dict[str, int]:
@@ -86,7 +88,7 @@ def running() -> RunningBroker | None:
     if not _held():
         return None
     try:
-        known = json.loads(_state_path().read_text(encoding="utf-8"))
+        known = json.loads(_state())
     except (FileNotFoundError, ValueError):
         return None  # it is starting, or ending
     servers = {name: (address, pid) for name, (address, pid) in known.pop("servers").items()}
@@ -102,9 +104,16 @@ def start(wish: Wish) -> RunningBroker:
     _refuse_second()  # another command has waited for the same download, perhaps
     with distro.writing_to(_folder()):
         folders.make(_folder())
+        _refuse_foreign()
         _state_path().unlink(missing_ok=True)
-        with log_path().open("w") as log:
+        with open(folders.open_private(log_path(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as log:
             return _spawned(wish, log)
+
+
+def _refuse_foreign() -> None:
+    """Raise if another user has a file in the folder, from a time when others could write there. LocalBroker checks the data."""
+    if (found := folders.foreign_in(_folder(), (_DATA,))) is not None:
+        raise _left_by_others(found)
 
 
 def _refuse_second() -> None:
@@ -119,13 +128,15 @@ def _refuse_second() -> None:
 def _spawned(wish: Wish, log: IO[str]) -> RunningBroker:
     reading, writing = os.pipe()
     root = str(Path(rocketmq_spark.__file__).parent.parent)
-    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    call = processes.python("-P", "-m", __name__, str(writing), first=[root])
+    if distro.CACHE_VARIABLE in call["env"]:
+        call["env"][distro.CACHE_VARIABLE] = str(
+            distro.cache_folder()
+        )  # it may be relative to the folder of this process
     with open(reading, encoding="utf-8") as answers:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(writing)],  # -P: nothing is imported from the current folder
-            stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=_folder(),
-            env={**os.environ, "PYTHONPATH": paths}, pass_fds=[writing], start_new_session=True,
-        )  # fmt: skip
+            **call, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[writing], start_new_session=True
+        )
         os.close(writing)
         try:
             assert child.stdin is not None
@@ -172,20 +183,33 @@ def _path(name: str) -> Path:
     """Return a path in the folder. Raises ``LocalBrokerError`` if another user created a file there."""
     path = _folder() / name
     if (found := folders.foreign(path)) is not None:
-        raise LocalBrokerError(
-            f"The local broker does not use what another user has left: {found}", remedy=f"Remove {path}"
-        )
+        raise _left_by_others(found)
     return path
+
+
+def _left_by_others(found: folders.Foreign) -> LocalBrokerError:
+    return LocalBrokerError(
+        f"The local broker does not use what another user has left: {found}", remedy=f"Remove {found.path}"
+    )
 
 
 def _state_path() -> Path:
     return _path("state.json")
 
 
+def _state() -> bytes:
+    """The recorded state. Raises ``LocalBrokerError`` if others could have written it: commands would connect where they want."""
+    path = _state_path()
+    with open(folders.open_regular(path), "rb") as file:
+        if folders.others_may_write(os.fstat(file.fileno())):
+            raise LocalBrokerError(f"Others may write to {path}", remedy="Stop the local broker, and remove this file")
+        return file.read()
+
+
 def _held() -> bool:
     """Whether the process lives: it holds the lock."""
     try:
-        with _path("lock").open() as lock:
+        with open(folders.open_private(_path("lock"), os.O_RDONLY)) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -233,15 +257,13 @@ def _publish(mq: LocalBroker, conf: list[str]) -> None:
         servers={name: (mq.address(name), mq.pid(name) or 0) for name in names},
         conf=conf,
     )
-    scratch = _state_path().with_suffix(".new")
-    scratch.write_text(json.dumps(asdict(state)), encoding="utf-8")
-    scratch.replace(_state_path())
+    folders.write_new(_state_path(), json.dumps(asdict(state)))
 
 
 @contextlib.contextmanager
 def _lock() -> Iterator[None]:
     deadline = Deadline.after(_LOCK_WITHIN_S)
-    with _path("lock").open("a") as lock:
+    with open(folders.open_private(_path("lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -277,8 +277,11 @@ def rewind(
     if (number is None) == (time_ms is None):
         raise click.UsageError("rewind needs either --to-batch N or --to-time TIME")
     found = opened(folder)
-    reads = history(found)
-    planned = back.plan(found, reads, back.chosen(reads, number, time_ms))
+    with found.as_owner():
+        reads = history(found)
+        planned = back.plan(found, reads, back.chosen(reads, number, time_ms))
+        if really and planned.removed and not when["force"]:
+            _refuse_restless(found, when["quiet_s"])
     lines = list(_will_be_read(planned))
     if not planned.removed:
         output.item(
@@ -288,8 +291,6 @@ def rewind(
         return
     backup = None
     if really:
-        if not when["force"]:
-            _refuse_restless(found, when["quiet_s"])
         backup = back.carry_out(found, planned, datetime.now(UTC)).name
         lines.append(f"Done. To undo it, copy the files of {backup} back into {folder}")
     else:

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from rocketmq_spark.cli.output import Output
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import LocalBrokerError, OptionError
 from rocketmq_spark.model.admin import GROUP
 
 if TYPE_CHECKING:
@@ -102,10 +102,14 @@ class Target:
             return self.given
         from rocketmq_spark.cli import background
 
-        running = background.running()
+        known = ""
+        try:
+            running = background.running()
+        except LocalBrokerError as e:  # the cache, or what is in it, is not safe
+            running, known = None, f" that can be used: {e.message}"
         if running is None:
             raise OptionError(
-                "no name server is given, and no local broker is running",
+                f"no name server is given, and no local broker is running{known}",
                 remedy="Use --name-server host:port, set ROCKETMQ_NAMESRV, or run: rocketmq-spark broker start",
             )
         return {**self.given, "name_server": running.name_server}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.cli.command import TIMES, CliGroup, SendingCommand, confirm, start_or_time, with_yes
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.output import Output
@@ -75,7 +76,7 @@ def describe(output: Output, target: Target, name: str) -> None:
 
 def _show(output: Output, there: GroupDescription) -> None:
     kind = f", {there.consume_type}, {there.message_model}" if there.members else ""
-    click.echo(f"Group {there.group}: {len(there.members)} members{kind}")
+    click.echo(escaped(f"Group {there.group}: {len(there.members)} members{kind}"))
     output.rows(
         {"clientId": "MEMBER", "address": "ADDRESS", "language": "LANGUAGE", "version": "VERSION"}, _members(there)
     )

@@ -17,7 +17,7 @@ from typing import Protocol, TextIO
 import click
 
 from rocketmq_spark.base.clock import utc_text
-from rocketmq_spark.base.logs import CONTROL_CHARACTERS, escaped
+from rocketmq_spark.base.logs import CONTROL_CHARACTERS, escaped, replaced
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.options.parsing import Secret
 
@@ -38,7 +38,7 @@ class Output(Protocol):
         """Several results of a kind: one object a line, or a table with the ``columns`` (key to heading)."""
 
     def note(self, text: str) -> None:
-        """Information that is only for people."""
+        """One line of information that is only for people; line breaks of others are shown by their codes."""
 
     def warning(self, text: str) -> None:
         """What is missing in the results: programs must be told, too."""
@@ -61,8 +61,7 @@ class Text:
             click.echo(line)
 
     def note(self, text: str) -> None:
-        for line in text.split("\n"):
-            click.echo("\n".join(wrapped(safe(line), width_of(sys.stderr))), err=True)
+        click.echo("\n".join(wrapped(escaped(text), width_of(sys.stderr))), err=True)
 
     def warning(self, text: str) -> None:
         self.note(text)
@@ -96,7 +95,7 @@ class Json:
 
 def safe(text: str) -> str:
     """Make text safe for a terminal: keep line breaks and tabs, replace other control characters by their codes."""
-    return _CONTROL.sub(_code, text)
+    return replaced(_CONTROL, _code, text)
 
 
 def _code(found: re.Match[str]) -> str:
@@ -106,7 +105,7 @@ def _code(found: re.Match[str]) -> str:
 
 def _json(value: object) -> str:
     text = json.dumps(_hidden(value), ensure_ascii=False, default=str)
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return replaced(_CONTROL, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _hidden(value: object) -> object:

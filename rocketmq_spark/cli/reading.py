@@ -26,7 +26,7 @@ from rocketmq_spark.options.parsing import EARLIEST, LATEST
 from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.answers import Cause, Fetched, OnLoss, Piece
 from rocketmq_spark.queues.environment import Own, environment_of
-from rocketmq_spark.wire.messages import decode_leniently
+from rocketmq_spark.wire.messages import BatchRoom, decode_leniently, opened
 from rocketmq_spark.wire.properties import ALL, parse_subscription
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _CHUNK, _FILTERED_CHUNK = 256, 8192
 # Before the size of messages is known.
 _FIRST_CHUNK = 32
-# Limit of stored bytes held for all queues; one message per queue is decompressed at a time.
+# Limit of stored bytes held for all queues, and of the memory of unwrapped batches. One message is decompressed at a time.
 _HELD_BYTES = 64 << 20
 _REST_S = 0.1
 _ROUTE_AGE_S = 10.0
@@ -68,6 +68,7 @@ class TopicReader:
         self._ahead: dict[MessageQueue, int] = {}
         self._heads: dict[MessageQueue, ReceivedMessage] = {}
         self._held: dict[MessageQueue, Iterator[ReceivedMessage]] = {}
+        self._batches = BatchRoom(_HELD_BYTES)
 
     def seek(self, start: Start) -> None:
         """Set the position of every existing queue. For a topic that does not exist, the error suggests the nearest names."""
@@ -78,6 +79,7 @@ class TopicReader:
             logger.warning(
                 "what topic %s has on %s is omitted: no read permission", self._topic, ", ".join(route.closed)
             )
+        self._batches = BatchRoom(_HELD_BYTES)
         self._next = start(self._client.retry.run(lambda: with_kept(self._client, self._bounds())))
         self._ahead, self._heads, self._held = {}, {}, {}
 
@@ -151,7 +153,7 @@ class TopicReader:
             queue = heapq.heappop(heads)[-1]
             message = self._heads.pop(queue)
             self._advance(queue)
-            yield message
+            yield opened(message)
             self._fill([queue], ends, heads)
 
     def _advance(self, queue: MessageQueue) -> None:
@@ -188,7 +190,7 @@ class TopicReader:
     def _messages(self, queue: MessageQueue, held: HeldAnswers) -> Iterator[ReceivedMessage]:
         for piece, stored in held.answers():
             window = OffsetWindow(piece.start, piece.next_offset)
-            found = decode_leniently(stored, queue.broker_name, queue=queue, window=window)
+            found = decode_leniently(stored, queue.broker_name, queue=queue, window=window, room=self._batches)
             for message in placed(found, piece, dense=not self._filter):
                 if self._wanted.accepts(message.tags) or message.decode_error is not None:
                     yield message

@@ -30,14 +30,14 @@ from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.bodies import ConsumeProgress, TopicConfig
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import decode_messages
+from rocketmq_spark.wire.messages import DecodeRoom, decode_leniently
 
 _LOOK_EVERY_S = 0.01
 # Brokers register a change with the version of the moment, and name servers leave out changes of a topic that they know if they
 # have that version: of two changes at once (another topic, a group that begins) one may never show.
 _REGISTER_AGAIN_S = 3.0
 # More a broker does not give unless it is configured to.
-_MOST_OF_KEY = 32
+_MOST_OF_KEY, _OF_KEY_BYTES = 32, 16 << 20
 
 
 class BaseAdmin(Closing):
@@ -210,10 +210,11 @@ class BaseAdmin(Closing):
             pass
 
     def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
-        """Messages of a topic with a key, stored in this time, as the indexes of its brokers have them: some of many. Where a
-        master is away its slave is asked.
+        """Messages of a topic with a key, stored in this time, as the indexes of its brokers have them: some of many, most of
+        them as they are stored: callers need ids. Where a master is away its slave is asked.
         """
         found: list[ReceivedMessage] = []
+        room = DecodeRoom(_OF_KEY_BYTES)
         for name, broker in self.route(topic).brokers.items():
             if (address := broker.replica("hint")) is None:
                 continue
@@ -226,7 +227,8 @@ class BaseAdmin(Closing):
                 bname=name,
             )
             try:
-                found += decode_messages(self._calls.ask(address, command).body, name)
+                answer = self._calls.ask(address, command)
+                found += decode_leniently(answer.body, name, room=room)
             except NotFound:
                 continue
         return [message for message in found if key in message.keys]  # what an index finds has its hash

@@ -27,6 +27,7 @@ from rocketmq_spark.errors import (
     NotReadable,
     NotSupported,
     OptionError,
+    RemoteProtocolError,
     RocketMQError,
     ServerFault,
     ServiceNotAvailable,
@@ -197,8 +198,9 @@ _DIALS = 64
 class _Answers:
     """Requests that were sent together, and their answers; None for an answer that has not arrived."""
 
-    def __init__(self, asked: Sequence[tuple[str, Command]]) -> None:
+    def __init__(self, asked: Sequence[tuple[str, Command]], max_body: int | None = None) -> None:
         self.asked = asked
+        self._max_body = max_body
         self.outcomes: list[Command | RocketMQError | None] = [None] * len(asked)
         self._left = len(asked)
         self._begun_s = time.monotonic()
@@ -209,6 +211,9 @@ class _Answers:
     def tell(self, i: int, answer: Command | RocketMQError) -> None:
         if isinstance(answer, Command):
             answer.received_s = Deadline.after(0).at
+            if self._max_body is not None and len(answer.body) > self._max_body:
+                said = f"an answer has {len(answer.body)} bytes; expected at most {self._max_body}"
+                answer = RemoteProtocolError(said, self.asked[i][0])
         self.outcomes[i] = answer
         self.skip(1)
 
@@ -300,9 +305,13 @@ class Calls:
         """Call ``done`` once with the answer (any code) or the error, on any thread. Connecting may block."""
         self._ask_each(address, [(command, done)], deadline)
 
-    def exchange_each(self, asked: Sequence[tuple[str, Command]], deadline: Deadline) -> list[Command | RocketMQError]:
-        """Send all requests at once. Returns answers (any code) and errors, in order."""
-        answers = _Answers(asked)
+    def exchange_each(
+        self, asked: Sequence[tuple[str, Command]], deadline: Deadline, max_body: int | None = None
+    ) -> list[Command | RocketMQError]:
+        """Send all requests at once. Returns answers (any code) and errors, in order. A body of more than ``max_body`` bytes is
+        an error, and not held while other answers arrive.
+        """
+        answers = _Answers(asked, max_body)
         self._spread(answers, range(len(asked)), deadline)
         answers.wait()
         return [answer for answer in answers.outcomes if answer is not None]

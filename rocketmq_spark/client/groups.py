@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from rocketmq_spark.model.membership import (
 from rocketmq_spark.wire import bodies, member_bodies, rpc
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import decode_leniently, decode_messages
+from rocketmq_spark.wire.messages import only_message
 from rocketmq_spark.wire.names import Scope, is_user_group
 from rocketmq_spark.wire.properties import Subscription, parse_subscription
 
@@ -106,12 +105,9 @@ class BrokerRequests:
 
     def _direct(self, command: Command) -> BrokerRequest:
         fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
-        # Count messages before their bodies are decompressed: thousands of bodies could inflate to gigabytes.
-        first_two = list(itertools.islice(decode_leniently(command.body, max_body_bytes=None), 2))
-        if len(first_two) != 1:
-            found = "more than one message" if first_two else "no message"
-            raise RemoteProtocolError(f"{found} came to be consumed directly, expected 1")
-        (message,), scope = decode_messages(command.body, fields["brokerName"] or ""), self._calls.scope
+        # The body stays compressed until the member accepts the message: 64 KiB could become gigabytes.
+        broker = fields["brokerName"] or ""
+        message, scope = only_message(command.body, broker, "to be consumed directly"), self._calls.scope
         # Without the prefix of its namespace, a topic of another namespace would look like a topic of this one.
         origin = message.properties.get(Property.RETRY_TOPIC)
         inside = origin is None or scope.reaches(origin)

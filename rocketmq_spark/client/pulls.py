@@ -36,7 +36,7 @@ from rocketmq_spark.model import (
 from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Bytes, Command
-from rocketmq_spark.wire.messages import DecodeSettings, Stored, decode_one, portion, stored_in
+from rocketmq_spark.wire.messages import DecodeRoom, DecodeSettings, Stored, decode_one, portion, stored_in
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import parse_subscription
 from rocketmq_spark.wire.stored_fields import usual_messages
@@ -250,7 +250,9 @@ def answer_of(request: PullRequest, answer: Command, address: str, scope: Scope)
     return replace(empty, messages=found, next_offset=empty.next_offset if left is None else left.queue_offset)
 
 
-def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> Iterable[ReceivedMessage]:
+def wanted_of(
+    request: PullRequest, stored: Bytes, scope: Scope, end: int, room: DecodeRoom | None = None
+) -> Iterable[ReceivedMessage]:
     """The requested messages of an answer, with the user's names. ``end``: the next offset according to the broker.
 
     A broker compares tags by their hashes, and returns whole inner batches. Messages that cannot be decoded are returned raw,
@@ -262,7 +264,7 @@ def wanted_of(request: PullRequest, stored: Bytes, scope: Scope, end: int) -> It
     queue = request.queue
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
     retried = queue.topic.startswith(RETRY_PREFIX)
-    data, how = bytes(stored), DecodeSettings(queue.broker_name, queue=queue)
+    data, how = bytes(stored), DecodeSettings(queue.broker_name, queue=queue, room=room)
     usual = usual_messages(data, request.offset, end, queue)
     messages = usual or _placed(data, stored_in(data), request.offset, end, how)
     if tags is None and not retried:
@@ -319,7 +321,7 @@ def _joined(data: bytes, found: Sequence[Stored], room: int, how: DecodeSettings
 
 def _broken(data: bytes, one: Stored, how: DecodeSettings) -> bool:
     """Whether a message cannot even be split into its parts."""
-    first = next(iter(decode_one(data, one, how._replace(queue=None))), None)
+    first = next(iter(decode_one(data, one, how._replace(queue=None, max_body_bytes=None, room=None))), None)
     return first is not None and first.decode_error is not None and not first.topic
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 import operator
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, Response
 from rocketmq_spark.client.calls import Calls, refused
@@ -30,6 +30,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import BrokerData, QueueData, TopicRoute
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.loose_json import MAX_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class NameServers:
         """
         deadline = deadline or Deadline.after(self.calls.request_timeout_s)
         server = self.addresses[self._current]
-        answers = self.calls.exchange_each([(server, command) for command in commands], deadline)
+        answers = self.calls.exchange_each([(server, command) for command in commands], deadline, MAX_BYTES)
         return server, [a if not isinstance(a, RocketMQError) and a.code == Response.SUCCESS else None for a in answers]
 
     def ask_each(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:
@@ -140,6 +141,9 @@ class NameServers:
 
 # Routes of deleted topics that are remembered for the addresses in them: the newest.
 _MOST_GONE = 64
+# Bytes of the answers whose routes are kept: in memory they take about seven times as much. 10,000 topics on 30 brokers each have
+# 75 MiB. Routes are asked for in parts, because all answers of a part are held.
+_MOST_BYTES, _AT_ONCE, _SHOWN = 128 << 20, 64, 127
 
 
 class Routes:
@@ -155,6 +159,8 @@ class Routes:
         self._lock = threading.Lock()
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
         self._gone: dict[str, tuple[float, TopicRoute]] = {}
+        self._sizes: dict[str, int] = {}  # of both
+        self._held_bytes = 0
         self._brokers: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one
         self._listed: dict[str, BrokerData] = {}  # for those that no route names
 
@@ -164,7 +170,7 @@ class Routes:
             known = self._routes.get(topic)
         if known is not None and time.monotonic() - known[0] < max_age_s:
             return known[1]
-        return self._keep(topic, self.fetch(topic, deadline))
+        return self._keep(topic, *self._fetched(topic, deadline))
 
     def recent(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
         """A route of the last 30 s; an old one while no name server answers, unless ``refresh`` demands a new one.
@@ -181,31 +187,56 @@ class Routes:
             logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
             return self.get(topic, math.inf, deadline)
 
-    def _keep(self, topic: str, route: TopicRoute) -> TopicRoute:
+    def _keep(self, topic: str, route: TopicRoute, size: int) -> TopicRoute:
+        """Keep a route whose answer had ``size`` bytes. A name server decides how many topics there are, and what a route has."""
         with self._lock:
+            if self._gone.pop(topic, None) is not None:
+                self._held_bytes -= self._sizes.pop(topic)
+            held = self._held_bytes - self._sizes.get(topic, 0)
+            while self._gone and held + size > _MOST_BYTES:
+                held -= self._forgotten()
+                self._held_bytes = held + self._sizes.get(topic, 0)
+            if held + size > _MOST_BYTES:
+                raise RemoteProtocolError(
+                    f"the routes of {len(self._routes)} topics have {held} bytes, and with that of {topic[:_SHOWN]} more than "
+                    f"{_MOST_BYTES}, the most that is kept",
+                    topic=topic[:_SHOWN],
+                    remedy="Read fewer topics in one process: a narrower 'subscribePattern'. If the topics have few brokers, "
+                    "look at what the name server answers: rocketmq-spark topic describe",
+                )
+            self._sizes[topic], self._held_bytes = size, held + size
             known = self._routes.get(topic)  # of another thread, perhaps, that asked at the same time
             if known is not None and known[1] == route:
                 route = known[1]
             self._routes[topic] = (time.monotonic(), route)
-            self._gone.pop(topic, None)
             self._brokers = None
         return route
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
-        """Ask for all routes that are older, at once; the topics whose routes came. What cannot be had so is left to ``get``."""
+        """Ask for all routes that are older, many at once; the topics whose routes came. What cannot be had
+        so is left to ``get``.
+        """
         oldest = time.monotonic() - max_age_s
         with self._lock:
             due = [topic for topic in topics if topic not in self._routes or self._routes[topic][0] < oldest]
         if len(due) < 2:
             return frozenset()
-        server, answers = self._name_servers.ask_many([self._question(topic) for topic in due], deadline)
-        came = [(topic, answer) for topic, answer in zip(due, answers, strict=True) if answer is not None]
-        for topic, answer in came:
-            self._keep(topic, self._settled(self._route(topic, server, answer), deadline))
-        return frozenset(topic for topic, _ in came)
+        fresh: set[str] = set()
+        for part in (due[at : at + _AT_ONCE] for at in range(0, len(due), _AT_ONCE)):
+            server, answers = self._name_servers.ask_many([self._question(topic) for topic in part], deadline)
+            came = [(topic, answer) for topic, answer in zip(part, answers, strict=True) if answer is not None]
+            for topic, answer in came:
+                self._keep(topic, self._settled(self._route(topic, server, answer), deadline), len(answer.body))
+            fresh.update(topic for topic, _ in came)
+            if not came:  # the server does not answer
+                break
+        return frozenset(fresh)
 
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
         """Ask the name server now."""
+        return self._fetched(topic, deadline)[0]
+
+    def _fetched(self, topic: str, deadline: Deadline | None) -> tuple[TopicRoute, int]:
         try:
             server, answer = self._name_servers.ask_at(lambda: self._question(topic), deadline)
         except TopicNotFound as e:
@@ -213,7 +244,7 @@ class Routes:
             server = "Proxy" if self.is_proxy(e.addr) else "name server"
             why = names.topic_problem(topic) or f"the {server} knows no such topic, or all its brokers are down"
             raise RouteNotFound(why, e.addr, e.broker_code, topic) from e
-        return self._settled(self._route(topic, server, answer), deadline)
+        return self._settled(self._route(topic, server, answer), deadline), len(answer.body)
 
     def is_proxy(self, address: str | None) -> bool:
         """Whether the name server at this address is a Proxy."""
@@ -262,8 +293,14 @@ class Routes:
             if topic in self._routes:
                 self._gone[topic] = self._routes.pop(topic)
                 while len(self._gone) > _MOST_GONE:
-                    del self._gone[next(iter(self._gone))]
+                    self._held_bytes -= self._forgotten()
                 self._brokers = None
+
+    def _forgotten(self) -> int:
+        """Forget the oldest deleted topic, and return the size of its route."""
+        gone = next(iter(self._gone))
+        del self._gone[gone]
+        return self._sizes.pop(gone)
 
     def known(self) -> list[str]:
         with self._lock:
@@ -355,7 +392,7 @@ def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNot
         if is_legal and not routes.any_broker():
             remedy = "No broker is registered: start one, or look into the logs of those that should be there"
         existing = [topic for topic in routes.topics() if names.is_user_topic(topic) and topic != error.topic]
-        near = difflib.get_close_matches(error.topic or "", existing, n=3, cutoff=0.5)
+        near = nearest(error.topic or "", existing, 3, 0.5)
     except RocketMQError:
         pass
     hint = f"Did you mean {', '.join(near)}? " if near else ""

@@ -15,6 +15,7 @@ from rocketmq_spark.base.codes import (
     AUTO_CREATE_TOPIC,
     FIRST_RETRY_LEVEL,
     MAX_BODY_BYTES,
+    MAX_PROPERTIES_BYTES,
     RETRY_PREFIX,
     SENDABLE_SYS_FLAGS,
     Perm,
@@ -42,7 +43,7 @@ from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, Transa
 from rocketmq_spark.wire import compression, rpc
 from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.messages import encode_item
-from rocketmq_spark.wire.properties import encode_properties
+from rocketmq_spark.wire.properties import encode_properties, is_reserved
 
 logger = logging.getLogger(__name__)
 
@@ -363,6 +364,25 @@ class RemotingSendBack:
         raise last
 
 
+# What a copy adds to the properties of a message, and what each of RocketMQ's own may have if they do not fit.
+_ADDED_BYTES, _OWN_BYTES = 1024, 1024
+
+
+def _sendable(properties: dict[str, str], message: ReceivedMessage) -> dict[str, str]:
+    """Properties that a copy can have. A message of a batch may have separators in a value, and more bytes than a single one; the
+    queue must not wait for it for ever.
+    """
+    clean = {name: value.replace("\x01", "?").replace("\x02", "?") for name, value in properties.items()}
+    size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in clean.items())
+    if size <= MAX_PROPERTIES_BYTES - _ADDED_BYTES:
+        return clean
+    logger.warning(
+        "%s: the properties of the message at offset %d have %d bytes; its copy has only RocketMQ's own", message.queue,
+        message.queue_offset, size,
+    )  # fmt: skip
+    return {n: v for n, v in clean.items() if is_reserved(n) and len(v.encode()) <= _OWN_BYTES}
+
+
 def copy_of(
     group: str, message: ReceivedMessage, max_reconsume_times: int, on_wire: Callable[[str], str], now_ms: int
 ) -> SendRequest:
@@ -372,7 +392,7 @@ def copy_of(
             f"a message that cannot be decoded can only be sent back by its broker: {message.decode_error}",
             queue=str(message.queue),
         )
-    kept = {name: value for name, value in message.properties.items() if name not in _OF_THE_STORED}
+    kept = _sendable({name: value for name, value in message.properties.items() if name not in _OF_THE_STORED}, message)
     properties: dict[str, str | None] = {
         **kept,
         Property.ORIGIN_MESSAGE_ID: kept.get(Property.ORIGIN_MESSAGE_ID) or message.msg_id,

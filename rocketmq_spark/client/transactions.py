@@ -15,12 +15,12 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
 from rocketmq_spark.base.copies import CROSSING_S, MOST_ANSWERED, CopyQuestions
 from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.errors import RemoteProtocolError, RocketMQError
+from rocketmq_spark.errors import DecodeError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.messages import decode_messages
+from rocketmq_spark.wire.messages import only_message, opened
 
 logger = logging.getLogger(__name__)
 
@@ -128,11 +128,11 @@ class HalfChecks:
     def _read(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
         fields = rpc.CHECK_TRANSACTION_STATE.arguments(command)
         most = self._calls.pool.dialling.max_pushed  # also the limit of a body that is decompressed
-        messages = decode_messages(command.body, command.ext.get("bname", ""), max_body_bytes=most)
-        if len(messages) != 1:
-            raise RemoteProtocolError(f"a broker asks about {len(messages)} half messages at once, expected 1", address)
-        topic, queue = self._calls.scope.plain(messages[0].topic), messages[0].queue
-        message = replace(messages[0], topic=topic, queue=queue._replace(topic=topic))
+        stored = opened(only_message(command.body, command.ext.get("bname", ""), "as a half message", address), most)
+        if stored.decode_error is not None:
+            raise DecodeError(f"a half message cannot be decoded: {stored.decode_error}", address)
+        topic, queue = self._calls.scope.plain(stored.topic), stored.queue
+        message = replace(stored, topic=topic, queue=queue._replace(topic=topic))
         msg_id = message.properties.get(Property.UNIQ_KEY) or fields["msgId"] or message.msg_id
         return message, HalfPlace(
             message.topic,

@@ -163,7 +163,8 @@ class ConsumerSettings:
     ``popped``: a Proxy hands the messages out. ``arrow``: the listener gets record batches. ``max_tries`` None: 16 repetitions
     of a failed message, endless ones where ``ordered``. ``topic_count`` and ``topic_bytes`` bound what is cached of a whole topic
     instead of each queue. ``offsets_folder`` is where a broadcasting member keeps its offsets, under ``wire_group`` and
-    ``name_servers``: groups of one name in two namespaces or clusters are different groups. ``consume_timeout_s`` is how long a
+    ``name_servers``: groups of one name in two namespaces or clusters are different groups.
+    ``offsets_folder_given`` is whether an option names it. ``consume_timeout_s`` is how long a
     listener may take; with ``popped``, other members then get the message.
 
     ``pull_suspend_s`` is what brokers may take until they answer "nothing new".
@@ -207,6 +208,7 @@ class ConsumerSettings:
     answer_stacks: bool = True
     answer_direct_messages: bool = True
     offsets_folder: Path = field(default_factory=lambda: Path.home() / ".rocketmq_offsets")
+    offsets_folder_given: bool = False
 
     @classmethod
     def of(cls, options: Options, on_wire: OnWire = str) -> ConsumerSettings:
@@ -251,6 +253,7 @@ class ConsumerSettings:
             rebalance_interval_s=options.rebalance_interval,
             post_subscription_when_pull=options.post_subscription_when_pull,
             offsets_folder=_offsets_folder(options.local_offsets_dir),
+            offsets_folder_given=options.local_offsets_dir is not None,
         )
 
     @property

@@ -34,7 +34,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import IDENTITY, Record
 from rocketmq_spark.spool.spool import RedeliveryPolicy, broker_target, topic_target
-from rocketmq_spark.wire.envelope import CANCEL, Opened, digest, unpack
+from rocketmq_spark.wire.envelope import Opened, digest
 from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
@@ -329,13 +329,12 @@ def arrival(queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arriv
     """The effect of the envelope at ``offset``. A body that is no envelope is due at once, and becomes a dead letter."""
     due_ms, identity, target = 0, digest(body), ""
     with contextlib.suppress(DecodeError):
-        opened = unpack(body)
+        opened, original = release.delivery(body, max_bytes=len(body))
         found_ms = min(max(0, opened.due_ms), _LAST_MS)
-        if opened.kind == CANCEL:
+        if original is None:
             return Arrival(None, found_ms, (IDENTITY, _DUE.pack(found_ms) + opened.identity[_DUE.size :]))
-        chosen = release.original(opened).queue
         due_ms, identity = found_ms, opened.identity[_DUE.size :]
-        target = topic_target(opened.topic) if chosen is None else broker_target(chosen)
+        target = topic_target(opened.topic) if original.queue is None else broker_target(original.queue)
     marks = ((IDENTITY, _DUE.pack(due_ms) + identity), (space_of(queue), place(offset, due_ms)))
     return Arrival(Record(KIND, body, now_ms, target, marks=marks), due_ms)
 
@@ -357,11 +356,14 @@ def sending(
     def send_of(record: Record) -> SpooledSend:
         data = record.payload
         try:
-            opened = unpack(data)
-            properties, text, queue = release.original(opened, topics)
+            opened, original = release.delivery(data, topics, settings.max_message_size)
+            if original is None:
+                raise DecodeError("the envelope cancels another one")
+            properties, text, queue = original
         except DecodeError as e:
-            opened, queue = Opened(dead_topic, 0, b"", record.stored_ms, 0, "", data or release.EMPTY, 0), None
-            properties = {Property.UNIQ_KEY: digest(data).hex().upper(), **release.reason(e)}
+            body, why = release.dead_letter(data, e, settings.max_message_size)
+            opened, queue = Opened(dead_topic, 0, b"", record.stored_ms, 0, "", body, 0), None
+            properties = {Property.UNIQ_KEY: digest(data).hex().upper(), **why}
             text = encode_properties(properties)
         msg_id = properties.get(Property.UNIQ_KEY, "")
         message = Message(opened.topic, opened.body, flag=opened.flag)

@@ -30,7 +30,7 @@ from rocketmq_spark.wire.envelope import (
     unpack,
 )
 from rocketmq_spark.wire.names import is_user_topic, topic_problem
-from rocketmq_spark.wire.properties import decode_properties, encode_properties
+from rocketmq_spark.wire.properties import decode_properties, encode_properties, is_reserved
 
 _SEEN = struct.Struct(">6Q")
 _EARLIER = struct.Struct(">5Q")  # the layout of releases that did not write the last number
@@ -162,9 +162,10 @@ _NOT_THE_USERS = codes.RESERVED_PROPERTIES | {QUEUE}
 _KEPT = {
     codes.Property.TAGS, codes.Property.KEYS, codes.Property.UNIQ_KEY, codes.Property.WAIT, codes.Property.SHARDING_KEY,
 }  # fmt: skip
-_DROPPED = _NOT_THE_USERS - _KEPT
-_MAX_PROPERTIES = codes.MAX_PROPERTIES_BYTES - codes.BROKER_PROPERTIES_RESERVE
-_MAX_QUEUE = 1_000_000
+_MAX_PROPERTIES = codes.SINGLE_MAX_PROPERTIES
+# The sink writes its own message id, and ``msgId`` as a property.
+_SINKS_PROPERTIES = 1024
+_MAX_NAME, _MAX_QUEUE = 255, 1_000_000
 _REASON_CHARS = 500
 ALL_TOPICS = ("*",)
 SCHEMA = (
@@ -197,7 +198,28 @@ class Original(NamedTuple):
     queue: MessageQueue | None
 
 
-def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
+class Delivery(NamedTuple):
+    """What an envelope delivers; ``original`` is None for one that cancels another."""
+
+    opened: Opened
+    original: Original | None
+
+
+def delivery(data: bytes, topics: Collection[str] = ALL_TOPICS, max_bytes: int = codes.MAX_BODY_BYTES) -> Delivery:
+    """Reads an envelope. Raises ``DecodeError``, and nothing else, if it cannot or may not be delivered because of its content.
+
+    So a bad envelope becomes a dead letter in one place, and neither ends a node or a query nor delays other messages.
+    """
+    try:
+        opened = unpack(data)
+        return Delivery(opened, None if opened.kind == CANCEL else original(opened, topics, max_bytes))
+    except DecodeError:
+        raise
+    except Exception as e:  # whatever another client wrote must not stop the messages of others
+        raise DecodeError(f"this envelope is not delivered: {type(e).__name__}: {str(e)[:_REASON_CHARS]}") from e
+
+
+def original(opened: Opened, topics: Collection[str] = ALL_TOPICS, max_bytes: int = codes.MAX_BODY_BYTES) -> Original:
     """The message that an envelope delivers. Raises ``DecodeError`` for envelopes that no producer could have sent.
 
     ``topics`` are shell patterns of the permitted topics, because anyone who can write envelopes could otherwise make the node
@@ -206,10 +228,12 @@ def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
     problem = _topic_refusal(opened.topic, tuple(topics))
     if problem is None and not opened.body:
         problem = "the message in the envelope has no body"
+    if problem is None and len(opened.body) > max_bytes:
+        problem = f"its body has {len(opened.body)} bytes; option 'maxMessageSize' permits {max_bytes}"
     found = decode_properties(opened.properties)
     kept, stored = found, opened.properties
-    if not _DROPPED.isdisjoint(found) or not _are_stored_so(stored, found):
-        kept, stored = {name: value for name, value in found.items() if name not in _DROPPED}, ""
+    if not (_are_stored_so(stored, found) and all(map(_is_kept, found))):
+        kept, stored = {name: value for name, value in found.items() if _is_kept(name)}, ""
     if problem is None and not stored:
         try:
             stored = encode_properties(kept, _MAX_PROPERTIES)
@@ -218,6 +242,15 @@ def original(opened: Opened, topics: Collection[str] = ALL_TOPICS) -> Original:
     if problem is not None:
         raise DecodeError(f"the message in this envelope is not delivered: {problem[:_REASON_CHARS]}")
     return Original(kept, stored, _chosen(opened.topic, found.get(QUEUE, "")))
+
+
+def _is_kept(name: str) -> bool:
+    return name in _KEPT or not _is_ours(name)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether only RocketMQ or this package sets the property."""
+    return name in _NOT_THE_USERS or is_reserved(name)
 
 
 def _are_stored_so(text: str, properties: Collection[str]) -> bool:
@@ -243,23 +276,57 @@ def _topic_refusal(topic: str, patterns: tuple[str, ...]) -> str | None:
 def _chosen(topic: str, text: str) -> MessageQueue | None:
     """The queue that the sender chose; None if there is none, or if the text is not a queue."""
     broker_name, _, number = text.rpartition(":")
-    if broker_name and number.isascii() and number.isdecimal() and len(number) < 10 and int(number) < _MAX_QUEUE:
+    if (
+        0 < len(broker_name) <= _MAX_NAME
+        and number.isascii()
+        and number.isdecimal()
+        and len(number) < 10
+        and int(number) < _MAX_QUEUE
+    ):
         return MessageQueue(topic, broker_name, int(number))
     return None
 
 
-def reason(error: DecodeError) -> dict[str, str]:
-    """The property with the reason of a dead letter."""
-    return {PROBLEM: str(error).replace("\x01", "?").replace("\x02", "?")[: 2 * _REASON_CHARS]}
+class DeadLetter(NamedTuple):
+    """The body of a dead letter, and the property with its reason."""
+
+    body: bytes
+    properties: dict[str, str]
 
 
-def released(data: bytes, dead_topic: str = DEAD_TOPIC, topics: Collection[str] = ALL_TOPICS) -> Released:
-    """The original of an envelope. A body that is no envelope goes unchanged to ``dead_topic``, with the reason as a property."""
+def dead_letter(data: bytes, error: DecodeError, max_bytes: int = codes.MAX_BODY_BYTES) -> DeadLetter:
+    """A body that is not delivered, as much of it as a message may have."""
+    cut = f"; these are the first {max_bytes} of {len(data)} bytes" if len(data) > max_bytes else ""
+    text = str(error).replace("\x01", "?").replace("\x02", "?")[: 2 * _REASON_CHARS] + cut
+    return DeadLetter(data[:max_bytes] or EMPTY, {PROBLEM: text.encode(errors="replace").decode()})
+
+
+def released(
+    data: bytes,
+    dead_topic: str = DEAD_TOPIC,
+    topics: Collection[str] = ALL_TOPICS,
+    max_bytes: int = codes.MAX_BODY_BYTES,
+    refusal: Callable[[str], str | None] | None = None,
+) -> Released:
+    """The original of an envelope. A body that is no envelope goes to ``dead_topic``, with the reason as a property.
+
+    ``refusal`` returns why the sink would refuse all messages of a topic, or None.
+    """
     try:
-        envelope = unpack(data)
-        found = original(envelope, topics).properties
+        envelope, known = delivery(data, topics, max_bytes)
+        if known is None:
+            raise DecodeError("the envelope cancels another one")
+        found, msg_id = known.properties, known.properties.get(codes.Property.UNIQ_KEY, "")
+        if not 0 < len(msg_id) <= _MAX_NAME:
+            msg_id = _digest(data)
+        size = len(known.stored.encode())
+        if size > _MAX_PROPERTIES - _SINKS_PROPERTIES:
+            raise DecodeError(f"its properties have {size} bytes, and the sink adds its own")
+        if refusal is not None and (why := refusal(envelope.topic)) is not None:
+            raise DecodeError(why[:_REASON_CHARS])
     except DecodeError as e:
-        return Released(dead_topic, data or EMPTY, None, None, 0, None, reason(e), _digest(data))
+        body, properties = dead_letter(data, e, max_bytes)
+        return Released(dead_topic, body, None, None, 0, None, properties, _digest(data))
     return Released(
         envelope.topic,
         envelope.body,
@@ -267,8 +334,8 @@ def released(data: bytes, dead_topic: str = DEAD_TOPIC, topics: Collection[str] 
         found.get(codes.Property.KEYS),
         envelope.flag,
         found.get(codes.Property.SHARDING_KEY),
-        {name: value for name, value in found.items() if name not in _NOT_THE_USERS},
-        found.get(codes.Property.UNIQ_KEY) or _digest(data),
+        {name: value for name, value in found.items() if not (_is_ours(name) or name == codes.ROW_ID)},
+        msg_id,
     )
 
 

@@ -102,6 +102,9 @@ class DelayService:
                         raise
                     logger.warning("the delay service continues after an error: %s", e)
                     over.wait(PAUSE_S)
+                except Exception:  # a bug must not keep the messages of all others from being sent
+                    logger.exception("the delay service continues after an error")
+                    over.wait(AGAIN_S)
         finally:
             self.close()
 
@@ -113,7 +116,7 @@ class DelayService:
         """
         try:
             self._take_turn()
-        except RocketMQError as e:
+        except Exception as e:
             self._begin_again(self._seen)
             if isinstance(e, SpoolFull):
                 self._room.refused(e, self.waiting)

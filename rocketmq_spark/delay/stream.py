@@ -13,7 +13,7 @@ import contextlib
 import importlib.metadata
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from pyspark.sql import DataFrame, Row
@@ -26,14 +26,20 @@ from rocketmq_spark import session
 from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC, SCHEMA, Released, is_cancel, once, released
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER
 from rocketmq_spark.model.membership import BrokerRequest, Membership
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.wire.envelope import DIGEST_AT, DIGEST_END, DUE_AT, INNER_TOPIC, MAGIC, VERSION
 
 # A group for each topic of envelopes: members of one group must not subscribe to different topics.
 _GROUP = "rocketmq_delay_job_{topic}"
 _REQUEST_S, _HEARTBEAT_S = 3.0, 30.0
+# A topic that the sink could write to a moment ago, or could not, is not looked for again.
+_SINK_GROUP, _KNOWN_S, _MOST_TOPICS = "rocketmq_delay_sink", 5.0, 1000
 
 
 def _say_nothing(broker: str, question: BrokerRequest) -> None:
@@ -73,7 +79,12 @@ _LAST_MS = ((1 << 63) - 1) // 1000 * 1000
 _NAMES = tuple(part.split()[0] for part in SCHEMA.split(", "))
 
 
-def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC, topics: Collection[str] = ALL_TOPICS) -> DataFrame:
+def delayed(
+    messages: DataFrame,
+    dead_topic: str = DEAD_TOPIC,
+    topics: Collection[str] = ALL_TOPICS,
+    sink: Mapping[str, object] | None = None,
+) -> DataFrame:
     """Return the delayed messages of ``dmq_inner_topic`` when they are due, as a streaming DataFrame for the sink.
 
     The columns are the sink's ``topic``, ``body``, ``tags``, ``keys``, ``flag``, ``shardingKey``, ``properties``, and
@@ -92,11 +103,18 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC, topics: Collectio
         dead_topic: The topic for bodies that are not envelopes, and for envelopes whose message cannot or may not be delivered;
             their property ``delayProblem`` has the reason.
         topics: Shell patterns of the topics that messages may go to. System, retry and dead-letter topics are never allowed.
+            Name only topics that the sink's user may write to: a broker that denies one ends the query.
+        sink: The connection options of the sink, and ``maxMessageSize`` if the sink has it. With them, a message whose topic
+            does not exist, or takes no messages, goes to ``dead_topic``; without them, it ends the query. They become part of
+            the job's code: give keys as ``credentialsFile``.
 
     Raises:
-        OptionError: ``messages`` is not a stream with a column ``body``, or a requirement is missing.
+        OptionError: ``messages`` is not a stream with a column ``body``, or a requirement is missing, or ``sink`` has an option
+            that producers do not have.
     """
     _check(messages)
+    if sink is not None:
+        _SinkTopics(sink)
     head = sf.concat(sf.lit(MAGIC), sf.lit(bytes([VERSION])))
     whole = (sf.length("body") >= DIGEST_END) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
     due_ms = sf.conv(sf.hex(sf.substring("body", DUE_AT + 1, DIGEST_AT - DUE_AT)), 16, -10).cast("bigint")
@@ -115,7 +133,7 @@ def delayed(messages: DataFrame, dead_topic: str = DEAD_TOPIC, topics: Collectio
             sf.expr("due div 1000 + if(pmod(due, 1000) > 0, 1, 0)").alias("second"),
         )
         .groupBy("shard", "second")
-        .transformWithState(_Waiting(dead_topic, tuple(topics)), SCHEMA, "Append", "ProcessingTime")
+        .transformWithState(_Waiting(dead_topic, tuple(topics), sink), SCHEMA, "Append", "ProcessingTime")
     )
 
 
@@ -130,9 +148,13 @@ def _ticks(messages: DataFrame) -> DataFrame:
 class _Waiting(StatefulProcessor):
     """The envelopes of one shard and second. The parameters' names are prescribed by Spark."""
 
-    def __init__(self, dead_topic: str, topics: tuple[str, ...] = ALL_TOPICS) -> None:
+    def __init__(
+        self, dead_topic: str, topics: tuple[str, ...] = ALL_TOPICS, sink: Mapping[str, object] | None = None
+    ) -> None:
         self._dead_topic = dead_topic
         self._topics = topics
+        self._sink = sink
+        self._sink_topics: _SinkTopics | None = None  # made in the worker
         self._batch: Any = None
         self._given = 0
 
@@ -182,7 +204,42 @@ class _Waiting(StatefulProcessor):
         pass
 
     def _rows(self, bodies: list[bytes]) -> Iterator[Row]:
-        return (_row(released(body, self._dead_topic, self._topics)) for body in once(bodies))
+        if self._sink is None:
+            return (_row(released(body, self._dead_topic, self._topics)) for body in once(bodies))
+        known = self._sink_topics = self._sink_topics or _SinkTopics(self._sink)
+        return (
+            _row(released(body, self._dead_topic, self._topics, known.max_bytes, known.refusal))
+            for body in once(bodies)
+        )
+
+
+class _SinkTopics:
+    """What the sink will say of a topic. ``make_sender`` replaces the sender in tests."""
+
+    def __init__(self, given: Mapping[str, object], make_sender: Callable[[Options], Sender] = session.sender) -> None:
+        self._parsed = options_table.parse({"group": _SINK_GROUP, **given}).for_role("producer")
+        self._settings = ProducerSettings.of(self._parsed)
+        self.max_bytes = self._settings.max_message_size
+        self._make_sender = make_sender
+        self._topics: Topics | None = None
+        self._known: dict[str, tuple[Deadline, str | None]] = {}
+
+    def refusal(self, topic: str) -> str | None:
+        """Why no message can go to the topic, or None. Raises the errors of requests, as the sink would."""
+        known = self._known.get(topic)
+        if known is None or known[0].expired:
+            if len(self._known) >= _MOST_TOPICS:  # anyone who may write envelopes can name many
+                self._known.clear()
+            known = self._known[topic] = Deadline.after(_KNOWN_S), self._ask(topic)
+        return known[1]
+
+    def _ask(self, topic: str) -> str | None:
+        self._topics = self._topics or Topics(self._make_sender(self._parsed), self._settings)
+        try:
+            self._topics.queues(topic, Deadline.after(_REQUEST_S))
+        except RouteNotFound as e:
+            return f"no message can go to topic {topic}: {e.message}"
+        return None
 
 
 def _row(message: Released) -> Row:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from rocketmq_spark.base.budget import memory_of
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import MAX_PROPERTIES_BYTES
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import (
     ConnectionLost,
@@ -60,8 +63,9 @@ def popped(message: Any, topic: str, place: tuple[str, str], unpack: Callable[[b
         queue_offset=system.queue_offset,
         body=body,
         tags=system.tag or None,
-        keys=list(system.keys),
-        properties=dict(message.user_properties),
+        # Brokers store at most so many bytes of them; a hostile Proxy could send millions of empty ones.
+        keys=list(itertools.islice(system.keys, MAX_PROPERTIES_BYTES)),
+        properties=dict(itertools.islice(message.user_properties.items(), MAX_PROPERTIES_BYTES)),
         born_timestamp=get_ms(system.born_timestamp),
         store_timestamp=get_ms(system.store_timestamp) if system.HasField("store_timestamp") else None,
         msg_id=system.message_id,
@@ -71,6 +75,11 @@ def popped(message: Any, topic: str, place: tuple[str, str], unpack: Callable[[b
         endpoint=endpoint,
         decode_error=why,
     )
+
+
+def _cost(message: PoppedMessage) -> int:
+    texts = [*message.properties.keys(), *message.properties.values(), *message.keys]
+    return memory_of(len(message.body), sum(map(len, texts)) + 2 * len(texts))
 
 
 def policy(settings: Any) -> GroupPolicy:
@@ -202,7 +211,7 @@ class ProxyMember:
                         break
                     origin = queue.broker.name, channel.address
                     found.append(popped(answer.message, topic, origin, self._unpack))
-                    room -= len(found[-1].body)
+                    room -= _cost(found[-1])
                 elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                     raise refused(answer.status, channel.address, topic)
         except RocketMQError as e:

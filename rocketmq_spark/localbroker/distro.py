@@ -37,7 +37,7 @@ CACHE_VARIABLE = "ROCKETMQ_SPARK_CACHE"
 VERSION = "5.5.0"
 # Older versions that can be run instead; each has its own lock file.
 OLDER = ("4.9.7", "5.1.4", "5.3.1")
-_MODE = 0o644  # of files in the cache, which an administrator may fill for all users
+_MODE = 0o644  # of files in the cache, which are no secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,8 @@ def _folders_in(folder: Path) -> Iterator[Path]:
 
 def _check(folder: Path) -> None:
     problem = folders.foreign(folder)
+    if problem is None and folder.is_symlink():
+        _check_above(folder)
     with contextlib.suppress(OSError):  # it cannot be read, so nothing is read from it
         if problem is None and folders.close(folder):
             return
@@ -186,7 +188,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 def exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold a lock file. The kernel releases it when the process ends, also after a kill."""
     folders.make(path.parent, folders.READABLE)
-    with open(folders.open_regular(path, os.O_RDWR | os.O_CREAT), "a") as f:
+    with open(folders.open_private(path, os.O_RDWR | os.O_CREAT), "a") as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -212,7 +214,7 @@ def _is_usable(path: Path, jar: Jar) -> bool:
     because others may have it open.
     """
     try:
-        if folders.foreign(path) is not None:
+        if folders.foreign(path) is not None or (path.is_symlink() and any(folders.exposures(path))):
             return False
         if folders.others_may_write(path.stat()):
             folders.write_new(path, folders.read_regular(path), _MODE)
@@ -250,7 +252,7 @@ def _download(cache: Path, wanted: Sequence[tuple[Section, Jar]], quiet: bool, v
         for section, jar in wanted:
             target = cache / "jars" / section.key / jar.file_name
             folders.make(target.parent, folders.READABLE)
-            files[jar.coordinate].chmod(_MODE)  # before others can reach it, and whatever the umask is
+            folders.set_mode(files[jar.coordinate], _MODE)  # before others can reach it, and whatever the umask is
             os.replace(files[jar.coordinate], target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -107,17 +107,22 @@ Spawn = Callable[[list[str], Path], "subprocess.Popen[bytes]"]
 
 
 def user_cache() -> Path:
-    """Return the folder of this package in the user's cache. ``XDG_CACHE_HOME`` is ignored if another user owns it."""
+    """Return the folder of this package in the user's cache. ``XDG_CACHE_HOME`` is ignored if it is relative, or another
+    user owns it.
+    """
     if sys.platform == "darwin":
         return _home() / "Library" / "Caches" / "rocketmq-spark"
     named = os.environ.get("XDG_CACHE_HOME")
-    mine = named and folders.foreign(Path(named)) is None
+    mine = named and os.path.isabs(named) and folders.foreign(Path(named)) is None
     return Path(named if named and mine else _home() / ".cache") / "rocketmq-spark"
 
 
 def _home() -> Path:
     """Return the user's home. If another user owns HOME, as with ``sudo`` and in containers of CI, the home of the account."""
-    home = Path.home()
+    try:
+        home = Path.home()
+    except RuntimeError:  # neither HOME nor a name; such a user has "/" in containers
+        return Path("/")
     if folders.foreign(home) is not None:
         with contextlib.suppress(KeyError):  # a user without a name
             return Path(pwd.getpwuid(os.geteuid()).pw_dir)
@@ -189,7 +194,9 @@ class Archive:
     def _make(self, homes: Sequence[Path], spawn: Spawn) -> None:
         try:
             folders.make(self.path.parent, folders.READABLE)
-            with open(folders.open_regular(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
+            if not _is_own(self.path.parent):
+                raise PermissionError(f"others may write to {self.path.parent}")
+            with open(folders.open_private(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.utime(lock.name)
                 if not self._is_usable():
@@ -204,7 +211,7 @@ class Archive:
         part, classes = self.path.with_suffix(".part"), self.path.with_suffix(".classes")
         for path in (part, classes, self.path.with_suffix(".log")):
             path.unlink(missing_ok=True)  # a link that was there would be followed
-        classes.write_text("\n".join(_loaded_classes(homes)) + "\n")
+        folders.write_new(classes, "\n".join(_loaded_classes(homes)) + "\n")
         command = [
             *([nice, "-n", "19"] if (nice := shutil.which("nice")) else []),
             str(self._java.path), "-Xshare:dump", f"-XX:SharedClassListFile={classes}",
@@ -215,6 +222,7 @@ class Archive:
             if self._stopped.is_set():
                 dump.kill()
         if dump.returncode == 0:
+            folders.set_mode(part, 0o644)  # servers of other users may use a cache of root
             os.replace(part, self.path)
             self._prune()
         for path in (part, classes, self.path.with_suffix(".log")):

@@ -99,7 +99,7 @@ class _Blocks:
         with contextlib.suppress(OSError):
             folders.make(folder, folders.READABLE)
             # A bare descriptor, because it must stay open until the process ends.
-            lock = folders.open_regular(folder / str(start), os.O_RDWR | os.O_CREAT)
+            lock = folders.open_private(folder / str(start), os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -323,10 +323,11 @@ def spawn(
         env |= {"ROCKETMQ_HOME": str(home), "RMQ_PROXY_HOME": str(home)}
 
     def start() -> subprocess.Popen[bytes]:
-        with log.open("ab") as out:
+        with open(folders.open_private(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as out:
             child = subprocess.Popen(
-                guard, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
-            )
+                guard, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True,
+                umask=0o077,  # nobody else may write to files of servers, whatever the umask of this process is
+            )  # fmt: skip
         if started is not None:
             started(child)
         return child

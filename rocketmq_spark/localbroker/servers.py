@@ -234,8 +234,8 @@ def _read_timers_from_now(store: Path) -> None:
     """
     if not store.exists():
         path = store / "config" / "timercheck"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(struct.pack(">q", int(time.time()) * 1000))
+        make(path.parent)
+        write_new(path, struct.pack(">q", int(time.time()) * 1000))
 
 
 def _flags(home: Path) -> tuple[str, ...]:

@@ -32,9 +32,10 @@ from rocketmq_spark.localbroker import process
 from rocketmq_spark.localbroker.distro import exclusive
 from rocketmq_spark.localbroker.java import Archive, Java
 from rocketmq_spark.localbroker.process import MARK, Program, Server, port_in_use, spawn
+from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
 
 TEMPORARY = "rocketmq-spark-"
-_LOCK = "in-use"
+_LOCK, _PORTS = "in-use", "ports.json"
 
 
 @dataclass(slots=True)
@@ -60,13 +61,12 @@ def claim(run: Path, data: Path | None, keep: bool) -> Claim:
     """Clean up after killed processes, then reserve ``data`` (or a new temporary folder) for this process."""
     with exclusive(run / "lock"):
         for record in run.glob("*.json"):
-            if folders.foreign(record) is None:  # a record names processes to kill and a folder to delete
-                _bury(record)
+            _bury(record)
         path = data or Path(tempfile.mkdtemp(prefix=TEMPORARY))
         _check(path)
         lock = _lock_data(path)
         record = run / f"{uuid.uuid4().hex}.json"
-        holder = record.open("w", encoding="utf-8")
+        holder = _new_record(record)
         fcntl.flock(holder, fcntl.LOCK_EX)
         json.dump({"data": str(path), "delete": data is None and not keep}, holder)
         holder.flush()
@@ -74,27 +74,51 @@ def claim(run: Path, data: Path | None, keep: bool) -> Claim:
 
 
 def _check(data: Path) -> None:
-    """Create a data folder if it is missing, and take the right to write from other users.
+    """Create a data folder if it is missing, and take the right to write to it, and to the files of clusters in it, from others.
 
-    Raises ``LocalBrokerError`` if another user owns a file in it, or may still change one: that user could change the
+    Raises ``LocalBrokerError`` if another user owns one of these files, or may still change one: that user could change the
     configuration of the servers, or lead them to other files.
     """
     folders.make(data)
-    exposed = None if folders.close(data) else data  # first, so that others cannot add files after the checks
-    problem = folders.foreign_in(data)
-    if problem is None:
-        inside = (exposure.path for exposure in folders.exposures_in(data, (), os.geteuid()))
-        exposed = exposed or next((path for path in inside if not folders.close(path)), None)
-    if problem is not None or exposed is not None:
+    problem = _problem(data)
+    if problem is not None:
         raise LocalBrokerError(
-            f"The data folder {data} is not used: {problem or f'others may write to {exposed}'}",
+            f"The data folder {data} is not used: {problem}",
             remedy="Make it yours (chown -R, chmod go-w), or choose another folder, such as a new one in it",
         )
     folders.warn_if_replaceable(data, "the data folder of LocalBroker")
 
 
+def _problem(data: Path) -> str | None:
+    """Close the folder, then what is in it, and only then look: what is found cannot change any more."""
+    if (found := folders.foreign(data)) is not None:
+        return str(found)
+    if not folders.close(data):
+        return f"others may write to {data}"
+    places = [data / name for name in os.listdir(data) if name in _NAMES or name.startswith(_PREFIXES)]
+    for place in places:
+        if (found := folders.foreign(place)) is not None:
+            return str(found)
+        folders.close_all(place)
+    for place in places:
+        if (found := folders.foreign_in(place)) is not None:
+            return str(found)
+        if (exposure := next(folders.exposures_in(place, (), os.geteuid()), None)) is not None:
+            return f"{exposure.who} may write to {exposure.path}"
+    return None
+
+
+# What a cluster has in its data folder, in which users may have other files.
+_NAMES = (_LOCK, _PORTS, PROXY)
+_PREFIXES = (NAME_SERVER, "broker-")
+
+
+def _new_record(path: Path) -> IO[str]:
+    return open(folders.open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="utf-8")
+
+
 def _open_lock(data: Path) -> IO[str]:
-    return open(folders.open_regular(data / _LOCK, os.O_RDWR | os.O_CREAT), "a", encoding="utf-8")
+    return open(folders.open_private(data / _LOCK, os.O_RDWR | os.O_CREAT), "a", encoding="utf-8")
 
 
 def _lock_data(data: Path) -> IO[str]:
@@ -110,17 +134,26 @@ def _lock_data(data: Path) -> IO[str]:
 
 
 def _bury(record: Path) -> None:
-    with contextlib.suppress(OSError, ValueError), record.open("r+") as f:
+    """End the processes and remove the folder that a record of a killed process names. A record that other users could have
+    written is not believed.
+    """
+    if folders.foreign(record) is not None:
+        return
+    with contextlib.suppress(OSError, ValueError), open(folders.open_regular(record, os.O_RDWR), "r+") as f:
+        if folders.others_may_write(os.fstat(f.fileno())):
+            record.unlink()
+            return
         fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         left = json.load(f)
         data = Path(left["data"])
         mine = folders.foreign(data) is None  # another user may have created a folder of this name after it was removed
+        reserved = folders.foreign(data / _LOCK) is None and (data / _LOCK).is_file()
         # The folder may have a new owner with another cache: then its servers belong to that owner.
         with _unused(data) if mine else contextlib.nullcontext():
             for pid in _running_on(data):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            if mine and left["delete"] and data.name.startswith(TEMPORARY):
+            if mine and reserved and left["delete"] and data.name.startswith(TEMPORARY):
                 shutil.rmtree(data, ignore_errors=True)
         record.unlink()
 
@@ -169,7 +202,7 @@ class Site:
         self._java = java
         self._archives = archives
         self._by_jars: dict[tuple[Path, ...], Archive] = {}
-        self._ports = process.PortBook(claim.data / "ports.json", wished_ports)
+        self._ports = process.PortBook(claim.data / _PORTS, wished_ports)
 
     def bring_up(
         self,

@@ -54,7 +54,9 @@ class InfoAsked:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeDirectly:
-    """A broker's request to pass this message to the listener now (309). The answer is a ``DirectResult``; no offset changes."""
+    """A broker's request to pass this message to the listener now (309). The answer is a ``DirectResult``; no offset changes. The
+    body may be compressed.
+    """
 
     message: ReceivedMessage
 

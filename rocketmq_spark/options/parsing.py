@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.options.names import code_allowed
 
 EARLIEST = -2
 LATEST = -1
@@ -22,6 +23,7 @@ LATEST = -1
 QUEUE_ID = re.compile("0|[1-9][0-9]{0,9}")
 _HTTP = re.compile("^http://", re.IGNORECASE)
 _HOST = re.compile(r"[^\s:/\\\[\]@?#%]+")
+_NAMESPACE = re.compile("[%|a-zA-Z0-9_-]+")
 _INSTANCE = re.compile(r"(MQ_INST_\w+_\w+)\.", re.ASCII)
 # Stricter than ``int``, which reads 1_000 and digits of any script.
 _INTEGER = re.compile("[+-]?[0-9]{1,100}")
@@ -77,9 +79,13 @@ def string(value: str) -> str:
     return value.strip()
 
 
-def optional(value: str) -> str | None:
-    """A text, or None for an empty one."""
-    return value.strip() or None
+def namespace(value: str) -> str | None:
+    """A namespace of the characters that names of topics and groups have, or None for an empty text."""
+    if not (name := value.strip()):
+        return None
+    if not _NAMESPACE.fullmatch(name):
+        raise ValueError("letters of ASCII, digits, and the characters %|_-")
+    return name
 
 
 def secret(value: str) -> Secret:
@@ -259,6 +265,8 @@ def address_map(value: str) -> dict[str, str] | str:
 def regex(value: str) -> str:
     if not value.strip():
         raise ValueError("a regular expression that is not empty")
+    if not code_allowed():  # to compile a long expression takes Python minutes; then only RE2 reads it
+        return value
     try:
         re.compile(value)
     except re.error as e:

@@ -156,7 +156,7 @@ class Options:
         p.string, None, _ALL, "for `transport=grpc`: the name in the certificate, if it differs from the host name"
     )
     namespace: str | None = _row(
-        p.optional,
+        p.namespace,
         None,
         _ALL,
         "namespace, prefixed to topics and groups as in the Java client. A `nameServer` such as `MQ_INST_a_b.host:port` sets it; "

@@ -130,8 +130,11 @@ def can_import(program: str) -> bool:
 def _imports(path: str) -> bool:
     import subprocess
 
+    from rocketmq_spark.base import process
+
+    call = process.python("-c", _PROBE, program=path)
     try:
-        return subprocess.run([path, "-c", _PROBE], capture_output=True, timeout=_PATIENCE_S).returncode == 0
+        return subprocess.run(**call, capture_output=True, timeout=_PATIENCE_S).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return True  # unknown, so there is no reason for a warning
 

@@ -50,7 +50,13 @@ def _check(path: Path, owner: int) -> None:
         # Only a warning: the folder may be a volume of Kubernetes with mode 0777, which this user cannot change.
         folders.warn_if_replaceable(path, "the spool")
         above = None
-    found = above or next(folders.exposures_in(path, OF_OTHERS, owner), None)
+    inside = folders.exposures_in(path, OF_OTHERS, owner)
+    if (
+        os.geteuid() != folders.ROOT == owner
+    ):  # the volume itself, with files of this user, who cannot change its mode either
+        folders.warn_if_open(path, "whole messages")
+        inside = (exposure for exposure in inside if exposure.path != path)
+    found = above or next(inside, None)
     if found is None:
         return
     change = "chmod go-w" if found.uid is None else f"chown -h {owner}"

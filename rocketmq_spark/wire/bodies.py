@@ -93,6 +93,10 @@ def _reading(what: str) -> Iterator[None]:
         raise RemoteProtocolError(f"Unexpected {what}: {type(exc).__name__} {exc}") from exc
 
 
+# A topic is on at most so many brokers: a name server could list any number, and routes are kept.
+MAX_ROUTE_BROKERS, _MAX_ADDRESSES = 4096, 16_384
+
+
 def route(topic: str, body: Bytes) -> TopicRoute:
     """Answer to GET_ROUTEINFO_BY_TOPIC. Queues and brokers need not match: the route's own methods intersect them.
 
@@ -101,6 +105,10 @@ def route(topic: str, body: Bytes) -> TopicRoute:
     """
     with _reading("route"):
         data = read_json(body)
+        for listed in ("queueDatas", "brokerDatas"):
+            if (count := len(data.get(listed) or ())) > MAX_ROUTE_BROKERS:
+                raise ValueError(f"{count} {listed}, expected at most {MAX_ROUTE_BROKERS}")
+        _number(sum(len(item.get("brokerAddrs") or ()) for item in data.get("brokerDatas") or ()), 0, _MAX_ADDRESSES)
         queues = tuple(
             QueueData(
                 broker_name=str(item["brokerName"]),
@@ -416,7 +424,10 @@ def write_config(values: Mapping[str, str]) -> bytes:
     lines = []
     for name, value in values.items():
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or "\n" in value or "\r" in value:
-            raise LocalProtocolError(f"A broker cannot take the setting {name!r}={value!r}")
+            # Without the value, which may be a secret.
+            raise LocalProtocolError(
+                f"A broker cannot take the setting {name!r}: a name has letters, digits, '_', '.' and '-', a value no line breaks"
+            )
         # JSON escapes backslashes and characters beyond ASCII in the same way as a properties file.
         lines.append(f"{name}={json.dumps(value)[1:-1]}\n")
     return "".join(lines).encode()

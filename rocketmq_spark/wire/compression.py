@@ -27,6 +27,12 @@ _SAMPLED_BYTES = 64 * 1024
 _SAMPLE_BYTES = 4 * 1024
 _WORTH = 0.98
 _CODECS = {int(SysFlag.LZ4): "lz4", int(SysFlag.ZSTD): "zstd"}
+
+
+class TooLargeError(DecodeError):
+    """What is decompressed exceeds its limit."""
+
+
 _ZLIB_TYPES = (0, int(SysFlag.ZLIB))  # producers before 4.9.4 set no type
 
 
@@ -114,5 +120,5 @@ def _stream(body: Bytes, codec: str, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def _too_large(codec: str, max_bytes: int) -> DecodeError:
-    return DecodeError(f"The {codec} body is larger than {max_bytes} bytes when decompressed")
+def _too_large(codec: str, max_bytes: int) -> TooLargeError:
+    return TooLargeError(f"The {codec} body is larger than {max_bytes} bytes when decompressed")

@@ -18,7 +18,7 @@ from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes
 
 _MAX_DEPTH = 32  # real bodies have five levels; each level may cost one more pass over the levels below it
-_MAX_BYTES = 8 << 20
+MAX_BYTES = 8 << 20
 # For each error the strict parser counts all lines before it, which is slow. After this many errors it is not tried any more.
 _MAX_TRIES = 1000
 # A value takes up to 150 bytes of memory, and about a microsecond if it is parsed here.
@@ -44,7 +44,7 @@ def read_json(body: Bytes, table: bool = False) -> Any:
     A bare key becomes its text, ``"0"``; an object as key becomes the tuple of its (name, value) pairs, sorted by name. With
     ``table``, the body may be as large as a table of 200,000 queues.
     """
-    max_bytes = MAX_TABLE_BYTES if table else _MAX_BYTES
+    max_bytes = MAX_TABLE_BYTES if table else MAX_BYTES
     if len(body) > max_bytes:
         raise RemoteProtocolError(f"A JSON body of {len(body)} bytes; expected at most {max_bytes}")
     try:

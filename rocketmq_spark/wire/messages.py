@@ -8,6 +8,7 @@ Java's decoder silently drops the rest of an answer at the first bad message. He
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import struct
 import zlib
@@ -15,14 +16,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from rocketmq_spark.base.budget import OBJECT_BYTES, memory_of
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, Property, SysFlag
-from rocketmq_spark.errors import DecodeError, MessageRefused
+from rocketmq_spark.errors import DecodeError, MessageRefused, RemoteProtocolError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.model.pull import OffsetWindow
-from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
+from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, TooLargeError, decompress
 from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.identifiers import host_text, offset_msg_id
-from rocketmq_spark.wire.properties import StoredProperties, decode_properties
+from rocketmq_spark.wire.properties import StoredProperties, properties_size
 
 _HEAD = struct.Struct(">iIIiiqqiq")  # size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys, born
 _SYS_FLAG_AT = 39  # last byte of the system flag
@@ -48,7 +50,6 @@ _ITEM = struct.Struct(">iiiii")  # size, magic and CRC (not read), flag, body le
 _MIN_ITEM_BYTES = _ITEM.size + _SHORT.size
 # A few compressed kilobytes may become gigabytes, so only this much of an answer is decoded at once, objects included.
 PORTION_BYTES = 64 << 20
-_OBJECT_BYTES = 512
 # Messages of a larger batch are decoded when they are used.
 _LARGE_BATCH = 1 << 20
 
@@ -67,7 +68,8 @@ Stored = tuple[int, int, int | None, bool]
 
 class DecodeSettings(NamedTuple):
     """How messages are decoded: with ``queue``, all are assigned to it and to its topic, whatever is stored in them. A batch
-    outside of ``window`` is damaged. Without ``max_body_bytes``, compressed bodies stay compressed.
+    outside of ``window`` is damaged. Without ``max_body_bytes``, compressed bodies stay compressed. With ``room``, messages that
+    do not fit into it stay as they are stored.
     """
 
     broker_name: str
@@ -75,6 +77,89 @@ class DecodeSettings(NamedTuple):
     max_body_bytes: int | None = MAX_DECOMPRESSED_BYTES
     queue: MessageQueue | None = None
     window: OffsetWindow | None = None
+    room: DecodeRoom | None = None
+    short: bool = False  # the limit is what is left of a room
+
+
+def cost(message: ReceivedMessage) -> int:
+    """About the memory of a decoded message, in bytes: its body, its properties as objects, and its own objects.
+
+    A few kilobytes of another client may become a body of 64 MiB, or millions of messages without a body. So whatever collects
+    decoded messages counts this.
+    """
+    return memory_of(len(message.body), properties_size(message.properties))
+
+
+NO_ROOM = "the messages that are held fill the memory that they may have, so this one is as it is stored"
+LEFT_OUT = "the messages that are held fill the memory that they may have, so the body of this one is left out"
+
+
+class DecodeRoom:
+    """Memory for decoded messages, ``limit`` bytes as ``cost`` counts them. Not thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self.left = limit
+
+    def decoded(self, data: bytes, one: Stored, how: DecodeSettings) -> Iterable[ReceivedMessage]:
+        """What is stored as ``one``, if it fits; otherwise as it is stored, with ``NO_ROOM`` as its ``decode_error``."""
+        left = max(0, self.left)
+        limit = how.max_body_bytes
+        how = how._replace(
+            room=None,
+            max_body_bytes=None if limit is None else min(limit, left),
+            short=limit is not None and left < limit,
+        )
+        found: list[ReceivedMessage] = []
+        taken = 0
+        for message in decode_one(data, one, how):
+            found.append(message)
+            taken += cost(message)
+            if taken > left and len(found) > 1:  # a batch, whose items are decoded one by one
+                found = [_raw(data[one[0] : one[1]], True, DecodeError(NO_ROOM), how)]
+                break
+        self.left -= sum(map(cost, found))
+        return found
+
+    def opened(self, message: ReceivedMessage) -> ReceivedMessage:
+        """A message of a ``BatchRoom``, decompressed; what does not fit stays compressed, or has no body."""
+        message = opened(message, max(0, self.left))
+        if cost(message) > self.left and message.decode_error is None:
+            message = replace(message, body=b"", decode_error=LEFT_OUT)
+        self.left -= cost(message)
+        return message
+
+
+class BatchRoom(DecodeRoom):
+    """Memory for the next messages of several queues. Single messages stay compressed until ``opened``; batches are unwrapped,
+    each until its last message was taken.
+    """
+
+    def decoded(self, data: bytes, one: Stored, how: DecodeSettings) -> Iterable[ReceivedMessage]:
+        *_, batch = one
+        if not batch:
+            return decode_one(data, one, how._replace(room=None, max_body_bytes=None))
+        return self._unwrapped(data, one, how)
+
+    def _unwrapped(self, data: bytes, one: Stored, how: DecodeSettings) -> Iterator[ReceivedMessage]:
+        before = self.left
+        found = super().decoded(data, one, how)
+        taken = before - self.left
+        try:
+            yield from found
+        finally:
+            self.left += taken
+
+
+def opened(message: ReceivedMessage, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> ReceivedMessage:
+    """A message that was decoded without its body being decompressed, decompressed now."""
+    if not message.sys_flag & _COMPRESSED or message.decode_error is not None:
+        return message
+    try:
+        body = decompress(message.body, message.sys_flag, min(max_bytes, MAX_DECOMPRESSED_BYTES))
+    except DecodeError as e:
+        short = max_bytes < MAX_DECOMPRESSED_BYTES and isinstance(e, TooLargeError)
+        return replace(message, decode_error=NO_ROOM if short else e.message)
+    return replace(message, body=body, sys_flag=message.sys_flag & ~_COMPRESSED)
 
 
 def boundaries(body: Bytes) -> Iterator[tuple[int, int]]:
@@ -116,6 +201,24 @@ def decode_messages(
     return [message for start, end in boundaries(body) for message in decode_at(body, start, end, how)]
 
 
+def only_message(body: Bytes, broker_name: str, purpose: str, address: str | None = None) -> ReceivedMessage:
+    """The one message that a server pushes; its body stays compressed until it is ``opened``.
+
+    Messages are counted and batches are refused before anything is decompressed.
+    """
+    how = DecodeSettings(broker_name, max_body_bytes=None)
+    places = list(itertools.islice(boundaries(body), 2))
+    if len(places) != 1:
+        found = "more than one message" if places else "no message"
+        raise RemoteProtocolError(f"{found} came {purpose}, expected 1", address)
+    data = bytes(body)
+    found_flags = stamp(data)
+    if found_flags is not None and found_flags.inner_batch:
+        raise RemoteProtocolError(f"a batch came {purpose}, expected one message", address)
+    (message,) = decode_at(data, 0, len(data), how)
+    return message
+
+
 def decode_at(body: Bytes, start: int, end: int, how: DecodeSettings) -> list[ReceivedMessage]:
     """The messages between two ``boundaries``: one, or those of an inner batch."""
     data = bytes(memoryview(body)[start:end])
@@ -133,25 +236,30 @@ def decode_leniently(
     max_body_bytes: int | None = MAX_DECOMPRESSED_BYTES,
     queue: MessageQueue | None = None,
     window: OffsetWindow | None = None,
+    room: DecodeRoom | None = None,
 ) -> Iterator[ReceivedMessage]:
     """Decodes messages one by one; a message that cannot be decoded is returned raw, with the reason as its ``decode_error``.
 
     With ``queue``, all messages are assigned to it and to its topic, whatever is stored in them. An inner batch outside of
-    ``window`` counts as one that cannot be decoded.
+    ``window`` counts as one that cannot be decoded; so does one for which ``room`` has no memory.
     """
-    data, how = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window)
+    data, how = bytes(body), DecodeSettings(broker_name, False, max_body_bytes, queue, window, room)
     for one in stored_in(data):
         yield from decode_one(data, one, how)
 
 
 def decode_one(data: bytes, one: Stored, how: DecodeSettings) -> Iterable[ReceivedMessage]:
     """Like ``decode_leniently``, for one of the messages that ``stored_in`` found. It may be an inner batch."""
+    if how.room is not None:
+        return how.room.decoded(data, one, how)
     begin, end, offset, _ = one
     try:
         if offset is None:
             raise DecodeError("the size of a message does not fit its answer")
         return _all(data, begin, end, how)
     except DecodeError as exc:
+        if how.short and isinstance(exc, TooLargeError):
+            exc = DecodeError(NO_ROOM)
         return [_raw(data[begin:end], offset is not None, exc, how)]
 
 
@@ -175,14 +283,14 @@ def portion(messages: Iterable[ReceivedMessage]) -> tuple[list[ReceivedMessage],
     """The first messages, up to ``PORTION_BYTES`` but at least one, and the one after them, or None."""
     if (
         isinstance(messages, list)
-        and _OBJECT_BYTES * len(messages) + sum([len(m.body) for m in messages]) < PORTION_BYTES
+        and OBJECT_BYTES * len(messages) + sum([len(m.body) for m in messages]) < PORTION_BYTES
     ):
         return messages, None
     found: list[ReceivedMessage] = []
     room, rest = PORTION_BYTES, iter(messages)
     for message in rest:
         found.append(message)
-        room -= len(message.body) + _OBJECT_BYTES
+        room -= cost(message)
         if room <= 0:
             return found, next(rest, None)
     return found, None
@@ -247,7 +355,7 @@ def _all(data: bytes, start: int, end: int, how: DecodeSettings) -> Iterable[Rec
         message = _decode(data, start, end, how)
     except struct.error as exc:
         raise DecodeError(str(exc)) from exc
-    return _unwrap(message, how.window) if message.sys_flag & _INNER_BATCH == _INNER_BATCH else [message]
+    return _unwrap(message, how) if message.sys_flag & _INNER_BATCH == _INNER_BATCH else [message]
 
 
 def _decode(data: bytes, start: int, end: int, how: DecodeSettings) -> ReceivedMessage:
@@ -294,14 +402,15 @@ def _believable(message: ReceivedMessage, window: OffsetWindow | None) -> bool:
     return inside or message.sys_flag & _INNER_BATCH != _INNER_BATCH
 
 
-def _unwrap(outer: ReceivedMessage, window: OffsetWindow | None) -> Iterable[ReceivedMessage]:
+def _unwrap(outer: ReceivedMessage, how: DecodeSettings) -> Iterable[ReceivedMessage]:
     """The messages of an inner batch. All of them are checked before the first one is returned."""
+    window = how.window
     if len(outer.body) <= _LARGE_BATCH:
         items = decode_batch(outer.body)
         found: Iterable[ReceivedMessage] = list(_unwrapped(outer, items))
         first, size = outer.queue_offset, len(items)
     else:
-        first, size = outer.queue_offset, sum(1 for _ in _items(outer.body))
+        first, size = outer.queue_offset, sum(1 for _ in _places(outer.body))
         found = _unwrapped(outer, _items(outer.body))
     base = outer.properties.get(Property.INNER_BASE, "")
     lies = base.isdecimal() and int(base[:20]) != first
@@ -317,7 +426,7 @@ def _unwrapped(outer: ReceivedMessage, items: Iterable[BatchItem]) -> Iterator[R
             queue_offset=outer.queue_offset + i,
             flag=item.flag,
             body=bytes(item.body),
-            properties=decode_properties(item.properties),
+            properties=StoredProperties(item.properties.encode()),
         )
 
 
@@ -378,14 +487,20 @@ def decode_batch(body: Bytes) -> list[BatchItem]:
 
 def _items(body: Bytes) -> Iterator[BatchItem]:
     view = memoryview(body)
-    at = number = 0
-    while at < len(view):
+    for flag, body_at, text_at, end in _places(body):
+        yield BatchItem(view[body_at : text_at - _SHORT.size], _text(view[text_at:end]), flag)
+
+
+def _places(body: Bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Of each item its flag, and where its body and its properties begin and it ends. Raises ``DecodeError``."""
+    at, number, size = 0, 0, len(body)
+    while at < size:
         try:
-            _, _, _, flag, length = _ITEM.unpack_from(view, at)
+            _, _, _, flag, length = _ITEM.unpack_from(body, at)
             body_at = at + _ITEM.size
-            text_at = _part_end(body_at, length, len(view)) + _SHORT.size
-            end = _part_end(text_at, _LENGTH.unpack_from(view, text_at - _SHORT.size)[0], len(view))
+            text_at = _part_end(body_at, length, size) + _SHORT.size
+            end = _part_end(text_at, _LENGTH.unpack_from(body, text_at - _SHORT.size)[0], size)
         except (struct.error, DecodeError) as exc:
             raise DecodeError(f"Item {number} of a batch, at byte {at}, is malformed") from exc
-        yield BatchItem(view[body_at : text_at - _SHORT.size], _text(view[text_at:end]), flag)
+        yield flag, body_at, text_at, end
         at, number = end, number + 1

@@ -135,6 +135,13 @@ class StoredProperties(Mapping[str, str]):
         return repr(self._all())
 
 
+def properties_size(properties: Mapping[str, str]) -> int:
+    """The bytes of properties as they are stored; texts that are decoded count by their characters."""
+    if isinstance(properties, StoredProperties):
+        return len(properties._stored)
+    return sum(len(name) + len(value) + 2 for name, value in properties.items())
+
+
 def message_problem(message: object) -> str | None:
     """Return the text of an error if a part of a user's message has a wrong type, otherwise None."""
     if not isinstance(message, Message):

@@ -7,12 +7,14 @@ which tools find it.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rocketmq_spark.base.codes import KEY_SEPARATOR, Property
 
 _FIELD, _RECORD = "\x01", "\x02"
+_SEPARATORS = re.compile(f"[{_FIELD}{_RECORD}]")
 _NULL = "null"
 DEFAULT_REGION = "DefaultRegion"
 
@@ -40,9 +42,14 @@ class TracedMessage(NamedTuple):
     @classmethod
     def of(cls, topic: str, properties: Mapping[str, str], region: str | None = None) -> TracedMessage:
         """Takes the data from properties. A message of a batch has no region in its own properties."""
-        get = properties.get
+
+        def get(name: str, default: str | None = None) -> str | None:
+            # Another client may have given an id or a key with a separator of records, which would spoil other records.
+            value = properties.get(name, default)
+            return value and _SEPARATORS.sub("?", value)
+
         region = region or get(Property.MSG_REGION) or DEFAULT_REGION
-        return cls(topic, get(Property.UNIQ_KEY, ""), get(Property.TAGS), get(Property.KEYS), region)
+        return cls(topic, get(Property.UNIQ_KEY) or "", get(Property.TAGS), get(Property.KEYS), region)
 
     def record(self, *fields: object) -> TraceRecord:
         words = f"{self.msg_id}{KEY_SEPARATOR}{self.keys or ''}".split(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zlib
+from typing import Any
 
 import pytest
 
@@ -12,9 +14,11 @@ from rocketmq_spark.errors import AccessDenied, NotReadable, OptionError
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.messages import NO_ROOM
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
 from tests.decode.fetching import stored
+from tests.harness import peak_bytes
 from tests.mockbroker import Call, MockBroker, ok, refuse, route
 
 PULL, SEARCH = Request.PULL_MESSAGE, Request.SEARCH_OFFSET_BY_TIMESTAMP
@@ -27,7 +31,7 @@ class Queues:
     def __init__(self, broker: MockBroker, times: dict[int, list[int]], most: int = 2, name: str = "broker-a") -> None:
         self.times, self.most = times, most
         self.whole = False
-        self.odd: dict[tuple[int, int], dict[str, int]] = {}
+        self.odd: dict[tuple[int, int], dict[str, Any]] = {}
         rows = (
             f'{{"brokerName":"{name}","queueId":{n},"topic":"t"}}:'
             + json.dumps({"minOffset": FIRST, "maxOffset": FIRST + len(of), "lastUpdateTimestamp": 0})
@@ -51,8 +55,8 @@ class Queues:
         part = range(at, min(at + count, FIRST + len(of)))
         body = b"".join(
             stored(
-                b"%d-%d" % (queue, n), topic="t", queue_id=queue, queue_offset=n,
-                **{"store_ms": of[n - FIRST], **self.odd.get((queue, n), {})},
+                topic="t", queue_id=queue, queue_offset=n,
+                **{"body": b"%d-%d" % (queue, n), "store_ms": of[n - FIRST], **self.odd.get((queue, n), {})},
             )
             for n in part
         )  # fmt: skip
@@ -213,3 +217,18 @@ def test_an_environment_has_its_queues(broker: MockBroker, tools: Parts) -> None
     Queues(broker, {0: [10], 1: [20]})
     given = messages.messages_of_time(tools, "t", None, None, 9, Environment.of("2", 2))
     assert [m.queue_id for m in given] == [1]
+
+
+def test_messages_of_a_time_take_no_more_memory_than_they_may(
+    broker: MockBroker, tools: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = Queues(broker, {0: [10, 20, 30, 40], 1: [15]})
+    body, packed = bytes(8 << 20), zlib.compress(bytes(8 << 20))
+    queues.odd = {(0, offset): {"body": packed, "sys_flag": int(SysFlag.COMPRESSED)} for offset in range(5, 9)}
+    monkeypatch.setattr(messages, "_FOUND_BYTES", 20 << 20)
+    whole = peak_bytes(lambda: messages.messages_of_time(tools, "t", 10, 40, 9))
+    given = messages.messages_of_time(tools, "t", 10, 40, 9)
+    assert [(len(m.body), m.decode_error) for m in given] == [
+        (len(body), None), (3, None), (len(body), None), (len(packed), NO_ROOM), (len(packed), NO_ROOM),
+    ]  # fmt: skip
+    assert whole < 40 << 20

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import stat
 import threading
 from types import SimpleNamespace
 
@@ -64,9 +65,53 @@ def test_the_state_of_a_living_process(held):
 @pytest.mark.parametrize("name", ["lock", "state.json", "log.txt"])
 def test_files_that_another_user_left_are_not_used(folder, name, monkeypatch):
     (folder / name).touch()
+    monkeypatch.setattr(background.distro, "cache_folder", lambda: folder.parent)
     give_away(monkeypatch, folder / name)
     with pytest.raises(LocalBrokerError, match=rf"does not use what another user has left: .*{name}.*\. Remove "):
         (background.running(), background._state_path(), background.log_path())
+
+
+@pytest.fixture
+def any_mode():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("any_mode")
+def test_lock_and_state_are_private_whatever_the_umask_is(folder):
+    (folder / "lock").touch(0o666)  # of an older version
+    mq = SimpleNamespace(name_server="x:1", brokers=[], slaves=[], data="/d", address=lambda _: "x:1", pid=lambda _: 1)
+    with background._lock():
+        background._publish(mq, [])
+        assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {
+            "lock": 0o600,
+            "state.json": 0o600,
+        }
+
+
+def test_a_state_that_others_may_write_is_not_believed(held):
+    """Commands would connect, with their keys, where others want."""
+    write_state(held)
+    (held / "state.json").chmod(0o666)
+    with pytest.raises(
+        LocalBrokerError, match=r"Others may write to .*state\.json\. Stop the local broker, and remove"
+    ):
+        background.running()
+
+
+def test_nothing_starts_beside_files_of_another_user(folder, monkeypatch):
+    """Of a time when others could write to the folder."""
+    for unused in ("find_java", "_ports"):
+        monkeypatch.setattr(background, unused, lambda *_: {})
+    monkeypatch.setattr(background.distro, "fetch", lambda: None)
+    (folder / "data").mkdir()
+    (folder / "fcntl.py").touch()
+    give_away(monkeypatch, folder / "fcntl.py")
+    monkeypatch.setattr(background.distro, "cache_folder", lambda: folder.parent)
+    monkeypatch.setattr(background, "_spawned", raising(AssertionError("started")))
+    with pytest.raises(LocalBrokerError, match=r"what another user has left: .*Remove .*"):
+        background.start(Wish(1, 0, str(folder / "data"), {}, None))
 
 
 def test_a_process_that_is_still_starting_is_not_running_yet(held):
@@ -199,6 +244,22 @@ def test_a_start_that_is_interrupted_leaves_no_process_behind(folder, monkeypatc
     with (folder / "log").open("w") as log, pytest.raises(KeyboardInterrupt):
         background._spawned(Wish(1, 0, str(folder), {}, None), log)
     assert done == ["terminated", "gone"]
+
+
+def test_the_process_has_the_cache_of_the_command_wherever_it_runs(folder, monkeypatch):
+    started = []
+
+    def popen(**how):
+        started.append(how)
+        raise OSError("not started")
+
+    monkeypatch.setattr(background.subprocess, "Popen", popen)
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("ROCKETMQ_SPARK_CACHE", "relative")
+    with (folder / "log").open("w") as log, pytest.raises(OSError, match="not started"):
+        background._spawned(Wish(1, 0, str(folder), {}, None), log)
+    assert started[0]["env"]["ROCKETMQ_SPARK_CACHE"] == str(folder.parent / "relative")
+    assert started[0]["cwd"] == "/"
 
 
 def test_it_ends_where_the_signal_does_not_wake_it(folder, monkeypatch):

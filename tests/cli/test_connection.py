@@ -99,6 +99,17 @@ def test_without_a_name_server_the_error_says_how(no_broker):
         shown()
 
 
+def test_without_a_name_server_an_unsafe_cache_is_no_other_error(no_broker):
+    """In a pod, the folder of temporary files may be one of everyone; the command needs no cache."""
+    no_broker.mkdir(exist_ok=True)
+    (no_broker / "theirs").mkdir()
+    (no_broker / "theirs").chmod(0o777)
+    done = CliRunner(env={"ROCKETMQ_SPARK_CACHE": str(no_broker / "theirs" / "cache")}).invoke(app, ["topic", "list"])
+    assert done.exit_code == 1
+    assert "no name server is given, and no local broker is running that can be used: The cache" in done.output
+    assert "Use --name-server host:port" in done.output
+
+
 def test_a_local_broker_is_the_default(no_broker, monkeypatch):
     found = background.RunningBroker(1, "127.0.0.1:9876", "/data", 0, {})
     monkeypatch.setattr(background, "running", lambda: found)

@@ -118,7 +118,8 @@ def test_sentences_of_a_narrow_terminal_break_between_words(monkeypatch):
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setenv("COLUMNS", "30")
-    Text().note("short\nwhat batches 2 to 3 read-only topics have is read again")
+    Text().note("short")
+    Text().note("what batches 2 to 3 read-only topics have is read again")
     Text().failure(OptionError("no name server is given", remedy="Use --name-server host:port"))
     lines = err.getvalue().splitlines()
     assert lines[:3] == ["short", "what batches 2 to 3 read-only", "topics have is read again"]

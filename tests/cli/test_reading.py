@@ -1,5 +1,6 @@
 import json
 import time
+import zlib
 from itertools import islice
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from rocketmq_spark import Message, Producer, options, session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Request
+from rocketmq_spark.base.codes import Request, SysFlag
 from rocketmq_spark.cli import reading
 from rocketmq_spark.cli.reading import TopicReader, at_offset, earliest, latest
 from rocketmq_spark.errors import NotReadable, RouteNotFound
@@ -15,7 +16,8 @@ from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.answers import Cause, Fetched, Piece
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.messages import decode_leniently
-from tests.admin.test_times import SEARCH, Queues
+from tests.admin.test_times import FIRST, SEARCH, Queues
+from tests.harness import peak_bytes
 from tests.helpers import total
 from tests.mockbroker import MockBroker, ok, route
 
@@ -276,3 +278,18 @@ def half_closed(first, second):
             for name, perm in zip(servers, (6, 2), strict=True)
         ],
     }).encode())  # fmt: skip
+
+
+def test_the_next_messages_of_many_queues_stay_compressed():
+    with MockBroker() as broker:
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(12, {"broker-a": broker.address}))
+        queues = Queues(broker, {number: [number] for number in range(12)})
+        packed = {"body": zlib.compress(bytes(8 << 20)), "sys_flag": int(SysFlag.COMPRESSED)}
+        queues.odd = {(number, FIRST): packed for number in range(12)}
+        parsed = options.parse({"name_server": broker.address}).for_role("batch source")
+        reader = TopicReader(parsed, "t", lambda part, cause: pytest.fail(f"lost {part}: {cause}"))
+        reader.seek(earliest)
+        assert peak_bytes(lambda: [len(m.body) for m in reader.messages()]) < 30 << 20
+        reader.seek(earliest)
+        assert [len(m.body) for m in reader.messages()] == [8 << 20] * 12
+    session.close_all()

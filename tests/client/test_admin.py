@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.base.codes import FIRST_WITH_ATTRIBUTES, Request, Response
+from rocketmq_spark.base.codes import FIRST_WITH_ATTRIBUTES, Request, Response, SysFlag
 from rocketmq_spark.client.admin import BaseAdmin, batch_attributes
 from rocketmq_spark.errors import (
     BrokerNotFound,
@@ -27,6 +28,7 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts, elsewhere
 from tests.decode.fetching import stored, text
+from tests.harness import peak_bytes
 from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, never, ok, refuse, route
 
 ROUTE, CLUSTER = Request.GET_ROUTEINFO_BY_TOPIC, Request.GET_BROKER_CLUSTER_INFO
@@ -512,3 +514,14 @@ class TestRealBroker:
     def test_names_that_the_broker_refuses(self, real_admin: BaseAdmin) -> None:
         with pytest.raises(RocketMQError, match="conflict with system topic"):
             real_admin.create_topic("SELF_TEST_TOPIC")
+
+
+def test_messages_of_a_key_are_not_inflated_for_their_ids(broker: MockBroker) -> None:
+    parts = Parts(broker.address)
+    broker.on(ROUTE, route(1, {"a": broker.address}))
+    packed = stored(zlib.compress(bytes(30 << 20)), text(KEYS="k", UNIQ_KEY="1"), sys_flag=SysFlag.COMPRESSED)
+    broker.on(Request.QUERY_MESSAGE, ok(packed * 8))
+    admin = BaseAdmin(broker.address, parts.calls)
+    assert [message.msg_id for message in admin.messages_of_key("t", "k", 5, 9)] == ["1"] * 8
+    assert peak_bytes(lambda: admin.messages_of_key("t", "k", 5, 9)) < 60 << 20
+    parts.pool.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.base.codes import Request, Response, SysFlag
+from rocketmq_spark.base.codes import INNER_BATCH_MASK, Request, Response, SysFlag
 from rocketmq_spark.client import instance
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.client.groups import BrokerRequests, heartbeat_of, own
@@ -191,3 +191,21 @@ def test_a_flood_of_questions_is_refused_and_the_log_says_so_once(
     assert [groups.asked(request) for _ in range(5)] == [True, False, False, False, False]
     may_end.set()
     assert caplog.text.count("of a:1 is refused: 1 requests wait for one thread") == 1
+
+
+def test_a_pushed_batch_is_refused_before_it_is_inflated() -> None:
+    items = bytes(22) * 400_000
+    packed = store("t", zlib.compress(items), sys_flag=int(INNER_BATCH_MASK) | SysFlag.COMPRESSED)
+
+    def refused() -> None:
+        with pytest.raises(RemoteProtocolError, match="a batch came to be consumed directly"):
+            ask(Request.CONSUME_MESSAGE_DIRECTLY, None, packed)
+
+    assert peak_bytes(refused) < 1 << 20
+
+
+def test_a_pushed_body_stays_compressed_until_the_member_accepts_it() -> None:
+    packed = store("ns%t", zlib.compress(bytes(8 << 20)), sys_flag=SysFlag.COMPRESSED)
+    question, _ = ask(Request.CONSUME_MESSAGE_DIRECTLY, DirectResult(DirectOutcome.SUCCESS, 1), packed, brokerName="b")
+    assert isinstance(question, ConsumeDirectly)
+    assert len(question.message.body) < 1 << 20

@@ -7,17 +7,20 @@ import random
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.client import route as route_room
 from rocketmq_spark.client.route import NameServers
 from rocketmq_spark.errors import (
     BrokerNotFound,
     ConnectionLost,
     NotSupported,
     OptionError,
+    RemoteProtocolError,
     RouteNotFound,
     ServerFault,
 )
@@ -420,3 +423,56 @@ def test_a_slave_that_acts_for_its_master_is_told_from_a_master(
     broker.on(ROUTE, ok(json.dumps(body).encode()))
     broker.on(Request.GET_BROKER_CLUSTER_INFO, refuse(Response.SYSTEM_ERROR))  # not asked
     assert not parts.routes.fetch("t").brokers["broker-a"].acting
+
+
+class TestMemory:
+    """A name server decides how many topics there are, and what their routes have."""
+
+    def test_a_route_has_a_limit_of_brokers(self, broker: MockBroker, parts: Parts) -> None:
+        broker.on(ROUTE, route(1, {f"b{n}": "h:1" for n in range(4097)}))
+        with pytest.raises(RemoteProtocolError, match="4097"):
+            parts.routes.get("t")
+        broker.on(ROUTE, route(1, {f"b{n}": f"h{n}:1" for n in range(1024)}))
+        assert len(parts.routes.get("t").brokers) == 1024
+
+    def test_a_route_has_a_limit_of_addresses(self, broker: MockBroker, parts: Parts) -> None:
+        data = [{"brokerName": "b", "cluster": "c", "brokerAddrs": {str(n): "h:1" for n in range(20_000)}}]
+        broker.on(ROUTE, ok(json.dumps({"brokerDatas": data, "queueDatas": []}).encode()))
+        with pytest.raises(RemoteProtocolError, match="20000"):
+            parts.routes.get("t")
+
+    @pytest.mark.parametrize("at_once", [True, False])
+    def test_all_routes_together_have_a_limit_of_bytes(
+        self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch, at_once: bool
+    ) -> None:
+        answer = route(1, {f"b{n}": f"h{n}:1" for n in range(10)})
+        broker.on(ROUTE, answer)
+        monkeypatch.setattr(route_room, "_MOST_BYTES", 3 * len(answer.body))
+        topics = [f"t{n}" for n in range(4)]
+        for _ in range(2):  # a route that is asked for again takes the place of itself
+            parts.routes.refresh(topics[:3], 0.0)
+        with pytest.raises(RemoteProtocolError, match="routes of 3 topics"):
+            parts.routes.refresh(topics[2:], 0.0) if at_once else parts.routes.get("t3")
+        parts.routes.forget("t0")  # what is remembered of it makes room
+        assert parts.routes.get("t3").topic == "t3"
+
+    def test_answers_are_asked_for_in_parts_and_what_is_too_long_is_dropped(
+        self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(route_room, "_AT_ONCE", 3)
+        sizes: list[int] = []
+        ask_many = NameServers.ask_many
+
+        def counted(self: NameServers, commands: Any, *given: Any) -> Any:
+            sizes.append(len(commands))
+            return ask_many(self, commands, *given)
+
+        monkeypatch.setattr(NameServers, "ask_many", counted)
+        long = ok(b"{" + b" " * (8 << 20) + b"}")
+        broker.on(ROUTE, lambda call: long if call.ext("topic") == "t3" else route(1, {"b": broker.address}))
+        topics = [f"t{n}" for n in range(7)]
+        assert parts.routes.refresh(topics, 0.0) == {*topics} - {"t3"}
+        assert sizes == [3, 3, 1]
+        broker.on(ROUTE, refuse(Response.SYSTEM_ERROR))
+        assert parts.routes.refresh(topics, 0.0) == frozenset()
+        assert sizes[3:] == [3]

@@ -185,6 +185,17 @@ def test_new_folders_and_files_of_offsets_are_private(tmp_path: Path) -> None:
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in path.parents[:4]} == {0o700}
 
 
+def test_offsets_in_an_open_folder_are_private_whatever_the_umask_is(path: Path) -> None:
+    """Others could make the consumer skip messages. An older version made folders with the mode of the umask."""
+    path.parent.mkdir(parents=True, mode=0o755)
+    before = os.umask(0)
+    try:
+        LocalOffsets(path).store({A: 5})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 @pytest.mark.parametrize("place", ["offsets.json", "offsets.json.bak", ".", ".."])
 def test_offsets_of_another_user_are_not_used(path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """They could skip messages of this one."""

@@ -137,11 +137,11 @@ def test_no_more_is_taken_than_was_asked_for():
 
 
 def test_what_an_answer_becomes_has_a_limit(monkeypatch):
-    monkeypatch.setattr(grpc_member, "_MIN_OPENED_BYTES", 250)
+    monkeypatch.setattr(grpc_member, "_MIN_OPENED_BYTES", 1500)
     monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 1)
     with giving(*[b"x"] * 5) as member:
         assert ids(member, 5) == ["0", "1", "2"]
-        monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 100)
+        monkeypatch.setattr(grpc_member, "_MESSAGE_BYTES", 600)
         assert ids(member, 5) == ["0", "1", "2", "3", "4"], "what so many messages may have"
 
 
@@ -496,3 +496,11 @@ def test_a_close_that_is_interrupted_leaves_all_the_same(where, monkeypatch):
         assert left == (["g"] if where == "_timer" else [])
         stream._thread.join(30)
         assert not stream._thread.is_alive()
+
+
+def test_a_proxy_cannot_send_millions_of_keys() -> None:
+    answer = proto("ReceiveMessageResponse")()
+    answer.message.system_properties.keys.extend([""] * 100_000)
+    answer.message.user_properties.update({str(i): "" for i in range(100_000)})
+    found = grpc_member.popped(answer.message, "t", ("b", "p"), bytes)
+    assert (len(found.keys), len(found.properties)) == (32_767, 32_767)

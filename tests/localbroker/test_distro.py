@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +28,7 @@ from rocketmq_spark.base import process as registry
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import distro, java, maven, process
 from tests import users
+from tests.helpers import raising
 
 SMALL = ("commons-cli:commons-cli:1.5.0", "io.netty:netty-codec-haproxy:4.1.130.Final")
 
@@ -409,6 +410,51 @@ def test_jars_behind_a_link_have_their_own_paths_which_archives_are_named_by(
     (other / "jars").symlink_to(distro.cache_folder() / "jars")
     monkeypatch.setenv(distro.CACHE_VARIABLE, str(other))
     assert distro.fetch(["small"]) == files
+
+
+def test_jars_behind_a_link_that_others_may_replace_are_not_used(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distro.fetch(["small"], quiet=True)
+    cache, shared = tmp_path / "other", tmp_path / "shared"
+    for folder in (cache, shared):
+        folder.mkdir()
+    shutil.copytree(small / "jars", shared / "jars")
+    shared.chmod(0o777)
+    (cache / "jars").symlink_to(shared / "jars")
+    monkeypatch.setenv(distro.CACHE_VARIABLE, str(cache))
+    with pytest.raises(LocalBrokerError, match=rf"{cache}/jars lies in {shared}, in which others"):
+        distro.fetch(["small"])
+
+
+def test_a_jar_behind_a_link_that_others_may_replace_is_fetched_again(small: Path, tmp_path: Path) -> None:
+    jar = distro.fetch(["small"], quiet=True)[0]
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o777)
+    jar.rename(shared / jar.name)
+    jar.symlink_to(shared / jar.name)
+    assert not distro.fetch(["small"], quiet=True)[0].is_symlink()
+
+
+def test_a_user_without_name_and_home_has_a_cache_among_temporary_files(
+    usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(java.Path, "home", raising(RuntimeError("Could not determine home directory.")))
+    monkeypatch.setattr(java.folders, "make", make_below(tmp_path))
+    assert distro.cache_folder() == tmp_path / "tmp" / f"rocketmq-spark-{os.geteuid()}"
+
+
+def make_below(top: Path) -> Callable[..., list[Path]]:
+    """Folders elsewhere cannot be created, as by a user who is not root."""
+    real = java.folders.make
+
+    def make(path: Path, mode: int = 0o700) -> list[Path]:
+        if not path.is_relative_to(top):
+            raise PermissionError(path)
+        return real(path, mode)
+
+    return make
 
 
 def test_what_a_killed_download_left_goes_with_the_next_one(small: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.errors import LocalBrokerError
-from rocketmq_spark.localbroker import servers, site
+from rocketmq_spark.localbroker import process, servers, site
 from rocketmq_spark.localbroker.process import MARK, PortBook
 from rocketmq_spark.localbroker.site import TEMPORARY, claim
 from tests import users
@@ -51,6 +51,7 @@ def _sleeper(children: list[subprocess.Popen[bytes]], mark: str) -> subprocess.P
 def _left_behind(run: Path, data: Path, delete: bool = True) -> Path:
     data.mkdir()
     (data / "store").touch()
+    (data / "in-use").touch()
     record = run / "dead.json"
     record.write_text(json.dumps({"data": str(data), "delete": delete}))
     return record
@@ -235,6 +236,7 @@ def test_a_folder_that_was_made_again_by_others_stops_no_start(
     data = tmp_path / f"{TEMPORARY}x"
     record = _left_behind(run, data)
     lock, target = data / "in-use", tmp_path / "elsewhere"
+    lock.unlink()
     lock.symlink_to(target) if kind == "link" else os.mkfifo(lock)
     if kind == "theirs":
         users.give_away(monkeypatch, data)
@@ -244,3 +246,127 @@ def test_a_folder_that_was_made_again_by_others_stops_no_start(
     claim(run, None, keep=False).release(delete=True)
     assert (data.exists(), target.exists()) == (True, False)
     assert record.exists() == (kind != "theirs")
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "folder"])
+def test_nothing_is_planted_while_a_data_folder_is_checked(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Others may have had folders below it that anyone may change. They try each time this process looks at something."""
+    home = tmp_path / "data" / "namesrv"
+    home.mkdir(parents=True)
+    for folder in (home, home.parent):
+        folder.chmod(0o777)
+    planted = home / "out.txt"
+
+    def plant(real: object) -> object:
+        def look(*given: object) -> object:
+            if home.stat().st_mode & 0o002 and not os.path.lexists(planted):
+                {"link": lambda: planted.symlink_to(run), "file": planted.touch, "folder": planted.mkdir}[kind]()
+                users.give_away(monkeypatch, planted)
+            return real(*given)  # type: ignore[operator]
+
+        return look
+
+    for name in ("foreign", "foreign_in", "exposures_in", "close"):
+        monkeypatch.setattr(folders, name, plant(getattr(folders, name)))
+    with pytest.raises(LocalBrokerError, match=r"is not used: .*belongs to uid"):
+        claim(run, tmp_path / "data", keep=True)
+
+
+def test_what_others_own_in_a_folder_stays_an_error_after_it_is_closed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a file whose mode is not that of an open one."""
+    file = tmp_path / "data" / "namesrv" / "out.txt"
+    file.parent.mkdir(parents=True)
+    file.touch(0o644)
+    found = folders.Exposure(file, file.stat(), users.OTHER)
+    monkeypatch.setattr(folders, "exposures_in", lambda path, *_: iter([found] if file.parent == path else []))
+    with pytest.raises(LocalBrokerError, match=rf"its owner, uid {users.OTHER}, may write to {file}"):
+        claim(run, tmp_path / "data", keep=True)
+
+
+def test_other_files_in_a_data_folder_keep_mode_and_owner(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "project" / "results"
+    results.mkdir(parents=True)
+    (results / "shared.csv").touch()
+    (results / "theirs.csv").touch()
+    results.chmod(0o775)
+    (results / "shared.csv").chmod(0o664)
+    if users.IS_ROOT:
+        users.give_away(monkeypatch, results / "theirs.csv")
+    claim(run, tmp_path / "project", keep=True).release(delete=False)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (results, results / "shared.csv")]
+    assert modes == [0o775, 0o664]
+
+
+@pytest.fixture
+def any_mode() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("any_mode")
+def test_records_and_locks_are_private_whatever_the_umask_is(run: Path, tmp_path: Path) -> None:
+    (run / "lock").touch(0o666)  # of an older version
+    taken = claim(run, tmp_path / "data", keep=True)
+    files = [run / "lock", *run.glob("*.json"), tmp_path / "data" / "in-use"]
+    taken.release(delete=False)
+    assert len(files) == 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (run / "lock", tmp_path / "data" / "in-use")} == {0o600}
+
+
+@pytest.mark.usefixtures("any_mode")
+def test_a_record_is_private_while_its_process_lives(run: Path) -> None:
+    taken = claim(run, None, keep=False)
+    mode = stat.S_IMODE(taken._record.stat().st_mode)
+    taken.release(delete=True)
+    assert mode == 0o600
+
+
+def test_a_record_that_others_could_have_written_is_not_believed(
+    run: Path, tmp_path: Path, children: list[subprocess.Popen[bytes]]
+) -> None:
+    """It could name any folder and process of this user. An older version gave records the mode of the umask."""
+    data = tmp_path / f"{TEMPORARY}mine"
+    child = _sleeper(children, f"{MARK}{data}")
+    record = _left_behind(run, data)
+    record.chmod(0o666)
+    claim(run, None, keep=False).release(delete=True)
+    assert (child.poll(), data.exists(), record.exists()) == (None, True, False)
+
+
+def test_a_folder_that_no_cluster_has_reserved_is_not_deleted(run: Path, tmp_path: Path) -> None:
+    """Such as a checkout, whose name begins like that of a temporary folder."""
+    data = tmp_path / f"{TEMPORARY}main"
+    _left_behind(run, data)
+    (data / "in-use").unlink()
+    claim(run, None, keep=False).release(delete=True)
+    assert (data / "store").exists()
+
+
+@pytest.mark.usefixtures("any_mode")
+def test_what_servers_write_is_private_whatever_the_umask_is(tmp_path: Path) -> None:
+    script = f"mkdir {tmp_path}/made; touch {tmp_path}/file"
+    process.spawn(["/bin/sh", "-c", script], tmp_path / "out.txt").wait()
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {"made": 0o700, "file": 0o600, "out.txt": 0o600}
+
+
+def test_the_output_of_a_server_follows_no_link(tmp_path: Path) -> None:
+    (precious := tmp_path / "precious").write_text("important")
+    (tmp_path / "out.txt").symlink_to(precious)
+    with pytest.raises(OSError, match="it is a link"):
+        process.spawn(["/bin/sh", "-c", "echo printed"], tmp_path / "out.txt")
+    assert precious.read_text() == "important"
+
+
+@pytest.mark.usefixtures("any_mode")
+def test_the_first_file_of_a_store_is_private(tmp_path: Path) -> None:
+    servers._read_timers_from_now(tmp_path / "store")
+    made = [path.stat().st_mode & 0o077 for path in (tmp_path / "store").rglob("*")]
+    assert made == [0, 0]

@@ -339,7 +339,7 @@ def test_a_file_is_created_where_there_are_no_hard_links(
 ) -> None:
     """As on shares of SMB and on buckets that are mounted."""
 
-    def no_links(*given: object) -> None:
+    def no_links(*given: object, **at: object) -> None:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "link", no_links)

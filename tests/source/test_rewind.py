@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +16,6 @@ from rocketmq_spark.spark.checkpoints import rewind
 from rocketmq_spark.spark.checkpoints.entries import Folder, folder, history, last_batch, numbers
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.source.test_checkpoint import P, Q, entry, named, other, ours
-from tests.users import IS_ROOT, give_away
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -106,34 +103,6 @@ def test_what_was_behind_it_goes_and_is_kept_beside(query: Folder) -> None:
     assert set(query.files(recursive=True)) == {
         "metadata", "offsets/0", "offsets/1", "offsets/.0.crc", "offsets/.1.crc", "commits/0", "commits/1",
     }  # fmt: skip
-
-
-def test_the_backup_is_for_the_owner_alone(query: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    if IS_ROOT:
-        give_away(monkeypatch, Path(query.name), *Path(query.name).rglob("*"))
-    (Path(query.name) / "offsets" / ".note").write_text("no entry of a log")
-    _, backup = go(query, 1)
-    assert ".note" not in "".join(backup.files(recursive=True))
-    folders = [Path(backup.name), *(path for path in Path(backup.name).rglob("*") if path.is_dir())]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
-    owners = {path.stat().st_uid for path in [Path(backup.name), *Path(backup.name).rglob("*")]}
-    assert owners == {Path(query.name).stat().st_uid}
-
-
-@pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_nothing_is_copied_through_a_link(query: Folder, tmp_path: Path, kind: str) -> None:
-    """The owner of the checkpoint could let it lead to a file that only root may read."""
-    entry = Path(query.name) / "offsets" / ".3.crc"
-    (tmp_path / "secret").write_text("secret")
-    entry.unlink(missing_ok=True)
-    entry.symlink_to(tmp_path / "secret") if kind == "link" else os.mkfifo(entry)
-    if kind == "link":
-        with pytest.raises(OffsetError):
-            go(query, 1)
-    else:
-        go(query, 1)
-    copies = [path for path in tmp_path.rglob("*.before-rewind-*/**/*") if path.is_file()]
-    assert all(path.read_bytes() != b"secret" for path in copies)
 
 
 def test_what_is_read_again_begins_where_the_batch_ended_and_of_a_new_queue_where_its_first_batch_began(

@@ -473,6 +473,26 @@ def test_a_folder_above_that_others_may_change_is_a_warning_for_other_users_than
     assert f"the spool lies in {spool.parent}, in which others (mode 0777)" in caplog.text
 
 
+def test_a_volume_of_root_is_a_spool_of_the_user_who_has_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An ``emptyDir`` of Kubernetes has mode 0777, and only root may change it."""
+    spool = fill(tmp_path / "base" / "volume")
+    spool.chmod(0o777)
+    uid = os.getuid()
+    monkeypatch.setattr(folders, "ROOT", uid)
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    monkeypatch.setattr(folders, "exposures", lambda *_: iter([]))
+    with lent(spool):
+        pass
+    assert (
+        f"the folder {spool} keeps its mode, with which other users may write whole messages; name a new" in caplog.text
+    )
+    (spool / "CURRENT").chmod(0o666)
+    with pytest.raises(SpoolError, match=r"others \(mode 0666\) may change .*CURRENT"), lent(spool):
+        pass
+
+
 def test_a_spool_with_files_of_others_is_refused_until_they_are_its_owners(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from types import TracebackType
 
 import rocketmq_spark
 from rocketmq_spark.base import folders
+from rocketmq_spark.base.process import python
 from rocketmq_spark.cli.demo.stage import FINISH, Stage
 from rocketmq_spark.errors import RocketMQError
 
@@ -46,14 +47,13 @@ class SparkDriver:
         os.set_blocking(self._reading, False)
         self._unread, self._said_all = b"", False
         root = str(Path(rocketmq_spark.__file__).parent.parent)
-        paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {"PYSPARK_PYTHON": sys.executable, **os.environ, "PYTHONPATH": paths}
+        call = python("-P", "-m", "rocketmq_spark.cli.demo.job", str(writing), first=[root])
+        call["env"] = {"PYSPARK_PYTHON": sys.executable, **call["env"]}
+        call["cwd"] = str(self._made.folder)  # where Spark may write
         with open(folders.open_regular(self._made.spark_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
-            # -P: nothing is imported from the current folder. A session of its own: Ctrl-C is the demo's, and ``kill`` ends both
-            # Python and the JVM.
+            # A session of its own: Ctrl-C is the demo's, and ``kill`` ends both Python and the JVM.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rocketmq_spark.cli.demo.job", str(writing)],
-                stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, pass_fds=[writing], start_new_session=True,
+                **call, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[writing], start_new_session=True
             )  # fmt: skip
         os.close(writing)
         self._tell(self._made.to_json())

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.base.codes import TRANSIENT_PROPERTY_PREFIX
+from rocketmq_spark.base.codes import ROW_ID, TRANSIENT_PROPERTY_PREFIX
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
 from rocketmq_spark.errors import MessageRefused
@@ -196,8 +196,6 @@ def _name_faults(names: pa.Array, reserved: pa.Array) -> dict[int, str]:
     return faults
 
 
-# The property with a row's id (option ``messageId``). It is a user property, so readers show it.
-ROW_ID = "SPARK_ROW_ID"
 MESSAGE_ID = "messageid"
 
 _BLANK = codes.KEY_SEPARATOR.encode()

@@ -290,7 +290,8 @@ def _identity(file: Path | int) -> tuple[int, int, int]:
 def _replace(path: Path, text: str) -> None:
     fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # two processes that store at once mix nothing
     try:
-        with fresh.open("w", encoding="utf-8") as file:
+        new = folders.open_regular(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with open(new, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -35,6 +35,7 @@ from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import (
     AccessDenied,
     ClosedError,
+    DecodeError,
     MessageRefused,
     NotSupported,
     OptionError,
@@ -58,6 +59,7 @@ from rocketmq_spark.model.membership import (
 )
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.queues.environment import Own
+from rocketmq_spark.wire.messages import opened
 
 logger = logging.getLogger(__name__)
 
@@ -354,6 +356,9 @@ class Answers:
         if self.closed:
             raise ClosedError("the consumer is closed")
         self._check_direct(message)
+        message = opened(message)
+        if message.decode_error is not None:
+            raise DecodeError(f"the message cannot be decoded: {message.decode_error}", topic=message.topic)
         began_ms = self._timer.now_ms()
         queue, messages = message.queue, (message,)
         if isinstance(self._consuming, Orderly):

@@ -15,9 +15,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
+import shutil
+import stat
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,7 +85,8 @@ class Folder:
         """Create a file atomically and durably; returns False if it exists."""
         with self._named():
             if self._is_local:
-                return _create(Path(self._path(path)), content)
+                with self._place(path, 0o777) as (at, name):
+                    return _create(at, name, content)
             if self.read_bytes(path) is not None:
                 return False
             self._put(path, content)
@@ -92,9 +96,9 @@ class Folder:
         """Create or replace a file atomically and durably."""
         with self._named():
             if self._is_local:
-                target = Path(self._path(path))
-                _written(target, content).replace(target)
-                _sync(target.parent)
+                with self._place(path, 0o777) as (at, name):
+                    os.replace(_written(at, name, content), name, src_dir_fd=at, dst_dir_fd=at)
+                    _sync(at)
             else:
                 self._put(path, content)
 
@@ -110,33 +114,106 @@ class Folder:
     def _is_local(self) -> bool:
         return str(self._system.type_name) == "local"
 
+    @contextmanager
+    def _place(self, path: str, mode: int | None = None) -> Iterator[tuple[int, str]]:
+        """Yield the descriptor of the folder of a local file, and the name of the file. Raises ``OSError`` for links."""
+        *below, name = path.split("/")
+        with folders.inside(Path(self._root), below, mode) as at:
+            yield at, name
+
+    @contextmanager
+    def as_owner(self) -> Iterator[None]:
+        """Inside the block, root has only the rights of the owner of this folder if it is local. The block must not import
+        modules, because the owner may not be able to read Python's files.
+
+        The owner may change anything in the folder at any time, and lead this process elsewhere with links, or with another
+        folder of this name. Raises ``OffsetError`` for links, if root cannot take the rights, and if others than the owner may
+        replace the folder while root uses it.
+        """
+        with ExitStack() as stack:
+            if self._is_local:
+                with self._named():
+                    owner = os.stat(self._root)
+                    self._refuse_others(owner.st_uid)
+                    if os.geteuid() == folders.ROOT != owner.st_uid:
+                        stack.enter_context(folders.rights_of(owner.st_uid, owner.st_gid))
+                        if not folders.is_readable(Path(self._root)):
+                            raise PermissionError(f"its owner, {folders.user(owner.st_uid)}, may not read it there")
+                    if (link := folders.link_in(Path(self._root))) is not None:
+                        raise OffsetError(
+                            f"{self.name} is not changed: {link} is a link, which could lead to files of other users",
+                            remedy="Replace the link by the folder or file to which it leads",
+                        )
+            yield
+
+    def _refuse_others(self, owner: int) -> None:
+        path = Path(self._root)
+        if os.geteuid() != folders.ROOT:  # a volume of Kubernetes may have mode 0777, which this user cannot change
+            folders.warn_if_replaceable(path, "the checkpoint")
+        elif (found := next(folders.exposures(path, owner), None)) is not None:
+            change = "chmod go-w" if found.uid is None else f"chown -h {owner}"
+            raise OffsetError(
+                f"{self.name} is not changed by root: {found.who} may replace {found.path}, or what is in it",
+                remedy=f"Run: {change} {shlex.quote(str(found.path))}, or run this command as {folders.user(owner)}",
+            )
+
     def copy(self, paths: Sequence[str], target: str) -> Folder:
         """Copy these files to the new folder ``target``, a sibling of this one; returns that folder. If the folder is local,
-        copies keep the owners of the files, and only their owner may read the folders. A link raises an error, because it could
-        lead to a file of another user.
+        the copies belong to its owner, who alone may read the new folders. A link raises an error, because it could lead to a
+        file of another user.
         """
         system, root = self._system, self._root[: len(self._root.rstrip("/")) - len(_last(self._root))] + target
         copied = Folder(self.name.rstrip("/")[: -len(_last(self.name))] + target, system, root)
         with self._named():
             if self._is_local:
-                _create_like(Path(root), Path(self._root))
-            for path in paths:
-                if self._is_local:
-                    _copy(Path(self._path(path)), Path(copied._path(path)))
-                else:
+                self._copy(paths, Path(root))
+            else:
+                for path in paths:
                     system.create_dir(copied._path(path).rpartition("/")[0], recursive=True)
                     system.copy_file(self._path(path), copied._path(path))
         return copied
 
+    def _copy(self, paths: Sequence[str], target: Path) -> None:
+        with ExitStack() as stack:
+            top = self._new_sibling(target)
+            stack.callback(os.close, top)
+            stack.enter_context(self.as_owner())
+            for path in paths:
+                *below, name = path.split("/")
+                with self._place(path) as (at, _), folders.inside(top, below, folders.PRIVATE) as to:
+                    _copy(name, at, to)
+
+    def _new_sibling(self, target: Path) -> int:
+        """Create the folder ``target`` for the owner of this folder, and return its descriptor. Where the owner may not create
+        folders, root does so.
+        """
+        with folders.inside(target.parent) as parent:
+            try:
+                with self.as_owner():
+                    os.mkdir(target.name, folders.PRIVATE, dir_fd=parent)
+                    return folders.open_folder(target.name, parent)
+            except PermissionError:
+                if any(folders.exposures(target)):  # the owner, too, could lead root to another folder
+                    raise
+                return folders.new_folder_for(os.stat(self._root), target.name, parent)
+
     def delete(self, paths: Sequence[str]) -> None:
         with self._named():
             for path in paths:
-                self._system.delete_file(self._path(path))
+                if self._is_local:
+                    with self._place(path) as (at, name):
+                        os.unlink(name, dir_fd=at)
+                else:
+                    self._system.delete_file(self._path(path))
 
     def delete_folder(self, below: str) -> None:
         """Delete a subfolder and its content."""
         with self._named():
-            self._system.delete_dir(self._path(below))
+            if self._is_local:
+                with self._place(below) as (at, name):
+                    shutil.rmtree(name, dir_fd=at)
+            else:
+                self._system.delete_dir(self._path(below))
 
     def _path(self, below: str) -> str:
         return f"{self._root.rstrip('/')}/{below}" if below else self._root
@@ -145,34 +222,31 @@ class Folder:
     def _named(self) -> Iterator[None]:
         try:
             yield
+        except OffsetError:  # a ValueError, too
+            raise
         except (OSError, ValueError, NotImplementedError) as e:
             raise OffsetError(
                 f"{self.name}: {' '.join(str(e).split())}", remedy="Check the path and its permissions"
             ) from e
 
 
-def _create_like(folder: Path, other: Path) -> None:
-    """Create ``folder`` with mode 0700 and, as root, with the owner of ``other``; missing folders above it likewise."""
-    if not folder.parent.exists():
-        _create_like(folder.parent, other.parent)
-    folder.mkdir(folders.PRIVATE)
-    if os.geteuid() == folders.ROOT:
-        status = other.stat()
-        os.chown(folder, status.st_uid, status.st_gid)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file and, as root, its owner. Raises ``OSError`` for a link, a pipe or a device."""
-    if not target.parent.exists():
-        _create_like(target.parent, source.parent)
-    folders.copy_regular(source, target, keep=True)
+def _copy(name: str, at: int, to: int) -> None:
+    """Copy a file with its mode to another folder. Raises ``OSError`` for a link, a pipe or a device."""
+    with (
+        open(folders.open_regular(name, at=at), "rb") as file,
+        open(folders.open_regular(name, _NEW, to), "wb") as copy,
+    ):
+        os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+        shutil.copyfileobj(file, copy)
 
 
-def _written(target: Path, content: bytes) -> Path:
-    """Write ``content`` to a temporary file beside ``target``, flush it to disk, and return its path."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.parent / f".{target.name}.{uuid.uuid4().hex}"
-    with part.open("xb") as file:
+def _written(at: int, name: str, content: bytes) -> str:
+    """Write ``content`` to a temporary file for the file ``name`` in a folder, flush it to disk, and return its name."""
+    part = f".{name}.{uuid.uuid4().hex}"
+    with open(folders.open_regular(part, _NEW, at, 0o666), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -183,32 +257,33 @@ def _written(target: Path, content: bytes) -> Path:
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-def _create(target: Path, content: bytes) -> bool:
-    part = _written(target, content)
+def _create(at: int, name: str, content: bytes) -> bool:
+    part = _written(at, name, content)
     try:
-        os.link(part, target)
+        os.link(part, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
     except FileExistsError:
         return False
     except OSError as e:
         if e.errno not in _NO_LINKS:
             raise
-        if target.exists():
+        if name in os.listdir(at):
             return False
-        part.replace(target)
+        os.replace(part, name, src_dir_fd=at, dst_dir_fd=at)
     finally:
-        part.unlink(missing_ok=True)
-    _sync(target.parent)
+        with suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=at)
+    _sync(at)
     return True
 
 
-def _sync(folder: Path) -> None:
+def _sync(folder: int) -> None:
     """Flush to disk the directory entries of a folder, and the folder's own entry in its parent."""
-    for path in (folder, folder.parent):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    os.fsync(folder)
+    parent = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
 
 
 # Spark's names for schemes that pyarrow calls otherwise.

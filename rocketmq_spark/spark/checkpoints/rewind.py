@@ -157,11 +157,13 @@ def carry_out(folder: Folder, planned: RewindPlan, at: datetime) -> Folder:
     # Imported before anything is removed, because it needs numpy, which may be missing.
     from rocketmq_spark.spark.checkpoints import notes
 
-    notes.epoch(folder)  # raises if the epoch is damaged, before anything is removed
+    with folder.as_owner():
+        notes.epoch(folder)  # raises if the epoch is damaged, before anything is removed
     name = folder.name.rstrip("/").rpartition("/")[2]
     backup = folder.copy(planned.saved, f"{name}.before-rewind-{at:%Y%m%dT%H%M%SZ}")
-    folder.delete(planned.removed)
-    notes.raise_epoch(folder)  # last: until then, an unfinished batch in the log must keep its ids
+    with folder.as_owner():
+        folder.delete(planned.removed)
+        notes.raise_epoch(folder)  # last: until then, an unfinished batch in the log must keep its ids
     return backup
 
 

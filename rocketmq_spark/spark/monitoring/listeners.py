@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import tempfile
 import threading
 import time
@@ -33,7 +34,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from rocketmq_spark import options as options_table
-from rocketmq_spark.base import exposition
+from rocketmq_spark.base import exposition, folders
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark.monitoring.queries import ends_of, of_progress, sink_counts
@@ -382,7 +383,7 @@ class MetricsListener(StreamingQueryListener):
             if self._prometheus is not None:
                 _replace(self._prometheus, exposition.text(self._families()).encode())
             if self._json_lines is not None and line:
-                with self._json_lines.open("a", encoding="utf-8") as file:
+                with open(folders.open_to_append(self._json_lines), "a", encoding="utf-8") as file:
                     file.write(line)
         except OSError:
             logger.exception("the metrics of queries cannot be written")
@@ -393,8 +394,8 @@ def _replace(path: Path, data: bytes) -> None:
     number, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(number, "wb") as file:
+            os.fchmod(number, 0o644)  # not by its name: the owner of the folder could put a link there
             file.write(data)
-        Path(part).chmod(0o644)
         Path(part).replace(path)
     except BaseException:
         Path(part).unlink(missing_ok=True)

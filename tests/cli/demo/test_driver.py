@@ -24,8 +24,8 @@ def driver_of(tmp_path, monkeypatch):
         (tmp_path / "program.py").write_text(program)
         start = driver_module.subprocess.Popen
 
-        def popen(command, **how):
-            return start([sys.executable, str(tmp_path / "program.py"), command[-1]], **how)
+        def popen(args, **how):
+            return start([sys.executable, str(tmp_path / "program.py"), args[-1]], **how)
 
         monkeypatch.setattr(driver_module.subprocess, "Popen", popen)
         return SparkDriver(Stage("n:1", "orders", "totals", tmp_path, Path("/data")))

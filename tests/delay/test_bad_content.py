@@ -1,0 +1,183 @@
+"""Whatever an envelope has in it ends neither a node nor a query, and holds up no other message."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rocketmq_spark.base import codes
+from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.encoder import Encoder
+from rocketmq_spark.delay import envelope_records, release
+from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, SCHEMA, Released, released
+from rocketmq_spark.delay.stream import _SinkTopics
+from rocketmq_spark.errors import CallTimeout, OptionError, RouteNotFound
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.wire.envelope import QUEUE, Envelope
+from rocketmq_spark.wire.properties import decode_properties
+from tests.delay.nodes import QUEUES, World
+
+INNER = QUEUES[0]
+SEND = envelope_records.sending(ProducerSettings(group="g"), DEAD_TOPIC)
+NAMES = st.sampled_from(
+    [*sorted(codes.RESERVED_PROPERTIES), QUEUE, codes.ROW_ID, codes.TRANSIENT_PROPERTY_PREFIX + "x", "a", "é", ""]
+)
+VALUES = st.one_of(
+    st.text(max_size=5), st.sampled_from(["b:1", "x" * 300 + ":1", "x" * 32_000, "b" * 70_000 + ":1", "é" * 20_000])
+)
+PROPERTIES = st.lists(st.tuples(NAMES, VALUES), max_size=4).map(
+    lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs)
+)
+
+
+def packed(properties: str = "", body: bytes = b"x", topic: str = "orders", due_ms: int = 5) -> bytes:
+    head = Envelope(topic, due_ms, "ID", 1, 0, "", b"").pack()
+    text = properties.encode("utf-8", "replace")[:65_000]
+    try:
+        return Envelope(topic, due_ms, "ID", 1, 0, text.decode("utf-8", "ignore"), body).pack()
+    except struct.error:  # more than an envelope has room for
+        return head + body
+
+
+def rows(found: list[Released]) -> pa.RecordBatch:
+    kinds = {
+        "binary": pa.binary(),
+        "string": pa.string(),
+        "int": pa.int32(),
+        "map<string,string>": pa.map_(pa.string(), pa.string()),
+    }
+    fields = [part.split() for part in SCHEMA.split(", ")]
+    columns = [
+        pa.array([list(one[i].items()) if name == "properties" else one[i] for one in found], kinds[kind])
+        for i, (name, kind) in enumerate(fields)
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=[name for name, _ in fields])
+
+
+def encoder() -> Encoder:
+    return Encoder({name.lower(): name for name, _ in (part.split() for part in SCHEMA.split(", "))} | {"messageid": "msgId"},
+                   4 << 20, UniqueIds(b"12345678", lambda: 1))  # fmt: skip
+
+
+@given(
+    PROPERTIES,
+    st.sampled_from([b"x", b"", b"x" * (5 << 20)]),
+    st.sampled_from(["orders", "t" * 127, "a b", "%RETRY%g"]),
+)
+def test_any_content_can_be_stored_sent_and_written_by_the_sink(properties: str, body: bytes, topic: str) -> None:
+    data = packed(properties, body, topic)
+    found = envelope_records.arrival(INNER, 7, data, 1)
+    assert found.record is not None
+    assert found.record.encode()
+    send = SEND(found.record)
+    assert len(send.request.properties.encode()) <= codes.SINGLE_MAX_PROPERTIES
+    row = released(data)
+    assert len(row.body) <= codes.MAX_BODY_BYTES
+    assert encoder()(rows([row, released(packed())]))
+
+
+@pytest.mark.parametrize("size", [255, 256, 65_000])
+def test_a_longer_name_than_brokers_have_is_no_queue(size: int) -> None:
+    found = envelope_records.arrival(INNER, 7, packed(f"{QUEUE}\x01{'b' * size}:1\x02"), 1)
+    assert found.record is not None
+    assert found.record.target == (f"broker {'b' * 255}" if size == 255 else "topic orders")
+
+
+def test_an_error_of_any_kind_in_an_envelope_makes_a_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+    monkeypatch.setattr(release, "original", broken)
+    found = envelope_records.arrival(INNER, 7, packed(), 1)
+    assert found.record is not None
+    assert (found.due_ms, SEND(found.record).topic) == (0, DEAD_TOPIC)
+    assert "surrogates" in decode_properties(SEND(found.record).request.properties)[PROBLEM]
+    assert released(packed()).topic == DEAD_TOPIC
+
+
+def test_a_longer_body_than_messages_have_is_cut_in_its_dead_letter() -> None:
+    data = packed(body=b"x" * (5 << 20))
+    row = released(data)
+    assert (row.topic, row.body) == (DEAD_TOPIC, data[: 4 << 20])
+    assert f"first 4194304 of {len(data)} bytes" in row.properties[PROBLEM]
+    larger = envelope_records.sending(ProducerSettings(group="g", max_message_size=6 << 20), DEAD_TOPIC)
+    found = envelope_records.arrival(INNER, 7, data, 1)
+    assert found.record is not None
+    assert larger(found.record).topic == "orders"
+
+
+def test_the_sinks_own_properties_are_not_taken_from_an_envelope() -> None:
+    text = f"UNIQ_KEY\x01A\x02{codes.ROW_ID}\x01z\x02{codes.TRANSIENT_PROPERTY_PREFIX}x\x01y\x02a\x01b\x02"
+    assert (released(packed(text)).properties, released(packed(text)).msg_id) == ({"a": "b"}, "A")
+    found = envelope_records.arrival(INNER, 7, packed(text), 1)
+    assert found.record is not None  # a user's property where no sink adds its own
+    assert decode_properties(SEND(found.record).request.properties)[codes.ROW_ID] == "z"
+
+
+def test_there_is_room_for_the_properties_that_the_sink_adds() -> None:
+    text = f"UNIQ_KEY\x01A\x02a\x01{'b' * (codes.SINGLE_MAX_PROPERTIES - 20)}\x02"
+    row = released(packed(text))
+    assert row.topic == DEAD_TOPIC
+    assert encoder()(rows([row]))
+    found = envelope_records.arrival(INNER, 7, packed(text), 1)
+    assert found.record is not None
+    assert SEND(found.record).topic == "orders"
+
+
+def test_a_node_runs_on_after_an_error_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, over, calls = world.node("a"), threading.Event(), []
+    monkeypatch.setattr("rocketmq_spark.delay.service.PAUSE_S", 0.0)
+    monkeypatch.setattr("rocketmq_spark.delay.service.AGAIN_S", 0.0)
+
+    def turn() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ValueError("of a single message")
+        over.set()
+
+    monkeypatch.setattr(node.service, "_take_turn", turn)
+    node.service.run(over)  # type: ignore[arg-type]
+    assert len(calls) == 2
+
+
+class Queues:
+    """A sender that knows topic ``orders``."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def publish_queues(self, topic: str, *args: object) -> list[MessageQueue]:
+        self.asked.append(topic)
+        if topic == "slow":
+            raise CallTimeout("no answer", "b:1")
+        if topic != "orders":
+            raise RouteNotFound("there is no such topic", "n:1", codes.Response.TOPIC_NOT_EXIST, topic)
+        return [MessageQueue(topic, "b", 0)]
+
+    def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
+        return error
+
+
+def test_a_message_to_a_topic_that_does_not_exist_is_a_dead_letter() -> None:
+    queues = Queues()
+    known = _SinkTopics({"nameServer": "n:1"}, lambda options: queues)  # type: ignore[arg-type, return-value]
+    for _ in range(2):
+        assert released(packed(), refusal=known.refusal).topic == "orders"
+        gone = released(packed(topic="gone"), refusal=known.refusal)
+        assert gone.topic == DEAD_TOPIC
+        assert "no message can go to topic gone" in gone.properties[PROBLEM]
+    assert queues.asked.count("orders") == 1
+    with pytest.raises(CallTimeout):
+        released(packed(topic="slow"), refusal=known.refusal)
+
+
+def test_an_unknown_option_of_the_sink_is_an_error() -> None:
+    with pytest.raises(OptionError, match="nameServe"):
+        _SinkTopics({"nameServe": "n:1"})

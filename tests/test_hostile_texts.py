@@ -1,0 +1,105 @@
+"""Texts of other clients and servers, where they are shown or passed on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import click
+import pytest
+
+from rocketmq_spark import options
+from rocketmq_spark.base import arguments
+from rocketmq_spark.base.arguments import nearest
+from rocketmq_spark.base.codes import INNER_BATCH_MASK, MAX_PROPERTIES_BYTES, Property
+from rocketmq_spark.base.logs import escaped
+from rocketmq_spark.base.threads import start_thread
+from rocketmq_spark.cli import group as group_commands
+from rocketmq_spark.cli.output import Text
+from rocketmq_spark.client.sender import copy_of
+from rocketmq_spark.errors import LocalProtocolError
+from rocketmq_spark.model import Message, ReceivedMessage
+from rocketmq_spark.wire import bodies, traces
+from rocketmq_spark.wire.messages import BatchItem, decode_messages, encode_batch
+from rocketmq_spark.wire.properties import decode_properties, encode_properties, message_properties
+from tests.harness import peak_bytes, store
+
+
+def test_a_note_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Text().note("7F00\n3 sent\n\x1b]0;owned\x07")
+    assert capsys.readouterr().err == "7F00\\n3 sent\\n\\x1b]0;owned\\x07\n"
+
+
+def test_what_a_broker_says_of_a_group_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    there = SimpleNamespace(
+        group="g", members=[SimpleNamespace(client_id="c", address="a", language="J", version="V", subscriptions={})],
+        consume_type="X\x1b]0;owned\x07\nG", message_model="M", queues=[], lag=None,
+    )  # fmt: skip
+    for name in ("_members", "_subscriptions", "_queues"):
+        assert hasattr(group_commands, name)
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("_members", "_subscriptions", "_queues"):
+            patched.setattr(group_commands, name, lambda there: [])
+        patched.setattr(Text, "rows", lambda *given: click.echo("rows"))
+        group_commands._show(Text(), there)  # type: ignore[arg-type]
+    assert capsys.readouterr().out.splitlines()[0] == "Group g: 1 members, X\\x1b]0;owned\\x07\\nG, M"
+
+
+def test_the_name_of_a_thread_has_no_line_breaks() -> None:
+    names: list[str] = []
+    start_thread("rocketmq-aside-b\nforged", lambda: names.append(threading.current_thread().name)).join(30)
+    assert names == ["rocketmq-aside-b\\nforged"]
+
+
+def test_the_error_of_a_setting_does_not_have_its_value() -> None:
+    with pytest.raises(LocalProtocolError, match="aclSecret") as caught:
+        bodies.write_config({"aclSecret": "s3cr3t\n"})
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_an_expression_is_left_to_re2_where_code_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = "(?i)" + "".join(f"[{chr(i)}-\U0010ffff]" for i in range(1, 3000) if chr(i) not in "[]\\^-")
+    monkeypatch.setenv("ROCKETMQ_SPARK_ALLOW_CALLABLES", "0")
+    begun = time.process_time()
+    options.parse({"nameServer": "127.0.0.1:1", "subscribePattern": pattern})
+    assert time.process_time() - begun < 1
+
+
+def test_an_id_of_another_client_does_not_spoil_other_traces() -> None:
+    hostile = traces.TracedMessage.of("orders", decode_properties("UNIQ_KEY\x01A\x01B\x02KEYS\x01k\x01l\x02"))
+    usual = traces.TracedMessage.of("orders", {"UNIQ_KEY": "id"})
+    ((body, keys, count),) = traces.messages([traces.consuming(one, "g", "r", 1, 0) for one in (usual, hostile)])
+    assert (count, keys) == (2, ("id", "A?B", "k?l"))
+    assert body.count("\x02") == 2
+    assert encode_properties(message_properties(Message("RMQ_SYS_TRACE_TOPIC", body.encode(), keys=list(keys))))
+
+
+def test_names_without_number_are_compared_by_their_first_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "_MOST_COMPARED", 3)
+    assert set(nearest("orders", ["ordres", "xrders", "z"], 3, 0.5)) == {"ordres", "xrders"}
+    assert nearest("orders", ["xrders", "a", "b", "c", "ordres"], 3, 0.5) == ["ordres"]
+    assert nearest("orders", [*(f"o{n}" for n in range(3)), "ordres"], 3, 0.5) == []
+
+
+def item(text: str) -> ReceivedMessage:
+    (found,) = decode_messages(
+        store("t", encode_batch([BatchItem(b"x", text, 0)]), sys_flag=int(INNER_BATCH_MASK)), "b"
+    )
+    return found
+
+
+def test_a_message_of_a_batch_can_be_copied_whatever_its_properties(caplog: pytest.LogCaptureFixture) -> None:
+    found = decode_properties(copy_of("g", item("a\x01b\x01c\x02"), 3, str, 0).properties)
+    assert found["a"] == "b?c"
+    long = "".join(f"n{n}\x01{'v' * 100}\x02" for n in range(310)) + "TAGS\x01t\x02"
+    request = copy_of("g", item(long), 3, str, 0)
+    assert len(request.properties.encode()) < MAX_PROPERTIES_BYTES
+    assert decode_properties(request.properties)[Property.TAGS] == "t"
+    assert "has only RocketMQ's own" in caplog.text
+
+
+def test_a_body_of_control_characters_is_escaped_in_pieces() -> None:
+    text = "\0" * (2 << 20)
+    assert peak_bytes(lambda: escaped(text)) < 30 << 20
+    assert escaped(text) == "\\x00" * (2 << 20)
