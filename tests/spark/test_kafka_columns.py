@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rocketmq_spark import Admin, LocalBroker, foreach_batch_writer, read_rocketmq
+from rocketmq_spark.model import MessageQueue
+from tests.reading import feed
 from tests.spark.pipelines import read, read_stream, write
 
 if TYPE_CHECKING:
@@ -106,13 +108,11 @@ def test_a_queue_that_is_added_gets_the_next_number(spark: SparkSession, pair: L
     assert seen == {value: number for _, value, number, _ in ROWS}
     with Admin(pair.name_server) as admin:
         admin.widen_topic(topic, 3)
-    more = [(str(10 + number), number) for number in range(6)]
-    write(
-        spark.createDataFrame(more, "value string, partition int"), pair.name_server, topic=topic, kafkaColumns="true"
-    )
+    queues = [MessageQueue(topic, broker, number) for broker in ("broker-a", "broker-b") for number in range(3)]
+    sent = [feed(pair, topic, 1, queues=[queue])[0] for queue in queues]
     run()
-    # The route has broker-a's three queues first; the checkpoint had two of each broker, and gets the third ones of both.
-    assert [seen[str(10 + number).encode()] for number in range(6)] == [0, 1, 4, 2, 3, 5]
+    # The checkpoint had two queues of each broker, and gets the third ones of both.
+    assert [seen[body.encode()] for body in sent] == [0, 1, 4, 2, 3, 5]
 
 
 def test_keys_keep_their_partition_and_null_keys_are_spread(
@@ -152,3 +152,52 @@ def test_sql(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:
     )
     (row,) = spark.sql("SELECT CAST(key AS STRING), CAST(value AS STRING), partition, offset FROM kafka_like").collect()
     assert (row["key"], row["value"], row["offset"]) == ("k", "v", 0)
+
+
+def test_null_and_empty_values(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:
+    """SPARK-27494. A tombstone has a key and no value."""
+    rows = [("a", None), ("b", b""), (None, b"x"), ("c", b"\0")]
+    frame = spark.createDataFrame(rows, "key string, value binary")
+    with pytest.raises(Exception, match="body is null"):
+        write(frame, rocketmq.name_server, topic=topic, kafkaColumns="true")
+    write(frame, rocketmq.name_server, topic=topic, kafkaColumns="true", emptyBodies="mark")
+    found = read(spark, rocketmq.name_server, topic, **READ).selectExpr("cast(key as string)", "value", "headers")
+    values = {(row["key"], row["value"] and bytes(row["value"]), row["headers"]) for row in found.collect()}
+    assert values == {("a", None, None), ("b", b"", None), (None, b"x", None), ("c", b"\0", None)}
+
+
+def test_a_partition_goes_before_the_key_and_the_last_of_repeated_headers_counts(
+    spark: SparkSession, pair: LocalBroker
+) -> None:
+    topic = new_topic(pair)
+    headers = [("h", b"1"), ("h", b"2")]
+    rows = [("same key", str(number), number, headers) for number in range(4)]
+    schema = "key string, value string, partition int, headers array<struct<key:string,value:binary>>"
+    write(spark.createDataFrame(rows, schema), pair.name_server, topic=topic, kafkaColumns="true")
+    found = read(spark, pair.name_server, topic, **READ).selectExpr("cast(value as string)", "partition", "headers")
+    assert sorted((row["value"], row["partition"]) for row in found.collect()) == [(str(n), n) for n in range(4)]
+    assert {(each["key"], bytes(each["value"])) for row in found.collect() for each in row["headers"]} == {("h", b"2")}
+
+
+def test_the_option_topic_goes_before_the_column_and_one_of_both_is_needed(
+    spark: SparkSession, rocketmq: LocalBroker, make_topic: Any
+) -> None:
+    by_column, by_option = make_topic(), make_topic()
+    frame = spark.createDataFrame([("v", by_column)], "value string, topic string")
+    write(frame, rocketmq.name_server, kafkaColumns="true")
+    write(frame, rocketmq.name_server, kafkaColumns="true", topic=by_option)
+    for topic in (by_column, by_option):
+        (row,) = read(spark, rocketmq.name_server, topic, kafkaColumns="true").collect()
+        assert row["topic"] == topic
+    with pytest.raises(Exception, match="neither option 'topic' nor a column 'topic'"):
+        write(frame.drop("topic"), rocketmq.name_server, kafkaColumns="true")
+    with pytest.raises(Exception, match="column 'value' is missing"):
+        write(frame.drop("value"), rocketmq.name_server, kafkaColumns="true")
+
+
+def test_a_partition_that_does_not_exist_fails_the_write(
+    spark: SparkSession, rocketmq: LocalBroker, topic: str
+) -> None:
+    frame = spark.createDataFrame([("v", 1000)], "value string, partition int")
+    with pytest.raises(Exception, match="partition is 1000, but topic"):
+        write(frame, rocketmq.name_server, topic=topic, kafkaColumns="true")
