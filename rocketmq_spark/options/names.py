@@ -76,8 +76,8 @@ KAFKA_OPTIONS = {
     "groupidprefix": "the consumer group is option 'group'",
     "includeheaders": "headers are the column properties, see option 'includeProperties'",
     "headers": "headers are the column properties, see option 'includeProperties'",
-    "key": "a message has columns 'keys', by which it is found, and 'shardingKey', which chooses its queue with "
-    "option 'queueSelector' = hash",
+    "key": "a message has columns 'keys', by which it is found, and 'shardingKey', which chooses its queue unless option "
+    "'queueSelector' chooses another",
     "auto.offset.reset": "the start of a new query is option 'startingOffsets', of a new group 'consumeFromWhere'",
     "partition": "a partition is a queue: columns 'queueId' and 'brokerName'; option 'assign' reads some queues only",
     "fetchoffset.numretries": "the number of retries is option 'numRetries'",
@@ -164,7 +164,7 @@ KAFKA_SOURCE_COLUMNS = {
 
 # Columns of Kafka's sink, without ``value`` and ``topic``, which this sink has, too.
 KAFKA_SINK_COLUMNS = {
-    "key": "'shardingKey', which chooses the queue with option 'queueSelector' = hash, and 'keys', by which messages are found",
+    "key": "'shardingKey', which chooses the queue, and 'keys', by which messages are found",
     "partition": "'queueId' and 'brokerName'",
     "headers": "'properties' (map<string,string>)",
     "timestamp": "none: brokers set the store time; 'deliverAt' delays a message",

@@ -444,8 +444,9 @@ class Options:
         "roundRobin",
         ("sink",),
         "`roundRobin`, `random`, `hash` (of column `shardingKey`, as in Java), `machineRoom`, `environment`, `column` "
-        "(`queueId`, `brokerName`; the default if there is such a column), or `module:callable(queues, message, key)`. Rows "
-        "whose `shardingKey` or `queueId` is null go round robin",
+        "(`queueId`, `brokerName`), or `module:callable(queues, message, key)`. If the option is not set, a column `queueId` "
+        "selects `column`, and a column `shardingKey` selects `hash`. Rows whose `shardingKey` or `queueId` is null go round "
+        "robin; with both columns, a row without a `queueId` goes to the queue of its `shardingKey`, unless the option is set",
         raw=True,
     )
     send_timeout: float = _row(

@@ -85,7 +85,7 @@ def test_coming_from_kafka(page):
     assert values["as_in_kafka"].columns == names
     (
         values["for_rocketmq"].writeStream.format("rocketmq").option("nameServer", kafka.mq.name_server)
-        .option("topic", kafka.topics["orders-per-tag"]).option("queueSelector", "hash")
+        .option("topic", kafka.topics["orders-per-tag"])
         .option("checkpointLocation", str(kafka.folder / "back")).trigger(availableNow=True).start().awaitTermination()
     )  # fmt: skip
     there, back = kafka.stored("orders"), kafka.stored("orders-per-tag")

@@ -8,6 +8,8 @@ go to one topic, and to one queue where rows choose their queue.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rocketmq_spark.base import process
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints, hash_codes
 from rocketmq_spark.columnar.encode.columns import KEY_HASH
@@ -27,6 +30,8 @@ from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.names import resolve
 from rocketmq_spark.producer.encoding import check_topic
 from rocketmq_spark.queues.selection import Select, custom, in_rooms
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN, AMBIGUOUS = -1, -2
 
@@ -78,11 +83,12 @@ class ByHash:
 
 
 class ByColumn:
-    """The queue that the row names; any queue for a row whose columns are null."""
+    """The queue that the row names. For a row whose columns are null, ``others`` chooses; without it, any queue."""
 
     loops = False
 
-    def __init__(self, columns: Mapping[str, str]) -> None:
+    def __init__(self, columns: Mapping[str, str], others: RowSelector | None = None) -> None:
+        self._others = others
         self._id = columns["queueid"]
         self._broker = columns.get("brokername")
 
@@ -95,7 +101,7 @@ class ByColumn:
         if anywhere is not None:
             if brokers is not None:
                 anywhere &= ~arrow.flags(brokers.is_valid())
-            chosen[anywhere] = len(queues)
+            chosen[anywhere] = len(queues) if self._others is None else self._others(rows, queues, bad_rows)[anywhere]
         bad = np.flatnonzero(chosen < 0)
         if len(bad):
             numbers = rows.numbers()
@@ -205,17 +211,42 @@ class RoutingPlan(NamedTuple):
 
 
 def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[..., object]:
-    """The selector in force: the one given, or the column's when there is a column ``queueId``.
+    """The selector in force: the user's, or the one that a column ``queueId`` or ``shardingKey`` implies.
 
     Where a server chooses queues, as over gRPC, a sharding key makes a message group, whose order is kept by what goes one
     after the other.
     """
     if transport.features(options).chooses_queues and "shardingkey" in columns:
         return "hash"
-    if "queue_selector" not in options.given and "queueid" in columns:
-        return "column"
+    if "queue_selector" not in options.given:
+        return next((selector for role, selector in _IMPLIED.items() if role in columns), "roundRobin")
     chosen: str | Callable[..., object] = options.queue_selector
     return chosen
+
+
+# The selectors that columns imply. A row that names its queue needs no key, so that column comes first.
+_IMPLIED = {"queueid": "column", "shardingkey": "hash"}
+
+
+def log_choice(options: Options, columns: Mapping[str, str], once: bool = False) -> None:
+    """Log which column has chosen the selector, if one has. With ``once``, this process logs it once for the topic."""
+    selector = selector_of(options, columns)
+    role = next((role for role, implied in _IMPLIED.items() if implied == selector), None)
+    if role is None or "queue_selector" in options.given or transport.features(options).chooses_queues:
+        return
+    name, where = columns[role], f"topic {options.topic}" if options.topic is not None else "topics of the rows"
+    line = functools.partial(
+        logger.info,
+        "%s: column %r chooses the queue of each row (queueSelector=%s); a row in which it is null goes round robin, unless "
+        "another column chooses. Option 'queueSelector' replaces this choice",
+        where,
+        name,
+        selector,
+    )
+    if once:
+        process.once("chosen selectors", (options.cluster, where, name), line)
+    else:
+        line()
 
 
 def row_selector(options: Options, columns: Mapping[str, str]) -> RowSelector | None:
@@ -224,7 +255,8 @@ def row_selector(options: Options, columns: Mapping[str, str]) -> RowSelector | 
         case "hash":
             return ByHash(columns)
         case "column":
-            return ByColumn(columns)
+            by_key = "queue_selector" not in options.given and "shardingkey" in columns
+            return ByColumn(columns, ByHash(columns) if by_key else None)
         case "roundRobin" | "random" | "machineRoom" | "environment":
             return None
         case given:

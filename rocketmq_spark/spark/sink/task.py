@@ -40,7 +40,7 @@ from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.producer.rows.routing import RoutingPlan
+from rocketmq_spark.producer.rows.routing import RoutingPlan, log_choice
 from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender, RowTools
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import note_positions
@@ -284,6 +284,7 @@ class _Writer:
             guarantee.check_registered()
         if not process.is_for(_COMMITS):  # a commit of sent rows must not fail because brokers are down
             checks.check_brokers(options, self.names, once=stream)
+            log_choice(options, self.names, once=stream)
         self.positions = checks.positions(options)
         self.checkpoint = checkpoint
         self.once: OncePlan | None = None
