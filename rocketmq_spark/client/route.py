@@ -28,6 +28,7 @@ from rocketmq_spark.errors import (
     TopicNotFound,
 )
 from rocketmq_spark.model import BrokerData, QueueData, TopicRoute
+from rocketmq_spark.options.names import of_kafka_port
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.header import Command
 
@@ -85,11 +86,14 @@ class NameServers:
             assert wrong is not None
             raise wrong
         if deadline is not None and deadline.expired and isinstance(last, CallTimeout):
-            raise CallTimeout("no name server answered in time", ";".join(self.addresses)) from last
+            remedy = of_kafka_port(self.addresses) or None
+            raise CallTimeout("no name server answered in time", ";".join(self.addresses), remedy=remedy) from last
         raise type(last)(
             f"no name server answers: {last.message}",
             ";".join(self.addresses),
-            remedy=last.remedy or "Check option 'nameServer' and that the name server runs",
+            remedy=of_kafka_port(self.addresses)
+            or last.remedy
+            or "Check option 'nameServer' and that the name server runs",
         ) from last
 
     def _answered(self, address: str, make: Callable[[], Command], deadline: Deadline | None) -> Command:
