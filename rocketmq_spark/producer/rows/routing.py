@@ -29,6 +29,7 @@ from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.names import resolve
 from rocketmq_spark.producer.encoding import check_topic
+from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.queues.selection import Select, custom, in_rooms
 
 logger = logging.getLogger(__name__)
@@ -289,6 +290,7 @@ class Router:
         known: dict[str, Queues] | None = None,
     ) -> None:
         self._topic = options.topic
+        self._scope = scope_of(options)
         self._allowed = frozenset(options.allowed_topics)
         self._column = columns.get("topic")
         self._selector = row_selector(options, columns)
@@ -316,7 +318,7 @@ class Router:
             here = None if len(names) == 1 else pc.indices_nonzero(pc.equal(column, name)).to_numpy().astype(np.intp)
             rows = TopicRows(batch, name, here, first)
             try:
-                check_topic(name)
+                check_topic(name, self._scope)
             except MessageRefused as e:
                 bad_rows.rows(rows.numbers(), f"topic {name!r}: {e.message}")
                 continue
