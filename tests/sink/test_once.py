@@ -451,6 +451,22 @@ def test_allowed_topics_are_all_that_rows_may_name(
         sink.plan(sink.options(topic=one))
 
 
+def test_names_with_dots_have_the_ids_of_rocketmqs_names(timerless: LocalBroker, sink: Sink) -> None:
+    """A batch that began with RocketMQ's names is finished with names that option ``topicNames`` replaces."""
+    one, two = (f"{name}_shop_orders" for name in names(2, "db"))
+    for topic in (one, two):
+        timerless.create_topic(topic, 2)
+    plain = sink.options(allowedTopics=f"{one},{two}")
+    assert sink.attempt(sink.plan(plain), plain, frame(body=["a", "b"], topic=[one, two])).sent == 2
+    dotted = sink.options(allowedTopics=f"{one},{two}".replace("_", "."), topicNames="dotsToUnderscores")
+    topics = [topic.replace("_", ".") for topic in (one, two, one)]
+    done = sink.attempt(sink.plan(dotted), dotted, frame(body=["a", "b", "c"], topic=topics))
+    assert (done.sent, done.already_stored, done.unmatched) == (1, 2, 0)
+    assert sorted(bodies(stored(timerless, one, 2))) == ["a", "c"]
+    with pytest.raises(MessageRefused, match=rf"row 1: topics '{topics[0]}' and '{one}' are both '{one}'"):
+        sink.attempt(sink.plan(dotted), dotted, frame(body=["a", "b"], topic=[topics[1], one]))
+
+
 def test_row_ids_are_the_content(timerless: LocalBroker, make_timerless_topic: Make, sink: Sink) -> None:
     topic = make_timerless_topic(queues=2)
     options = sink.options(topic=topic, messageId="id")

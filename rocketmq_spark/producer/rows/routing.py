@@ -28,6 +28,7 @@ from rocketmq_spark.errors import MessageRefused, SelectorError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.names import resolve
+from rocketmq_spark.options.topic_names import EXACT, TopicNames
 from rocketmq_spark.producer.encoding import check_topic
 from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.queues.selection import Select, custom, in_rooms
@@ -51,6 +52,21 @@ class TopicRows(NamedTuple):
     def column(self, name: str) -> pa.Array:
         column = arrow.plain(self.batch.column(name))
         return column if self.which is None else column.take(pa.array(self.which))
+
+
+def renamed(batch: pa.RecordBatch, column: str, names: TopicNames, bad_rows: BadRows) -> pa.RecordBatch:
+    """The batch with RocketMQ's names of topics in ``column``; rows that name a topic in a second way are bad."""
+    if names.rule == EXACT:
+        return batch
+    coded = arrow.plain(batch.column(column)).dictionary_encode()
+    found: list[str] = coded.dictionary.to_pylist()
+    for code, name in enumerate(found):
+        try:
+            found[code] = names.of(name)
+        except ValueError as e:
+            bad_rows.add(arrow.flags(pc.fill_null(pc.equal(coded.indices, code), False)), str(e))
+    values = pa.array(found, pa.string()).take(coded.indices)
+    return batch.set_column(batch.schema.get_field_index(column), column, values)
 
 
 class RowSelector(Protocol):

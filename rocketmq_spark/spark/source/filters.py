@@ -18,6 +18,7 @@ from rocketmq_spark.errors import BrokerError, CheckpointMismatch, OffsetError, 
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.parsing import assignment
+from rocketmq_spark.options.topic_names import EXACT
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.pull.puller import of_batch_topic
 from rocketmq_spark.queues.environment import ANY_BROKER, Environment, environment_of, scope_of
@@ -53,6 +54,11 @@ def check(options: Options) -> None:
                 f"option {name!r}: {problem}",
                 remedy="If brokers have a topic with this name, read it with option 'subscribePattern'",
             )
+    if options.topic_names != EXACT and options.subscribe_pattern is not None:
+        raise OptionError(
+            f"option 'topicNames' is {options.topic_names!r}, which does not apply to option 'subscribePattern'",
+            remedy="Omit topicNames, and write the expression for RocketMQ's names, such as server_shop_.*",
+        )
     if group_problem := names.group_problem(options.group, scope_of(options)):
         raise OptionError(
             f"option 'group' is {options.group!r}; expected the name of a consumer group ({group_problem})"
