@@ -62,6 +62,15 @@ def test_an_illegal_name_is_refused_with_a_legal_one(use: str) -> None:
     assert not caught.value.retriable
 
 
+@pytest.mark.parametrize("use", ["subscribe", "assign", "topic", "allowedTopics"])
+def test_the_option_that_keeps_names_with_dots_is_named(use: str) -> None:
+    with pytest.raises(RocketMQError, match="; option 'topicNames' = dotsToUnderscores replaces dots"):
+        USES[use]()
+    with pytest.raises(RocketMQError) as caught:
+        source(subscribe="a.b c").reader(struct("body binary"))
+    assert "topicNames" not in str(caught.value)
+
+
 @pytest.mark.parametrize("command", [["topic", "create", TOPIC], ["produce", TOPIC]])
 def test_commands_refuse_illegal_names(command: list[str]) -> None:
     done = CliRunner().invoke(app, [*command, "--name-server", NOWHERE], input="line\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,6 +20,17 @@ _BY_TOPIC = (
     "ending_offsets",
     "ending_offsets_by_timestamp",
 )
+
+
+# Names of topics in Kafka. Dots are the only characters in them that RocketMQ does not allow.
+_OF_KAFKA = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def hint(name: str) -> str:
+    """The end of a sentence about an illegal name, if a rule makes the name legal; empty otherwise."""
+    return (
+        "; option 'topicNames' = dotsToUnderscores replaces dots" if "." in name and _OF_KAFKA.fullmatch(name) else ""
+    )
 
 
 class TopicNames:

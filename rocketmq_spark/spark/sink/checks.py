@@ -34,6 +34,7 @@ from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, Ro
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.names import resolve
+from rocketmq_spark.options.topic_names import hint
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
 from rocketmq_spark.producer.long_delays import Timers, no_timers
@@ -149,7 +150,7 @@ def _option_problems(options: Options) -> list[str]:
             try:
                 check_topic_name(topic, scope_of(options))
             except MessageRefused as e:
-                problems.append(f"option {name!r} is {topic!r}: {e.message}")
+                problems.append(f"option {name!r} is {topic!r}: {e.message}{hint(topic)}")
     return problems
 
 

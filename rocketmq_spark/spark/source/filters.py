@@ -18,7 +18,7 @@ from rocketmq_spark.errors import BrokerError, CheckpointMismatch, OffsetError, 
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.parsing import assignment
-from rocketmq_spark.options.topic_names import EXACT
+from rocketmq_spark.options.topic_names import EXACT, hint
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.pull.puller import of_batch_topic
 from rocketmq_spark.queues.environment import ANY_BROKER, Environment, environment_of, scope_of
@@ -49,11 +49,12 @@ def check(options: Options) -> None:
     Raises ``OptionError``.
     """
     for name, topics in (("subscribe", options.subscribe), ("assign", [queue.topic for queue in options.assign])):
-        for problem in filter(None, (names.read_problem(topic, scope_of(options)) for topic in topics)):
-            raise OptionError(
-                f"option {name!r}: {problem}",
-                remedy="If brokers have a topic with this name, read it with option 'subscribePattern'",
-            )
+        for topic in topics:
+            if problem := names.read_problem(topic, scope_of(options)):
+                raise OptionError(
+                    f"option {name!r}: {problem}{hint(topic)}",
+                    remedy="If brokers have a topic with this name, read it with option 'subscribePattern'",
+                )
     if options.topic_names != EXACT and options.subscribe_pattern is not None:
         raise OptionError(
             f"option 'topicNames' is {options.topic_names!r}, which does not apply to option 'subscribePattern'",
