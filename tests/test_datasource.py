@@ -58,7 +58,16 @@ def test_options_travel_and_secrets_with_them_unseen():
             "option 'environment' is '1', but with environmentMode=queues dmq_inner_topic has the delayed",
         ),
         ({"sendTimeout": "3s"}, "option 'sendTimeout' does not belong to a"),
-        ({"subscribe": "orders,a.b"}, "option 'subscribe': The specified topic: a.b, contains illegal characters"),
+        (
+            {"subscribe": "orders,a.b"},
+            r"option 'subscribe': .* a.b, contains illegal characters: '.'; .*'a_b'; option 'topicNames' .*. If",
+        ),
+        ({"subscribe": "t" * 125, "namespace": "shop"}, "shop%t+, is longer than topic max length: 127"),
+        (
+            {"group": "$Default"},
+            r"option 'group' is '\$Default'; expected .* illegal characters: '\$'; .*, such as 'Default'",
+        ),
+        ({"group": "orders.job"}, "such as 'orders_job'"),
         (
             {"subscribe": None, "assign": '{"тема":{"b":[0]}}'},
             "option 'assign': The specified topic: тема, contains illegal",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound
+from rocketmq_spark.options.names import KAFKA_SOURCE_COLUMNS, of_kafka_column
 from rocketmq_spark.spark.monitoring.queries import explain
 
 CAUSE = RouteNotFound("no such topic", "h:1", topic="t", remedy="Create it")
@@ -69,6 +70,43 @@ def test_known_traps_have_their_remedy(text, remedy):
     line = explain(RuntimeError(text))
     assert remedy in line
     assert "\n" not in line
+
+
+UNRESOLVED = (
+    "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name {name} cannot be resolved. "
+    "Did you mean one of the following? [{near}]. SQLSTATE: 42703; line 1 pos 5;\n'Project ['key]\n{plan}"
+)
+RELATION = "+- ~StreamingRelationV2 org.apache.spark.sql.PythonDataSourceV2@1, rocketmq, [subscribe=a], [topic#1]"
+
+
+@pytest.mark.parametrize("name", KAFKA_SOURCE_COLUMNS)
+def test_a_column_of_kafka_is_translated(name):
+    line = explain(RuntimeError(UNRESOLVED.format(name=f"`{name}`", near="`x`", plan=RELATION)))
+    assert line.startswith("[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name")
+    assert line.endswith(f"cannot be resolved: {of_kafka_column(name).removeprefix('; ')}")
+
+
+def test_a_topic_that_was_dropped_is_explained():
+    line = explain(RuntimeError(UNRESOLVED.format(name="`topic`", near="`body`", plan=RELATION)))
+    assert line.endswith(
+        "cannot be resolved: the source has a column 'topic', unless option 'columns' omits it; keep it in each select"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "near", "plan", "translated"),
+    [
+        ("`o`.`Key`", "`x`", RELATION, True),
+        ("`key`", "`keys`, `body`, `msgId`", "", True),  # Spark Connect may show no plan
+        ("`timestamp`", "`bornTimestamp`, `storeTimestamp`", "", True),
+        ("`key`", "`id`, `name`", "+- Range (0, 1)", False),
+        ("`keyz`", "`keys`", RELATION, False),
+    ],
+)
+def test_only_columns_of_kafka_in_our_frames_are_translated(name, near, plan, translated):
+    line = explain(RuntimeError(UNRESOLVED.format(name=name, near=near, plan=plan)))
+    assert ("for Kafka's" in line) == translated
+    assert ("Did you mean" in line) == (not translated)
 
 
 def test_code_of_the_user_says_what_it_said_last():

@@ -92,6 +92,7 @@ SAMPLES = {
     "pull_batch_size": ("1", 1, "100001", "from 1 to 100000"),
     "read_deadline": ("10s", 10.0, "0", "above zero"),
     "topic": ("out", "out", "", "not empty"),
+    "topic_names": ("dotstounderscores", "dotsToUnderscores", "dots", "one of exact, dotsToUnderscores"),
     "queue_selector": ("roundrobin", "roundRobin", "best", "or module:callable"),
     "message_id": ("id", "id", "", "not empty"),
     "max_in_flight": ("8", 8, "0", "from 1 to 1024"),

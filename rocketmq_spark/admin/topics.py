@@ -17,7 +17,7 @@ from rocketmq_spark.errors import NotSupported, OptionError, RocketMQError, Serv
 from rocketmq_spark.model import QueueData, TopicRoute
 from rocketmq_spark.model.admin import TopicDescription, TopicOnBroker, TopicQueues, permission
 from rocketmq_spark.wire import bodies, rpc
-from rocketmq_spark.wire.names import is_user_topic
+from rocketmq_spark.wire.names import is_user_topic, topic_problem
 
 
 def names(tools: AdminTools, system: bool = False) -> list[str]:
@@ -71,6 +71,8 @@ def create(
 ) -> TopicQueues:
     """Create a topic on the masters of ``brokers`` (default: all). Raises ``OptionError`` if it is on one of them."""
     given = batch_attributes(attributes) if batch else attributes
+    if problem := topic_problem(topic, tools.calls.scope):
+        raise OptionError(problem)
     if there := tools.admin.queues_of(topic, brokers):
         raise OptionError(
             f"topic {topic} exists already; its queues: {shown_queues(there)}",

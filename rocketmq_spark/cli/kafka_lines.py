@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rocketmq_spark.options.names import KAFKA_SOURCE_COLUMNS, of_foreign_option
 
 
-class Finding(NamedTuple):
+class KafkaLine(NamedTuple):
     """``where`` is the number of a line, in a notebook ``cell:line``."""
 
     where: str
@@ -62,15 +62,15 @@ _ANY_OPTION = re.compile(
 )
 
 
-def findings(name: str, text: str) -> list[Finding]:
+def findings(name: str, text: str) -> list[KafkaLine]:
     """Findings in the order of lines. Raises ``SyntaxError`` if a Python program or a notebook cannot be parsed."""
     if name.endswith(".ipynb"):
         return list(_of_notebook(text))
     found = _of_python(text) if name.endswith(".py") else _of_lines(text)
-    return [Finding(str(line), kafka, here) for line, kafka, here in sorted(set(found))]
+    return [KafkaLine(str(line), kafka, here) for line, kafka, here in sorted(set(found))]
 
 
-def _of_notebook(text: str) -> Iterator[Finding]:
+def _of_notebook(text: str) -> Iterator[KafkaLine]:
     try:
         cells = json.loads(text)["cells"]
     except (ValueError, KeyError, TypeError) as e:
@@ -80,7 +80,7 @@ def _of_notebook(text: str) -> Iterator[Finding]:
     for number, program in enumerate(programs, 1):
         magic = "\n".join("pass" if line.lstrip().startswith(("%", "!")) else line for line in program.split("\n"))
         found = [*_of_python(magic, kafka), *(_of_lines(program) if program.lstrip().startswith("%%") else [])]
-        yield from (Finding(f"{number}:{line}", kafka, here) for line, kafka, here in sorted(set(found)))
+        yield from (KafkaLine(f"{number}:{line}", kafka, here) for line, kafka, here in sorted(set(found)))
 
 
 Found = tuple[int, str, str]

@@ -202,8 +202,11 @@ def _orders(topic: str, rate: float, count: int | None, stop: Latch) -> Iterator
 def _check_topic(target: Target, topic: str) -> None:
     """For a misspelt name, the error suggests the nearest ones. Brokers that create topics on demand would make it a topic."""
     from rocketmq_spark.errors import RouteNotFound
+    from rocketmq_spark.wire.names import topic_problem
 
     routes = target.client().routes
+    if problem := topic_problem(topic, routes.scope):
+        raise OptionError(problem)
     try:
         routes.get(topic)
     except RouteNotFound as e:

@@ -82,7 +82,7 @@ class BaseAdmin(Closing):
 
         Those of a batch topic are ``batch_attributes()``.
         """
-        _check(names.topic_problem(topic))
+        _check(names.topic_problem(topic, self._calls.scope))
         deadline, masters = Deadline.after(timeout_s), masters_of(self.cluster(), brokers)
         reads = queues if read_queues is None else read_queues
         writes = queues if write_queues is None else write_queues
@@ -200,7 +200,7 @@ class BaseAdmin(Closing):
 
         ``settings`` are fields of ``SubscriptionGroupConfig``, such as ``retryMaxTimes``; others have the brokers' defaults.
         """
-        _check(names.group_problem(group))
+        _check(names.group_problem(group, self._calls.scope))
         body = bodies.subscription_group(self._calls.on_wire(group), **(settings or {}))
 
         def put(name: str, address: str) -> Command:

@@ -28,6 +28,7 @@ from rocketmq_spark.errors import (
     TopicNotFound,
 )
 from rocketmq_spark.model import BrokerData, QueueData, TopicRoute
+from rocketmq_spark.options.names import of_kafka_port
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.loose_json import MAX_BYTES
@@ -86,11 +87,14 @@ class NameServers:
             assert wrong is not None
             raise wrong
         if deadline is not None and deadline.expired and isinstance(last, CallTimeout):
-            raise CallTimeout("no name server answered in time", ";".join(self.addresses)) from last
+            remedy = of_kafka_port(self.addresses) or None
+            raise CallTimeout("no name server answered in time", ";".join(self.addresses), remedy=remedy) from last
         raise type(last)(
             f"no name server answers: {last.message}",
             ";".join(self.addresses),
-            remedy=last.remedy or "Check option 'nameServer' and that the name server runs",
+            remedy=of_kafka_port(self.addresses)
+            or last.remedy
+            or "Check option 'nameServer' and that the name server runs",
         ) from last
 
     def _answered(self, address: str, make: Callable[[], Command], deadline: Deadline | None) -> Command:
@@ -154,7 +158,7 @@ class Routes:
 
     def __init__(self, name_servers: NameServers) -> None:
         self._name_servers = name_servers
-        self.on_wire = name_servers.calls.on_wire
+        self.on_wire, self.scope = name_servers.calls.on_wire, name_servers.calls.scope
         self.recent_s = ROUTE_AGE_S
         self._lock = threading.Lock()
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
@@ -242,7 +246,10 @@ class Routes:
         except TopicNotFound as e:
             self.forget(topic)
             server = "Proxy" if self.is_proxy(e.addr) else "name server"
-            why = names.topic_problem(topic) or f"the {server} knows no such topic, or all its brokers are down"
+            why = (
+                names.read_problem(topic, self.scope)
+                or f"the {server} knows no such topic, or all its brokers are down"
+            )
             raise RouteNotFound(why, e.addr, e.broker_code, topic) from e
         return self._settled(self._route(topic, server, answer), deadline), len(answer.body)
 
@@ -383,9 +390,9 @@ class Routes:
 
 def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNotFound:
     near: list[str] = []
-    is_legal = names.topic_problem(error.topic or "") is None
+    is_legal = names.read_problem(error.topic or "", routes.scope) is None
     if not is_legal:
-        remedy = names.TOPIC_REMEDY
+        remedy = ""  # the message has a legal name
     elif routes.is_proxy(error.addr):
         remedy += " (at the brokers' name server: a Proxy does not forward this)"
     try:
@@ -396,7 +403,8 @@ def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNot
     except RocketMQError:
         pass
     hint = f"Did you mean {', '.join(near)}? " if near else ""
-    return RouteNotFound(error.message, error.addr, error.broker_code, error.topic, remedy=hint + remedy)
+    remedy = (hint + remedy).rstrip()
+    return RouteNotFound(error.message, error.addr, error.broker_code, error.topic, remedy=remedy or None)
 
 
 def route_question(topic_on_wire: str) -> Command:

@@ -22,13 +22,13 @@ from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.paths import confined
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment, check_chosen, environment_of
-from rocketmq_spark.wire.names import group_problem, retry_topic, topic_problem
+from rocketmq_spark.wire.names import group_problem, read_problem, retry_topic
 from rocketmq_spark.wire.properties import user_subscription
 
 
 def checked_topic(topic: object) -> str:
     """Return a topic that a user names. Raises ``OptionError`` for an invalid name and other types."""
-    if not isinstance(topic, str) or (problem := topic_problem(topic)):
+    if not isinstance(topic, str) or (problem := read_problem(topic)):
         raise wrong(
             "topic", topic, f"the name of a topic ({problem})" if isinstance(topic, str) else "the name of a topic"
         )
@@ -277,7 +277,7 @@ class ConsumerSettings:
         return ORDERLY_MAX_RECONSUME_TIMES if self.ordered else MAX_RECONSUME_TIMES
 
     def __post_init__(self) -> None:
-        problems = group_problems(self.group)
+        problems = group_problems(self.group) or group_problems(self.wire_group or self.group)
         problems += [
             f"option {name!r} is {value!r}; expected {low:g} to {high:g}"
             for name, value, low, high in self._ranges()

@@ -91,9 +91,10 @@ def delayed(
     ``msgId``, the original message id, for the sink's option ``messageId``.
 
     No message is early. A message may be late by up to two micro-batches and one second (due times are rounded up to seconds).
-    Each goes to any queue of its topic, even if its sender chose a queue or belongs to an environment that owns only some of
-    the queues (``environmentMode=queues``). An envelope (the message of ``dmq_inner_topic`` that contains a delayed one) that is
-    read again while its message waits counts once. ``Producer.recall`` cancels a waiting message.
+    A message with a sharding key goes to the queue of its key, others to any queue of their topic, even if the sender chose a
+    queue or belongs to an environment that owns only some of the queues (``environmentMode=queues``). An envelope (the message
+    of ``dmq_inner_topic`` that contains a delayed one) that is read again while its message waits counts once.
+    ``Producer.recall`` cancels a waiting message.
 
     Requires Spark's RocksDB state store, and protobuf on driver and workers (extra ``delay``). The number of tasks that hold
     messages is ``spark.sql.shuffle.partitions`` at the time the checkpoint is created.

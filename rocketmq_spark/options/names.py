@@ -9,7 +9,7 @@ import difflib
 import importlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rocketmq_spark.base.arguments import synchronous, text
@@ -75,8 +75,8 @@ KAFKA_OPTIONS = {
     "kafka.group.id": "the consumer group is option 'group'",
     "groupidprefix": "the consumer group is option 'group'",
     "headers": "headers are the column properties, see option 'includeProperties'",
-    "key": "a message has columns 'keys', by which it is found, and 'shardingKey', which chooses its queue with "
-    "option 'queueSelector' = hash",
+    "key": "a message has columns 'keys', by which it is found, and 'shardingKey', which chooses its queue unless option "
+    "'queueSelector' chooses another",
     "auto.offset.reset": "the start of a new query is option 'startingOffsets', of a new group 'consumeFromWhere'",
     "partition": "a partition is a queue: columns 'queueId' and 'brokerName'; option 'assign' reads some queues only",
     "fetchoffset.numretries": "the number of retries is option 'numRetries'",
@@ -111,7 +111,9 @@ _OF_CLIENTS = {
         "retrytimeswhensendasyncfailed"
     ),
     "the required store status is option 'requireStoreOk'": "retryanotherbrokerwhennotstoreok acks requestrequiredacks",
-    "the check before a send is repeated is option 'confirmAmbiguous'": "enableidempotence transactionalid",
+    "what is stored once although a send is repeated is option 'confirmAmbiguous' of a producer, and 'deliveryGuarantee' = "
+    "exactly-once of the sink": "enableidempotence transactionalid",
+    "readers get a transactional message after its commit only, as with read_committed; there is no option": "isolationlevel",
     "the time for a send with its retries is option 'sendTimeout', that for one "
     "request is option 'requestTimeout'": "sendmsgtimeout messagetimeoutms deliverytimeoutms timeout timeoutms",
     "the time for one request is option 'requestTimeout'": "requesttimeoutms sockettimeoutms mqclientapitimeout",
@@ -145,8 +147,11 @@ _OF_CLIENTS = {
     "the client's certificate is option 'tlsCertFile', a PEM file": "sslcertificatelocation sslcertfile",
     "the key of the client's certificate is option 'tlsKeyFile', a PEM file": "sslkeylocation sslkeyfile",
     "users are options 'accessKey' and 'secretKey'": "saslmechanism saslmechanisms saslusername saslpassword credentials ak sk",
-    "bodies are bytes; convert them "
-    "before you send and after you receive": "valueserializer keyserializer valuedeserializer keydeserializer",
+    "bodies are bytes and keys are text; convert them before you send and after you receive, in Spark with "
+    "cast(body AS string)": "valueserializer keyserializer valuedeserializer keydeserializer",
+    "a micro-batch is limited by option 'maxOffsetsPerTrigger', for all queues together": (
+        "maxrateperpartition sparkstreamingkafkamaxrateperpartition"
+    ),
 }
 CLIENT_OPTIONS = {name: here for here, clients in _OF_CLIENTS.items() for name in clients.split()}
 
@@ -163,7 +168,7 @@ KAFKA_SOURCE_COLUMNS = {
 
 # Columns of Kafka's sink, without ``value`` and ``topic``, which this sink has, too.
 KAFKA_SINK_COLUMNS = {
-    "key": "'shardingKey', which chooses the queue with option 'queueSelector' = hash, and 'keys', by which messages are found",
+    "key": "'shardingKey', which chooses the queue, and 'keys', by which messages are found",
     "partition": "'queueId' and 'brokerName'",
     "headers": "'properties' (map<string,string>)",
     "timestamp": "none: brokers set the store time; 'deliverAt' delays a message",
@@ -192,13 +197,24 @@ def unknown_option(name: str, shown: Mapping[str, str]) -> str:
 
     ``shown`` has the spelling of each option in errors, by the option's name.
     """
+    known = {_bare(spelt): spelt for spelt in shown.values()}
+    bare = _bare(name.lower().removeprefix("kafka."))
+    if name.lower().startswith("kafka.") and bare in known:
+        return f"option {name!r} is unknown: here it is option {known[bare]!r}"
     if foreign := of_foreign_option(name):
         here = re.sub(r"'(\w+)'", lambda quoted: repr(shown.get(quoted[1], quoted[1])), foreign)
         return f"option {name!r} is unknown: {here}"
-    known = {_bare(spelt): spelt for spelt in shown.values()}
     near = difflib.get_close_matches(_bare(name), known, n=1, cutoff=_SIMILAR)
     hint = f"; did you mean {known[near[0]]!r}?" if near else "; docs/options.md lists all options"
     return f"option {name!r} is unknown{hint}"
+
+
+def of_kafka_port(addresses: Iterable[str]) -> str:
+    """Return the remedy for name servers at Kafka's usual port; empty for other addresses."""
+    kafkas = [address for address in addresses if address.endswith(":9092")]
+    if not kafkas:
+        return ""
+    return f"{', '.join(kafkas)} has Kafka's usual port: give the port of the name server, 9876 unless it was changed"
 
 
 def of_kafka_column(name: str, sink: bool = False) -> str:

@@ -20,6 +20,7 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import names, paths, transport
 from rocketmq_spark.options import parsing as p
+from rocketmq_spark.options.topic_names import EXACT, RULES, renamed
 
 logger = logging.getLogger(__name__)
 
@@ -193,6 +194,14 @@ class Options:
     )
     assign: tuple[MessageQueue, ...] = _row(
         p.assignment, (), _SOURCE, 'queues to read, JSON `{"t":{"broker-a":[0,1]}}`; only those of the `environment`'
+    )
+    topic_names: str = _row(
+        p.choice(*RULES),
+        EXACT,
+        (*_SOURCE, "sink"),
+        "`dotsToUnderscores`: the options and the column that name topics have names with dots, as in Kafka, and each dot stands "
+        "for `_`, because RocketMQ allows no dots: `server.shop.orders` is topic `server_shop_orders`. Two names for one topic "
+        "are an error. Not for `subscribePattern`, which is matched with RocketMQ's names, as is the column `topic` of a source",
     )
     include_internal: bool = _row(
         p.boolean, False, _SOURCE, "let `subscribePattern` also match retry and dead-letter topics"
@@ -458,8 +467,9 @@ class Options:
         "roundRobin",
         ("sink",),
         "`roundRobin`, `random`, `hash` (of column `shardingKey`, as in Java), `machineRoom`, `environment`, `column` "
-        "(`queueId`, `brokerName`; the default if there is such a column), or `module:callable(queues, message, key)`. Rows "
-        "whose `shardingKey` or `queueId` is null go round robin",
+        "(`queueId`, `brokerName`), or `module:callable(queues, message, key)`. If the option is not set, a column `queueId` "
+        "selects `column`, and a column `shardingKey` selects `hash`. Rows whose `shardingKey` or `queueId` is null go round "
+        "robin; with both columns, a row without a `queueId` goes to the queue of its `shardingKey`, unless the option is set",
         raw=True,
     )
     send_timeout: float = _row(
@@ -760,6 +770,7 @@ class Options:
         shown="`~/.rocketmq_offsets`",
     )
 
+    written_topics: tuple[str, ...] = ()  # ``allowed_topics`` before ``topic_names`` replaced names
     given: frozenset[str] = frozenset()
     from_variables: frozenset[str] = frozenset()
     keywords: bool = False  # whether the user gave them as keywords of a Python call
@@ -841,13 +852,25 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
                 from_environment[field] = _BY_NAME[field].parse(text)
             except ValueError as e:
                 problems.append(f"variable {variable} is {text!r}; expected {e}")
+    written_topics = values.get("allowed_topics", ())
+    for field, value in values.items():
+        try:
+            values[field] = renamed(field, value, values.get("topic_names", EXACT))
+        except ValueError as e:
+            problems.append(f"option {(field if keywords else _BY_NAME[field].name)!r}: {e}")
     if problems:
         raise OptionError.of(problems)
     values |= from_environment
     instance = p.instance_of(values.get("name_server", ()))
     if instance is not None and "namespace" not in values and values.get("transport") != transport.GRPC:
         values["namespace"] = instance
-    return Options(**values, given=frozenset(values), from_variables=frozenset(from_environment), keywords=keywords)
+    return Options(
+        **values,
+        written_topics=written_topics,
+        given=frozenset(values),
+        from_variables=frozenset(from_environment),
+        keywords=keywords,
+    )
 
 
 def option_name(field: str) -> str:

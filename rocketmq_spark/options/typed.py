@@ -301,6 +301,12 @@ class SourceOptions(AdminOptions, total=False):
     """Regular expression for whole topic names, without system, retry and dead-letter topics."""
     assign: Mapping[str, Any] | str
     """Queues to read, JSON ``{"t":{"broker-a":[0,1]}}``; only those of the ``environment``."""
+    topic_names: str
+    """``dotsToUnderscores``: the options and the column that name topics have names with dots, as in Kafka, and each dot
+    stands for ``_``, because RocketMQ allows no dots: ``server.shop.orders`` is topic ``server_shop_orders``. Two names for
+    one topic are an error. Not for ``subscribePattern``, which is matched with RocketMQ's names, as is the column ``topic``
+    of a source.
+    """
     include_internal: bool | str
     """Let ``subscribePattern`` also match retry and dead-letter topics."""
     tags: Mapping[str, str] | str
@@ -408,6 +414,12 @@ class SourceOptions(AdminOptions, total=False):
 class SinkOptions(AdminOptions, total=False):
     """Keywords of ``foreach_batch_writer`` and ``write_rocketmq``."""
 
+    topic_names: str
+    """``dotsToUnderscores``: the options and the column that name topics have names with dots, as in Kafka, and each dot
+    stands for ``_``, because RocketMQ allows no dots: ``server.shop.orders`` is topic ``server_shop_orders``. Two names for
+    one topic are an error. Not for ``subscribePattern``, which is matched with RocketMQ's names, as is the column ``topic``
+    of a source.
+    """
     machine_rooms: Sequence[str] | str
     """Rooms whose queues the strategy or selector ``machineRoom`` uses; brokers are named ``room@name``."""
     kafka_columns: bool | str
@@ -419,8 +431,10 @@ class SinkOptions(AdminOptions, total=False):
     """Topic of all rows; overrides the column ``topic``."""
     queue_selector: Callable[..., Any] | str
     """``roundRobin``, ``random``, ``hash`` (of column ``shardingKey``, as in Java), ``machineRoom``, ``environment``,
-    ``column`` (``queueId``, ``brokerName``; the default if there is such a column), or ``module:callable(queues, message,
-    key)``. Rows whose ``shardingKey`` or ``queueId`` is null go round robin.
+    ``column`` (``queueId``, ``brokerName``), or ``module:callable(queues, message, key)``. If the option is not set, a
+    column ``queueId`` selects ``column``, and a column ``shardingKey`` selects ``hash``. Rows whose ``shardingKey`` or
+    ``queueId`` is null go round robin; with both columns, a row without a ``queueId`` goes to the queue of its
+    ``shardingKey``, unless the option is set.
     """
     send_timeout: float | str
     """Timeout of one batch, including all retries. In the sink only round-robin, random and machine room batches may move to

@@ -228,7 +228,7 @@ class AccumulatorMember:
         self._topics = topics
         self._owner = owner
         self._pending = pending
-        self._encoder = encoder
+        self._encoder, self._scope = encoder, settings.scope
         self._send_timeout_s = settings.send_timeout_s
         # Then each message has its own tag, and messages of a group with different tags must stay in order.
         self._mixed = settings.features.chooses_queues is not None
@@ -279,7 +279,7 @@ class AccumulatorMember:
         return promise if self.batcher.add_plain(kind.key, promise, len(body), size, self._owner) else None
 
     def _kind(self, topic: str, tag: str | None, waits: bool) -> PlainKind | None:
-        if (kind := plain.plain_kind(topic, tag, waits, self._encoder)) is not None:
+        if (kind := plain.plain_kind(topic, tag, waits, self._encoder, self._scope)) is not None:
             if len(self._kinds) >= _MAX_KINDS:
                 self._kinds.clear()
             self._kinds[topic, tag, waits] = kind

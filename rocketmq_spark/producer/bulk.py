@@ -53,11 +53,12 @@ class BulkProducer(RequestProducer):
             rows: A ``pyarrow`` ``Table`` or ``RecordBatch``, of which all rows are checked before any is sent; or a
                 ``RecordBatchReader``, of which each batch is checked before it is sent.
             topic: The topic of all rows. Without it each row names its topic in column ``topic``.
-            selector: ``"hash"`` (of column ``shardingKey``), ``"column"`` (``queueId``, and ``brokerName`` if there is one; the
-                default if there is a column ``queueId``), ``"random"``, ``"roundRobin"``, ``"environment"``,
-                ``"module:function"``, or a function of queues, message and sharding key that is called for each row. By default
-                batches go to the queues round robin, as do rows whose ``shardingKey`` (``"hash"``) or ``queueId``
-                (``"column"``) is null.
+            selector: ``"hash"`` (of column ``shardingKey``), ``"column"`` (``queueId``, and ``brokerName`` if there is one),
+                ``"random"``, ``"roundRobin"``, ``"environment"``, ``"module:function"``, or a function of queues, message and
+                sharding key that is called for each row. By default a column ``queueId`` selects ``"column"``, a column
+                ``shardingKey`` selects ``"hash"``, and without both batches go to the queues round robin, as do rows whose
+                ``shardingKey`` (``"hash"``) or ``queueId`` (``"column"``) is null. If both columns are there and no selector is
+                given, a row without a ``queueId`` goes to the queue of its ``shardingKey``.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:

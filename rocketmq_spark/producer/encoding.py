@@ -26,7 +26,7 @@ from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, MessageBatch,
 from rocketmq_spark.producer.settings import COMPRESSIONS, ProducerSettings
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.wire.compression import smaller
-from rocketmq_spark.wire.names import is_send_forbidden, topic_problem
+from rocketmq_spark.wire.names import Scope, is_send_forbidden, topic_problem
 from rocketmq_spark.wire.properties import check_message, encode_properties, message_properties
 
 _BODIES = (bytes, bytearray, memoryview)
@@ -83,7 +83,7 @@ class Prepared(NamedTuple):
 def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = ANYHOW) -> Prepared:
     """Check ``message`` and encode its properties; ``MessageRefused`` says what no broker would take."""
     check_message(message)
-    check_topic(message.topic)
+    check_topic(message.topic, settings.scope)
     if (chooses := settings.features.chooses_queues) and how.queue is not None:
         raise MessageRefused(f"the message names {how.queue}, but {chooses}", topic=message.topic)
     body: object = message.body
@@ -166,18 +166,18 @@ def _priority(message: Message, settings: ProducerSettings) -> str:
     return str(priority)
 
 
-def check_topic(topic: str) -> None:
-    """Java's limits and alphabet, and the system topics that take no messages from clients."""
+def check_topic(topic: str, scope: Scope | None = None) -> None:
+    """Java's limits and alphabet, and the system topics that take no messages from clients. ``scope`` counts for the length."""
     if topic is not None:
         text("topic", topic, "the name of a topic")
-    problem = _topic_problem(topic)
+    problem = _topic_problem(topic, scope)
     if problem:
         raise MessageRefused(problem.rstrip("."), topic=topic or None)
 
 
 @functools.lru_cache(1024)  # messages go to few topics
-def _topic_problem(topic: str) -> str | None:
-    problem = topic_problem(topic or "")
+def _topic_problem(topic: str, scope: Scope | None) -> str | None:
+    problem = topic_problem(topic or "", scope)
     if problem is None and is_send_forbidden(topic):
         return f"Sending message to topic [{topic}] is forbidden."
     return problem

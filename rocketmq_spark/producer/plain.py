@@ -16,6 +16,7 @@ from rocketmq_spark.model import Message
 from rocketmq_spark.model.send import MessageEncoder
 from rocketmq_spark.producer.accumulator import BatchEntry, Key, MessageBatch
 from rocketmq_spark.producer.encoding import check_topic
+from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import encode_properties
 
 
@@ -36,14 +37,16 @@ _STR = {str}  # ``encoding.prepare`` handles other types, such as None
 _RESERVED, _TRANSIENT = codes.RESERVED_PROPERTIES, codes.TRANSIENT_PROPERTY_PREFIX
 
 
-def plain_kind(topic: Any, tag: Any, waits: Any, encoder: MessageEncoder) -> PlainKind | None:
+def plain_kind(
+    topic: Any, tag: Any, waits: Any, encoder: MessageEncoder, scope: Scope | None = None
+) -> PlainKind | None:
     """None for messages that are sent separately, or that every broker would reject."""
     if not isinstance(topic, str) or not isinstance(tag, str | None) or not isinstance(waits, bool):
         return None
     if topic.startswith(codes.RETRY_PREFIX):
         return None
     try:
-        check_topic(topic)
+        check_topic(topic, scope)
         text = encode_properties({Property.TAGS: tag or None, Property.WAIT: "true" if waits else "false"})
         whole = encode_properties({Property.UNIQ_KEY: _AN_ID}) + text
         size = len(encoder.item(topic, b"", whole, 0, 0))

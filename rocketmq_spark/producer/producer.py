@@ -127,7 +127,7 @@ class BaseProducer(ClosedWhenDropped):
     def queues(self, topic: str) -> list[MessageQueue]:
         """Return the queues that accept messages of ``topic``. Raises ``RouteNotFound`` as ``send`` does."""
         self._owner.check(self._closing.locked())
-        encoding.check_topic(topic)
+        encoding.check_topic(topic, self.settings.scope)
         return list(self._destinations.queues(topic, self._deadline(None)))
 
     def send(
@@ -304,7 +304,7 @@ class BaseProducer(ClosedWhenDropped):
         """
         self._owner.check(self._closing.locked())
         text("recall_handle", recall_handle, "the recall_handle of a result")
-        encoding.check_topic(topic)
+        encoding.check_topic(topic, self.settings.scope)
         deadline = self._deadline(None)
         if (waiting := DelayHandle.parse(recall_handle)) is not None:
             return self._recall_envelope(waiting, topic, deadline)

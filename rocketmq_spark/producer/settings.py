@@ -169,7 +169,7 @@ class ProducerSettings:
             raise OptionError.of(problems)
 
     def _problems(self) -> list[tuple[str, object, str]]:
-        group = group_problem(self.group)
+        group = group_problem(self.group, self.scope)
         if not group and self.group in _TEMPLATE_GROUPS:
             group = f"The specified group: {self.group} is a template"
         checks: tuple[tuple[str, object, bool, str], ...] = (

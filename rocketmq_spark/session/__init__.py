@@ -46,6 +46,7 @@ from rocketmq_spark.remoting.endpoint import UNCONFIRMED_S, UNDELIVERED, Drops, 
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.remoting.protocol import pushed_limit
 from rocketmq_spark.session import proxied
+from rocketmq_spark.wire.names import topic_problem
 
 if TYPE_CHECKING:
     from rocketmq_spark.columnar.encode.encoder import Encoder
@@ -288,6 +289,8 @@ def trace_producer(options: Options, group: str, kind: str) -> TraceProducer | N
     """Return the object that sends message traces for a public class; None without option 'enableTrace'."""
     if not options.enable_trace:
         return None
+    if problem := topic_problem(options.trace_topic, scope_of(options)):
+        raise OptionError(f"option 'traceTopic' is {options.trace_topic!r}; expected the name of a topic ({problem})")
     from rocketmq_spark.producer.tracing import TraceProducer
 
     try:

@@ -1,7 +1,8 @@
 """Names of topics and groups: which names a broker accepts, which belong to the system, and how namespaces and environments
 change them.
 
-The texts of errors are the broker's own (``TopicValidator``), so that the user sees the same text wherever a name is rejected.
+The texts of errors begin as the broker's own (``TopicValidator``), so that the user sees the same text wherever a name is
+rejected. For characters that are not allowed, they also name the characters and a legal name.
 Namespaces follow ``NamespaceUtil``; the suffix of an environment is the last part of a name.
 """
 
@@ -26,39 +27,52 @@ from rocketmq_spark.base.codes import (
     SYSTEM_TOPICS,
 )
 
-_LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+")
+_ILLEGAL = re.compile(r"[^%|a-zA-Z0-9_-]+")
 _PREFIXES = (RETRY_PREFIX, DLQ_PREFIX)
-TOPIC_REMEDY = (
-    f"A name has letters, digits, '_', '-', '%' and '|', at most {MAX_TOPIC_LENGTH}; '_' often replaces Kafka's '.'"
-)
 
 
-def topic_problem(topic: str) -> str | None:
-    """Why a broker rejects the name, or None. System names are accepted here; see ``is_system_topic``."""
-    if not topic.strip():
-        return "The specified topic is blank."
-    if not _LEGAL.fullmatch(topic):
-        return f"The specified topic: {topic}, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+def topic_problem(topic: str, scope: Scope | None = None) -> str | None:
+    """Why a broker rejects the name, or None. System names are accepted here; see ``is_system_topic``.
+
+    The length includes what ``scope`` adds.
+    """
     if topic.startswith(_PREFIXES):
-        if len(topic) > MAX_RETRY_OR_DLQ_TOPIC_LENGTH:
+        return _problem("topic", topic, scope, MAX_RETRY_OR_DLQ_TOPIC_LENGTH, "DLQ or Retry topic")
+    return _problem("topic", topic, scope, MAX_TOPIC_LENGTH)
+
+
+def group_problem(group: str, scope: Scope | None = None) -> str | None:
+    """Why a broker rejects the name of a producer or consumer group, or None. The length includes what ``scope`` adds."""
+    return _problem("group", group, scope, MAX_GROUP_LENGTH)
+
+
+def read_problem(topic: str, scope: Scope | None = None) -> str | None:
+    """Why no broker can have the topic, or None. Retry topics of pops have a ``+`` in their names."""
+    return None if topic.startswith(_PREFIXES) else topic_problem(topic, scope)
+
+
+def _problem(kind: str, name: str, scope: Scope | None, limit: int, special: str = "") -> str | None:
+    if not name.strip():
+        return f"The specified {kind} is blank."
+    wire = name if scope is None else scope.on_wire(name)
+    for each in (name, wire):
+        if illegal := dict.fromkeys("".join(_ILLEGAL.findall(each))):
+            legal = legal_name(each, limit)
             return (
-                f"The specified topic is DLQ or Retry topic: {topic}, and it's longer than topic max length:"
-                f" {MAX_RETRY_OR_DLQ_TOPIC_LENGTH}"
+                f"The specified {kind}: {each}, contains illegal characters: {', '.join(map(repr, illegal))}; expected letters, "
+                f"digits, '_', '-', '%' and '|'{f', such as {legal!r}' if legal else ''}"
             )
-    elif len(topic) > MAX_TOPIC_LENGTH:
-        return f"The specified topic: {topic}, is longer than topic max length: {MAX_TOPIC_LENGTH}"
-    return None
+    if len(wire) <= limit:
+        return None
+    what = f"is {special}: {wire}, and it's" if special else f": {wire}, is"
+    return f"The specified {kind}{' ' if special else ''}{what} longer than {kind} max length: {limit}"
 
 
-def group_problem(group: str) -> str | None:
-    """Why a broker rejects the name of a producer or consumer group, or None."""
-    if not group.strip():
-        return "The specified group is blank."
-    if not _LEGAL.fullmatch(group):
-        return f"The specified group: {group}, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
-    if len(group) > MAX_GROUP_LENGTH:
-        return f"The specified group: {group}, is longer than group max length: {MAX_GROUP_LENGTH}"
-    return None
+def legal_name(name: str, limit: int = MAX_TOPIC_LENGTH) -> str:
+    """The name with ``_`` in place of characters that are not allowed; empty if no letter or digit is left."""
+    ends = rf"\A(?:{_ILLEGAL.pattern})|(?:{_ILLEGAL.pattern})\Z"
+    legal = _ILLEGAL.sub("_", re.sub(ends, "", name))[:limit]
+    return legal if any(map(str.isalnum, legal)) else ""
 
 
 def is_system_topic(topic: str) -> bool:

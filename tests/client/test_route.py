@@ -66,6 +66,15 @@ class TestNameServers:
         assert parts.routes.fetch("t").topic == "t"
         parts.pool.close()
 
+    def test_the_usual_port_of_kafka_is_named(self, dead: str) -> None:
+        kafka = "127.255.255.254:9092"
+        with pytest.raises(ConnectionLost, match="no name server answers") as caught:
+            Parts(f"{dead};{kafka}").routes.fetch("t")
+        assert (
+            caught.value.remedy
+            == f"{kafka} has Kafka's usual port: give the port of the name server, 9876 unless it was changed"
+        )
+
     def test_when_none_answers_one_error_names_all(self, dead: str) -> None:
         parts = Parts(f"{dead};127.0.0.1:1")
         with pytest.raises(ConnectionLost, match="no name server answers") as caught:
@@ -280,8 +289,8 @@ class TestRoutes:
             with pytest.raises(RouteNotFound, match="The specified topic: ") as caught:
                 raise missing(topic, 0.0)
             assert "create" not in str(caught.value)
-            assert str(caught.value).endswith("'_' often replaces Kafka's '.'")
-            assert ("Did you mean orders_eu? " in str(caught.value)) == (topic == "orders.eu")
+            assert ("such as 'orders_eu'" in str(caught.value)) == (topic == "orders.eu")
+            assert ("Did you mean orders_eu?" in str(caught.value)) == (topic == "orders.eu")
 
     def test_a_missing_topic_suggests_near_names_of_users(self, broker: MockBroker, parts: Parts) -> None:
         topics = ["orders", "orders-eu", "%RETRY%order", "TBW102", "payments", "order"]

@@ -135,10 +135,14 @@ def test_nothing_is_nothing(bulk: Bulk) -> None:
     assert list(bulk.producer().send_arrow(table("a").slice(0, 0).to_reader(), "T")) == []
 
 
-def test_hash_sends_the_rows_of_a_key_to_its_queue_in_order(bulk: Bulk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("selector", [None, "hash"])
+def test_the_rows_of_a_key_go_to_its_queue_in_order(
+    bulk: Bulk, monkeypatch: pytest.MonkeyPatch, selector: str | None
+) -> None:
     in_batches(monkeypatch, 10)
     keys = [f"k{i % 7}" for i in range(50)]
-    sent = bulk.producer().send_arrow(table(*map(str, range(50)), shardingKey=keys), "T", selector="hash")
+    given = {} if selector is None else {"selector": selector}
+    sent = bulk.producer().send_arrow(table(*map(str, range(50)), shardingKey=keys), "T", **given)
     for i, outcome in enumerate(sent):
         assert isinstance(outcome, SendResult)
         assert outcome.queue == select("hash", qs("a:0-1 b:0-1"), None, keys[i])  # type: ignore[arg-type]
@@ -157,14 +161,24 @@ def test_a_column_names_the_queue(bulk: Bulk) -> None:
         bulk.producer().send_arrow(table("x", "y", queueId=[1, 7], brokerName=["b", "b"]), "T")
 
 
+@pytest.mark.parametrize("given", [{}, {"selector": "hash"}])
 @pytest.mark.parametrize("keys", [["k", None, "", None], [None] * 4], ids=["some", "none"])
-def test_rows_without_a_sharding_key_go_to_queues_in_turn(bulk: Bulk, keys: list[str | None]) -> None:
+def test_rows_without_a_sharding_key_go_to_queues_in_turn(
+    bulk: Bulk, keys: list[str | None], given: dict[str, Any]
+) -> None:
     """Also if no row has one, so that the column has no type."""
     producer = bulk.producer()
     anywhere = [body for body, key in zip("wxyz", keys, strict=True) if key is None]
     for _ in range(4):
-        producer.send_arrow(table(*"wxyz", shardingKey=keys), "T", selector="hash").raise_for_failed()
+        producer.send_arrow(table(*"wxyz", shardingKey=keys), "T", **given).raise_for_failed()
     assert {at for at, found in bulk.sent if [body for body, _ in found] == anywhere} == {*qs("a:0-1 b:0-1")}
+
+
+def test_round_robin_on_request_spreads_the_rows_of_a_key(bulk: Bulk) -> None:
+    producer = bulk.producer()
+    for _ in range(4):
+        producer.send_arrow(table("x", shardingKey=["k"]), "T", selector="roundRobin").raise_for_failed()
+    assert {at for at, _ in bulk.sent} == {*qs("a:0-1 b:0-1")}
 
 
 @pytest.mark.parametrize("names", [["queueId"], ["queueId", "brokerName"]])

@@ -46,6 +46,7 @@ def test_everything_wrong_is_in_one_error():
     )  # fmt: skip
     for part in (
         "column 'bodi' is unknown; the sink takes body, value, topic",
+        "name the column of the body, and omit the others: selectExpr('… AS body')",
         "column 'tags' is int; expected string",
         "column 'deliverAt' is timestamp_ntz; expected timestamp",
         "column 'queueId' is string; expected int",

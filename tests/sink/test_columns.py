@@ -62,7 +62,15 @@ def test_a_topic_column_or_the_option():
         ("body binary, deliverAt bigint", "column 'deliverAt' is bigint; expected timestamp"),
         ("body binary, queueId bigint", "column 'queueId' is bigint; expected int"),
         ("body binary, brokerName string", "column 'brokerName' needs a column 'queueId'"),
-        ("body binary, msgId string", f"column 'msgId' is unknown; the sink takes {', '.join(COLUMNS)}"),
+        (
+            "body binary, msgId string",
+            f"column 'msgId' is unknown; the sink takes {', '.join(COLUMNS)}; select only columns of the sink: select(['body'])",
+        ),
+        (
+            "id int, Value binary, city string, tags string",
+            f"columns 'id', 'city' are unknown; the sink takes {', '.join(COLUMNS)}; "
+            "select only columns of the sink: select(['Value', 'tags'])",
+        ),
     ],
 )
 def test_one_problem(ddl, problem):

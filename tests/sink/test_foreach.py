@@ -57,7 +57,11 @@ def test_the_selector_may_be_a_function(spark: SparkSession, rocketmq: LocalBrok
 
 @pytest.mark.parametrize(
     ("column", "given"),
-    [("if(id % 2 = 0, 'k', null) shardingKey", {"queueSelector": "hash"}), ("if(id % 2 = 0, 1, null) queueId", {})],
+    [
+        ("if(id % 2 = 0, 'k', null) shardingKey", {}),
+        ("if(id % 2 = 0, 'k', null) shardingKey", {"queueSelector": "hash"}),
+        ("if(id % 2 = 0, 1, null) queueId", {}),
+    ],
 )
 def test_rows_that_choose_no_queue_go_to_queues_in_turn(
     spark: SparkSession, rocketmq: LocalBroker, topic: str, column: str, given: dict[str, str]

@@ -149,13 +149,14 @@ def test_rows_with_kafkas_columns_are_stored_once(
     assert sorted(bodies(stored(timerless, topic, 60))) == numbered(60)
 
 
+@pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize(("name", "values"), [("shardingKey", ["k", None]), ("queueId", [1, None])])
 def test_rows_that_may_go_to_any_queue_are_stored_once(
-    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink, name: str, values: list[Any]
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink, name: str, values: list[Any], given: bool
 ) -> None:
     topic = make_timerless_topic(queues=4)
-    selector = {"shardingKey": "hash", "queueId": "column"}[name]
-    options = sink.options(topic=topic, queueSelector=selector, batchMaxBytes=200)
+    selector = {"queueSelector": {"shardingKey": "hash", "queueId": "column"}[name]} if given else {}
+    options = sink.options(topic=topic, **selector, batchMaxBytes=200)
     rows = [values[i % 2] for i in range(40)]
     column = pa.array(rows, pa.int32() if name == "queueId" else pa.string())
     done = sink.attempt(sink.plan(options), options, frame(body=numbered(40), **{name: column}).slice(0, 30))
@@ -166,6 +167,23 @@ def test_rows_that_may_go_to_any_queue_are_stored_once(
     assert sorted(bodies(found)) == numbered(40)
     assert len({row.queue.queue_id for row in found if int(row.body) % 2}) > 1
     assert len({row.queue.queue_id for row in found if not int(row.body) % 2}) == 1
+
+
+def test_a_batch_that_began_round_robin_is_finished_by_key(
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink
+) -> None:
+    """As after an upgrade, since a column shardingKey selects hash: rows that are stored in any queue are not sent again."""
+    topic = make_timerless_topic(queues=4)
+    rows = frame(body=numbered(40), shardingKey=[f"k{i % 5}" for i in range(40)])
+    before = sink.options(topic=topic, queueSelector="roundRobin", batchMaxBytes=200)
+    assert sink.attempt(sink.plan(before), before, rows.slice(0, 25)).sent == 25
+    after = sink.options(topic=topic, batchMaxBytes=200)
+    done = sink.attempt(sink.plan(after), after, rows)
+    assert (done.sent, done.already_stored, done.unmatched) == (15, 25, 0)
+    found = stored(timerless, topic, 40)
+    assert sorted(bodies(found)) == numbered(40)
+    late = {(row.properties["__SHARDINGKEY"], row.queue.queue_id) for row in found if int(row.body) >= 25}
+    assert len(late) == 5
 
 
 def test_equal_rows_are_counted(timerless: LocalBroker, make_timerless_topic: Make, sink: Sink) -> None:
@@ -446,6 +464,22 @@ def test_allowed_topics_are_all_that_rows_may_name(
     assert (done.sent, done.already_stored, done.unmatched) == (1, 1, 1)
     with pytest.raises(OptionError, match="was begun for "):
         sink.plan(sink.options(topic=one))
+
+
+def test_names_with_dots_have_the_ids_of_rocketmqs_names(timerless: LocalBroker, sink: Sink) -> None:
+    """A batch that began with RocketMQ's names is finished with names that option ``topicNames`` replaces."""
+    one, two = (f"{name}_shop_orders" for name in names(2, "db"))
+    for topic in (one, two):
+        timerless.create_topic(topic, 2)
+    plain = sink.options(allowedTopics=f"{one},{two}")
+    assert sink.attempt(sink.plan(plain), plain, frame(body=["a", "b"], topic=[one, two])).sent == 2
+    dotted = sink.options(allowedTopics=f"{one},{two}".replace("_", "."), topicNames="dotsToUnderscores")
+    topics = [topic.replace("_", ".") for topic in (one, two, one)]
+    done = sink.attempt(sink.plan(dotted), dotted, frame(body=["a", "b", "c"], topic=topics))
+    assert (done.sent, done.already_stored, done.unmatched) == (1, 2, 0)
+    assert sorted(bodies(stored(timerless, one, 2))) == ["a", "c"]
+    with pytest.raises(MessageRefused, match=rf"row 1: topics '{topics[0]}' and '{one}' are both '{one}'"):
+        sink.attempt(sink.plan(dotted), dotted, frame(body=["a", "b"], topic=[topics[1], one]))
 
 
 def test_row_ids_are_the_content(timerless: LocalBroker, make_timerless_topic: Make, sink: Sink) -> None:

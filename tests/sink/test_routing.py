@@ -1,5 +1,7 @@
 """Shares of an Arrow batch."""
 
+import logging
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from rocketmq_spark.producer.rows.routing import (
     RoutingPlan,
     RowRange,
     candidates,
+    log_choice,
     row_selector,
     selector_of,
 )
@@ -104,10 +107,49 @@ def test_bad_topics_are_faults():
 def test_the_selector_in_force():
     assert selector_of(options(), {}) == "roundRobin"
     assert selector_of(options(), {"queueid": "q"}) == "column"
+    assert selector_of(options(), KEYED) == "hash"
+    assert selector_of(options(), {"queueid": "q", **KEYED}) == "column"
+    assert selector_of(options(queueSelector="roundRobin"), KEYED) == "roundRobin"
+    assert row_selector(options(queueSelector="roundRobin"), KEYED) is None
     assert selector_of(options(queueSelector="RANDOM"), {}) == "random"
     assert row_selector(options(queueSelector="machineRoom"), {}) is None
     with pytest.raises(OptionError, match="module:callable that can be imported"):
         row_selector(options(queueSelector="no.such:thing"), {})
+
+
+ROWS = {"queueId": pa.array([3, None, None, 0], pa.int32()), "k": ["x", "y", None, None]}
+
+
+@pytest.mark.parametrize(("given", "by_key"), [({}, True), ({"queueSelector": "column"}, False)])
+def test_a_row_without_a_queue_goes_to_the_queue_of_its_key(given, by_key):
+    """As in Kafka; with queueSelector=column the user has chosen that only queue ids count."""
+    made = Router(
+        options(topic="T", **given), {"queueid": "queueId", "shardingkey": "k"}, lambda topic, refresh: QUEUES["T"][:4]
+    )
+    plan, bad_rows = planned(made, frame(**ROWS))
+    assert bad_rows == {}
+    found = {row: share.queue for share in plan.shares for row in plan.rows(share).tolist()}
+    of_key = select("hash", QUEUES["T"][:4], None, "y") if by_key else None
+    assert found == {0: QUEUES["T"][3], 1: of_key, 2: None, 3: QUEUES["T"][0]}
+
+
+@pytest.mark.parametrize(
+    ("given", "columns", "line"),
+    [
+        ({}, KEYED, "column 'k' chooses the queue of each row (queueSelector=hash)"),
+        ({}, {"queueid": "q"}, "column 'q' chooses the queue of each row (queueSelector=column)"),
+        ({"topic": "U"}, {"queueid": "q", **KEYED}, "column 'q' chooses the queue of each row (queueSelector=column)"),
+        ({}, {"topic": "t"}, ""),
+        ({"queueSelector": "hash"}, KEYED, ""),
+        ({"queueSelector": "roundRobin"}, KEYED, ""),
+    ],
+)
+def test_a_line_says_which_column_chose_the_selector(given, columns, line, caplog):
+    caplog.set_level(logging.INFO, "rocketmq_spark")
+    for _ in range(2):
+        log_choice(options(**{"topic": "T", **given}), columns, once=True)
+    lines = [record.getMessage().split(";")[0] for record in caplog.records]
+    assert lines == ([f"topic {given.get('topic', 'T')}: {line}"] if line else [])
 
 
 def test_batches_that_go_anywhere_are_narrowed():

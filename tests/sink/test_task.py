@@ -63,18 +63,21 @@ def test_0_10_hash_through_the_sink_is_the_java_clients_queue(
     assert [ours[i].properties["__SHARDINGKEY"] for i in range(2000)] == keys
 
 
-def test_hash_keeps_the_order_of_every_key_over_many_batches(
-    rocketmq: LocalBroker, make_topic: Make, writes: Writes
+@pytest.mark.parametrize("selector", [{}, {"queueSelector": "hash"}])
+def test_the_order_of_every_key_is_kept_over_many_batches(
+    rocketmq: LocalBroker, make_topic: Make, writes: Writes, selector: dict[str, str]
 ) -> None:
     topic = make_topic(queues=3)
     batches = [
         frame(body=numbered(500, at), shardingKey=[f"k{i % 11}" for i in range(at, at + 500)])
         for at in range(0, 5000, 500)
     ]
-    writes(*batches, topic=topic, queueSelector="hash", batchMaxBytes=2_000, maxInFlight=16)
+    writes(*batches, topic=topic, **selector, batchMaxBytes=2_000, maxInFlight=16)
     found = by_queue(stored(rocketmq, topic, 5000))
     assert sum(map(len, found.values())) == 5000
     assert all(rows == sorted(rows) for rows in found.values())
+    keys = [{int(body) % 11 for body in rows} for rows in found.values()]
+    assert sum(map(len, keys)) == 11
 
 
 def test_column_names_queue_and_broker(rocketmq: LocalBroker, topic: str, writes: Writes) -> None:

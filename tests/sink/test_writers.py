@@ -64,6 +64,18 @@ def test_counts_are_logged(writer, caplog):
     assert "7 rows in 2 batches, 150 bytes, 3 retries" in caplog.text
 
 
+@pytest.mark.parametrize("kind", ["writer", "streamWriter"])
+def test_a_run_logs_once_that_a_key_chooses_the_queue(broker_cluster, topic, kind, caplog):
+    """Spark makes a stream's writer anew for each micro-batch."""
+    caplog.set_level(logging.INFO, "rocketmq_spark")
+    keyed = struct("body string, shardingKey string")
+    for _ in range(1 if kind == "writer" else 3):
+        getattr(source(broker_cluster.name_server, topic=topic), kind)(keyed, False)
+    lines = [text for text in caplog.messages if "queueSelector=hash" in text]
+    assert len(lines) == 1
+    assert f"topic {topic}: column 'shardingKey' chooses the queue of each row" in lines[0]
+
+
 def test_a_failed_write_says_what_is_there_all_the_same(writer, caplog):
     caplog.set_level(logging.INFO, "rocketmq_spark")
     finish(writer, "abort", [None, Written(5, 100, 1), None])

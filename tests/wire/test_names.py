@@ -11,10 +11,16 @@ from tests.harness import vectors
 
 @pytest.mark.parametrize("case", vectors("names"), ids=lambda case: ascii(case["name"])[:40])
 def test_names(case):
+    """With the broker's texts, but for characters: there the text begins as the broker's."""
     name = case["name"]
-    assert names.topic_problem(name) == (case["topic_remark"] or None)
+    for problem, remark in (
+        (names.topic_problem(name), case["topic_remark"]),
+        (names.group_problem(name), case["group_remark"]),
+    ):
+        begin, illegal, _ = (remark or "").partition(" illegal characters")
+        assert (problem or "").partition(" illegal characters")[0] == begin
+        assert illegal or (problem or "") == (remark or "")
     assert (names.topic_problem(name) is None) == case["topic_valid"]
-    assert names.group_problem(name) == (case["group_remark"] or None)
     assert (names.group_problem(name) is None) == case["group_valid"]
     assert names.is_system_topic(name) == case["system_topic"]
     assert names.is_send_forbidden(name) == case["send_forbidden"]
@@ -29,6 +35,55 @@ def test_namespaces(case):
     assert names.namespace_of(name) == case["namespace_from_resource"]
     if case["wrapped_retry_group"] is not None:
         assert names.retry_topic(names.wrap_namespace(namespace, name)) == case["wrapped_retry_group"]
+
+
+@pytest.mark.parametrize(
+    ("name", "characters", "legal"),
+    [
+        ("dbserver1.inventory.orders", "'.'", "dbserver1_inventory_orders"),
+        ("$Default", "'$'", "Default"),
+        ("a b.c d", "' ', '.'", "a_b_c_d"),
+        ("orders.", "'.'", "orders"),
+        ("_a.b_", "'.'", "_a_b_"),
+        ("тема", "'т', 'е', 'м', 'а'", None),
+        ("заказы-1", "'з', 'а', 'к', 'ы'", "-1"),
+        ("t\n", r"'\n'", "t"),
+        ("x." + "t" * 200, "'.'", None),
+    ],
+)
+def test_an_illegal_character_is_named_with_a_legal_name(name, characters, legal):
+    for problem, kind, limit in ((names.topic_problem(name), "topic", 127), (names.group_problem(name), "group", 120)):
+        found = problem.removeprefix(f"The specified {kind}: {name}, contains illegal characters: ")
+        such = legal if len(name) < 128 else ("x_" + "t" * 200)[:limit]
+        assert found == f"{characters}; expected letters, digits, '_', '-', '%' and '|'" + (
+            f", such as {such!r}" if such else ""
+        )
+        assert not such or names.topic_problem(such) is None
+
+
+@given(st.text(max_size=300))
+def test_a_proposed_name_is_legal(name):
+    legal = names.legal_name(name)
+    assert not legal or names.topic_problem(legal) is None
+    if names.topic_problem(name) is None and any(map(str.isalnum, name)):
+        assert legal == name or name.startswith("%")  # retry topics may be longer
+
+
+def test_the_length_counts_namespace_and_environment():
+    scope = names.Scope("shop", "dev1")
+    assert names.topic_problem("t" * 117, scope) is None
+    assert names.topic_problem("t" * 118, scope) == (
+        f"The specified topic: shop%{'t' * 118}_dev1, is longer than topic max length: 127"
+    )
+    assert names.group_problem("g" * 111, scope) is not None
+    assert "illegal characters: '.'" in (names.topic_problem("t", names.Scope("a.b")) or "")
+
+
+def test_retry_topics_of_pops_can_be_read():
+    assert names.read_problem("%RETRY%group+orders") is None
+    assert names.read_problem("%DLQ%a.b") is None
+    assert names.topic_problem("%RETRY%group+orders") is not None
+    assert names.read_problem("a.b") is not None
 
 
 def test_a_trailing_line_break_is_no_legal_name():

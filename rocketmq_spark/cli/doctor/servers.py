@@ -24,6 +24,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import BrokerData, Filter, TopicRoute
 from rocketmq_spark.model.admin import RETENTION_NOT_KNOWN, QueueLag, total
+from rocketmq_spark.options.names import of_kafka_port
 from rocketmq_spark.remoting.endpoint import CANNOT_CONNECT
 from rocketmq_spark.spark.checkpoints.rewind import Drift, DriftState
 
@@ -48,7 +49,9 @@ def name_server(address: str, error: RocketMQError | None, tls: bool) -> Finding
         return advice(
             check, f"{address} does not let this user list brokers", "Their checks are left out: try another user"
         )
-    remedy = error.remedy or "Check option 'nameServer', DNS and firewalls, and that it runs"
+    remedy = (
+        of_kafka_port([address]) or error.remedy or "Check option 'nameServer', DNS and firewalls, and that it runs"
+    )
     return _unreached(check, f"{address} cannot be used", error, tls, remedy)
 
 

@@ -114,21 +114,33 @@ def check_features(by_role: Mapping[str, str], features: TransportFeatures) -> l
 
 
 def _known_columns(columns: Sequence[RowColumn], row_id: str | None) -> tuple[dict[str, str], list[str]]:
-    problems = []
+    taken = _NAMES.keys() if row_id is None else {*_NAMES, row_id.lower()}
+    unknown = [column.name for column in columns if column.name.lower() not in taken]
+    problems = (
+        [_unknown(unknown, [column.name for column in columns if column.name.lower() in taken])] if unknown else []
+    )
     by_role: dict[str, str] = {}
     for column in columns:
         name = column.name.lower()
         if name not in _NAMES:
-            if row_id is None or name != row_id.lower():
-                hint = of_kafka_column(column.name, sink=True)
-                problems.append(f"column {column.name!r} is unknown; the sink takes {', '.join(COLUMNS)}{hint}")
-        elif name in by_role or (name in ("body", "value") and "body" in by_role):
+            continue
+        if name in by_role or (name in ("body", "value") and "body" in by_role):
             problems.append(f"column {column.name!r} is there twice")
         elif not column.fits(name):
             problems.append(column.wrong(COLUMNS[_NAMES[name]]))
         else:
             by_role["body" if name == "value" else name] = column.name
     return by_role, problems
+
+
+def _unknown(names: Sequence[str], others: Sequence[str]) -> str:
+    which = f"column {names[0]!r} is" if len(names) == 1 else f"columns {', '.join(map(repr, names))} are"
+    hints = "".join(of_kafka_column(name, sink=True) for name in names)
+    if {"body", "value"} & {name.lower() for name in others}:
+        remedy = f"select only columns of the sink: select({[*others]})"
+    else:
+        remedy = "name the column of the body, and omit the others: selectExpr('… AS body')"
+    return f"{which} unknown; the sink takes {', '.join(COLUMNS)}{hints}; {remedy}"
 
 
 def _row_id(columns: Sequence[RowColumn], row_id: str, by_role: dict[str, str]) -> list[str]:

@@ -24,7 +24,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.columns import BYTES, INT, TEXT, RowColumn
 from rocketmq_spark.columnar.encode.columns import COLUMNS as OURS
-from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, ROW_ID
+from rocketmq_spark.columnar.encode.properties import MESSAGE_ID
 from rocketmq_spark.wire.properties import BASE64_MARK, is_reserved
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class KafkaRows:
 
     def __init__(self, by_role: Mapping[str, str]) -> None:
         self._by_role = by_role
-        self._reserved = (ROW_ID,) if MESSAGE_ID in by_role else ()
+        self._reserved = (codes.ROW_ID,) if MESSAGE_ID in by_role else ()
         self.left_out = 0
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -124,7 +124,7 @@ class RowCall:
         key = topic, bool(self._timed)
         if key in self._seen:
             return
-        encoding.check_topic(topic)
+        encoding.check_topic(topic, self._tools.rows.settings.scope)
         deadline = Deadline.after(self._options.send_timeout)
         queues = self._tools.destinations.at_hand(topic, deadline)
         if self._timed and (without := self._tools.timers.missing(topic, {q.broker_name for q in queues}, deadline)):

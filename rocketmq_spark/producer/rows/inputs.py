@@ -36,6 +36,7 @@ from rocketmq_spark.producer.rows.calls import (
     RowsOfCall,
     RowsOfReader,
 )
+from rocketmq_spark.producer.rows.routing import log_choice
 from rocketmq_spark.producer.rows.sent import SentRows
 from rocketmq_spark.queues.selection import Select
 
@@ -82,6 +83,7 @@ def send_arrow(tools: CallTools, data: Any, how: RowTarget) -> SentRows:
     else:
         raise OptionError(f"send_arrow got {type(data).__name__}; expected a Table, RecordBatch or RecordBatchReader")
     options, columns = options_of(tools.rows.options, how, of_arrow(schema))
+    log_choice(options, columns, once=True)
     groups: Iterable[Sequence[Portion]] = _read(batches, columns, tools.closing if kind is RowsOfReader else _never)
     if kind is RowsOfCall:
         groups = [[portion for group in groups for portion in group]]

@@ -8,6 +8,8 @@ go to one topic, and to one queue where rows choose their queue.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rocketmq_spark.base import process
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints, hash_codes
 from rocketmq_spark.columnar.encode.columns import KEY_HASH
@@ -25,8 +28,12 @@ from rocketmq_spark.errors import MessageRefused, SelectorError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.names import resolve
+from rocketmq_spark.options.topic_names import EXACT, TopicNames
 from rocketmq_spark.producer.encoding import check_topic
+from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.queues.selection import Select, custom, in_rooms
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN, AMBIGUOUS = -1, -2
 
@@ -45,6 +52,21 @@ class TopicRows(NamedTuple):
     def column(self, name: str) -> pa.Array:
         column = arrow.plain(self.batch.column(name))
         return column if self.which is None else column.take(pa.array(self.which))
+
+
+def renamed(batch: pa.RecordBatch, column: str, names: TopicNames, bad_rows: BadRows) -> pa.RecordBatch:
+    """The batch with RocketMQ's names of topics in ``column``; rows that name a topic in a second way are bad."""
+    if names.rule == EXACT:
+        return batch
+    coded = arrow.plain(batch.column(column)).dictionary_encode()
+    found: list[str] = coded.dictionary.to_pylist()
+    for code, name in enumerate(found):
+        try:
+            found[code] = names.of(name)
+        except ValueError as e:
+            bad_rows.add(arrow.flags(pc.fill_null(pc.equal(coded.indices, code), False)), str(e))
+    values = pa.array(found, pa.string()).take(coded.indices)
+    return batch.set_column(batch.schema.get_field_index(column), column, values)
 
 
 class RowSelector(Protocol):
@@ -78,11 +100,12 @@ class ByHash:
 
 
 class ByColumn:
-    """The queue that the row names; any queue for a row whose columns are null."""
+    """The queue that the row names. For a row whose columns are null, ``others`` chooses; without it, any queue."""
 
     loops = False
 
-    def __init__(self, columns: Mapping[str, str]) -> None:
+    def __init__(self, columns: Mapping[str, str], others: RowSelector | None = None) -> None:
+        self._others = others
         self._id = columns["queueid"]
         self._broker = columns.get("brokername")
 
@@ -95,7 +118,7 @@ class ByColumn:
         if anywhere is not None:
             if brokers is not None:
                 anywhere &= ~arrow.flags(brokers.is_valid())
-            chosen[anywhere] = len(queues)
+            chosen[anywhere] = len(queues) if self._others is None else self._others(rows, queues, bad_rows)[anywhere]
         bad = np.flatnonzero(chosen < 0)
         if len(bad):
             numbers = rows.numbers()
@@ -148,16 +171,13 @@ class ByPartition:
     loops = False
 
     def __init__(self, columns: Mapping[str, str]) -> None:
-        self._number = columns.get("partition")
+        self._number = columns["partition"]
         self._of_key = ByHash(columns) if "shardingkey" in columns else None
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
-        count = len(rows.numbers())
-        chosen: Ints = np.full(count, len(queues), np.int64)
+        chosen: Ints = np.full(len(rows.numbers()), len(queues), np.int64)
         if self._of_key is not None:
             chosen = self._of_key(rows, queues, bad_rows)
-        if self._number is None:
-            return chosen
         column = rows.column(self._number)
         given = arrow.flags(column.is_valid())
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
@@ -237,19 +257,42 @@ class RoutingPlan(NamedTuple):
 
 
 def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[..., object]:
-    """The selector in force: the one given, or the column's when there is a column ``queueId``.
+    """The selector in force: the user's, or the one that a column ``queueId`` or ``shardingKey`` implies.
 
     Where a server chooses queues, as over gRPC, a sharding key makes a message group, whose order is kept by what goes one
     after the other.
     """
     if transport.features(options).chooses_queues and "shardingkey" in columns:
         return "hash"
-    if "queue_selector" not in options.given and "queueid" in columns:
-        return "column"
-    if "queue_selector" not in options.given and options.kafka_columns:
-        return "partition"
+    if "queue_selector" not in options.given:
+        return next((selector for role, selector in _IMPLIED.items() if role in columns), "roundRobin")
     chosen: str | Callable[..., object] = options.queue_selector
     return chosen
+
+
+# The selectors that columns imply. A row that names its queue needs no key, so those columns come first.
+_IMPLIED = {"partition": "partition", "queueid": "column", "shardingkey": "hash"}
+
+
+def log_choice(options: Options, columns: Mapping[str, str], once: bool = False) -> None:
+    """Log which column has chosen the selector, if one has. With ``once``, this process logs it once for the topic."""
+    selector = selector_of(options, columns)
+    role = next((role for role, implied in _IMPLIED.items() if implied == selector), None)
+    if role is None or "queue_selector" in options.given or transport.features(options).chooses_queues:
+        return
+    name, where = columns[role], f"topic {options.topic}" if options.topic is not None else "topics of the rows"
+    line = functools.partial(
+        logger.info,
+        "%s: column %r chooses the queue of each row (queueSelector=%s); a row in which it is null goes round robin, unless "
+        "another column chooses. Option 'queueSelector' replaces this choice",
+        where,
+        name,
+        selector,
+    )
+    if once:
+        process.once("chosen selectors", (options.cluster, where, name), line)
+    else:
+        line()
 
 
 def row_selector(options: Options, columns: Mapping[str, str]) -> RowSelector | None:
@@ -258,7 +301,8 @@ def row_selector(options: Options, columns: Mapping[str, str]) -> RowSelector | 
         case "hash":
             return ByHash(columns)
         case "column":
-            return ByColumn(columns)
+            by_key = "queue_selector" not in options.given and "shardingkey" in columns
+            return ByColumn(columns, ByHash(columns) if by_key else None)
         case "partition":
             return ByPartition(columns)
         case "roundRobin" | "random" | "machineRoom" | "environment":
@@ -293,6 +337,7 @@ class Router:
         known: dict[str, Queues] | None = None,
     ) -> None:
         self._topic = options.topic
+        self._scope = scope_of(options)
         self._allowed = frozenset(options.allowed_topics)
         self._column = columns.get("topic")
         self._selector = row_selector(options, columns)
@@ -320,7 +365,7 @@ class Router:
             here = None if len(names) == 1 else pc.indices_nonzero(pc.equal(column, name)).to_numpy().astype(np.intp)
             rows = TopicRows(batch, name, here, first)
             try:
-                check_topic(name)
+                check_topic(name, self._scope)
             except MessageRefused as e:
                 bad_rows.rows(rows.numbers(), f"topic {name!r}: {e.message}")
                 continue

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.options.names import of_kafka_column
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -71,12 +72,20 @@ _KNOWN = (
 )
 
 
+# A name that Spark could not resolve, of which the last part is the column.
+_UNRESOLVED = re.compile(
+    r"^.*\[UNRESOLVED_COLUMN\b.* with name (?:`[^`]*`\.)*`([^`]*)` cannot be resolved", re.MULTILINE
+)
+# A frame of this source has its plan or its columns in the error.
+_OUR_FRAME = re.compile(r"\brocketmq\b|`(?:brokerName|queueId|queueOffset|body|bornTimestamp|storeTimestamp|msgId)`")
+
+
 def explain(exception: BaseException) -> str:
     """Return the one useful line of ``exception``, which PySpark may have wrapped: the cause, and the remedy if known.
 
     That is the first of these that the exception contains: the rocketmq-spark error that the driver or a task raised, with its
-    code and all of its problems; a known problem of Spark with its remedy; the last line of a Python error in a task; the first
-    line of the exception.
+    code and all of its problems; a known problem of Spark with its remedy; a column of Spark's Kafka source that is missing, with
+    the column that replaces it; the last line of a Python error in a task; the first line of the exception.
     """
     chain = list(_chain(exception))
     for one in chain:
@@ -93,12 +102,23 @@ def explain(exception: BaseException) -> str:
             if found:
                 return f"{_one_line(found[0]).rstrip('.')}: {remedy}"
     for text in texts:
+        unresolved = _UNRESOLVED.search(text)
+        if unresolved and _OUR_FRAME.search(text) and (here := _column_here(unresolved[1])):
+            return f"{_one_line(unresolved[0])}: {here}"
+    for text in texts:
         said = _OF_PYTHON.findall(text) if "Traceback (most recent call last)" in text else ()
         if said:
             return _one_line(said[-1])
     return next(
         (_one_line(line) for text in texts for line in text.splitlines() if line.strip()), type(exception).__name__
     )
+
+
+def _column_here(name: str) -> str:
+    """What replaces a column of Spark's Kafka source; empty for other names."""
+    if name.lower() == "topic":
+        return "the source has a column 'topic', unless option 'columns' omits it; keep it in each select"
+    return of_kafka_column(name).removeprefix("; ")
 
 
 def _chain(exception: BaseException) -> Iterator[BaseException]:

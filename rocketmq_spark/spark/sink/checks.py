@@ -34,13 +34,14 @@ from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, Ro
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.names import resolve
+from rocketmq_spark.options.topic_names import hint
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
 from rocketmq_spark.producer.long_delays import Timers, no_timers
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import Topics, owned
-from rocketmq_spark.queues.environment import by_position, check_chosen, position_problem
+from rocketmq_spark.queues.environment import by_position, check_chosen, position_problem, scope_of
 from rocketmq_spark.session.spools import problems as spool_problems
 from rocketmq_spark.spark.sink import guarantee
 
@@ -169,9 +170,9 @@ def _option_problems(options: Options) -> list[str]:
     for name, topic in [("topic", options.topic), *(("allowedTopics", topic) for topic in options.allowed_topics)]:
         if topic is not None:
             try:
-                check_topic_name(topic)
+                check_topic_name(topic, scope_of(options))
             except MessageRefused as e:
-                problems.append(f"option {name!r} is {topic!r}: {e.message}")
+                problems.append(f"option {name!r} is {topic!r}: {e.message}{hint(topic)}")
     return problems
 
 

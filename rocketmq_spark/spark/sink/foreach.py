@@ -25,6 +25,7 @@ from rocketmq_spark.columnar.encode.content_ids import BatchName
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
+from rocketmq_spark.producer.rows.routing import log_choice
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import Folder, checkpoint_folder
 from rocketmq_spark.spark.map_in_arrow import map_in_arrow
@@ -176,6 +177,7 @@ def foreach_batch_writer(
 def _write(df: DataFrame, options: Options, what: str, once: bool, batch: QueryBatch | None = None) -> Written:
     names = checks.check(options, df.schema)
     checks.check_brokers(options, names, once)
+    log_choice(options, names, once)
     _warn_of_speculation(df)
     if not guarantee.wanted(options):
         return _sent(df, options, names, None, what)

@@ -37,12 +37,13 @@ from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import OptionError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendStatus
 from rocketmq_spark.options import Options
+from rocketmq_spark.options.topic_names import TopicNames
 from rocketmq_spark.producer.attempts import FaultTable
 from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.producer.rows.routing import RoutingPlan
+from rocketmq_spark.producer.rows.routing import RoutingPlan, log_choice, renamed
 from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender, RowTools
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import note_positions
@@ -83,6 +84,7 @@ class TaskWriter:
         self._names = dict(names)
         self._partition = partition
         self._once = once
+        self._topic_names = TopicNames(options.topic_names, options.written_topics)
         self._sender = session.sender(options) if once is None else once.sender(session.sender(options))
         self._settings = checks.settings(options)
         if self._settings.environment is not None:
@@ -165,6 +167,10 @@ class TaskWriter:
         if self._options.empty_bodies == "mark":
             bad_rows = BadRows(self._row)
             batch = empty_bodies.marked(batch, self._names, bad_rows)
+            bad_rows.raise_if_any(self._partition)
+        if self._options.topic is None:
+            bad_rows = BadRows(self._row)
+            batch = renamed(batch, self._names["topic"], self._topic_names, bad_rows)
             bad_rows.raise_if_any(self._partition)
         return batch
 
@@ -298,6 +304,7 @@ class _Writer:
             guarantee.check_registered()
         if not process.is_for(_COMMITS):  # a commit of sent rows must not fail because brokers are down
             checks.check_brokers(options, self.names, once=stream)
+            log_choice(options, self.names, once=stream)
         self.positions = checks.positions(options)
         self.checkpoint = checkpoint
         self.once: OncePlan | None = None

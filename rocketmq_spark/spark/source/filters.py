@@ -18,9 +18,10 @@ from rocketmq_spark.errors import BrokerError, CheckpointMismatch, OffsetError, 
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.parsing import assignment
+from rocketmq_spark.options.topic_names import EXACT, hint
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.pull.puller import of_batch_topic
-from rocketmq_spark.queues.environment import ANY_BROKER, Environment, environment_of
+from rocketmq_spark.queues.environment import ANY_BROKER, Environment, environment_of, scope_of
 from rocketmq_spark.spark.source import partitioning, patterns
 from rocketmq_spark.spark.source.offsets import Offsets, listed
 from rocketmq_spark.wire import names
@@ -48,8 +49,21 @@ def check(options: Options) -> None:
     Raises ``OptionError``.
     """
     for name, topics in (("subscribe", options.subscribe), ("assign", [queue.topic for queue in options.assign])):
-        for problem in filter(None, map(names.topic_problem, topics)):
-            raise OptionError(f"option {name!r}: {problem}", remedy=names.TOPIC_REMEDY)
+        for topic in topics:
+            if problem := names.read_problem(topic, scope_of(options)):
+                raise OptionError(
+                    f"option {name!r}: {problem}{hint(topic)}",
+                    remedy="If brokers have a topic with this name, read it with option 'subscribePattern'",
+                )
+    if options.topic_names != EXACT and options.subscribe_pattern is not None:
+        raise OptionError(
+            f"option 'topicNames' is {options.topic_names!r}, which does not apply to option 'subscribePattern'",
+            remedy="Omit topicNames, and write the expression for RocketMQ's names, such as server_shop_.*",
+        )
+    if group_problem := names.group_problem(options.group, scope_of(options)):
+        raise OptionError(
+            f"option 'group' is {options.group!r}; expected the name of a consumer group ({group_problem})"
+        )
     if INNER_TOPIC in options.subscribe and environment_of(options) is not None:
         raise OptionError(
             f"{options.environment_source} is {options.environment!r}, but with environmentMode=queues {INNER_TOPIC} has the "

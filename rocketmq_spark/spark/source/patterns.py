@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from rocketmq_spark.base.codes import MAX_RETRY_OR_DLQ_TOPIC_LENGTH
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options.names import ALLOWED, code_allowed
-from rocketmq_spark.wire import names
 
 # Python and RE2 give these different meanings. RE2 rejects all other syntax that it does not support.
 _DIFFERS_IN_RE2 = re.compile(r"\{,|\[\[|\[:")
@@ -41,4 +41,4 @@ def matching(pattern: str, topics: Iterable[str]) -> list[str]:
             remedy="Give an expression without look-around, back references, possessive and atomic groups, '{,', '[[' and '[:'",
         )
     matches = re.compile(pattern).fullmatch
-    return [topic for topic in encodable if names.topic_problem(topic) is None and matches(topic)]
+    return [topic for topic in encodable if len(topic) <= MAX_RETRY_OR_DLQ_TOPIC_LENGTH and matches(topic)]

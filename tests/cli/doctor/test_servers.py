@@ -41,6 +41,10 @@ def test_a_name_server(error, level, words) -> None:
     assert ("option 'tls' asks for" in (found.remedy or "")) == (error is LOST)
 
 
+def test_a_name_server_at_kafkas_port() -> None:
+    assert "h:9092 has Kafka's usual port" in (servers.name_server("h:9092", LOST, tls=False).remedy or "")
+
+
 def test_who_is_registered() -> None:
     assert servers.brokers({}).level is Level.BROKEN
     whole = {"a": data("a", _0="h:1", _1="h:2")}

@@ -42,6 +42,7 @@ SINK = {
     "spool_sync": "test_spooling::test_busy_brokers_make_spooled_rows_and_the_worker_drains_them_while_it_lives",
     "spool_max_bytes": "test_spooling::test_beyond_spool_max_bytes_the_task_fails_as_without_a_spool",
     "delivery_guarantee": "test_once::test_a_batch_that_was_begun_sends_what_is_not_stored",
+    "topic_names": "test_once::test_names_with_dots_have_the_ids_of_rocketmqs_names",
     "allowed_topics": "test_once::test_allowed_topics_are_all_that_rows_may_name",
     "exactly_once_settle": "test_once::test_the_settle_time_is_waited_for",
     "empty_bodies": "test_task::test_rows_without_a_body_are_marked_if_wanted",

@@ -14,7 +14,7 @@ from rocketmq_spark.errors import OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
 from rocketmq_spark.wire import rpc
-from tests.reading import bodies, feed, names, plan, post, read
+from tests.reading import Run, bodies, feed, names, plan, post, read
 
 MakeTopic = Callable[..., str]
 
@@ -38,6 +38,23 @@ def test_subscribe__names_the_topics_and_no_others(rocketmq, two):
     assert Counter(bodies(read(rocketmq, subscribe=first))) == Counter(in_first)
     assert Counter(bodies(read(rocketmq, subscribe=f"{first}, {second}"))) == Counter(in_first | in_second)
     assert Counter(bodies(read(rocketmq, subscribe=[second]))) == Counter(in_second)
+
+
+def test_topic_names__with_dots_are_those_with_underscores(rocketmq):
+    topic = f"{names(1, 'db')[0]}_shop_orders"
+    rocketmq.create_topic(topic, 2)
+    given = set(feed(rocketmq, topic, 6))
+    dotted, rule = topic.replace("_", "."), {"topicNames": "dotsToUnderscores"}
+    found = read(rocketmq, subscribe=dotted, startingOffsets=f'{{"{dotted}":"earliest"}}', **rule)
+    assert Counter(bodies(found)) == Counter(given)
+    assert {row["topic"] for row in found} == {topic}
+    queues = f'{{"{dotted}":{{"{rocketmq.brokers[0]}":[0,1]}}}}'
+    assert Counter(bodies(read(rocketmq, assign=queues, **rule))) == Counter(given)
+    first = Run(rocketmq, subscribe=dotted, startingOffsets="earliest", **rule)
+    assert Counter(bodies(first.batch())) == Counter(given)
+    assert {queue.topic for queue in first.positions} == {topic}
+    later = set(feed(rocketmq, topic, 4))
+    assert Counter(bodies(Run(rocketmq, first.offset, subscribe=topic).batch())) == Counter(later)
 
 
 def test_subscribe__a_missing_topic_is_an_error_with_the_nearest_names(rocketmq, topic):

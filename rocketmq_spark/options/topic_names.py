@@ -1,0 +1,71 @@
+"""Option ``topicNames``: names of topics as another system writes them, and the names that they have in RocketMQ. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rocketmq_spark.model import MessageQueue
+
+EXACT = "exact"
+RULES: dict[str, Callable[[str], str]] = {EXACT: str, "dotsToUnderscores": lambda name: name.replace(".", "_")}
+# Options that name topics, and those that may have values by topic.
+_FIELDS = ("subscribe", "assign", "topic", "allowed_topics")
+_BY_TOPIC = (
+    "tags",
+    "sql",
+    "starting_offsets",
+    "starting_offsets_by_timestamp",
+    "ending_offsets",
+    "ending_offsets_by_timestamp",
+)
+
+
+# Names of topics in Kafka. Dots are the only characters in them that RocketMQ does not allow.
+_OF_KAFKA = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def hint(name: str) -> str:
+    """The end of a sentence about an illegal name, if a rule makes the name legal; empty otherwise."""
+    return (
+        "; option 'topicNames' = dotsToUnderscores replaces dots" if "." in name and _OF_KAFKA.fullmatch(name) else ""
+    )
+
+
+class TopicNames:
+    """Applies a rule of ``RULES``. Two names that become one are an error, because their messages would be in one topic.
+
+    ``names`` were seen before.
+    """
+
+    def __init__(self, rule: str, names: Iterable[str] = ()) -> None:
+        self.rule = rule
+        self._seen: dict[str, str] = {}
+        for name in names:
+            self.of(name)
+
+    def of(self, name: str) -> str:
+        """RocketMQ's name. Raises ``ValueError`` if another name has become the same."""
+        renamed = RULES[self.rule](name)
+        other = self._seen.setdefault(renamed, name)
+        if other != name:
+            raise ValueError(f"topics {other!r} and {name!r} are both {renamed!r} with option 'topicNames' {self.rule}")
+        return renamed
+
+
+def renamed(field: str, value: Any, rule: str) -> Any:
+    """The value of an option with RocketMQ's names of topics. Raises ``ValueError`` as ``TopicNames.of``."""
+    if field in _FIELDS or (field in _BY_TOPIC and isinstance(value, dict)):
+        return _renamed(value, TopicNames(rule))
+    return value
+
+
+def _renamed(value: Any, names: TopicNames) -> Any:
+    if isinstance(value, str):
+        return names.of(value)
+    if isinstance(value, MessageQueue):
+        return value._replace(topic=names.of(value.topic))
+    if isinstance(value, dict):
+        return {_renamed(key, names): entry for key, entry in value.items()}
+    return tuple(_renamed(item, names) for item in value)
