@@ -174,7 +174,7 @@ def test_what_a_compaction_topic_keeps_is_read_although_its_log_is_gone(forgetfu
     with PullConsumer(name_server=forgetful.name_server, group=names(1)[0]) as consumer:
         consumer.assign([MessageQueue(table, "broker-a", 0)])
         consumer.seek_to_beginning()
-        assert next(iter(consumer)).body == found[0]["body"]
+        assert next(iter(consumer)).body in {row["body"] for row in found}  # compaction may have gone on
     shown = parse({"nameServer": forgetful.name_server}).for_role("batch source")
     reader = TopicReader(shown, table, lambda part, cause: pytest.fail(f"{part} {cause}"))
     reader.seek(earliest)
