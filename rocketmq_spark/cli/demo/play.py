@@ -58,6 +58,7 @@ def demo(
     grpc = transport == "grpc"
     if (proxy_endpoint is not None) != (grpc and name_server is not None):
         raise click.UsageError("--proxy-endpoint goes with --transport grpc and --name-server, and with both only")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # before the import of PySpark, when this package checks it
     import pyspark  # noqa: F401 - the driver's process needs it; that it is missing must be said here
 
     from rocketmq_spark.localbroker.java import find_java

@@ -33,7 +33,9 @@ COMPARED_DIGITS, ID_DIGITS = 2 * (SCOPE_BYTES + ROW_BYTES), 56
 MAX_PARTITION = (1 << 8 * PARTITION_BYTES) - 1
 
 _LOW = 1 << 16
-_PLACES = ("brokername", "queueid", "partition")
+_PLACES = ("brokername", "queueid")
+# Only of rows that have it: other rows keep the hashes of earlier releases.
+_PARTITION = "partition"
 
 
 class BatchName(NamedTuple):
@@ -97,7 +99,10 @@ def _places(batch: pa.RecordBatch, columns: Mapping[str, str], topic: str | None
     parts: list[pa.Array | bytes] = [_text_of("topic", batch, columns) if topic is None else topic.encode()]
     for name in others:
         parts += [b"\0", _text_of(name, batch, columns) if name in columns else b""]
-    if topic is not None and not columns.keys() & set(others):
+    by_partition = bool(others) and _PARTITION in columns
+    if by_partition:
+        parts += [b"\0", _text_of(_PARTITION, batch, columns)]
+    if topic is not None and not by_partition and not columns.keys() & set(others):
         return pa.array([b"".join(part for part in parts if isinstance(part, bytes))], pa.binary())
     return arrow.joined(*parts)
 
