@@ -27,10 +27,8 @@ Q = [MessageQueue("t", broker, number) for broker in ("broker-a", "broker-b") fo
 
 
 def converted(**columns):
-    batch = pa.RecordBatch.from_pydict(columns)
-    roles = {role: name for column in columns for role, name in encode._ROLES.get(column, {}).items()}
-    rows = encode.KafkaRows(roles)
-    return rows(batch), rows
+    rows = encode.KafkaRows()
+    return rows(pa.RecordBatch.from_pydict(columns)), rows
 
 
 def stored(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -108,7 +106,7 @@ def test_headers_that_cannot_be_stored_are_left_out_and_counted(caplog):
 def test_a_slice_of_rows_keeps_its_headers():
     column = pa.array([[{"key": f"h{i}", "value": b"%d" % i}] for i in range(6)], HEADER_LIST)
     batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v"] * 6), "headers": column}).slice(2, 3)
-    made = encode.KafkaRows({})(batch)
+    made = encode.KafkaRows()(batch)
     assert [dict(row) for row in made.column("properties").to_pylist()] == [{"h2": "2"}, {"h3": "3"}, {"h4": "4"}]
     found = decode.rows(stored(made).slice(1, 2), (HEADERS,), "broker-b", {}).column("headers")
     assert found.to_pylist() == [[{"key": "h3", "value": b"3"}], [{"key": "h4", "value": b"4"}]]
@@ -160,6 +158,27 @@ def test_without_an_empty_body_a_batch_gets_the_column_only():
 def test_a_key_becomes_the_sharding_key_and_a_key_that_finds_it(key, sharding, keys):
     made, _ = converted(value=pa.array([b"v"]), key=pa.array([key], pa.binary()))
     assert (made.column("shardingKey").to_pylist(), made.column("keys").to_pylist()) == ([sharding], [keys])
+
+
+@pytest.mark.parametrize("row_id", ["key", "body", "shardingKey", "keys", "properties", "ID"])
+def test_the_row_id_replaces_no_other_column(row_id):
+    columns = {"key": ["k"], "value": ["v"], **({} if row_id == "key" else {row_id: ["id-1"]})}
+    given = [RowColumn(name, "string", "string") for name in columns]
+    roles, problems = encode.check_columns(given, "t", row_id)
+    assert problems == []
+    assert roles == {
+        "shardingkey": "shardingKey", "keys": "keys", "body": "body", "messageid": "messageId",
+    }  # fmt: skip
+    made = encode.KafkaRows(row_id)(pa.RecordBatch.from_pydict(columns))
+    (row,) = made.select(list(roles.values())).to_pylist()
+    assert row == {"shardingKey": "k", "keys": "k", "body": "v", "messageId": "k" if row_id == "key" else "id-1"}
+
+
+def test_two_columns_of_the_row_ids_name_are_a_problem():
+    given = [RowColumn(name, "string", "string") for name in ("value", "id", "ID")]
+    assert encode.check_columns(given, "t", "id")[1] == [
+        "option 'messageId' is 'id', but several columns of the DataFrame are called so"
+    ]
 
 
 def test_keys_of_other_producers_are_joined_and_texts_that_only_look_marked_stay():

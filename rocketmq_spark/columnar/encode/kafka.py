@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,8 @@ _ROLES = {
     "headers": {"properties": "properties"},
 }
 _SEPARATORS = b"\x01\x02"
-_MAP = pa.map_(pa.string(), pa.string())
+# The name of the column that option ``messageId`` names, which may also be a key or a value.
+MADE_ID = "messageId"
 
 
 def check_columns(
@@ -61,18 +62,21 @@ def check_columns(
     by_role: dict[str, str] = {}
     for column in columns:
         name = column.name.lower()
-        if row_id is not None and name == row_id.lower():
-            by_role[MESSAGE_ID] = column.name
+        is_id = row_id is not None and name == row_id.lower()
+        if is_id:
+            if MESSAGE_ID in by_role:
+                problems.append(f"option 'messageId' is {row_id!r}, but several columns of the DataFrame are called so")
             if not column.fits(MESSAGE_ID):
                 problems.append(column.wrong("string or bigint, since option 'messageId' names it"))
-        elif name in COLUMNS:
+            by_role[MESSAGE_ID] = MADE_ID
+        if name in COLUMNS:
             kinds, text = COLUMNS[name]
             if by_role.keys() & _ROLES[name].keys():
                 problems.append(f"column {column.name!r} is there twice")
             elif column.kind not in kinds:
                 problems.append(column.wrong(text))
             by_role |= _ROLES[name]
-        elif name in {known.lower() for known in OURS}:
+        elif not is_id and name in {known.lower() for known in OURS}:
             problems.append(
                 f"column {column.name!r} has no effect with option 'kafkaColumns', which takes {', '.join(COLUMNS)}: drop it, "
                 "or write without the option"
@@ -87,15 +91,15 @@ def check_columns(
 
 
 class KafkaRows:
-    """Converts the Arrow batches of a task, and counts headers that are left out."""
+    """Converts the Arrow batches of a task, and counts headers that are left out. ``row_id`` is option ``messageId``."""
 
-    def __init__(self, by_role: Mapping[str, str]) -> None:
-        self._by_role = by_role
-        self._reserved = (codes.ROW_ID,) if MESSAGE_ID in by_role else ()
+    def __init__(self, row_id: str | None = None) -> None:
+        self._row_id = row_id
+        self._reserved = (codes.ROW_ID,) if row_id is not None else ()
         self.left_out = 0
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows with the columns of ``by_role``."""
+        """The rows with the columns that ``check_columns`` names."""
         given = {name.lower(): arrow.plain(batch.column(at)) for at, name in enumerate(batch.schema.names)}
         made: dict[str, pa.Array] = {"body": given["value"]}
         if "key" in given:
@@ -106,9 +110,8 @@ class KafkaRows:
         for name in ("topic", "partition"):
             if name in given:
                 made[name] = given[name]
-        if MESSAGE_ID in self._by_role:
-            name = self._by_role[MESSAGE_ID]
-            made[name] = given[name.lower()]
+        if self._row_id is not None:
+            made[MADE_ID] = given[self._row_id.lower()]
         return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
 
     def _properties(self, headers: pa.Array) -> pa.Array:

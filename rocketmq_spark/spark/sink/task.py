@@ -106,7 +106,7 @@ class TaskWriter:
         encoder = session.row_encoder(options)
         tools = RowTools(options, self._settings, self._sender, self._engine, encoder, long_delays)
         self._rows = RowSender(tools, self._names, ids, self)
-        self._from_kafka = KafkaRows(self._names) if options.kafka_columns else None
+        self._from_kafka = KafkaRows(options.message_id) if options.kafka_columns else None
         self._tally = Tally()
         self._expected = 0
         self._row = 0
