@@ -179,6 +179,5 @@ def _columns(node: ast.AST) -> Iterator[Found]:
     for each in texts:
         if isinstance(each, ast.Constant) and isinstance(each.value, str):
             for word in _WORD.findall(each.value):
-                name = _NAMES[word.lower()]
-                if replaced := KAFKA_SOURCE_COLUMNS.get(name.lower()):
-                    yield each.lineno, name, _COLUMNS.format(replaced)
+                lower = word.lower()
+                yield each.lineno, _NAMES[lower], _COLUMNS.format(KAFKA_SOURCE_COLUMNS[lower])

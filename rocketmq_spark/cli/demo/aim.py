@@ -27,8 +27,7 @@ class Kill:
     def __str__(self) -> str:
         if self.batch is None:
             return "kill -9 of Spark's driver between two batches"
-        some = f"{self.stored} of its totals stored" if self.stored else "none of its totals stored yet"
-        return f"kill -9 of Spark's driver in batch {self.batch}, {some}"
+        return f"kill -9 of Spark's driver in batch {self.batch}, {self.stored} of its totals stored"
 
 
 class Aim:

@@ -120,13 +120,13 @@ class Script:
                 frozen = watch.batches()
                 stored = self._aim.stored(frozen, watch.stored_totals(), frozen)
                 if stored:
-                    return self._end_driver(Kill(frozen.begun, stored))
+                    self._end_driver(Kill(frozen.begun, stored))
+                    return
                 self._driver.thaw()
             time.sleep(_AIM_S)
         written = watch.state.read > self._feed.sent
         if written and time.monotonic() - self._changed_at > _IDLE_S and not watch.batches().in_flight:
             self._end_driver(Kill(None, 0))
-        return None
 
     def _end_driver(self, kill: Kill) -> None:
         self._kill = kill
