@@ -44,4 +44,5 @@ class Aim:
             self._settled = after.finished, totals
         if not after.in_flight or self._settled is None or self._settled[0] != after.finished:
             return None
-        return totals - self._settled[1]
+        came = totals - self._settled[1]
+        return came if came >= 0 else None  # a broker left out a queue

@@ -35,8 +35,8 @@ class Script:
     """Orders are written and read; Spark's driver is killed and started again; a last order ends the open windows; the driver
     reads all totals back.
 
-    The driver is killed in a batch that has stored totals and is not finished. In a run of a few seconds no window ends before
-    all orders are written, so this is a batch that the last order causes.
+    The driver is killed in a batch that has stored totals and is not finished. In a run of a few seconds this may be a batch that
+    the last order causes.
     """
 
     def __init__(self, driver: SparkDriver, watch: DemoWatch, feed: Feed, shown: DemoView, seconds: float) -> None:

@@ -19,6 +19,12 @@ def test_nothing_is_known_of_a_batch_whose_beginning_was_not_seen():
     assert aim.stored(flying, 26, flying) is None
 
 
+def test_a_count_that_went_back_is_not_known():
+    aim = Aim()
+    aim.stored(Batches(7, 7), 20, Batches(7, 7))
+    assert aim.stored(Batches(8, 7), 15, Batches(8, 7)) is None
+
+
 @pytest.mark.parametrize(("before", "after"), [(Batches(7, 6), Batches(7, 7)), (Batches(7, 7), Batches(8, 7))])
 def test_a_count_from_the_time_of_a_change_is_no_beginning(before, after):
     aim = Aim()
