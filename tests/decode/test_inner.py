@@ -296,6 +296,35 @@ def test_batches_that_are_gone_between_others_are_a_hole(
     assert [hole for look in apart(fetched) for hole in look.holes] == seen
 
 
+@pytest.mark.parametrize("codec", [0, SysFlag.ZLIB], ids=["plain", "compressed"])
+@pytest.mark.parametrize("before", [{}, {"XINNER_NUM": "7"}], ids=["alone", "behind a name that ends alike"])
+@pytest.mark.parametrize(("counted", "held"), [(1, 7), (1, 2), (7, 1), (7, 8)])
+def test_a_batch_that_its_broker_counted_otherwise_is_damaged(
+    counted: int, held: int, before: dict[str, str], codec: int
+) -> None:
+    """A sender may make the sizes, which a broker counts, differ from the parts: its rows would have the offsets of others."""
+    body, flags = encode_batch(items(held)), int(FLAGS)
+    if codec:
+        body, flags = compression.compress(body, codec), flags | int(SysFlag.COMPRESSED | codec)
+    names = {**before, "INNER_NUM": str(counted), "INNER_BASE": "100"}
+    wrong = stored(body, text(**names), queue_offset=100, sys_flag=flags)
+    end = 100 + counted + 10
+    fetched = fetch(Answer([wrong, indexed(10, 100 + counted)], start=100, limit=end, next_offset=end))
+    with pytest.raises(DecodeError, match=f"a batch has {held} messages, but its broker counted {counted}"):
+        Decoder(QUEUES)(fetched)
+    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), bad=Bad("null"))(fetched)
+    assert found.column("queueOffset").to_pylist() == [100, *range(100 + counted, end)]
+    assert found.column("decodeError").null_count == 10
+    assert len(Decoder(QUEUES, bad=Bad("skip"))(fetched)) == 10
+
+
+def test_a_count_is_compared_where_all_offsets_follow_each_other() -> None:
+    """As on the careful path, which looks at one batch alone."""
+    wrong = stored(encode_batch(items(7)), text(INNER_NUM="6"), queue_offset=100, sys_flag=int(FLAGS))
+    with pytest.raises(DecodeError, match="a batch has 7 messages, but its broker counted 6"):
+        Decoder(QUEUES)(fetch(Answer([wrong, indexed(10, 107)], start=100, limit=117, next_offset=117)))
+
+
 @pytest.mark.parametrize("flags", [int(SysFlag.INNER_BATCH), int(FLAGS)])
 def test_a_flag_of_a_batch_that_damage_left_hides_no_hole(flags: int) -> None:
     """Of a message that is none: a body that is opened as a batch is one, or is damaged."""
