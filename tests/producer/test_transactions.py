@@ -219,7 +219,7 @@ def test_what_is_not_decided_yet_is_unknown_and_decided_where_the_broker_wrote_i
 
 
 @pytest.mark.parametrize(
-    "other",
+    "strange",
     [
         {"topic": "mine"},
         {"body": b"y"},
@@ -229,17 +229,17 @@ def test_what_is_not_decided_yet_is_unknown_and_decided_where_the_broker_wrote_i
         {"properties": {"UNIQ_KEY": "ID", "INNER_MULTI_DISPATCH": "%LMQ%x"}},
     ],
 )
-def test_a_decision_never_goes_to_another_message_with_the_id(shop: Shop, other: dict[str, Any]) -> None:
+def test_a_decision_never_goes_to_another_message_with_the_id(shop: Shop, strange: dict[str, Any]) -> None:
     """Anyone who may send to some topic can store a half message with any id, and have its broker ask about it."""
     half = shop.producer.send_half(Message("T", b"x"))
-    assert shop.question(half.result.msg_id, OTHER, **other) is UNKNOWN
+    assert shop.question(half.result.msg_id, OTHER, **strange) is UNKNOWN
     half.commit()
     ((place, decision),) = shop.ends()
     assert (place.topic, place.half_offset, decision) == ("T", 100, COMMIT)
-    assert shop.question(half.result.msg_id, OTHER, **other) is ROLLBACK
+    assert shop.question(half.result.msg_id, OTHER, **strange) is ROLLBACK
     later = shop.producer.send_half(Message("T", b"x"))
     shop.question(later.result.msg_id)
-    shop.question(later.result.msg_id, OTHER, **other)
+    shop.question(later.result.msg_id, OTHER, **strange)
     later.commit()
     assert shop.ends()[1:] == [(COPY, COMMIT)]
     assert shop.asked == []
