@@ -209,8 +209,8 @@ class Routes:
                 self._held_bytes = held + self._sizes.get(topic, 0)
             if held + size > _MOST_BYTES:
                 raise RemoteProtocolError(
-                    f"the routes of {len(self._routes)} topics have {held} bytes, {_QUEUE_BYTES} for each queue included, and with "
-                    f"that of {topic[:_SHOWN]} more than {_MOST_BYTES}, the most that is kept",
+                    f"the routes of {len(self._routes)} topics have {held} bytes, {_QUEUE_BYTES} for each queue included, and "
+                    f"with that of {topic[:_SHOWN]} more than {_MOST_BYTES}, the most that is kept",
                     topic=topic[:_SHOWN],
                     remedy="Read fewer topics in one process: a narrower 'subscribePattern'. If the topics have few brokers, "
                     "look at what the name server answers: rocketmq-spark topic describe",
