@@ -61,7 +61,7 @@ def _changed(body: bytes, place: int, kind: str, by: int) -> bytes:
 @pytest.mark.parametrize("body", [b"", encode_batch(items(3))], ids=["empty", "batch"])
 def test_a_body_is_opened_only_with_both_flags(flag, body):
     """As Java does it; a flag alone is left by damage, and the body is then the message's own."""
-    outer = stored(body, text(INNER_NUM="3"), queue_offset=4, sys_flag=flag)
+    outer = stored(body, text(INNER_NUM="3" if body else "0"), queue_offset=4, sys_flag=flag)
     bodies = both(fetch(Answer([outer], start=4, limit=7, next_offset=7)))["body"].to_pylist()
     assert bodies == ([item.body for item in items(3 if body else 0)] if flag == FLAGS else [body])
 
