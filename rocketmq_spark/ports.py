@@ -371,7 +371,7 @@ class GroupMember(Protocol):
         """Return the message to the broker for a later delivery (request 36). Level 0: the broker decides; -1: dead letter."""
 
     def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
-        """Send a copy to the retry topic, with delay level 3 + ``reconsume_times``. ``DecodeError`` for a damaged one."""
+        """Send a copy to the retry topic, with delay level 3 + ``reconsume_times``. ``MessageRefused`` if none takes it."""
 
     def lock(self, group: str, queues: Iterable[MessageQueue], deadline: Deadline) -> set[MessageQueue]:
         """Lock queues for 60 s (a setting of brokers); returns those that are locked. Failures of single brokers are logged."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 
@@ -11,6 +12,9 @@ from rocketmq_spark.base import process
 # the user.
 REQUESTS, HALF_MESSAGES = "requests of servers", "half messages"
 _LIMIT_BYTES = 32 << 20
+# Large frames that arrive, by the sizes that their servers announce: answers, and what servers push.
+ANSWERS, PUSHES = "answers that arrive", "requests of servers that arrive"
+ANSWERS_BYTES = 512 << 20
 
 
 # Added to the bytes of a decoded message; and bytes of objects for each byte of properties, which may be short and many.
@@ -45,6 +49,6 @@ class Budget:
         return release
 
 
-def of(purpose: str) -> Budget:
+def of(purpose: str, limit: int = _LIMIT_BYTES) -> Budget:
     """The budget of this process. A forked process has its own."""
-    return process.once("budgets", purpose, Budget)
+    return process.once("budgets", purpose, functools.partial(Budget, limit))

@@ -193,6 +193,7 @@ INNER_BATCH_MASK = SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH  # a body is unpack
 OFFSET_RESET = "OFFSET_RESET"  # remark of the pull that receives an operator's reset of its group
 UNREADABLE = frozenset({1, 3})  # ``forbiddenType`` of a pull: the broker or the topic has no read permission
 PULLS_FORBIDDEN = "pulling message is forbidden"  # in its remark; brokers before 5.0 return no ``forbiddenType``
+MAX_INT = (1 << 31) - 1  # the largest number in a field of four bytes
 SENDABLE_SYS_FLAGS = SysFlag.COMPRESSED | COMPRESSION_MASK | SysFlag.TRANSACTION_PREPARED
 
 

@@ -146,8 +146,15 @@ class NameServers:
 # Routes of deleted topics that are remembered for the addresses in them: the newest.
 _MOST_GONE = 64
 # Bytes of the answers whose routes are kept: in memory they take about seven times as much. 10,000 topics on 30 brokers each have
-# 75 MiB. Routes are asked for in parts, because all answers of a part are held.
+# 75 MiB. A queue counts, too: 200 bytes may announce 200,000, each of which becomes an object. A million of them fill this.
+# Routes are asked for in parts, because all answers of a part are held.
 _MOST_BYTES, _AT_ONCE, _SHOWN = 128 << 20, 64, 127
+_QUEUE_BYTES = 128
+
+
+def _size(route: TopicRoute, answer: Command) -> int:
+    queues = sum(max(data.read_queues, data.write_queues) for data in route.queues)
+    return len(answer.body) + _QUEUE_BYTES * queues
 
 
 class Routes:
@@ -192,7 +199,7 @@ class Routes:
             return self.get(topic, math.inf, deadline)
 
     def _keep(self, topic: str, route: TopicRoute, size: int) -> TopicRoute:
-        """Keep a route whose answer had ``size`` bytes. A name server decides how many topics there are, and what a route has."""
+        """Keep a route of this ``size``. A name server decides how many topics there are, and what a route has."""
         with self._lock:
             if self._gone.pop(topic, None) is not None:
                 self._held_bytes -= self._sizes.pop(topic)
@@ -202,8 +209,8 @@ class Routes:
                 self._held_bytes = held + self._sizes.get(topic, 0)
             if held + size > _MOST_BYTES:
                 raise RemoteProtocolError(
-                    f"the routes of {len(self._routes)} topics have {held} bytes, and with that of {topic[:_SHOWN]} more than "
-                    f"{_MOST_BYTES}, the most that is kept",
+                    f"the routes of {len(self._routes)} topics have {held} bytes, {_QUEUE_BYTES} for each queue included, and "
+                    f"with that of {topic[:_SHOWN]} more than {_MOST_BYTES}, the most that is kept",
                     topic=topic[:_SHOWN],
                     remedy="Read fewer topics in one process: a narrower 'subscribePattern'. If the topics have few brokers, "
                     "look at what the name server answers: rocketmq-spark topic describe",
@@ -230,7 +237,8 @@ class Routes:
             server, answers = self._name_servers.ask_many([self._question(topic) for topic in part], deadline)
             came = [(topic, answer) for topic, answer in zip(part, answers, strict=True) if answer is not None]
             for topic, answer in came:
-                self._keep(topic, self._settled(self._route(topic, server, answer), deadline), len(answer.body))
+                route = self._settled(self._route(topic, server, answer), deadline)
+                self._keep(topic, route, _size(route, answer))
             fresh.update(topic for topic, _ in came)
             if not came:  # the server does not answer
                 break
@@ -251,7 +259,8 @@ class Routes:
                 or f"the {server} knows no such topic, or all its brokers are down"
             )
             raise RouteNotFound(why, e.addr, e.broker_code, topic) from e
-        return self._settled(self._route(topic, server, answer), deadline), len(answer.body)
+        route = self._settled(self._route(topic, server, answer), deadline)
+        return route, _size(route, answer)
 
     def is_proxy(self, address: str | None) -> bool:
         """Whether the name server at this address is a Proxy."""

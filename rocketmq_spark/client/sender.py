@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import (
     AUTO_CREATE_TOPIC,
+    COMPRESSION_MASK,
     FIRST_RETRY_LEVEL,
     MAX_BODY_BYTES,
+    MAX_INT,
     MAX_PROPERTIES_BYTES,
     RETRY_PREFIX,
     SENDABLE_SYS_FLAGS,
@@ -33,8 +35,8 @@ from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
     ConnectionLost,
-    DecodeError,
     LocalProtocolError,
+    MessageRefused,
     RocketMQError,
     RouteNotFound,
 )
@@ -313,8 +315,17 @@ def _result(queue: MessageQueue, request: SendRequest, answer: Command, address:
 INNER_GROUP = "CLIENT_INNER_PRODUCER"
 ATTEMPTS, COMPRESS_ABOVE = 3, 4096
 
-# What the broker that stores the copy writes itself, or what holds for the original only.
-_OF_THE_STORED = (Property.MIN_OFFSET, Property.MAX_OFFSET, Property.TRANSACTION_PREPARED)
+# RocketMQ's own properties that a copy keeps. The others hold for the original only, or a broker acts on them: it does not look
+# at those of a message of a batch, so its sender could choose some because of which no copy of it is ever stored.
+_COPIED = frozenset({
+    Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY, Property.INSTANCE_ID,
+    Property.ORIGIN_MESSAGE_ID, Property.ORIGIN_GROUP, Property.MSG_REGION, Property.TRACE_ON, Property.TRACE_CONTEXT,
+    Property.BORN_HOST, Property.BORN_TIMESTAMP, Property.CLUSTER, Property.MESSAGE_TYPE, Property.CORRELATION_ID,
+    Property.REPLY_TO_CLIENT, Property.TTL, Property.BUYER_ID, Property.TRANSACTION_ID,
+    Property.DLQ_ORIGIN_TOPIC, Property.DLQ_ORIGIN_MESSAGE_ID,
+})  # fmt: skip
+# So that no number below, which a sender may choose, is more than brokers read.
+_MOST_TIMES = MAX_INT - FIRST_RETRY_LEVEL - 1
 
 
 class RemotingSendBack:
@@ -386,26 +397,28 @@ def _sendable(properties: dict[str, str], message: ReceivedMessage) -> dict[str,
 def copy_of(
     group: str, message: ReceivedMessage, max_reconsume_times: int, on_wire: Callable[[str], str], now_ms: int
 ) -> SendRequest:
-    """The message once more, to be delivered to ``group`` after the delay of its next level."""
-    if message.decode_error is not None:
-        raise DecodeError(
-            f"a message that cannot be decoded can only be sent back by its broker: {message.decode_error}",
-            queue=str(message.queue),
-        )
-    kept = _sendable({name: value for name, value in message.properties.items() if name not in _OF_THE_STORED}, message)
+    """The message once more, to be delivered to ``group`` after the delay of its next level. One that cannot be decoded is copied
+    as it is stored. Raises ``MessageRefused`` for one of which no broker takes a copy.
+    """
+    own = {name: value for name, value in message.properties.items() if name in _COPIED or not is_reserved(name)}
+    kept = _sendable(own, message)
+    times = min(max(0, message.reconsume_times), _MOST_TIMES)
+    most = min(max_reconsume_times, _MOST_TIMES)
     properties: dict[str, str | None] = {
         **kept,
         Property.ORIGIN_MESSAGE_ID: kept.get(Property.ORIGIN_MESSAGE_ID) or message.msg_id,
         Property.RETRY_TOPIC: on_wire(message.topic),
-        Property.RECONSUME_TIME: str(message.reconsume_times + 1),
-        Property.MAX_RECONSUME_TIMES: str(max_reconsume_times),
-        Property.DELAY: str(FIRST_RETRY_LEVEL + message.reconsume_times),
+        Property.RECONSUME_TIME: str(times + 1),
+        Property.MAX_RECONSUME_TIMES: str(most),
+        Property.DELAY: str(FIRST_RETRY_LEVEL + times),
     }
-    body, sys_flag = message.body, 0
-    if len(body) > COMPRESS_ABOVE and (packed := compression.smaller(body)) is not None:
-        body, sys_flag = packed, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
-    if len(body) > MAX_BODY_BYTES:
-        raise RocketMQError(f"its {len(body)} bytes are more than a broker accepts", queue=str(message.queue))
+    body, sys_flag = message.body, message.sys_flag & int(SysFlag.COMPRESSED | COMPRESSION_MASK)
+    if not sys_flag & SysFlag.COMPRESSED:
+        sys_flag = 0
+        if len(body) > COMPRESS_ABOVE and (packed := compression.smaller(body)) is not None:
+            body, sys_flag = packed, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
+    if not 0 < len(body) <= MAX_BODY_BYTES:
+        raise MessageRefused(f"its {len(body)} bytes are more than a broker accepts, or none", queue=str(message.queue))
     return SendRequest(
         INNER_GROUP,
         body,
@@ -413,6 +426,6 @@ def copy_of(
         sys_flag,
         message.flag,
         now_ms,
-        reconsume_times=message.reconsume_times + 1,
-        max_reconsume_times=max_reconsume_times,
+        reconsume_times=times + 1,
+        max_reconsume_times=most,
     )

@@ -17,7 +17,7 @@ from rocketmq_spark.base.copies import CROSSING_S, MOST_ANSWERED, CopyQuestions
 from rocketmq_spark.client.calls import Calls
 from rocketmq_spark.errors import DecodeError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, content_of_stored
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import only_message, opened
@@ -118,11 +118,10 @@ class HalfChecks:
         known = self._question(message, place)
         copy = address, place
         held_bytes = len(message.body) + len(command.body)
-        decision = (
-            known if isinstance(known, TransactionState) else self._copies.ask(place.msg_id, copy, known, held_bytes)
-        )
+        what = f"{place.msg_id} {content_of_stored(message).hex()[:32]}"  # another message may have its id
+        decision = known if isinstance(known, TransactionState) else self._copies.ask(what, copy, known, held_bytes)
         if decision is not None:
-            self._copies.say(place.msg_id, copy, decision)
+            self._copies.say(what, copy, decision)
         return rpc.CHECK_TRANSACTION_STATE.reply(command)
 
     def _read(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:

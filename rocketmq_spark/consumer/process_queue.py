@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
-from rocketmq_spark.base.codes import Response
+from rocketmq_spark.base.codes import MAX_INT, Response
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
@@ -55,9 +55,12 @@ class QueueLock:
         return now_ms - self.granted_ms <= LOCK_EXPIRES_MS
 
 
-def once_more(message: ReceivedMessage) -> ReceivedMessage:
-    """Return the message with its number of attempts increased, for redeliveries that no broker counts."""
-    return replace(message, reconsume_times=message.reconsume_times + 1)
+def once_more(message: ReceivedMessage, times: int = 1) -> ReceivedMessage:
+    """Return the message with its number of attempts increased, for redeliveries that no broker counts.
+
+    Its sender chose the number that is stored: it may be negative, or the largest one.
+    """
+    return replace(message, reconsume_times=min(max(0, message.reconsume_times) + times, MAX_INT))
 
 
 def slices(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[ReceivedMessage, ...]]:

@@ -15,12 +15,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, overload
 
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.process_queue import ProcessQueue, once_more
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.result import LaterListener, Listener, ListenerCall, Turn
 from rocketmq_spark.model import ReceivedMessage
@@ -94,7 +93,7 @@ class Rows(Sequence[ReceivedMessage]):
         return map(self._tried, self._messages())
 
     def _tried(self, message: ReceivedMessage) -> ReceivedMessage:
-        return replace(message, reconsume_times=message.reconsume_times + self._times) if self._times else message
+        return once_more(message, self._times) if self._times else message
 
 
 class RowsQueue(ProcessQueue):

@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.delay import release
-from rocketmq_spark.delay.release import Progress, Seen, newest_before
+from rocketmq_spark.delay.release import HasEnvelopes, Progress, Seen, has_default_name, newest_before
 from rocketmq_spark.errors import DecodeError, GroupNotFound, OffsetError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMessage, SpooledSend
 from rocketmq_spark.ports import GroupMember
@@ -340,14 +340,23 @@ def arrival(queue: MessageQueue, offset: int, body: bytes, now_ms: int) -> Arriv
 
 
 def trade(
-    settings: ProducerSettings, dead_topic: str, max_out: int, topics: Collection[str] = release.ALL_TOPICS
+    settings: ProducerSettings,
+    dead_topic: str,
+    max_out: int,
+    topics: Collection[str] = release.ALL_TOPICS,
+    has_envelopes: HasEnvelopes = has_default_name,
 ) -> RedeliveryPolicy:
     """The policy for a node's records. Unlike spooled sends, they have not failed before they are due: the first pause is 0."""
-    return RedeliveryPolicy({KIND: sending(settings, dead_topic, topics)}, max_out, Schedule((0, *STEPS_S)))
+    return RedeliveryPolicy(
+        {KIND: sending(settings, dead_topic, topics, has_envelopes)}, max_out, Schedule((0, *STEPS_S))
+    )
 
 
 def sending(
-    settings: ProducerSettings, dead_topic: str, topics: Collection[str] = release.ALL_TOPICS
+    settings: ProducerSettings,
+    dead_topic: str,
+    topics: Collection[str] = release.ALL_TOPICS,
+    has_envelopes: HasEnvelopes = has_default_name,
 ) -> Callable[[Record], SpooledSend]:
     """Returns a function that makes the send of a record: the original message as its sender would have sent it, or a dead
     letter.
@@ -356,7 +365,7 @@ def sending(
     def send_of(record: Record) -> SpooledSend:
         data = record.payload
         try:
-            opened, original = release.delivery(data, topics, settings.max_message_size)
+            opened, original = release.delivery(data, topics, settings.max_message_size, has_envelopes)
             if original is None:
                 raise DecodeError("the envelope cancels another one")
             properties, text, queue = original

@@ -16,7 +16,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Response
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.envelope_records import REQUEST_S, Names
-from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC
+from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC, has_default_name
 from rocketmq_spark.delay.service import DelayService, Tools
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.options import Options
@@ -127,7 +127,12 @@ def open_node(place: NodeSettings, **options: object) -> DelayService:
     except BaseException:
         store.close()
         raise
-    trade = envelope_records.trade(settings, place.dead_topic, MAX_OUT, place.topics)
+    scope = scope_of(parsed)
+
+    def has_envelopes(topic: str) -> bool:
+        return has_default_name(topic) or scope.on_wire(topic) == scope.on_wire(place.topic)
+
+    trade = envelope_records.trade(settings, place.dead_topic, MAX_OUT, place.topics, has_envelopes)
     open_spool = partial(spools.resending, store, session.sender(parsed), settings, place.now_ms, trade)
     make_group = session.committer(parsed).create_group
     tools = Tools(place.now_ms, partial(session.kept_ms, parsed), make_group, place.topic)

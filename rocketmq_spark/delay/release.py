@@ -21,6 +21,7 @@ from rocketmq_spark.wire.envelope import (
     CANCEL,
     DIGEST_END,
     DUE_AT,
+    INNER_TOPIC,
     KIND_AT,
     MAGIC,
     QUEUE,
@@ -205,27 +206,50 @@ class Delivery(NamedTuple):
     original: Original | None
 
 
-def delivery(data: bytes, topics: Collection[str] = ALL_TOPICS, max_bytes: int = codes.MAX_BODY_BYTES) -> Delivery:
+# Whether envelopes are read from a topic.
+HasEnvelopes = Callable[[str], bool]
+
+
+def has_default_name(topic: str) -> bool:
+    """Whether it may be the usual topic of envelopes: a name may have the namespace or the environment already."""
+    return INNER_TOPIC in topic
+
+
+def delivery(
+    data: bytes,
+    topics: Collection[str] = ALL_TOPICS,
+    max_bytes: int = codes.MAX_BODY_BYTES,
+    has_envelopes: HasEnvelopes = has_default_name,
+) -> Delivery:
     """Reads an envelope. Raises ``DecodeError``, and nothing else, if it cannot or may not be delivered because of its content.
 
     So a bad envelope becomes a dead letter in one place, and neither ends a node or a query nor delays other messages.
     """
     try:
         opened = unpack(data)
-        return Delivery(opened, None if opened.kind == CANCEL else original(opened, topics, max_bytes))
+        return Delivery(opened, None if opened.kind == CANCEL else original(opened, topics, max_bytes, has_envelopes))
     except DecodeError:
         raise
     except Exception as e:  # whatever another client wrote must not stop the messages of others
         raise DecodeError(f"this envelope is not delivered: {type(e).__name__}: {str(e)[:_REASON_CHARS]}") from e
 
 
-def original(opened: Opened, topics: Collection[str] = ALL_TOPICS, max_bytes: int = codes.MAX_BODY_BYTES) -> Original:
+def original(
+    opened: Opened,
+    topics: Collection[str] = ALL_TOPICS,
+    max_bytes: int = codes.MAX_BODY_BYTES,
+    has_envelopes: HasEnvelopes = has_default_name,
+) -> Original:
     """The message that an envelope delivers. Raises ``DecodeError`` for envelopes that no producer could have sent.
 
     ``topics`` are shell patterns of the permitted topics, because anyone who can write envelopes could otherwise make the node
-    write to other topics. System, retry and dead-letter topics are never permitted.
+    write to other topics. System, retry and dead-letter topics are never permitted, nor is one that ``has_envelopes``.
     """
     problem = _topic_refusal(opened.topic, tuple(topics))
+    if problem is None and has_envelopes(opened.topic):
+        problem = (
+            f"topic {opened.topic} has the envelopes, and many within each other would be sent one after the other"
+        )
     if problem is None and not opened.body:
         problem = "the message in the envelope has no body"
     if problem is None and len(opened.body) > max_bytes:
@@ -297,7 +321,8 @@ class DeadLetter(NamedTuple):
 def dead_letter(data: bytes, error: DecodeError, max_bytes: int = codes.MAX_BODY_BYTES) -> DeadLetter:
     """A body that is not delivered, as much of it as a message may have."""
     cut = f"; these are the first {max_bytes} of {len(data)} bytes" if len(data) > max_bytes else ""
-    text = str(error).replace("\x01", "?").replace("\x02", "?")[: 2 * _REASON_CHARS] + cut
+    # It names parts of the envelope, and a Proxy takes no control characters.
+    text = "".join(c if c.isprintable() else "?" for c in str(error)[: 2 * _REASON_CHARS]) + cut
     return DeadLetter(data[:max_bytes] or EMPTY, {PROBLEM: text.encode(errors="replace").decode()})
 
 
@@ -325,8 +350,7 @@ def released(
         if refusal is not None and (why := refusal(envelope.topic)) is not None:
             raise DecodeError(why[:_REASON_CHARS])
     except DecodeError as e:
-        body, properties = dead_letter(data, e, max_bytes)
-        return Released(dead_topic, body, None, None, 0, None, properties, _digest(data))
+        return dead(data, e, dead_topic, max_bytes)
     return Released(
         envelope.topic,
         envelope.body,
@@ -337,6 +361,12 @@ def released(
         {name: value for name, value in found.items() if not (_is_ours(name) or name == codes.ROW_ID)},
         msg_id,
     )
+
+
+def dead(data: bytes, error: DecodeError, dead_topic: str, max_bytes: int = codes.MAX_BODY_BYTES) -> Released:
+    """The row of a body that is not delivered."""
+    body, properties = dead_letter(data, error, max_bytes)
+    return Released(dead_topic, body, None, None, 0, None, properties, _digest(data))
 
 
 def _digest(data: bytes) -> str:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pyspark.sql import DataFrame, Row
@@ -25,21 +26,16 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC, SCHEMA, Released, is_cancel, once, released
-from rocketmq_spark.errors import OptionError, RouteNotFound
+from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC, SCHEMA, Released, dead, is_cancel, once, released
+from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import NO_FILTER
 from rocketmq_spark.model.membership import BrokerRequest, Membership
-from rocketmq_spark.options import Options
-from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import Topics
+from rocketmq_spark.spark.sink.refusals import SinkChecks
 from rocketmq_spark.wire.envelope import DIGEST_AT, DIGEST_END, DUE_AT, INNER_TOPIC, MAGIC, VERSION
 
 # A group for each topic of envelopes: members of one group must not subscribe to different topics.
 _GROUP = "rocketmq_delay_job_{topic}"
 _REQUEST_S, _HEARTBEAT_S = 3.0, 30.0
-# A topic that the sink could write to a moment ago, or could not, is not looked for again.
-_SINK_GROUP, _KNOWN_S, _MOST_TOPICS = "rocketmq_delay_sink", 5.0, 1000
 
 
 def _say_nothing(broker: str, question: BrokerRequest) -> None:
@@ -77,6 +73,8 @@ _SHARDS = 16
 # The last whole second of Spark's timers.
 _LAST_MS = ((1 << 63) - 1) // 1000 * 1000
 _NAMES = tuple(part.split()[0] for part in SCHEMA.split(", "))
+# So many rows are checked at once.
+_CHECKED_ROWS = 256
 
 
 def delayed(
@@ -105,17 +103,17 @@ def delayed(
             their property ``delayProblem`` has the reason.
         topics: Shell patterns of the topics that messages may go to. System, retry and dead-letter topics are never allowed.
             Name only topics that the sink's user may write to: a broker that denies one ends the query.
-        sink: The connection options of the sink, and ``maxMessageSize`` if the sink has it. With them, a message whose topic
-            does not exist, or takes no messages, goes to ``dead_topic``; without them, it ends the query. They become part of
-            the job's code: give keys as ``credentialsFile``.
+        sink: The options of the sink, without ``messageId``. With them, a message that the sink refuses, because of its topic or
+            of its content, goes to ``dead_topic``; without them, it ends the query. They become part of the job's code: give keys
+            as ``credentialsFile``.
 
     Raises:
         OptionError: ``messages`` is not a stream with a column ``body``, or a requirement is missing, or ``sink`` has an option
-            that producers do not have.
+            that the sink does not have.
     """
     _check(messages)
     if sink is not None:
-        _SinkTopics(sink)
+        SinkChecks(sink, _NAMES)
     head = sf.concat(sf.lit(MAGIC), sf.lit(bytes([VERSION])))
     whole = (sf.length("body") >= DIGEST_END) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
     due_ms = sf.conv(sf.hex(sf.substring("body", DUE_AT + 1, DIGEST_AT - DUE_AT)), 16, -10).cast("bigint")
@@ -155,7 +153,7 @@ class _Waiting(StatefulProcessor):
         self._dead_topic = dead_topic
         self._topics = topics
         self._sink = sink
-        self._sink_topics: _SinkTopics | None = None  # made in the worker
+        self._sink_checks: SinkChecks | None = None  # made in the worker
         self._batch: Any = None
         self._given = 0
 
@@ -207,40 +205,17 @@ class _Waiting(StatefulProcessor):
     def _rows(self, bodies: list[bytes]) -> Iterator[Row]:
         if self._sink is None:
             return (_row(released(body, self._dead_topic, self._topics)) for body in once(bodies))
-        known = self._sink_topics = self._sink_topics or _SinkTopics(self._sink)
-        return (
-            _row(released(body, self._dead_topic, self._topics, known.max_bytes, known.refusal))
-            for body in once(bodies)
-        )
+        known = self._sink_checks = self._sink_checks or SinkChecks(self._sink, _NAMES)
+        return self._checked(once(bodies), known)
 
-
-class _SinkTopics:
-    """What the sink will say of a topic. ``make_sender`` replaces the sender in tests."""
-
-    def __init__(self, given: Mapping[str, object], make_sender: Callable[[Options], Sender] = session.sender) -> None:
-        self._parsed = options_table.parse({"group": _SINK_GROUP, **given}).for_role("producer")
-        self._settings = ProducerSettings.of(self._parsed)
-        self.max_bytes = self._settings.max_message_size
-        self._make_sender = make_sender
-        self._topics: Topics | None = None
-        self._known: dict[str, tuple[Deadline, str | None]] = {}
-
-    def refusal(self, topic: str) -> str | None:
-        """Why no message can go to the topic, or None. Raises the errors of requests, as the sink would."""
-        known = self._known.get(topic)
-        if known is None or known[0].expired:
-            if len(self._known) >= _MOST_TOPICS:  # anyone who may write envelopes can name many
-                self._known.clear()
-            known = self._known[topic] = Deadline.after(_KNOWN_S), self._ask(topic)
-        return known[1]
-
-    def _ask(self, topic: str) -> str | None:
-        self._topics = self._topics or Topics(self._make_sender(self._parsed), self._settings)
-        try:
-            self._topics.queues(topic, Deadline.after(_REQUEST_S))
-        except RouteNotFound as e:
-            return f"no message can go to topic {topic}: {e.message}"
-        return None
+    def _checked(self, bodies: Iterator[bytes], sink: SinkChecks) -> Iterator[Row]:
+        """The rows of all bodies. What the sink would refuse is a dead letter, because its error would end the query."""
+        while part := list(itertools.islice(bodies, _CHECKED_ROWS)):
+            rows = [released(body, self._dead_topic, self._topics, sink.max_bytes, sink.refusal) for body in part]
+            for number, why in sink.refused(rows).items():
+                error = DecodeError(f"the sink does not accept the message in this envelope: {why}")
+                rows[number] = dead(part[number], error, self._dead_topic, sink.max_bytes)
+            yield from map(_row, rows)
 
 
 def _row(message: Released) -> Row:

@@ -24,7 +24,7 @@ from rocketmq_spark.grpc_proxy.facts import ClientType, TransactionResolution, T
 from rocketmq_spark.grpc_proxy.member import HEARTBEAT_S, popped
 from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, content_of_stored
 
 logger = logging.getLogger(__name__)
 
@@ -218,9 +218,8 @@ class ProxyTransactions:
         place = HalfPlace(topic, address, group, message.msg_id, command.transaction_id)
         known = check(message, place)
         held_bytes = len(message.body) + command.ByteSize()
-        decision = (
-            known if isinstance(known, TransactionState) else copies.ask(message.msg_id, place, known, held_bytes)
-        )
+        what = f"{message.msg_id} {content_of_stored(message).hex()[:32]}"  # another message may have its id
+        decision = known if isinstance(known, TransactionState) else copies.ask(what, place, known, held_bytes)
         if decision is not None:
             self._say(place, decision, wait=False)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from rocketmq_spark.base.codes import KEY_SEPARATOR, RESERVED_PROPERTIES, TRANSIENT_PROPERTY_PREFIX, Property
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.model.message import MessageQueue, PoppedMessage, ReceivedMessage
 
@@ -134,6 +136,48 @@ class HalfPlace(NamedTuple):
             raise RemoteProtocolError(f"the half message has id {given!r}, which has no position", topic=topic) from e
         transaction_id = result.transaction_id or msg_id
         return cls(topic, result.queue.broker_name, group, msg_id, transaction_id, result.queue_offset, at)
+
+
+# RocketMQ's own properties that are a message's content. A broker adds some to a half message, and the others must be absent: it
+# would for instance deliver the message at another time.
+_CONTENT = (Property.TAGS, Property.KEYS, Property.SHARDING_KEY)
+_ADDED = frozenset({
+    Property.UNIQ_KEY, Property.WAIT, Property.INSTANCE_ID, Property.PRODUCER_GROUP, Property.TRANSACTION_PREPARED,
+    Property.TRANSACTION_ID, Property.TRANSACTION_CHECK_TIMES, Property.TRANSACTION_PREPARED_QUEUE_OFFSET,
+    Property.CHECK_IMMUNITY_TIME, Property.REAL_TOPIC, Property.REAL_QUEUE_ID, Property.MSG_REGION, Property.TRACE_ON,
+    Property.TRACE_CONTEXT, Property.CLUSTER, Property.MESSAGE_TYPE, Property.BORN_HOST, Property.BORN_TIMESTAMP,
+    Property.CRC32, Property.MIN_OFFSET, Property.MAX_OFFSET,
+})  # fmt: skip
+
+
+def content_of(topic: str, body: bytes | memoryview, properties: Mapping[str, str]) -> bytes:
+    """A digest of what a message says. Message ids prove nothing: anyone who may send can use the id of another message.
+
+    ``properties`` are as they are stored. It is the same for a half message and for the copies that its broker makes of it.
+    """
+    texts = [topic]
+    for name in sorted(properties):
+        own = name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PROPERTY_PREFIX)
+        if name in _CONTENT or (own and name not in _ADDED) or not own:
+            texts += (name, properties[name])
+    made = hashlib.sha256()
+    for part in (*(text.encode("utf-8", "replace") for text in texts), body):
+        made.update(len(part).to_bytes(8, "big"))
+        made.update(part)
+    return made.digest()
+
+
+def content_of_stored(message: ReceivedMessage | PoppedMessage) -> bytes:
+    """``content_of`` a message that a broker asks about."""
+    properties = message.properties
+    if isinstance(message, PoppedMessage):
+        own = {
+            Property.TAGS: message.tags,
+            Property.KEYS: KEY_SEPARATOR.join(message.keys),
+            Property.SHARDING_KEY: message.message_group,
+        }
+        properties = {**properties, **{name: value for name, value in own.items() if value}}
+    return content_of(message.topic, message.body, properties)
 
 
 # Called by a transport when a broker requests a decision. It does not block: if a user's function has to decide, it returns a

@@ -27,12 +27,16 @@ class HalfFate:
     """The state of a half message in this process, without the message and its producer, because many are kept for long.
 
     While the program references the message, it may decide: ``held`` is a weak reference to it.
+
+    Its decision goes to the message that its send has stored, or to the last copy that a broker made of it. Another message with
+    its id is none of these: it has other ``content`` (``model.send.content_of``).
     """
 
-    __slots__ = ("_delivered", "_lock", "_place", "held", "said", "state")
+    __slots__ = ("_delivered", "_lock", "_place", "content", "held", "said", "state")
 
-    def __init__(self, place: HalfPlace, state: HalfState = HalfState.PREPARED) -> None:
+    def __init__(self, place: HalfPlace, content: bytes, state: HalfState = HalfState.PREPARED) -> None:
         self._place = place
+        self.content = content
         self._lock = threading.Lock()
         self._delivered: Deadline | None = None
         self.state = state
@@ -44,13 +48,16 @@ class HalfFate:
         """Whether a decision is being sent, so that the answer about a copy follows soon."""
         return self._lock.locked()
 
-    def asked(self, place: HalfPlace, patience_s: float = 0.0) -> TransactionState | None:
-        """The decision about a copy that its broker has written to ``place``; None if the user's function must decide."""
+    def asked(self, place: HalfPlace, content: bytes, patience_s: float = 0.0) -> TransactionState | None:
+        """The decision about a copy that its broker has written to ``place``, or about another message with its id; None if the
+        user's function must decide.
+        """
         if not self._lock.acquire(timeout=patience_s):
             return TransactionState.UNKNOWN
         try:
-            if self.state is HalfState.PREPARED:  # brokers before 5.1 do not send their name
-                self._place = place._replace(broker_name=place.broker_name or self._place.broker_name)
+            if self.state is HalfState.PREPARED:
+                if content == self.content:  # brokers before 5.1 do not send their name
+                    self._place = place._replace(broker_name=place.broker_name or self._place.broker_name)
                 return None if self.held() is None else TransactionState.UNKNOWN
             if self.state is HalfState.COMMITTED:
                 crossing = self._delivered is not None and not self._delivered.expired

@@ -6,7 +6,8 @@ times at most (``checkTransactionState``). Deliberate differences:
 * A decision is a request with an answer, so that its caller learns whether it has arrived; Java's is one-way.
 * A half message that may be stored is not sent again: only the check could decide the second one.
 * A broker writes a half message again before it asks, and a decision about the first copy leaves the second one open. So while
-  this process has not decided, it answers ``UNKNOWN`` and keeps the place of the copy. A check that arrives during a commit
+  this process has not decided, it answers ``UNKNOWN`` and keeps the place of the copy. A copy has the same content: another
+  message with the id, of another client, changes no place. A check that arrives during a commit
   concerns such a copy: it is rolled back, because the first one is delivered. The user's function decides about all others.
 """
 
@@ -38,14 +39,14 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Message, ReceivedMessage, SendResult, SendStatus
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState
+from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, content_of, content_of_stored
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.encoding import How
 from rocketmq_spark.producer.fates import DECIDING_S, HalfFate, SendDecision
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.wire.properties import check_message
+from rocketmq_spark.wire.properties import check_message, decode_properties
 
 logger = logging.getLogger(__name__)
 
@@ -204,12 +205,12 @@ def answer(
         return functools.partial(_ask_later, fate, check, message, place)
     if fate is not None and fate.state is HalfState.PREPARED:
         _sweep()
-    known = None if fate is None else fate.asked(place)
+    known = None if fate is None else fate.asked(place, content_of_stored(message))
     return functools.partial(_ask, check, message) if known is None else known
 
 
 def _ask_later(fate: HalfFate, check: Callable[[Any], Any], message: _Shown, place: HalfPlace) -> TransactionState:
-    known = fate.asked(place, DECIDING_S)
+    known = fate.asked(place, content_of_stored(message), DECIDING_S)
     return _ask(check, message) if known is None else known
 
 
@@ -289,7 +290,10 @@ class TransactionProducer(BaseProducer):
         prepared, place, deadline = self._admitted(message, How(timeout_s=timeout_s))
         prepared = encoding.as_half(prepared)
         msg_id = prepared.msg_id
-        fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id))
+        scope = self.settings.scope
+        topic = scope.plain(scope.on_wire(message.topic))  # as a question names it
+        content = content_of(topic, prepared.message.body, decode_properties(prepared.properties))
+        fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), content)
         _halves.add(msg_id, fate)  # its broker may ask before it acknowledges
         try:
             result = self._engine.send(self._outgoing(prepared, place, deadline)._replace(spoolable=False, once=True))

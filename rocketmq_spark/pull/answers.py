@@ -23,14 +23,13 @@ from rocketmq_spark.base.codes import OFFSET_RESET, PULLS_FORBIDDEN, UNREADABLE,
 from rocketmq_spark.errors import AccessDenied, BrokerError, error_for
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.remoting.bulk import Answer, BulkStream
+from rocketmq_spark.wire.properties import inner_numbers
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 _BATCH, _UNWRAP = int(codes.SysFlag.INNER_BATCH), int(codes.SysFlag.NEED_UNWRAP)
-# With the separators before the value.
-_NUM, _BASE = (f"{name}\x01".encode() for name in (codes.Property.INNER_NUM, codes.Property.INNER_BASE))
 
 
 def spans(entries: Iterable[tuple[int, int, bytes]], start: int, end: int) -> list[tuple[int, int]] | None:
@@ -42,7 +41,7 @@ def spans(entries: Iterable[tuple[int, int, bytes]], start: int, end: int) -> li
     for first, flag, text in entries:
         count = 1
         if flag & _BATCH:
-            base, wrote = base_of(text), _written(text, _NUM)
+            base, wrote = inner_numbers(text)
             if wrote is None and flag & _UNWRAP:
                 return None
             first, count = first if base is None else base, wrote or 1
@@ -52,19 +51,6 @@ def spans(entries: Iterable[tuple[int, int, bytes]], start: int, end: int) -> li
         found.append((first, behind))
         at = behind
     return found
-
-
-def base_of(text: bytes) -> int | None:
-    """The first offset of an inner batch from its properties; None if it is missing."""
-    return _written(text, _BASE)
-
-
-def _written(text: bytes, name: bytes) -> int | None:
-    at = text.find(name)
-    if at < 0 or (at and text[at - 1] != 2):
-        return None
-    value = text[at + len(name) :].partition(b"\x02")[0]
-    return int(value[:20]) if value.isdigit() else None
 
 
 class Cause(enum.Enum):

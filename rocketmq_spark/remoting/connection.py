@@ -31,7 +31,7 @@ from rocketmq_spark.remoting.endpoint import (
     connect,
     mapped,
 )
-from rocketmq_spark.remoting.protocol import PUSHED_BYTES, Answered, Asked, Conversation, peer_after
+from rocketmq_spark.remoting.protocol import PUSHED_BYTES, Answered, Asked, Conversation, Dropped, peer_after
 from rocketmq_spark.wire.header import Command, Peer
 
 logger = logging.getLogger(__name__)
@@ -130,6 +130,12 @@ class _Waiter:
             outcome.log(logger, "the receiver of an answer failed")
 
 
+def _claim(size: int, awaited: bool) -> Callable[[], None] | None:
+    """Room for a large frame that begins to arrive, over all connections of the process."""
+    answers = budget.of(budget.ANSWERS, budget.ANSWERS_BYTES)
+    return (answers if awaited else budget.of(budget.PUSHES)).claim(size)
+
+
 class _Reader(threading.Thread):
     """The thread of a connection. It never waits for the socket to accept bytes: the server may be waiting for it to read."""
 
@@ -159,7 +165,7 @@ class Connection:
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = threading.RLock()  # reentrant: its owner can be checked
-        self._conversation: Conversation[_Waiter] = Conversation(max_frame, max_pushed)
+        self._conversation: Conversation[_Waiter] = Conversation(max_frame, max_pushed, _claim)
         self._error: RocketMQError | None = None
         self._answered = False
         self._silent_since: float | None = None
@@ -330,6 +336,9 @@ class Connection:
                 self.peer = peer_after(self.peer, event.waiter.code, event.command)
                 event.command.peer = self.peer
                 event.waiter.tell(event.command)
+            elif isinstance(event, Dropped):
+                event.error.addr = self.address
+                event.waiter.tell(event.error)
             else:
                 self._answer(event)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.errors import RemoteProtocolError, RocketMQError, copy_of
+from rocketmq_spark.errors import ConnectionLost, RemoteProtocolError, RocketMQError, copy_of
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command, FrameSplitter, Peer
 
@@ -49,6 +49,8 @@ _PROPERTIES_BYTES = 256 << 10  # more than a request contains besides the body o
 # Estimated memory of a server's request, besides its body: for itself, for each field, and for each character of its header.
 _REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
 
+# Larger frames are looked at when they begin to arrive.
+LARGE_BYTES = 1 << 20
 SMALL_BODY = 16 << 10
 # Small requests that are queued together are written together, up to this many bytes.
 WRITE_BYTES = 64 << 10
@@ -73,18 +75,39 @@ class Asked(NamedTuple):
     held_bytes: int | None = 0
 
 
+class Dropped(NamedTuple, Generic[W]):
+    """An answer for which there is no memory, with the waiter of its request."""
+
+    waiter: W
+    error: RocketMQError
+
+
+# Claims the bytes of a large frame that begins to arrive, and is awaited or not; returns what releases them, None without room.
+Claim = Callable[[int, bool], Callable[[], None] | None]
+
+
+def _claim_anything(size: int, awaited: bool) -> Callable[[], None]:
+    return lambda: None
+
+
 def pushed_limit(max_message_bytes: int) -> int:
     """Return the maximum size in bytes of a frame that a server pushes, if messages may have ``max_message_bytes``."""
     return max(PUSHED_BYTES, max_message_bytes + _PROPERTIES_BYTES)
 
 
 class Conversation(Generic[W]):
-    """Request numbers and their waiters. ``W`` is any object that the caller gets back with the answer."""
+    """Request numbers and their waiters. ``W`` is any object that the caller gets back with the answer.
 
-    def __init__(self, max_frame: int, max_pushed: int = PUSHED_BYTES) -> None:
+    A large frame is kept while it arrives only if somebody waits for it and ``claim`` has room for it.
+    """
+
+    def __init__(self, max_frame: int, max_pushed: int = PUSHED_BYTES, claim: Claim = _claim_anything) -> None:
         self._splitter = FrameSplitter(max_frame)
         self._max_pushed = max_pushed
-        self._awaited = False  # whether the large frame that is arriving is the answer to a request
+        self._claim = claim
+        self._kept: tuple[int | None, Callable[[], None]] | None = (
+            None  # a large frame: whose answer it is, and its claim
+        )
         self._begin = b""  # the first bytes that the server sent
         self._waiters: dict[int, W] = {}
         self._next_opaque = 0
@@ -121,7 +144,7 @@ class Conversation(Generic[W]):
         taken, self._outgoing = self._outgoing, []
         return taken
 
-    def receive(self, data: bytes | memoryview) -> list[Answered[W] | Asked]:
+    def receive(self, data: bytes | memoryview) -> list[Answered[W] | Asked | Dropped[W]]:
         """Return the events in ``data``. After a ``RemoteProtocolError`` the connection cannot be used any more."""
         if len(self._begin) < _HTTP2_BYTES:
             self._begin += bytes(data[: _HTTP2_BYTES - len(self._begin)])
@@ -130,7 +153,7 @@ class Conversation(Generic[W]):
         # All are decoded before the first is dispatched: a malformed frame must fail all waiters.
         frames = self._splitter.feed(data)
         commands = [header.decode(frame) for frame in frames]
-        events: list[Answered[W] | Asked] = []
+        events: list[Answered[W] | Asked | Dropped[W]] = []
         for frame, command in zip(frames, commands, strict=True):
             if command.is_response:
                 # An unknown number is that of a late answer to a request that has timed out.
@@ -141,27 +164,52 @@ class Conversation(Generic[W]):
                 size = len(frame)
                 events.append(_asked(command, _held_bytes(command, size) if size <= self._max_pushed else None))
         if frames:
-            self._awaited = False
-        if not self._awaited and (begun := self._splitter.begun(self._max_pushed)) is not None:
-            events += self._keep_if_awaited(header.decode(begun))
+            self._release()
+        if self._kept is None and (begun := self._splitter.begun(min(LARGE_BYTES, self._max_pushed))) is not None:
+            events += self._keep_if_wanted(header.decode(begun), self._splitter.arriving)
         return events
 
-    def _keep_if_awaited(self, command: Command) -> list[Answered[W] | Asked]:
-        """Keep the large frame that begins with ``command`` only if it is the answer to a request."""
-        if command.is_response and command.opaque in self._waiters:
-            self._awaited = True
-            return []
+    def _keep_if_wanted(self, command: Command, size: int) -> list[Answered[W] | Asked | Dropped[W]]:
+        """Keep the large frame that begins with ``command``, or discard what arrives of it."""
+        answers = command.opaque if command.is_response else None
+        if answers in self._waiters if answers is not None else size <= self._max_pushed:
+            release = self._claim(size, answers is not None)
+            if release is not None:
+                self._kept = answers, release
+                return []
         self._splitter.skip()
-        return [] if command.is_response else [_asked(command, None)]
+        if answers is None:
+            return [_asked(command, None)]
+        waiter = self._waiters.pop(answers, None)
+        if waiter is None:
+            return []
+        why = f"an answer of {size} bytes was dropped: others that arrive fill the memory that they may have"
+        return [Dropped(waiter, ConnectionLost(why))]
+
+    def _release(self) -> None:
+        if self._kept is not None:
+            _, release = self._kept
+            self._kept = None
+            release()
 
     def give_up(self, opaque: int) -> W | None:
         """Remove a request that has timed out; returns its waiter, None if the answer has arrived meanwhile."""
-        return self._waiters.pop(opaque, None)
+        waiter = self._waiters.pop(opaque, None)
+        self._drop_unwanted()
+        return waiter
 
     def expired(self, is_expired: Callable[[W], bool]) -> list[W]:
         """Remove and return all waiters that have expired."""
         late = [opaque for opaque, waiter in self._waiters.items() if is_expired(waiter)]
-        return [self._waiters.pop(opaque) for opaque in late]
+        found = [self._waiters.pop(opaque) for opaque in late]
+        self._drop_unwanted()
+        return found
+
+    def _drop_unwanted(self) -> None:
+        """Discard what has arrived, and will arrive, of an answer for which nobody waits any more."""
+        if self._kept is not None and self._kept[0] is not None and self._kept[0] not in self._waiters:
+            self._splitter.skip()
+            self._release()
 
     @property
     def waiting(self) -> int:
@@ -175,6 +223,8 @@ class Conversation(Generic[W]):
         """Return every waiter with its own copy of ``error``: a shared exception would collect the tracebacks of all callers."""
         lost = [(waiter, copy_of(error)) for waiter in self._waiters.values()]
         self._waiters.clear()
+        self._drop_unwanted()
+        self._release()
         return lost
 
 

@@ -83,12 +83,22 @@ class FrameSplitter:
         start, buffer = _LENGTH_BYTES, self._buffer
         if len(buffer) < start + _PREFIX_BYTES or int.from_bytes(buffer[:start], "big") <= over:
             return None
-        end = start + _PREFIX_BYTES + int.from_bytes(buffer[start + 1 : start + _PREFIX_BYTES], "big")
+        length = int.from_bytes(buffer[start + 1 : start + _PREFIX_BYTES], "big")
+        if length > _MAX_RECEIVED_HEADER_BYTES:
+            self._buffer.clear()
+            self._broken = RemoteProtocolError(f"The header of a frame has {length} bytes")
+            raise self._broken
+        end = start + _PREFIX_BYTES + length
         return bytes(buffer[start:end]) if len(buffer) >= end else None
+
+    @property
+    def arriving(self) -> int:
+        """The size of the incomplete frame; 0 before its length has arrived."""
+        return int.from_bytes(self._buffer[:_LENGTH_BYTES], "big") if len(self._buffer) >= _LENGTH_BYTES else 0
 
     def skip(self) -> None:
         """Discard the frame that ``begun`` returns: the bytes that have arrived, and those that follow."""
-        self._skipped = _LENGTH_BYTES + int.from_bytes(self._buffer[:_LENGTH_BYTES], "big") - len(self._buffer)
+        self._skipped = _LENGTH_BYTES + self.arriving - len(self._buffer)
         self._buffer.clear()
 
 

@@ -24,7 +24,7 @@ from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, TooLargeError, decompress
 from rocketmq_spark.wire.header import Bytes
 from rocketmq_spark.wire.identifiers import host_text, offset_msg_id
-from rocketmq_spark.wire.properties import StoredProperties, properties_size
+from rocketmq_spark.wire.properties import StoredProperties, inner_numbers, properties_size
 
 _HEAD = struct.Struct(">iIIiiqqiq")  # size, magic, body CRC, queue id, flag, queue offset, commit log offset, sys, born
 _SYS_FLAG_AT = 39  # last byte of the system flag
@@ -412,8 +412,13 @@ def _unwrap(outer: ReceivedMessage, how: DecodeSettings) -> Iterable[ReceivedMes
     else:
         first, size = outer.queue_offset, sum(1 for _ in _places(outer.body))
         found = _unwrapped(outer, _items(outer.body))
-    base = outer.properties.get(Property.INNER_BASE, "")
-    lies = base.isdecimal() and int(base[:20]) != first
+    assert isinstance(outer.properties, StoredProperties)
+    base, count = inner_numbers(outer.properties.stored)
+    # A broker counts the messages by their sizes, a reader by their parts. If a sender made these differ, the messages that are
+    # read would have the offsets of the next batches.
+    if count not in (None, size):
+        raise DecodeError(f"a batch has {size} messages, but its broker counted {count}")
+    lies = base not in (None, first)
     if window is not None and size and (lies or not window.holds(first, size)):
         raise _AstrayError(f"a batch of offsets {first} to {first + size} is not where it was asked for")
     return found

@@ -119,6 +119,11 @@ class StoredProperties(Mapping[str, str]):
             self._found = decode_properties(str(self._stored, "utf-8", "replace"))
         return self._found
 
+    @property
+    def stored(self) -> bytes:
+        """The bytes as they are stored."""
+        return self._stored
+
     def __getitem__(self, name: str) -> str:
         return self._all()[name]
 
@@ -133,6 +138,18 @@ class StoredProperties(Mapping[str, str]):
 
     def __repr__(self) -> str:
         return repr(self._all())
+
+
+def inner_numbers(stored: bytes) -> tuple[int | None, int | None]:
+    """What a broker wrote into the properties of an inner batch: its first offset and its number of offsets. None if missing."""
+    return _number(stored, Property.INNER_BASE), _number(stored, Property.INNER_NUM)
+
+
+def _number(stored: bytes, name: str) -> int | None:
+    # As in all properties: the last value of a name counts.
+    _, found, rest = (b"\x02" + stored).rpartition(f"\x02{name}\x01".encode())
+    value = rest.partition(b"\x02")[0]
+    return int(value[:20]) if found and value.isdigit() else None
 
 
 def properties_size(properties: Mapping[str, str]) -> int:

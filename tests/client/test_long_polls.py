@@ -451,6 +451,25 @@ def test_a_batch_that_says_two_offsets_comes_raw() -> None:
     assert (raw.tags, bool(raw.decode_error)) == ("a", True)
 
 
+@pytest.mark.parametrize(("counted", "held"), [(1, 15), (15, 1), (3, 4)])
+def test_a_batch_counted_otherwise_takes_no_offsets_of_others(counted: int, held: int) -> None:
+    def batch(name: bytes, offset: int, held: int, counted: int) -> bytes:
+        flags = int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
+        body = messages.encode_batch([messages.BatchItem(name)] * held)
+        return store(
+            "t", body, f"INNER_NUM\x01{counted}\x02INNER_BASE\x01{offset}\x02", queue_offset=offset, sys_flag=flags
+        )
+
+    behind = 3 + counted
+    good, rest = batch(b"good", 0, 3, 3), batch(b"wrong", 3, held, counted) + batch(b"victim", behind, 20, 20)
+    for start, stored in ((0, good + rest), (3, rest), (behind - 1, rest)):
+        found = list(wanted_of(replace(REQUEST, offset=start), stored, NO_SCOPE, behind + 20))
+        (raw,) = (message for message in found if message.decode_error)
+        assert (raw.queue_offset, "its broker counted" in str(raw.decode_error)) == (max(start, 3), True)
+        assert [m.queue_offset for m in found if m.body == b"victim"] == [*range(behind, behind + 20)]
+        assert sum(m.body == b"good" for m in found) == max(0, 3 - start)
+
+
 def test_an_answer_that_becomes_large_goes_on_where_it_was_left_and_not_where_a_message_says(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

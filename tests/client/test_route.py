@@ -456,7 +456,8 @@ class TestMemory:
     ) -> None:
         answer = route(1, {f"b{n}": f"h{n}:1" for n in range(10)})
         broker.on(ROUTE, answer)
-        monkeypatch.setattr(route_room, "_MOST_BYTES", 3 * len(answer.body))
+        queues = sum(item["readQueueNums"] for item in json.loads(answer.body)["queueDatas"])
+        monkeypatch.setattr(route_room, "_MOST_BYTES", 3 * (len(answer.body) + route_room._QUEUE_BYTES * queues))
         topics = [f"t{n}" for n in range(4)]
         for _ in range(2):  # a route that is asked for again takes the place of itself
             parts.routes.refresh(topics[:3], 0.0)
@@ -464,6 +465,16 @@ class TestMemory:
             parts.routes.refresh(topics[2:], 0.0) if at_once else parts.routes.get("t3")
         parts.routes.forget("t0")  # what is remembered of it makes room
         assert parts.routes.get("t3").topic == "t3"
+
+    @pytest.mark.parametrize("at_once", [True, False])
+    def test_all_routes_together_have_a_limit_of_queues(self, broker: MockBroker, parts: Parts, at_once: bool) -> None:
+        """200 bytes announce 200,000 queues, each of which becomes an object."""
+        broker.on(ROUTE, route(200_000, {"b": "h:1"}))
+        topics = [f"t{n}" for n in range(6)]
+        parts.routes.refresh(topics[:5], 0.0)
+        assert len(parts.routes.get("t4", 60.0).readable()) == 200_000
+        with pytest.raises(RemoteProtocolError, match="128 for each queue"):
+            parts.routes.refresh([topics[4], topics[5]], 0.0) if at_once else parts.routes.get("t5")
 
     def test_answers_are_asked_for_in_parts_and_what_is_too_long_is_dropped(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from rocketmq_spark.base.codes import DELAY_LEVELS, Request, Response
+from rocketmq_spark.base.codes import DELAY_LEVELS, Request, Response, SysFlag
 from rocketmq_spark.client.sender import copy_of
-from rocketmq_spark.errors import DecodeError, NotFound, RocketMQError
+from rocketmq_spark.errors import MessageRefused, NotFound, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.wire.compression import decompress
 from rocketmq_spark.wire.messages import decode_messages
@@ -74,9 +74,40 @@ def test_a_large_copy_is_compressed() -> None:
     assert decompress(request.body, request.sys_flag) == b"y" * 5000
 
 
-def test_what_cannot_be_decoded_is_not_copied() -> None:
-    with pytest.raises(DecodeError, match="no magic"):
-        copy_of("g", replace(message(), decode_error="no magic"), 16, str, 33)
+def test_what_cannot_be_decoded_is_copied_as_it_is_stored() -> None:
+    flags = int(SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP | SysFlag.COMPRESSED | SysFlag.LZ4)
+    properties = {"UNIQ_KEY": "ID", "TAGS": "a", "own": "1", "INNER_NUM": "30", "INNER_BASE": "5"}
+    damaged = replace(message(), body=b"bytes", sys_flag=flags, properties=properties, decode_error="no magic")
+    request = copy_of("g", damaged, 0, str, 33)
+    assert (request.body, request.sys_flag) == (b"bytes", int(SysFlag.COMPRESSED | SysFlag.LZ4))
+    found = decode_properties(request.properties)
+    assert (found["TAGS"], found["own"], found.keys() & {"INNER_NUM", "INNER_BASE"}) == ("a", "1", set())
+    assert copy_of("g", replace(damaged, body=b"y" * 5000), 0, str, 33).body == b"y" * 5000
+
+
+@pytest.mark.parametrize("times", [2**31 - 1, 2**31 - 5, -(2**31), -1])
+def test_a_copy_has_possible_numbers_whatever_its_sender_wrote(times: int) -> None:
+    request = copy_of("g", message(times=times), 2**31 - 1, str, 33)
+    assert 0 < request.reconsume_times < 2**31
+    assert (request.reconsume_times > request.max_reconsume_times) == (times > 2**30)  # then it is a dead letter
+    level = int(decode_properties(request.properties)["DELAY"])
+    assert 3 <= level < 2**31
+
+
+@pytest.mark.parametrize(
+    "name", ["INNER_NUM", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "INNER_MULTI_DISPATCH", "TRAN_MSG", "PGROUP", "POP_CK"]
+)
+def test_a_copy_has_no_property_that_a_broker_acts_on(name: str) -> None:
+    """Brokers do not look at those of a message of a batch, and refuse a single message because of some."""
+    request = copy_of("g", replace(message(), properties={name: "9" * 19, "own": "1"}), 16, str, 33)
+    assert decode_properties(request.properties).keys() & {name, "own"} == {"own"}
+
+
+@pytest.mark.parametrize("size", [0, (4 << 20) + 1])
+def test_a_body_that_no_broker_takes_is_not_copied(size: int) -> None:
+    flags = int(SysFlag.COMPRESSED)  # damaged, so it is not compressed once more
+    with pytest.raises(MessageRefused, match=f"its {size} bytes are more than a broker accepts, or none"):
+        copy_of("g", replace(message(), body=bytes(size), sys_flag=flags, decode_error="bad"), 16, str, 33)
 
 
 def test_a_copy_goes_to_the_retry_topic_and_another_broker_is_tried(broker: MockBroker, parts: Parts) -> None:

@@ -5,12 +5,14 @@ import itertools
 import logging
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import INNER_BATCH_MASK
 from rocketmq_spark.base.threads import Aside, Timer
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.consumer.push.concurrent import Concurrent
@@ -372,3 +374,14 @@ def test_what_many_threads_finish_at_once_is_noted_to_the_last_message() -> None
         sys.setswitchinterval(often)
     assert (queue.count, held.stats().consumed, held.offsets.get(QUEUE)) == (0, 3000, 3000)
     assert consuming.unfinished() == []
+
+
+def test_a_batch_that_cannot_be_decoded_stops_no_queue(group: GroupBench) -> None:
+    group.brokers.send(A, b"bad", b"good")
+    bad = replace(group.brokers.queues[A].messages[0], decode_error="malformed", sys_flag=int(INNER_BATCH_MASK))
+    group.brokers.queues[A].messages[0] = bad
+    _, port = started(group, lambda messages, context: 1 / 0 if messages[0].decode_error else None)
+    group.time.advance(60)
+    assert sorted(group.bodies()) == [b"bad", b"good"]
+    assert (port.seen("send_back"), port.seen("send_to_retry")) == ([], [b"bad"])
+    assert group.brokers.offsets[A] == 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rocketmq_spark.base.codes import INNER_BATCH_MASK
 from rocketmq_spark.errors import CallTimeout, DecodeError
 from tests.consumer.group import GroupBench
 from tests.consumer.test_orderly import A, started
@@ -219,4 +221,19 @@ def test_1_24_where_commits_are_by_hand_a_dead_letter_waits_for_one(group: Group
     group.brokers.send(A, b"4")
     group.time.advance(1)
     consumer.stop()
+    assert group.brokers.offsets[A] == 4
+
+
+def test_a_batch_that_cannot_be_decoded_stops_no_ordered_queue(group: GroupBench) -> None:
+    """Its sender chose how often it was tried, perhaps a negative number."""
+    for times in (0, -(2**31), 2**31 - 1):
+        group.brokers.send(A, b"bad", times=times)
+        group.brokers.queues[A].messages[-1] = replace(
+            group.brokers.queues[A].messages[-1], decode_error="malformed", sys_flag=int(INNER_BATCH_MASK)
+        )
+    group.brokers.send(A, b"good")
+    _, port = started(group, lambda messages, context: 1 / 0 if messages[0].decode_error else None, max_tries=2)
+    group.time.advance(3600)
+    assert group.bodies() == [*[b"bad"] * (3 + 3 + 1), b"good"]
+    assert (port.seen("send_back"), port.seen("send_to_retry")) == ([], [b"bad"] * 3)
     assert group.brokers.offsets[A] == 4

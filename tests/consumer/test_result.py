@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,6 +110,8 @@ def test_an_ordered_listener_that_fails_gets_the_same_again(auto_commit: bool, o
 def test_attempts_are_counted_in_a_copy() -> None:
     first = message(1)
     assert (once_more(once_more(first)).reconsume_times, first.reconsume_times) == (2, 0)
+    for sent, counted in ((-(2**31), 1), (-1, 1), (2**31 - 1, 2**31 - 1)):  # its sender chose it
+        assert once_more(replace(first, reconsume_times=sent)).reconsume_times == counted
 
 
 def test_1_16_a_pull_is_cut_into_slices() -> None:

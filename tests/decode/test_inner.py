@@ -61,7 +61,7 @@ def _changed(body: bytes, place: int, kind: str, by: int) -> bytes:
 @pytest.mark.parametrize("body", [b"", encode_batch(items(3))], ids=["empty", "batch"])
 def test_a_body_is_opened_only_with_both_flags(flag, body):
     """As Java does it; a flag alone is left by damage, and the body is then the message's own."""
-    outer = stored(body, text(INNER_NUM="3"), queue_offset=4, sys_flag=flag)
+    outer = stored(body, text(INNER_NUM="3" if body else "0"), queue_offset=4, sys_flag=flag)
     bodies = both(fetch(Answer([outer], start=4, limit=7, next_offset=7)))["body"].to_pylist()
     assert bodies == ([item.body for item in items(3 if body else 0)] if flag == FLAGS else [body])
 
@@ -294,6 +294,35 @@ def test_batches_that_are_gone_between_others_are_a_hole(
     Decoder(QUEUES, on_holes=doubted)(fetched)
     assert seen == [Hole(1, *hole) for hole in gone]
     assert [hole for look in apart(fetched) for hole in look.holes] == seen
+
+
+@pytest.mark.parametrize("codec", [0, SysFlag.ZLIB], ids=["plain", "compressed"])
+@pytest.mark.parametrize("before", [{}, {"XINNER_NUM": "7"}], ids=["alone", "behind a name that ends alike"])
+@pytest.mark.parametrize(("counted", "held"), [(1, 7), (1, 2), (7, 1), (7, 8)])
+def test_a_batch_that_its_broker_counted_otherwise_is_damaged(
+    counted: int, held: int, before: dict[str, str], codec: int
+) -> None:
+    """A sender may make the sizes, which a broker counts, differ from the parts: its rows would have the offsets of others."""
+    body, flags = encode_batch(items(held)), int(FLAGS)
+    if codec:
+        body, flags = compression.compress(body, codec), flags | int(SysFlag.COMPRESSED | codec)
+    names = {**before, "INNER_NUM": str(counted), "INNER_BASE": "100"}
+    wrong = stored(body, text(**names), queue_offset=100, sys_flag=flags)
+    end = 100 + counted + 10
+    fetched = fetch(Answer([wrong, indexed(10, 100 + counted)], start=100, limit=end, next_offset=end))
+    with pytest.raises(DecodeError, match=f"a batch has {held} messages, but its broker counted {counted}"):
+        Decoder(QUEUES)(fetched)
+    found = Decoder(QUEUES, (*BASIC, DECODE_ERROR), bad=Bad("null"))(fetched)
+    assert found.column("queueOffset").to_pylist() == [100, *range(100 + counted, end)]
+    assert found.column("decodeError").null_count == 10
+    assert len(Decoder(QUEUES, bad=Bad("skip"))(fetched)) == 10
+
+
+def test_a_count_is_compared_where_all_offsets_follow_each_other() -> None:
+    """As on the careful path, which looks at one batch alone."""
+    wrong = stored(encode_batch(items(7)), text(INNER_NUM="6"), queue_offset=100, sys_flag=int(FLAGS))
+    with pytest.raises(DecodeError, match="a batch has 7 messages, but its broker counted 6"):
+        Decoder(QUEUES)(fetch(Answer([wrong, indexed(10, 107)], start=100, limit=117, next_offset=117)))
 
 
 @pytest.mark.parametrize("flags", [int(SysFlag.INNER_BATCH), int(FLAGS)])

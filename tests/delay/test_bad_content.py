@@ -11,18 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark import session
 from rocketmq_spark.base import codes
 from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Encoder
 from rocketmq_spark.delay import envelope_records, release
 from rocketmq_spark.delay.release import DEAD_TOPIC, PROBLEM, SCHEMA, Released, released
-from rocketmq_spark.delay.stream import _SinkTopics
-from rocketmq_spark.errors import CallTimeout, OptionError, RouteNotFound
+from rocketmq_spark.delay.stream import _NAMES, _Waiting
+from rocketmq_spark.errors import CallTimeout, MessageRefused, OptionError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model.send import BatchStorage
+from rocketmq_spark.options import Options
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.wire.envelope import QUEUE, Envelope
+from rocketmq_spark.spark.sink.refusals import SinkChecks
+from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, Envelope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.delay.nodes import QUEUES, World
+from tests.helpers import raising
 
 INNER = QUEUES[0]
 SEND = envelope_records.sending(ProducerSettings(group="g"), DEAD_TOPIC)
@@ -167,7 +172,7 @@ class Queues:
 
 def test_a_message_to_a_topic_that_does_not_exist_is_a_dead_letter() -> None:
     queues = Queues()
-    known = _SinkTopics({"nameServer": "n:1"}, lambda options: queues)  # type: ignore[arg-type, return-value]
+    known = SinkChecks({"nameServer": "n:1"}, _NAMES, lambda options: queues)  # type: ignore[arg-type, return-value]
     for _ in range(2):
         assert released(packed(), refusal=known.refusal).topic == "orders"
         gone = released(packed(topic="gone"), refusal=known.refusal)
@@ -178,6 +183,89 @@ def test_a_message_to_a_topic_that_does_not_exist_is_a_dead_letter() -> None:
         released(packed(topic="slow"), refusal=known.refusal)
 
 
+COMPACTED, FIFO = "latest", "grouped"
+
+
+class AllTopics:
+    """A sender that knows all topics; one is a compaction topic."""
+
+    def publish_queues(self, topic: str, *args: object) -> list[MessageQueue]:
+        return [MessageQueue(topic, "b", 0)]
+
+    def batch_storage(self, topic: str, deadline: object) -> BatchStorage:
+        return BatchStorage(by_key=topic == COMPACTED, grouped=topic == FIFO)
+
+
+def given_out(bodies: list[bytes], options: dict[str, object]) -> list[Released]:
+    checks = SinkChecks(options, _NAMES, lambda parsed: AllTopics())  # type: ignore[arg-type, return-value]
+    return [Released(*row) for row in _Waiting(DEAD_TOPIC)._checked(iter(bodies), checks)]
+
+
+def alone_is_dead(found: list[Released], place: int, why: str) -> None:
+    assert [row.topic == DEAD_TOPIC for row in found] == [number == place for number in range(len(found))]
+    assert why in found[place].properties[PROBLEM]
+
+
+REMOTING: dict[str, object] = {"nameServer": "n:1"}
+GRPC: dict[str, object] = {"transport": "grpc", "proxyEndpoint": "p:8081"}
+ID = "UNIQ_KEY\x01A\x02"
+
+
+@pytest.mark.parametrize(
+    ("options", "bad", "why"),
+    [
+        (REMOTING, packed(topic=COMPACTED), "no key, but 'latest' is a compaction topic"),
+        ({**REMOTING, "autoBatch": "false"}, packed(topic=COMPACTED), "no key, but 'latest' is a compaction topic"),
+        ({**REMOTING, "allowedTopics": "orders"}, packed(topic="bills"), "not among option 'allowedTopics'"),
+        (GRPC, Envelope("orders", 5, "ID", 1, 1, ID, b"x").pack(), "its flag is 1, which gRPC cannot transport"),
+        (GRPC, packed(f"{ID}TAGS\x01a|b\x02"), "TAGS has a '|'"),
+        (GRPC, packed(f"{ID}a\x01\x07\x02"), "has a control character"),
+        (GRPC, packed(f"{ID}a\x07\x01b\x02"), "has a control character"),
+        (GRPC, packed(topic=FIFO), "accepts only messages with a shardingKey"),
+        (GRPC, packed(f"{ID}__SHARDINGKEY\x01b\x02"), "topic orders takes no FIFO messages"),
+    ],
+)
+def test_what_the_sink_refuses_is_a_dead_letter_and_stops_nobody(
+    options: dict[str, object], bad: bytes, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own checks decide, row by row: one error of the sink would end the query, again after each restart."""
+
+    def types(options: Options, topic: str, deadline: object) -> set[str] | None:
+        return {FIFO: {"FIFO"}}.get(topic, {"NORMAL"}) if options.proxy_endpoint else None
+
+    monkeypatch.setattr(session, "message_types", types)
+    good = [packed(f"UNIQ_KEY\x01{number}\x02KEYS\x01k\x02") for number in range(300)]
+    found = given_out([*good[:7], bad, *good[7:]], options)
+    alone_is_dead(found, 7, why)
+    assert all(c.isprintable() for c in found[7].properties[PROBLEM])
+
+
+@pytest.mark.parametrize("error", [OptionError("no"), ValueError("no"), OverflowError("no"), MessageRefused("no")])
+def test_an_error_of_the_sink_that_names_no_row_is_found(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(self: SinkChecks, rows: list[Released], bad_rows: object) -> None:
+        if any(row.body == b"bad" for row in rows):
+            raise error
+
+    monkeypatch.setattr(SinkChecks, "_look", look)
+    good = [packed(f"UNIQ_KEY\x01{number}\x02") for number in range(9)]
+    alone_is_dead(given_out([*good[:4], packed(body=b"bad"), *good[4:]], REMOTING), 4, "no")
+
+
+def test_an_error_that_may_pass_makes_no_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SinkChecks, "_look", raising(CallTimeout("no answer", "b:1")))
+    with pytest.raises(CallTimeout):
+        given_out([packed()], REMOTING)
+
+
+@pytest.mark.parametrize("topic", [INNER_TOPIC, f"space%{INNER_TOPIC}", f"{INNER_TOPIC}_dev"])
+def test_an_envelope_within_another_is_not_delivered(topic: str) -> None:
+    """Thousands within each other are one message, and would be written again at each level."""
+    data = packed(topic=topic, body=packed())
+    assert released(data).topic == DEAD_TOPIC
+    found = envelope_records.arrival(INNER, 7, data, 1)
+    assert (found.due_ms, found.record is not None and SEND(found.record).topic) == (0, DEAD_TOPIC)
+
+
 def test_an_unknown_option_of_the_sink_is_an_error() -> None:
     with pytest.raises(OptionError, match="nameServe"):
-        _SinkTopics({"nameServe": "n:1"})
+        SinkChecks({"nameServe": "n:1"}, _NAMES)

@@ -23,7 +23,7 @@ class HalfModel(RuleBasedStateMachine):
         self.sent: list[TransactionState] = []
         self.error: Exception | None = None
         where = SendResult(SendStatus.SEND_OK, "ID", MessageQueue("T", "a", 0), None)
-        self.half = HalfMessage(Message("T", b"x"), where, HalfFate(COPY), self._end, 1.0)
+        self.half = HalfMessage(Message("T", b"x"), where, HalfFate(COPY, b"content"), self._end, 1.0)
         self.unanswered = False
 
     def _end(self, place: HalfPlace, decision: TransactionState, deadline: object) -> bool:
@@ -51,7 +51,7 @@ class HalfModel(RuleBasedStateMachine):
 
     @rule()
     def ask(self) -> None:
-        answer = self.half._fate.asked(COPY)
+        answer = self.half._fate.asked(COPY, b"content")
         if not self.sent:
             assert answer is UNKNOWN
         elif self.unanswered:

@@ -39,6 +39,7 @@ from tests.producer.test_spooling import FakeSpool
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 COPY = HalfPlace("T", "a", "g", "copy", "copy", 9, 99)
+OTHER = HalfPlace("mine", "b", "g", "copy", "copy", 3, 33)
 
 
 class Halves(ScriptedSender):
@@ -70,9 +71,11 @@ class Shop:
             raise answer
         return answer  # type: ignore[return-value]
 
-    def question(self, msg_id: str, place: HalfPlace = COPY) -> TransactionState:
+    def question(self, msg_id: str, place: HalfPlace = COPY, **other: Any) -> TransactionState:
         assert self.sender.check is not None
-        found = self.sender.check(replace(message(0), properties={"UNIQ_KEY": msg_id}), place)
+        asked = replace(message(0), body=b"x")
+        properties = {**other.pop("properties", {}), "UNIQ_KEY": msg_id}
+        found = self.sender.check(replace(asked, properties=properties, **other), place)
         return found if isinstance(found, TransactionState) else found()
 
     def ends(self) -> list[tuple[HalfPlace, TransactionState]]:
@@ -213,6 +216,46 @@ def test_what_is_not_decided_yet_is_unknown_and_decided_where_the_broker_wrote_i
     half.commit()
     assert shop.ends() == [(COPY, COMMIT)]
     assert shop.asked == []
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"topic": "mine"},
+        {"body": b"y"},
+        {"properties": {"UNIQ_KEY": "ID", "a": "b"}},
+        {"properties": {"UNIQ_KEY": "ID", "KEYS": "k"}},
+        {"properties": {"UNIQ_KEY": "ID", "TIMER_DELIVER_MS": "9" * 13}},
+        {"properties": {"UNIQ_KEY": "ID", "INNER_MULTI_DISPATCH": "%LMQ%x"}},
+    ],
+)
+def test_a_decision_never_goes_to_another_message_with_the_id(shop: Shop, strange: dict[str, Any]) -> None:
+    """Anyone who may send to some topic can store a half message with any id, and have its broker ask about it."""
+    half = shop.producer.send_half(Message("T", b"x"))
+    assert shop.question(half.result.msg_id, OTHER, **strange) is UNKNOWN
+    half.commit()
+    ((place, decision),) = shop.ends()
+    assert (place.topic, place.half_offset, decision) == ("T", 100, COMMIT)
+    assert shop.question(half.result.msg_id, OTHER, **strange) is ROLLBACK
+    later = shop.producer.send_half(Message("T", b"x"))
+    shop.question(later.result.msg_id)
+    shop.question(later.result.msg_id, OTHER, **strange)
+    later.commit()
+    assert shop.ends()[1:] == [(COPY, COMMIT)]
+    assert shop.asked == []
+
+
+def test_a_copy_has_what_brokers_add(shop: Shop) -> None:
+    sent = {"TAGS": "t", "KEYS": "a b", "own": "é"}
+    half = shop.producer.send_half(Message("T", b"x", tags="t", keys=["a", "b"], properties={"own": "é"}))
+    added = ("PGROUP", "TRAN_MSG", "REAL_TOPIC", "REAL_QID", "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET",
+             "__transactionId__", "MSG_REGION", "TRACE_ON", "CLUSTER", "WAIT", "__CRC32#")  # fmt: skip
+    properties = {"UNIQ_KEY": half.result.msg_id, **sent, **dict.fromkeys(added, "1")}
+    check = shop.sender.check
+    assert check is not None
+    assert check(replace(message(0), body=b"x", properties=properties), COPY) is UNKNOWN
+    half.commit()
+    assert shop.ends() == [(COPY, COMMIT)]
 
 
 @pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
@@ -470,7 +513,9 @@ def test_a_question_that_comes_while_a_commit_is_on_its_way_waits_for_it(
 
     def crossed(*given: Any) -> bool:
         assert shop.sender.check is not None
-        found.append(shop.sender.check(replace(message(0), properties={"UNIQ_KEY": half.result.msg_id}), COPY))
+        found.append(
+            shop.sender.check(replace(message(0), body=b"x", properties={"UNIQ_KEY": half.result.msg_id}), COPY)
+        )
         return send(*given)
 
     with monkeypatch.context() as crossing:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from rocketmq_spark.remoting.protocol import (
     Answered,
     Asked,
     Conversation,
+    Dropped,
     peer_after,
     pushed_limit,
 )
@@ -278,7 +281,7 @@ def pushed(body_bytes: int, flag: int = 0, opaque: int = 7) -> bytes:
     return header.encode(Command(326, {"a": "b"}, bytes(body_bytes), opaque, flag), max_frame=None)
 
 
-def in_pieces(talk: Conversation[str], data: bytes, size: int = 100) -> list[Answered[str] | Asked]:
+def in_pieces(talk: Conversation[str], data: bytes, size: int = 100) -> list[Answered[str] | Asked | Dropped[str]]:
     return [event for at in range(0, len(data), size) for event in talk.receive(data[at : at + size])]
 
 
@@ -312,7 +315,7 @@ def test_a_large_answer_is_kept_if_it_is_awaited(size: int) -> None:
     talk.send(Command(PING), "b")
     late = answer(9, bytes(5000))
     events = in_pieces(talk, answer(0, bytes(5000)) + late + answer(1, bytes(3000)), size)
-    assert [len(event.command.body) for event in events] == [5000, 3000]
+    assert [isinstance(event, Answered) and len(event.command.body) for event in events] == [5000, 3000]
 
 
 def test_a_request_behind_a_large_answer_is_judged_too() -> None:
@@ -321,6 +324,85 @@ def test_a_request_behind_a_large_answer_is_judged_too() -> None:
     events = in_pieces(talk, answer(0, bytes(5000)) + pushed(5000), 1500)
     assert [type(event) for event in events] == [Answered, Asked]
     assert talk._splitter.buffered == 0
+
+
+class Room:
+    """Room for ``limit`` bytes of frames that arrive."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used = limit, 0
+
+    def claim(self, size: int, awaited: bool) -> Callable[[], None] | None:
+        if self.used + size > self.limit:
+            return None
+        self.used += size
+
+        def release() -> None:
+            self.used -= size
+
+        return release
+
+
+@pytest.mark.parametrize("how", ["give up", "expired", "lost"])
+def test_an_answer_for_which_nobody_waits_any_more_is_dropped(how: str) -> None:
+    """What has arrived of it, and what still arrives: a slow server would have the client hold it for ever."""
+    room = Room(10_000)
+    talk: Conversation[str] = Conversation(MAX_FRAME, 1000, room.claim)
+    number = talk.send(Command(PING), "a")
+    talk.send(Command(PING), "b")
+    large = answer(0, bytes(5000))
+    assert in_pieces(talk, large[:3000]) == []
+    assert (talk._splitter.buffered > 2900, room.used > 5000) == (True, True)
+    if how == "give up":
+        assert talk.give_up(number) == "a"
+    elif how == "expired":
+        assert talk.expired(lambda waiter: waiter == "a") == ["a"]
+    else:
+        talk.connection_lost(RemoteProtocolError("gone"))
+    assert (talk._splitter.buffered, room.used) == (0, 0)
+    if how != "lost":
+        (event,) = in_pieces(talk, large[3000:] + answer(1, bytes(10)))
+        assert isinstance(event, Answered)
+        assert event.waiter == "b"
+
+
+def test_answers_that_arrive_have_a_limit_together() -> None:
+    room = Room(12_000)
+    talks = [Conversation[str](MAX_FRAME, 1000, room.claim) for _ in range(3)]
+    large = answer(0, bytes(5000))
+    found = []
+    for talk in talks:
+        talk.send(Command(PING), "a")
+        found.append(in_pieces(talk, large[:3000]))
+    assert found[:2] == [[], []]
+    (dropped,) = found[2]
+    assert isinstance(dropped, Dropped)
+    assert (dropped.waiter, dropped.error.retriable, talks[2]._splitter.buffered) == ("a", True, 0)
+    for talk in talks[:2]:
+        (event,) = in_pieces(talk, large[3000:])
+        assert isinstance(event, Answered)
+    assert room.used == 0
+    assert in_pieces(talks[2], large[3000:]) == []
+    talks[2].send(Command(PING), "again")
+    (event,) = in_pieces(talks[2], answer(1, bytes(5000)))
+    assert isinstance(event, Answered)
+
+
+def test_a_large_request_of_a_server_has_the_limit_too() -> None:
+    room = Room(3 << 20)
+    talk, other = (Conversation[str](16 << 20, 8 << 20, room.claim) for _ in range(2))
+    large = pushed(2 << 20)
+    assert in_pieces(talk, large[:5000]) == []
+    (event,) = in_pieces(other, large[:5000])
+    assert isinstance(event, Asked)
+    assert (event.held_bytes, other._splitter.buffered) == (None, 0)
+
+
+def test_a_header_that_no_server_sends_is_not_collected() -> None:
+    frame = (4 << 20).to_bytes(4, "big") + (2 << 20).to_bytes(4, "big") + bytes(1000)
+    talk: Conversation[str] = Conversation(16 << 20)
+    with pytest.raises(RemoteProtocolError, match="header"):
+        talk.receive(frame)
 
 
 @given(st.lists(st.tuples(st.sampled_from("arlp"), st.integers(0, 3000)), max_size=8), st.integers(1, 2000))
@@ -345,7 +427,7 @@ def test_large_frames_change_no_other_event(parts: list[tuple[str, int]], size: 
         for event in talk.receive(data[at : at + size]):
             if isinstance(event, Answered):
                 events.append(("answer", event.waiter, len(event.command.body)))
-            else:
+            elif isinstance(event, Asked):
                 events.append(("request", 0, 0 if event.held_bytes is None else len(event.command.body)))
     assert events == expected
 

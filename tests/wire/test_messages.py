@@ -183,7 +183,8 @@ def test_inner_batches(case, kind):
     body, flags = unhex(case["encoded"]), int(SysFlag.NEED_UNWRAP | SysFlag.INNER_BATCH)
     if kind and body:
         body, flags = compress(body, kind), flags | kind | SysFlag.COMPRESSED
-    outer = store("T", body, "INNER_NUM\x012\x02", queue_offset=case["inner_base_offset"], sys_flag=flags, queue_id=3)
+    count = f"INNER_NUM\x01{case['inner_count']}\x02"
+    outer = store("T", body, count, queue_offset=case["inner_base_offset"], sys_flag=flags, queue_id=3)
     found = decode_messages(outer, "b")
     assert [
         {"queue_offset": m.queue_offset, "flag": m.flag, "body": m.body.hex(), "properties": m.properties}

@@ -134,7 +134,7 @@ class Decoder:
             yield from replace(self, on_holes=None).batches(part, portion_bytes)
             return
         if inner.present(messages):
-            if opened is None or dense is None or inner.astray(messages, opened, dense):
+            if opened is None or dense is None or inner.damaged(messages, opened, dense):
                 yield from self._careful.batches(self._bounded(fetched), portion_bytes)
                 return
             messages = _begun(messages, opened)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from rocketmq_spark.base import codes
 from rocketmq_spark.columnar.decode.stored_messages import Bytes, Ints, StoredMessages, field, number_at, property_texts
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.pull.answers import base_of
 from rocketmq_spark.wire import compression
+from rocketmq_spark.wire.properties import inner_numbers
 
 _INNER = int(codes.INNER_BATCH_MASK)
 _COMPRESSED = int(codes.SysFlag.COMPRESSED)
@@ -103,17 +103,22 @@ def _extents(messages: StoredMessages, within: StoredMessages) -> tuple[Ints, In
     return first, first + np.bincount(within.record, minlength=len(messages))
 
 
-def astray(messages: StoredMessages, within: StoredMessages, sure: npt.NDArray[np.bool_]) -> bool:
-    """Whether a batch has impossible offsets: outside of its answer's request, or different ones in itself and its properties.
-    Answers that are ``sure`` are not checked. ``within`` has the messages of the batches.
+def damaged(messages: StoredMessages, within: StoredMessages, sure: npt.NDArray[np.bool_]) -> bool:
+    """Whether a batch has another number of messages than its broker counted, or impossible offsets: outside of its answer's
+    request, or different ones in itself and its properties. The offsets of answers that are ``sure`` are right. ``within`` has
+    the messages of the batches.
     """
-    outer = np.flatnonzero(_is_outer(messages) & ~sure[messages.piece_of_row])
+    outer = np.flatnonzero(_is_outer(messages))
     first, behind = (each[outer] for each in _extents(messages, within))
     pieces = messages.pieces[messages.piece_of_row[outer]]
-    said = map(base_of, property_texts(messages, outer))
-    lies = np.array([base not in (None, at) for base, at in zip(said, first.tolist(), strict=True)], bool)
-    outside = lies | (behind <= field(pieces, "start")) | (first >= field(pieces, "next_offset"))
-    return bool((outside & (behind != first)).any())
+    said = map(inner_numbers, property_texts(messages, outer))
+    told = zip(said, first.tolist(), behind.tolist(), strict=True)
+    bases, counts = zip(
+        *((base not in (None, at), count not in (None, end - at)) for (base, count), at, end in told), strict=True
+    )
+    outside = np.array(bases, bool) | (behind <= field(pieces, "start")) | (first >= field(pieces, "next_offset"))
+    astray = outside & (behind != first) & ~sure[messages.piece_of_row[outer]]
+    return any(counts) or bool(astray.any())
 
 
 def _in_place(

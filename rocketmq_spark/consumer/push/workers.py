@@ -7,8 +7,9 @@ Waking a thread costs more than a quick listener takes, and threads that are awa
 at a time is woken: by new work, and by a thread that begins work while more is waiting. Few threads handle quick work; where
 listeners block, each thread wakes the next until all are awake.
 
-``SendBack`` returns a failed message to the broker. If that fails it sends a copy to the retry topic, or tries again later. It
-mirrors ``DefaultMQPushConsumerImpl.sendMessageBack`` and, for ordered messages, ``ConsumeMessageOrderlyService.sendMessageBack``.
+``SendBack`` returns a failed message to the broker. If that fails it sends a copy to the retry topic, or tries again later. A
+message that nobody can take is skipped after its last attempt, with an error in the log. It mirrors
+``DefaultMQPushConsumerImpl.sendMessageBack`` and, for ordered messages, ``ConsumeMessageOrderlyService.sendMessageBack``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import MessageIllegal, MessageRefused, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.wire.names import dlq_topic
@@ -129,26 +130,30 @@ class SendBack:
         self._held = held
 
     def __call__(self, message: ReceivedMessage, level: int) -> bool:
-        """Return a message; returns whether a broker accepted it. A copy loses the delay level, as in Java.
+        """Return a message; returns whether it is settled. A copy loses the delay level, as in Java.
 
         Brokers do not count attempts after which they could not be reached, so the last one requests a dead letter.
         """
-        if message.reconsume_times >= self._max:
-            level = DEAD
-        taken = self._sent_back(message, level) or self._copied(message, level)
-        return self._noted(message, taken, level < 0)
+        damaged = message.decode_error is not None
+        # A copy of a damaged message is not recognized as damaged. So it is a dead letter, and no listener takes it for another.
+        last = level < 0 or message.reconsume_times >= self._max or (damaged and _stays(message))
+        if self._sent_back(message, DEAD if last else level):
+            return self._noted(message, last)
+        return (last or not damaged) and self._copied(message, last)
 
     def dead(self, message: ReceivedMessage) -> bool:
-        """Make a message a dead letter after its last attempt in place; returns whether a broker accepted it.
+        """Make a message a dead letter after its last attempt in place; returns whether it is settled.
 
         A copy has the number of attempts. The broker does not count attempts in place, so request 36 would deliver the message
-        again: it is used, with the level for dead letters, only for messages that cannot be copied.
+        again: it is used, with the level for dead letters, for messages that cannot be copied, and for damaged ones.
         """
-        return self._noted(message, self._copied(message, 0) or self._sent_back(message, DEAD), True)
+        if message.decode_error is None and self._copied(message, True, self._max):
+            return True
+        if self._sent_back(message, DEAD):
+            return self._noted(message, True)
+        return message.decode_error is not None and self._copied(message, True)
 
-    def _noted(self, message: ReceivedMessage, taken: bool, dead: bool) -> bool:
-        if not taken:
-            return False
+    def _noted(self, message: ReceivedMessage, dead: bool) -> bool:
         if dead:
             text = "message %s of %s is a dead letter now, in topic %s, after attempt %d"
             attempt = message.reconsume_times + 1
@@ -158,8 +163,8 @@ class SendBack:
         return True
 
     def _sent_back(self, message: ReceivedMessage, level: int) -> bool:
-        if message.sys_flag & SysFlag.INNER_BATCH:
-            return False  # a broker could take back the whole batch or nothing, and refuses
+        if _stays(message):
+            return False
         try:
             self._port.send_back(self._group, message, level, self._max, Deadline.after(TIMEOUT_S))
         except RocketMQError as e:
@@ -167,15 +172,28 @@ class SendBack:
             return False
         return True
 
-    def _copied(self, message: ReceivedMessage, level: int) -> bool:
-        """Send a copy. After the last attempt it goes to the dead-letter topic."""
-        max_times = self._max if level >= 0 else 0
+    def _copied(self, message: ReceivedMessage, last: bool, most: int | None = None) -> bool:
+        """Send a copy of at most ``most`` attempts; after the ``last`` attempt it goes to the dead-letter topic.
+
+        A message that can then neither be copied nor moved is skipped, because its queue would stand still for ever.
+        """
+        if most is None:
+            most = 0 if last else self._max
         try:
-            self._port.send_to_retry(self._group, message, max_times, Deadline.after(COPY_TIMEOUT_S))
+            self._port.send_to_retry(self._group, message, most, Deadline.after(COPY_TIMEOUT_S))
         except RocketMQError as e:
+            if last and _stays(message) and isinstance(e, (MessageRefused, MessageIllegal)):
+                text = "the message at offset %d of %s failed and is skipped: no broker takes a copy of it: %s"
+                logger.error(text, message.queue_offset, message.queue, e)
+                return True
             logger.warning("message %s could not be copied to the retry topic: %s", message.msg_id, e)
             return False
-        return True
+        return self._noted(message, last)
+
+
+def _stays(message: ReceivedMessage) -> bool:
+    """Whether its broker cannot move it: it would take the whole inner batch, and refuses; or its place is unknown."""
+    return bool(message.sys_flag & SysFlag.INNER_BATCH) or message.commit_log_offset < 0
 
 
 def send_each(

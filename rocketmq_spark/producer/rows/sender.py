@@ -192,6 +192,37 @@ class RowTools(NamedTuple):
     long_delays: LongDelays
 
 
+def batch_bytes(options: Options) -> int:
+    """The bytes of a batch of rows; 0 if each row is a message of its own."""
+    return min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
+
+
+class RowChecks(NamedTuple):
+    """All checks of rows before any of them is sent. ``check_topic`` is that of ``RowOwner``."""
+
+    encoder: Encoder
+    router: routing.Router
+    storage: StoragePlan
+    check_topic: Callable[[str], None]
+
+    def __call__(
+        self, batch: pa.RecordBatch, bad_rows: BadRows, first: int, partition: int | None = None
+    ) -> tuple[Checked, RoutingPlan]:
+        """The parts of all rows, and where they go. Raises for bad rows; ``first`` is the number of the batch's first row."""
+        checked = self.encoder.check(batch, bad_rows)
+        topics = self.router.topics(batch, bad_rows, first)
+        if self.router.loops:
+            bad_rows.raise_if_any(partition)
+        for rows in topics:
+            self.check_topic(rows.topic)
+        self.storage.check(batch, topics, bad_rows)
+        if self.router.loops:
+            bad_rows.raise_if_any(partition)
+        plan = self.router.plan(topics, bad_rows)
+        bad_rows.raise_if_any(partition)
+        return checked, plan
+
+
 class RowSender:
     """Sends the Arrow batches of one owner, whose columns are ``columns``, by role.
 
@@ -211,32 +242,16 @@ class RowSender:
         self._options, self._settings = options, settings
         self._engine, self._long_delays = tools.engine, tools.long_delays
         self._columns, self._ids, self._owner, self._shut = columns, ids, owner, shut
-        self._batch_bytes = min(options.batch_max_bytes or 0, options.max_message_size) if options.auto_batch else 0
+        self._batch_bytes = batch_bytes(options)
         one_by_one = {"shardingkey", "priority"} & columns.keys()
         self._batch_rows = settings.features.most_one_by_one if one_by_one else None
         self._grown = Growth(settings.features.adds_bytes, options.max_message_size)
         self._encoder = tools.make_encoder(columns, options.max_message_size, ids, self._batch_bytes)
         self._storage = StoragePlan(options, columns, tools.sender, self._engine.timer.wall_ms)
-        self._router = routing.Router(options, columns, self._queues, queues)
+        router = routing.Router(options, columns, self._queues, queues)
+        self.check = RowChecks(self._encoder, router, self._storage, owner.check_topic)
         self._first = 0
         self._candidates = routing.candidates(options)
-
-    def check(
-        self, batch: pa.RecordBatch, bad_rows: BadRows, first: int, partition: int | None = None
-    ) -> tuple[Checked, RoutingPlan]:
-        """The parts of all rows, and where they go. Raises for bad rows; ``first`` is the number of the batch's first row."""
-        checked = self._encoder.check(batch, bad_rows)
-        topics = self._router.topics(batch, bad_rows, first)
-        if self._router.loops:
-            bad_rows.raise_if_any(partition)
-        for rows in topics:
-            self._owner.check_topic(rows.topic)
-        self._storage.check(batch, topics, bad_rows)
-        if self._router.loops:
-            bad_rows.raise_if_any(partition)
-        plan = self._router.plan(topics, bad_rows)
-        bad_rows.raise_if_any(partition)
-        return checked, plan
 
     def join(self, batch: pa.RecordBatch, checked: Checked, plan: RoutingPlan) -> Encoded:
         """The items of the rows; ids of content are left out (``identify``)."""

@@ -1,0 +1,136 @@
+"""What the sink would refuse, row by row: for a job whose rows come from others, where one error of the sink would end the query.
+
+The checks are those of a task of the sink, so there is no list of its reasons here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline, epoch_ms
+from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.errors import RocketMQError, RouteNotFound
+from rocketmq_spark.options import Options, transport
+from rocketmq_spark.options.topic_names import TopicNames
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.rows.routing import Router, renamed
+from rocketmq_spark.producer.rows.sender import RowChecks, StoragePlan, batch_bytes
+from rocketmq_spark.producer.topics import Topics
+from rocketmq_spark.spark.sink import checks
+
+_REQUEST_S = 3.0
+# A topic that the sink could write to a moment ago, or could not, is not looked for again.
+_KNOWN_S, _MOST_TOPICS = 5.0, 1000
+_TYPES = {"body": pa.binary(), "flag": pa.int32(), "properties": pa.map_(pa.string(), pa.string())}
+
+
+class SinkChecks:
+    """The checks of a sink with the options ``given``, of rows with the columns ``names``, among them ``topic``, ``shardingKey``
+    and ``properties``, which is a dict. ``make_sender`` replaces the sender in tests.
+    """
+
+    def __init__(
+        self,
+        given: Mapping[str, object],
+        names: Sequence[str],
+        make_sender: Callable[[Options], Sender] = session.sender,
+    ) -> None:
+        self._options = options_table.parse(given).for_role("sink")
+        self._settings = checks.settings(self._options)
+        self._names = names
+        self._columns = {"messageid" if name == "msgId" else name.lower(): name for name in names}
+        self._make_sender = make_sender
+        self.max_bytes = self._settings.max_message_size
+        self._topic_names = TopicNames(self._options.topic_names, self._options.written_topics)
+        self._known: dict[str, tuple[Deadline, str | None]] = {}
+        self._tools: tuple[Topics, RowChecks] | None = None  # made when they are needed, because a driver does not
+
+    def refusal(self, topic: str) -> str | None:
+        """Why no message can go to the topic, or None. Raises the errors of requests, as the sink would."""
+        known = self._known.get(topic)
+        if known is None or known[0].expired:
+            if len(self._known) >= _MOST_TOPICS:  # others may name many
+                self._known.clear()
+            known = self._known[topic] = Deadline.after(_KNOWN_S), self._ask(topic)
+        return known[1]
+
+    def refused(self, rows: Sequence[Sequence[Any]]) -> dict[int, str]:
+        """The rows that the sink refuses, by number, with the reasons. Raises errors that may pass, as the sink would."""
+        found: dict[int, str] = {}
+        self._find(rows, list(range(len(rows))), found)
+        return found
+
+    def _find(self, rows: Sequence[Sequence[Any]], numbers: list[int], found: dict[int, str]) -> None:
+        """An error that names no row is that of one of them, which is found by halves."""
+        while numbers:
+            bad_rows = BadRows()
+            try:
+                self._look([rows[number] for number in numbers], bad_rows)
+                return
+            except (RocketMQError, ValueError, ArithmeticError) as e:
+                if getattr(e, "retriable", False):
+                    raise
+                named = {numbers[i]: why for i, why in bad_rows.found()}
+                if not named and len(numbers) == 1:
+                    named = {numbers[0]: str(e)}
+            if not named:
+                self._find(rows, numbers[: len(numbers) // 2], found)
+                numbers = numbers[len(numbers) // 2 :]
+            found |= named
+            numbers = [number for number in numbers if number not in named]
+
+    def _look(self, rows: Sequence[Sequence[Any]], bad_rows: BadRows) -> None:
+        """Check rows as a task of the sink does. Raises for bad ones, and adds those that it can name to ``bad_rows``."""
+        batch = self._batch(rows)
+        if self._options.topic is None:
+            batch = renamed(batch, "topic", self._topic_names, bad_rows)
+            bad_rows.raise_if_any()
+        _, check = self._made()
+        check(batch, bad_rows, 0)
+        named = batch.column("topic").to_pylist()
+        deadline = Deadline.after(_REQUEST_S)
+        taken = {topic: session.message_types(self._options, topic, deadline) for topic in set(named)}
+        for number, (topic, key) in enumerate(zip(named, batch.column("shardingKey").to_pylist(), strict=True)):
+            kind, kinds = transport.message_type(False, bool(key), False), taken[topic]
+            if kinds and kind not in kinds:
+                bad_rows.rows(np.array([number]), f"topic {topic} takes no {kind} messages")
+        bad_rows.raise_if_any()
+
+    def _batch(self, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+        parts = []
+        for name, values in zip(self._names, zip(*rows, strict=True), strict=True):
+            held = [list(value.items()) for value in values] if name == "properties" else list(values)
+            parts.append(pa.array(held, _TYPES.get(name, pa.string())))
+        return pa.RecordBatch.from_arrays(parts, names=list(self._names))
+
+    def _ask(self, topic: str) -> str | None:
+        topics, _ = self._made()
+        try:
+            topics.queues(topic, Deadline.after(_REQUEST_S))
+        except RouteNotFound as e:
+            return f"no message can go to topic {topic}: {e.message}"
+        return None
+
+    def _made(self) -> tuple[Topics, RowChecks]:
+        if self._tools is not None:
+            return self._tools
+        options, columns, sender = self._options, self._columns, self._make_sender(self._options)
+        ids = UniqueIds(bytes(8), epoch_ms)
+        encoder = session.row_encoder(options)(columns, options.max_message_size, ids, batch_bytes(options))
+        topics = Topics(sender, self._settings)
+
+        def queues(topic: str, refresh: bool) -> Any:
+            return topics.queues(topic, Deadline.after(_REQUEST_S), refresh)
+
+        # A broker refuses single messages for a reason for which it leaves a message of a batch out.
+        storage = StoragePlan(replace(options, auto_batch=True), columns, sender, epoch_ms)
+        self._tools = topics, RowChecks(encoder, Router(options, columns, queues), storage, lambda topic: None)
+        return self._tools
