@@ -328,9 +328,8 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
             raise SpoolError(f"the records in {path} are for queues that their environment had by its number")
         return store
 
-    with process.lock():
-        connection = options.transport, options.proxy_endpoint, connection_key(options)
-        key = (spool, owner_of(options), options.environments, connection, settings)
+    key = (spool, owner_of(options), options.environments, connection_key(options), settings)
+    with process.entry_lock(SPOOLS, spool.folder):
         kept: dict[object, SendSpool] = process.kept(SPOOLS)
         if key not in kept:
             kept[key] = resending(claim(spool.folder, make), sender(options), settings)

@@ -308,7 +308,7 @@ def occupy(store: OneFolder) -> None:
     """Assign the folder to ``store`` while that is in ``OWNERS``, also while its database is closed to be reopened or repaired.
     Raises ``SpoolError`` if this process uses the folder already.
     """
-    with process.lock():
+    with process.entry_lock("spools", "occupied"):  # it asks disks, which may hang
         if _opened_here(store.path):
             raise _in_use(store.path, "it is open in this process")
         OWNERS.add(store)

@@ -66,7 +66,7 @@ def _faults(options: Options) -> FaultTable:
     """The process's table of slow and failing brokers. Tasks are short, and without it each would meet the same failures."""
     settings = checks.settings(options)
     how = settings.fault_tables, settings.send_latency_fault
-    return process.once("fault tables", (options.cluster, *how), lambda: FaultTable(*how))
+    return process.once("fault tables", (session.connection_key(options), *how), lambda: FaultTable(*how))
 
 
 class TaskWriter:
