@@ -59,7 +59,7 @@ ORDER = {
     " source.kafka_partitions source.offsets source.patterns source.planner source.partitioning"
     " source.decisions source.filters source.recreation source.catalog source.waiting source.commit source.tasks"
     " source.stream source.reached source.lag_log source.readers source.checks map_in_arrow read"
-    " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
+    " checkpoints.owners checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
     " sink.checks sink.once sink.task datasource sink.foreach monitoring.queries"
     " monitoring.listeners",
     "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",

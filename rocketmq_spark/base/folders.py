@@ -11,6 +11,7 @@ import contextlib
 import errno
 import functools
 import grp
+import itertools
 import logging
 import os
 import pwd
@@ -403,7 +404,12 @@ def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
 
 def exposures_in(path: Path, skipped: tuple[str, ...], owner: int) -> Iterator[Exposure]:
     """Yield the folder, and each entry in it, that other users than ``owner``, this one and root may change."""
-    for entry in (path, *_entries(path, skipped)):
+    yield from exposures_of(path, _entries(path, skipped), owner)
+
+
+def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT) -> Iterator[Exposure]:
+    """As ``exposures_in``, with these entries only. A link among them counts as its owner's."""
+    for entry in itertools.chain((path,), entries):
         found = _status(path.stat if entry == path else entry.lstat)
         if found is not None and found.st_uid not in (os.geteuid(), ROOT, owner):
             yield Exposure(entry, found, found.st_uid)

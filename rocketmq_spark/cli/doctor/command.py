@@ -289,9 +289,12 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
     from rocketmq_spark.spark.checkpoints.entries import folder as opened
     from rocketmq_spark.spark.checkpoints.entries import last_batch
     from rocketmq_spark.spark.checkpoints.entries import under_way as not_done
+    from rocketmq_spark.spark.checkpoints.owners import of_others
     from rocketmq_spark.spark.checkpoints.rewind import DriftState
 
     check = f"checkpoint {folder}"
+    if (found := of_others(folder)) is not None:
+        yield broken(check, *found)
     if (read := not_done(opened(folder))) is not None:
         silent = query.waited_for(target.within(read.batch.reads).client(), read)
         yield servers.under_way(check, under_way(read, silent, time.time_ns() // 1_000_000))
