@@ -277,6 +277,23 @@ def _of_others(status: os.stat_result, rights: int) -> int:
     return may & _OF_ALL if may & _OF_GROUP and any(_is_private(status.st_gid, uid) for uid in users) else may
 
 
+def umask() -> int:
+    """The umask of this process."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    before = os.umask(0o077)  # not Linux: it can only be read by a change
+    os.umask(before)
+    return before
+
+
+def new_files_are_open() -> bool:
+    """Whether the umask lets other users than this one and root write to new files, and connect to new sockets."""
+    may = _WRITE & ~umask()
+    return bool(may & _OF_ALL or (may and not _is_private(os.getegid(), os.geteuid())))
+
+
 def _is_private(gid: int, uid: int) -> bool:
     """Whether a group certainly has no other members than the user ``uid`` and root. The owner of a file of the group need not be
     a member.
