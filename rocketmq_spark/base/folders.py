@@ -159,17 +159,22 @@ def open_private(path: Path, flags: int) -> int:
     """As ``open_regular``, for files that only this user may use, such as locks: others may not open an existing file any more.
     Raises ``PermissionError`` for a file of another user.
     """
-    opened = open_regular(path, flags)
-    try:
-        status = os.fstat(opened)
-        if status.st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, f"it belongs to {user(status.st_uid)}", str(path))
-        if status.st_mode & _READ_OR_WRITE:
-            with contextlib.suppress(OSError):  # a file system without modes
-                os.fchmod(opened, 0o600)
-    except BaseException:
+    opened = open_lock(path, flags)
+    if (owner := os.fstat(opened).st_uid) != os.geteuid():
         os.close(opened)
-        raise
+        raise PermissionError(errno.EPERM, f"it belongs to {user(owner)}", str(path))
+    return opened
+
+
+def open_lock(path: Path, flags: int = os.O_RDWR) -> int:
+    """As ``open_regular``, for a file that processes lock: if it belongs to this user, others may not open it any more, because
+    whoever may read it can lock it, too, and so exclude its owner.
+    """
+    opened = open_regular(path, flags)
+    status = os.fstat(opened)
+    if status.st_uid == os.geteuid() and status.st_mode & _READ_OR_WRITE:
+        with contextlib.suppress(OSError):  # a file system without modes
+            os.fchmod(opened, 0o600)
     return opened
 
 

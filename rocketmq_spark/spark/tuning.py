@@ -43,8 +43,8 @@ def low_latency_conf() -> dict[str, Any]:
     store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. This function omits it, too,
     if it does not find Spark's jars, as with Spark Connect: the name of the class depends on the version of Spark.
 
-    Whoever may write to Spark's Unix sockets can run code in the driver. So this function omits them, with a warning, if the umask
-    of this process lets other users write to new files. Start executors on other machines with umask 022 or 077, too.
+    Whoever may write to Spark's Unix sockets can run code in the driver. So this function omits them, with a warning, if the
+    umask of this process lets other users write to new files. Start executors on other machines with umask 022 or 077, too.
     """
     manager = _checkpoint_manager()
     return {
