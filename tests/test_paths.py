@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark import options
+from rocketmq_spark import Consumer, options
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.calls import credentials_of
@@ -149,6 +149,34 @@ def test_a_link_that_is_replaced_is_followed_again(folder: Path) -> None:
     credentials._known = None  # type: ignore[union-attr]
     with pytest.raises(OptionError, match=PATHS_VARIABLE):
         credentials.current()
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: object = None) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.setattr(Path, "expanduser", lambda path: unknown() if str(path).startswith("~") else path)
+
+
+def test_a_user_without_a_home_consumes_all_the_same(homeless: None, tmp_path: Path) -> None:
+    """As with DynamicUser of systemd. Only the file of a broadcasting consumer needs a home."""
+    Consumer("a:1", group="g").close()
+    begin = SimpleNamespace(
+        _settings=ConsumerSettings.of(parsed("consumer", group="g", model="broadcasting")), held=None
+    )
+    with pytest.raises(
+        OptionError, match=r"option 'localOffsetsDir' is '~/.rocketmq_offsets'; that home is not known"
+    ) as e:
+        RunningConsumer._offset_store(begin)  # type: ignore[arg-type]
+    assert e.value.remedy == "Give an absolute path, or set HOME"
+
+
+@pytest.mark.parametrize("option", ["spoolDir", "credentialsFile"])
+def test_a_path_in_an_unknown_home_is_an_error_of_its_option(homeless: None, option: str) -> None:
+    with pytest.raises(OptionError, match=f"option '{option}' is '~/x'; that home is not known"):
+        (_spool if option == "spoolDir" else _keys)(Path("~/x"))
 
 
 def _grpc(path: Path) -> object:

@@ -52,6 +52,18 @@ def user(uid: int) -> str:
         return f"uid {uid}"
 
 
+def home() -> Path:
+    """Return the user's home. If another user owns HOME, as with ``sudo`` and in containers of CI, the home of the account."""
+    try:
+        named = Path.home()
+    except RuntimeError:  # neither HOME nor a name; such a user has "/" in containers
+        return Path("/")
+    if foreign(named) is not None:
+        with contextlib.suppress(KeyError):  # a user without a name
+            return Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    return named
+
+
 def make(path: Path, mode: int = PRIVATE) -> list[Path]:
     """Create a folder and its missing parents with this mode, and return them, the deepest first."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]

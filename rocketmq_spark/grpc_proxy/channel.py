@@ -19,7 +19,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -384,7 +383,7 @@ def _read(option: str, path: str | None, part: bytes) -> bytes | None:
     if path is None:
         return None
     try:
-        found = paths.read(Path(path).expanduser(), option)
+        found = paths.read(paths.expanded(path, option), option)
     except OSError as e:
         raise OptionError(f"option {option!r} is {path!r}; it cannot be read: {e.strerror}") from e
     if part not in found:

@@ -37,6 +37,14 @@ def confined(path: Path, option: str, variables: Mapping[str, str] = os.environ)
     return path
 
 
+def expanded(path: str | Path, option: str) -> Path:
+    """Replace ``~`` at the begin of a path. Raises ``OptionError`` if that home is not known."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as e:  # a container's user may have neither a name nor HOME
+        raise _refused(Path(path), option, f"that home is not known: {e}", "Give an absolute path, or set HOME") from e
+
+
 def check(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> None:
     """Raise ``OptionError`` if a path leads out of the folder now. It may lead elsewhere when it is used."""
     if (problem := confinement_problem(path, variables)) is not None:
