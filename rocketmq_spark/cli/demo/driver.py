@@ -118,8 +118,8 @@ class SparkDriver:
             deadline.pause(_LOOK_S)
 
     def _exit_code(self) -> int | None:
-        """The exit code; None while the process lives. Only ``kill`` reaps the process: until then its number, which is that of its
-        group, too, belongs to no other process, to which ``_signal`` would go.
+        """The exit code; None while the process lives. Only ``kill`` reaps the process: until then no other process, to which
+        ``_signal`` would go, can have its number, which is also that of its group.
         """
         assert self._process is not None
         if sys.platform == "darwin":  # without ``os.waitid``
