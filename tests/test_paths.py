@@ -242,6 +242,13 @@ def test_a_link_that_is_exchanged_while_it_is_resolved_is_an_error(
 
 
 @pytest.mark.parametrize("opened", READERS)
+def test_a_second_name_of_a_file_outside_is_not_read(folder: Path, opened: Callable[[Path], Any]) -> None:
+    os.link(folder.parent / "secret", folder / "mine")
+    with pytest.raises(OptionError, match="it has another name"):
+        opened(folder / "mine")
+
+
+@pytest.mark.parametrize("opened", READERS)
 def test_a_pipe_in_the_folder_keeps_nobody_waiting(folder: Path, opened: Callable[[Path], Any]) -> None:
     os.mkfifo(folder / "pipe")
     with pytest.raises(OptionError, match="it is no file"):
@@ -276,7 +283,9 @@ def test_certificates_in_the_folder_are_used(folder: Path) -> None:
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(certs.cert("server"), certs.key("server"))
     with MockBroker(tls=server) as broker:
-        for files in ((certs.ca, certs.cert("server"), certs.key("server")), (certs.ca, str(both)), (certs.ca,)):
+        own = [certs.ca, certs.cert("server"), certs.key("server")]
+        at_home = [path.replace(str(folder), "~/allowed") for path in own]
+        for files in (own, (certs.ca, str(both)), (certs.ca,), at_home):
             connect(broker.address, Deadline.after(30), TlsSettings(*files)).close()
 
 

@@ -8,6 +8,7 @@ through descriptors, and folders must be safe from other users.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -75,6 +76,8 @@ def file_named(path: Path, option: str, variables: Mapping[str, str] = os.enviro
     with folders.inside(top, below) as at:
         opened = folders.open_regular(name, at=at)
     try:
+        if os.fstat(opened).st_nlink > 1:  # where the system lets others link to files that they may not read
+            raise OSError(errno.EMLINK, "it has another name, perhaps in another folder", str(path))
         yield f"/dev/fd/{opened}"
     finally:
         os.close(opened)
