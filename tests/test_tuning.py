@@ -71,9 +71,9 @@ def test_the_umask_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> Non
     def missing(*_: object, **__: object) -> str:
         raise FileNotFoundError
 
-    known = folders.umask()
+    known = folders.creation_mask()
     monkeypatch.setattr(Path, "read_text", missing)
-    assert folders.umask() == folders.umask() == known
+    assert folders.creation_mask() == folders.creation_mask() == known
 
 
 def test_a_socket_fits_into_its_folder() -> None:

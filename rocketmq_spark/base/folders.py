@@ -294,7 +294,7 @@ def _of_others(status: os.stat_result, rights: int) -> int:
     return may & _OF_ALL if may & _OF_GROUP and any(_is_private(status.st_gid, uid) for uid in users) else may
 
 
-def umask() -> int:
+def creation_mask() -> int:
     """The umask of this process."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
@@ -307,7 +307,7 @@ def umask() -> int:
 
 def new_files_are_open() -> bool:
     """Whether the umask lets other users than this one and root write to new files, and connect to new sockets."""
-    may = _WRITE & ~umask()
+    may = _WRITE & ~creation_mask()
     return bool(may & _OF_ALL or (may and not _is_private(os.getegid(), os.geteuid())))
 
 

@@ -61,7 +61,7 @@ def _unix_sockets() -> dict[str, str]:
     if not folders.new_files_are_open():
         return {_SOCKETS: "true"}
     text = "%s is not set, because the umask %03o lets other users write to new files, also to Spark's sockets; use umask 022"
-    logger.warning(text, _SOCKETS, folders.umask())
+    logger.warning(text, _SOCKETS, folders.creation_mask())
     return {}
 
 
