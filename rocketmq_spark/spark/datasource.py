@@ -81,7 +81,6 @@ class RocketMQDataSource(compat.DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
         compat.require('a stream to format("rocketmq")', "DataSourceStreamArrowWriter")
-        from rocketmq_spark.spark.checkpoints.owners import check_owner
         from rocketmq_spark.spark.sink.guarantee import check_progress
         from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
 
@@ -93,8 +92,6 @@ class RocketMQDataSource(compat.DataSource):
             )
         checkpoint = self.options.get("checkpointLocation") or self.options.get("checkpointlocation")
         options = self._parsed.for_role("sink")
-        if checkpoint is not None:
-            check_owner(checkpoint)
         check_progress(options, spark_options.tracks_asynchronously(self._of_spark))
         return RocketMQStreamWriter(options, schema, checkpoint)
 

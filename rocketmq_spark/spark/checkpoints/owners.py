@@ -42,7 +42,7 @@ def of_others(location: str) -> tuple[str, str] | None:
     Also None for a folder that does not exist: Spark creates it.
     """
     path = _local(location)
-    if path is None or not path.exists():
+    if path is None or not os.path.exists(path):  # unlike the method of ``Path``, this raises no error
         return None
     above = next(folders.exposures(path), None)
     found = above or next(folders.exposures_of(path, _entries(path)), None)
