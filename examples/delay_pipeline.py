@@ -1,6 +1,6 @@
 """Delays of any length as a Spark job: messages wait in dmq_inner_topic and come to their own topic when they are due.
 
-    spark-submit examples/delay_pipeline.py --name-server 127.0.0.1:9876 --checkpoint /tmp/delay-checkpoint
+    spark-submit examples/delay_pipeline.py --name-server 127.0.0.1:9876 --checkpoint work/delay-checkpoint
 
 The checkpoint holds the waiting messages, so run only one job with it at a time. The job runs until it is stopped. After a
 restart it continues where it stopped, and sends messages that became due in the meantime at once.

@@ -1,6 +1,6 @@
 """Writes a stream of orders to a topic through a Proxy over gRPC, for networks in which brokers cannot be reached.
 
-    spark-submit examples/grpc_sink.py --proxy 127.0.0.1:8081 --topic orders --checkpoint /tmp/grpc-checkpoint --rows 1000
+    spark-submit examples/grpc_sink.py --proxy 127.0.0.1:8081 --topic orders --checkpoint work/grpc-checkpoint --rows 1000
 
 Each customer is a message group, which keeps the order of its messages: create the topic with message.type=FIFO. With --plain,
 messages have no order, and the topic is an ordinary one. Needs pip install '.[grpc]' (in a clone) on all workers.

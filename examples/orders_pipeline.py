@@ -4,7 +4,7 @@ The job expects orders as JSON, {"order_id": "o-1", "region": "asia", "amount": 
 them up per window of event time and region, and sends each total once, as JSON, when its window has ended:
 
     spark-submit examples/orders_pipeline.py --name-server 127.0.0.1:9876 --input orders --output order-totals \\
-        --checkpoint /tmp/orders-checkpoint
+        --checkpoint work/orders-checkpoint
 
 Orders to try it with: rocketmq-spark produce orders --rate 100/s
 The job runs until it is stopped. Started again with the same checkpoint, it continues where it stopped. With

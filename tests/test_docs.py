@@ -224,3 +224,16 @@ def test_pictures_are_drawn_by_code_and_on_a_page(name: str):
     assert (ROOT / "docs" / "pictures" / file).exists()
     assert any(f"pictures/{file})" in page.read_text("utf-8") for page in PAGES)
     assert draw_pictures.PICTURES[name]().axes
+
+
+def test_no_page_has_files_where_all_users_may_put_theirs() -> None:
+    """Another user who is first there decides what a query reads, whom a client trusts, and with which keys it signs."""
+    places = [
+        block.place
+        for path in PAGES
+        for block in blocks(path)
+        for line in block.text.splitlines()
+        if "/tmp/" in line and not line.startswith(("COPY ", "RUN "))  # in an image there are no other users
+    ]
+    assert places == []
+    assert [path.name for path in (ROOT / "examples").glob("*.py") if "/tmp/" in path.read_text("utf-8")] == []

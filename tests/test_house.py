@@ -59,7 +59,7 @@ ORDER = {
     " source.kafka_partitions source.offsets source.patterns source.planner source.partitioning"
     " source.decisions source.filters source.recreation source.catalog source.waiting source.commit source.tasks"
     " source.stream source.reached source.lag_log source.readers source.checks map_in_arrow read"
-    " checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
+    " checkpoints.owners checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
     " sink.checks sink.refusals sink.once sink.task datasource sink.foreach monitoring.queries"
     " monitoring.listeners",
     "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",
@@ -347,6 +347,32 @@ def test_owner_and_mode_change_in_one_place():
         if isinstance(node, ast.Call) and re.search(_BY_PATH, ast.unparse(node.func))
     }
     assert calls == {}
+
+
+# What may be called while all threads of a process wait: it takes no time.
+_AT_ONCE = re.compile(
+    r"(process\.)?kept|(\w+|self\._masters|here\.kinds|here\.entries|process\.kept\(_\w+\))\.(get|setdefault|clear|items|values)"
+    r"|(run\.may_be|self\._masters\.(move_to_end|popitem|values)|contextlib\.suppress|Deadline\.after|threading\.RLock)"
+    r"|dict|len|next|iter|', '\.join|OptionError"
+)
+
+
+def test_nothing_waits_in_the_registry_of_a_process():
+    """All queries, producers and consumers of a process need its lock. What may take long is made in ``once``, or under an
+    ``entry_lock``.
+    """
+    calls = {
+        f"{module.name}:{call.lineno}": ast.unparse(call.func)
+        for module in modules()
+        for block in ast.walk(module.tree)
+        if isinstance(block, ast.With)
+        if any(re.fullmatch(r"(process\.)?lock\(\)|here\.lock", ast.unparse(item.context_expr)) for item in block.items)
+        for statement in block.body
+        for call in ast.walk(statement)
+        if isinstance(call, ast.Call)
+    }
+    assert len(calls) > 10
+    assert {place: call for place, call in calls.items() if not _AT_ONCE.fullmatch(call)} == {}
 
 
 def test_another_python_is_started_in_one_way():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import ssl
 from collections.abc import Callable
@@ -11,16 +12,20 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark import options
+from rocketmq_spark import Consumer, options
+from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.calls import credentials_of
 from rocketmq_spark.consumer.push.running import RunningConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.options import Options
+from rocketmq_spark.options import Options, paths
 from rocketmq_spark.options.paths import PATHS_VARIABLE, confined
 from rocketmq_spark.remoting.endpoint import TlsSettings, connect
 from rocketmq_spark.session.spools import SpoolSettings
+from tests import users
+from tests.fix_clusters import certificates
+from tests.mockbroker import MockBroker
 
 FIELDS = ("credentialsFile", "tlsCaFile", "tlsCertFile", "tlsKeyFile", "spoolDir", "localOffsetsDir")
 
@@ -144,6 +149,144 @@ def test_a_link_that_is_replaced_is_followed_again(folder: Path) -> None:
     credentials._known = None  # type: ignore[union-attr]
     with pytest.raises(OptionError, match=PATHS_VARIABLE):
         credentials.current()
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: object = None) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.setattr(Path, "expanduser", lambda path: unknown() if str(path).startswith("~") else path)
+
+
+def test_a_user_without_a_home_consumes_all_the_same(homeless: None, tmp_path: Path) -> None:
+    """As with DynamicUser of systemd. Only the file of a broadcasting consumer needs a home."""
+    Consumer("a:1", group="g").close()
+    begin = SimpleNamespace(
+        _settings=ConsumerSettings.of(parsed("consumer", group="g", model="broadcasting")), held=None
+    )
+    with pytest.raises(
+        OptionError, match=r"option 'localOffsetsDir' is '~/.rocketmq_offsets'; that home is not known"
+    ) as e:
+        RunningConsumer._offset_store(begin)  # type: ignore[arg-type]
+    assert e.value.remedy == "Give an absolute path, or set HOME"
+
+
+@pytest.mark.parametrize("option", ["spoolDir", "credentialsFile"])
+def test_a_path_in_an_unknown_home_is_an_error_of_its_option(homeless: None, option: str) -> None:
+    with pytest.raises(OptionError, match=f"option '{option}' is '~/x'; that home is not known"):
+        (_spool if option == "spoolDir" else _keys)(Path("~/x"))
+
+
+def _grpc(path: Path) -> object:
+    from rocketmq_spark.grpc_proxy import channel
+
+    return channel._read("tlsCaFile", str(path), b"")
+
+
+READERS = [_keys, _tls, _grpc]
+
+
+def _exchange(path: Path, target: Path) -> None:
+    """As another user does who may write to the folder above."""
+    if not path.is_symlink():
+        path.rename(path.with_name(f"{path.name}-before"))
+        path.symlink_to(target)
+
+
+@pytest.mark.parametrize("opened", READERS)
+@pytest.mark.parametrize("part", ["keys", "."])
+def test_what_is_exchanged_after_the_check_is_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[Path], Any], part: str
+) -> None:
+    theirs, outside = folder / "theirs", folder.parent / "outside"
+    for place in (theirs, outside):
+        place.mkdir()
+        (place / "keys").write_text(f"accessKey={place.name}\nsecretKey=hush\n")
+    inside = folders.inside
+
+    def exchanged(top: Path, below: Any = ()) -> Any:
+        _exchange(theirs / part, outside / part)
+        return inside(top, below)
+
+    monkeypatch.setattr(folders, "inside", exchanged)
+    with pytest.raises(OptionError, match="it is a link"):
+        opened(theirs / "keys")
+
+
+def test_what_is_exchanged_after_the_file_is_open_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_regular = folders.open_regular
+
+    def exchanged(name: str, at: int) -> int:
+        opened = open_regular(name, at=at)
+        _exchange(folder / "keys", folder.parent / "secret")
+        return opened
+
+    monkeypatch.setattr(folders, "open_regular", exchanged)
+    assert _keys(folder / "keys").access_key == "me"  # type: ignore[attr-defined]
+
+
+def test_a_link_that_is_exchanged_while_it_is_resolved_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = paths.check
+
+    def exchanged(path: Path, *given: Any) -> None:
+        check(path, *given)
+        _exchange(folder / "keys", folder.parent / "secret")
+
+    monkeypatch.setattr(paths, "check", exchanged)
+    with pytest.raises(OptionError, match=r"it leads to '.*secret' now"):
+        _keys(folder / "keys")
+
+
+@pytest.mark.parametrize("opened", READERS)
+def test_a_second_name_of_a_file_outside_is_not_read(folder: Path, opened: Callable[[Path], Any]) -> None:
+    os.link(folder.parent / "secret", folder / "mine")
+    with pytest.raises(OptionError, match="it has another name"):
+        opened(folder / "mine")
+
+
+@pytest.mark.parametrize("opened", READERS)
+def test_a_pipe_in_the_folder_keeps_nobody_waiting(folder: Path, opened: Callable[[Path], Any]) -> None:
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(OptionError, match="it is no file"):
+        opened(folder / "pipe")
+
+
+@pytest.mark.parametrize("change", ["given away", "writable", "writable above"])
+@pytest.mark.parametrize(("opened", "option"), [(_spool, "spoolDir"), (_offsets, "localOffsetsDir")])
+def test_a_folder_that_others_may_exchange_is_not_used(
+    folder: Path, opened: Callable[[Path], Any], option: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB, and a consumer for a long time, open files in it by their names: a link could lead them elsewhere at any time."""
+    theirs = folder / "theirs"
+    (theirs / "inner" / "mine").mkdir(parents=True)
+    assert opened(theirs / "inner" / "mine") is not None
+    if change == "given away":
+        users.give_away(monkeypatch, theirs)
+    else:
+        (theirs if change == "writable above" else theirs / "inner").chmod(0o777)
+    for name in ("mine", "new"):
+        with pytest.raises(OptionError, match=f"option '{option}' is .* may exchange .*{PATHS_VARIABLE}"):
+            opened(theirs / "inner" / name)
+    monkeypatch.delenv(PATHS_VARIABLE)
+    opened(theirs / "inner" / "mine")  # without untrusted options, a warning when it is opened
+
+
+def test_certificates_in_the_folder_are_used(folder: Path) -> None:
+    """OpenSSL opens files by their names, also a certificate's file for its key."""
+    certs = certificates(folder)
+    both = folder / "both.pem"
+    both.write_bytes(Path(certs.cert("server")).read_bytes() + Path(certs.key("server")).read_bytes())
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certs.cert("server"), certs.key("server"))
+    with MockBroker(tls=server) as broker:
+        own = [certs.ca, certs.cert("server"), certs.key("server")]
+        at_home = [path.replace(str(folder), "~/allowed") for path in own]
+        for files in (own, (certs.ca, str(both)), (certs.ca,), at_home):
+            connect(broker.address, Deadline.after(30), TlsSettings(*files)).close()
 
 
 def test_a_readable_certificate_inside_is_used(folder: Path) -> None:

@@ -55,6 +55,69 @@ def test_several_threads_have_one(kind: str) -> None:
     assert len(set(map(id, found))) == 1
 
 
+def test_only_those_wait_who_want_what_is_being_made(kind: str) -> None:
+    """A server that somebody's options name may be asked for it, and never answer."""
+    begun, answered, found = threading.Event(), threading.Event(), list[object]()
+
+    def make() -> object:
+        begun.set()
+        assert answered.wait(60)
+        return object()
+
+    threads = [threading.Thread(target=lambda: found.append(process.once(kind, "slow", make))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(60)
+    done = threading.Event()
+
+    def others() -> None:
+        process.once(kind, "other", object)
+        process.once(f"other {kind}", "slow", object)
+        process.kept(kind)
+        with process.lock():
+            done.set()
+
+    beside = threading.Thread(target=others, daemon=True)
+    beside.start()
+    assert done.wait(20)
+    assert found == []
+    answered.set()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert len(set(map(id, found))) == 1
+    assert not process._here.entries  # the locks are forgotten
+
+
+def test_after_a_failure_the_next_one_that_waits_makes_it(kind: str) -> None:
+    attempts, waits = [], threading.Event()
+
+    def make() -> str:
+        attempts.append(threading.current_thread())
+        begun.set()
+        if len(attempts) == 1:
+            assert waits.wait(60)
+            raise ZeroDivisionError
+        return "made"
+
+    begun = threading.Event()
+
+    def fail() -> None:
+        with pytest.raises(ZeroDivisionError):
+            process.once(kind, "a", make)
+
+    first = threading.Thread(target=fail)
+    first.start()
+    assert begun.wait(60)
+    second = threading.Thread(target=process.once, args=(kind, "a", make))
+    second.start()
+    waits.set()
+    first.join()
+    second.join()
+    assert attempts == [first, second]
+    assert process.kept(kind) == {"a": "made"}
+
+
 def test_a_forked_process_begins_anew_even_where_the_lock_was_held(kind: str) -> None:
     mine = process.once(kind, "a", object)
     held, may_go = threading.Event(), threading.Event()

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import functools
 import grp
+import itertools
 import logging
 import os
 import pwd
@@ -49,6 +50,18 @@ def user(uid: int) -> str:
         return f"uid {uid} ({pwd.getpwuid(uid).pw_name})"
     except KeyError:
         return f"uid {uid}"
+
+
+def home() -> Path:
+    """Return the user's home. If another user owns HOME, as with ``sudo`` and in containers of CI, the home of the account."""
+    try:
+        named = Path.home()
+    except RuntimeError:  # neither HOME nor a name; such a user has "/" in containers
+        return Path("/")
+    if foreign(named) is not None:
+        with contextlib.suppress(KeyError):  # a user without a name
+            return Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    return named
 
 
 def make(path: Path, mode: int = PRIVATE) -> list[Path]:
@@ -158,17 +171,22 @@ def open_private(path: Path, flags: int) -> int:
     """As ``open_regular``, for files that only this user may use, such as locks: others may not open an existing file any more.
     Raises ``PermissionError`` for a file of another user.
     """
-    opened = open_regular(path, flags)
-    try:
-        status = os.fstat(opened)
-        if status.st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, f"it belongs to {user(status.st_uid)}", str(path))
-        if status.st_mode & _READ_OR_WRITE:
-            with contextlib.suppress(OSError):  # a file system without modes
-                os.fchmod(opened, 0o600)
-    except BaseException:
+    opened = open_lock(path, flags)
+    if (owner := os.fstat(opened).st_uid) != os.geteuid():
         os.close(opened)
-        raise
+        raise PermissionError(errno.EPERM, f"it belongs to {user(owner)}", str(path))
+    return opened
+
+
+def open_lock(path: Path, flags: int = os.O_RDWR) -> int:
+    """As ``open_regular``, for a file that processes lock: if it belongs to this user, others may not open it any more, because
+    whoever may read it can lock it, too, and so exclude its owner.
+    """
+    opened = open_regular(path, flags)
+    status = os.fstat(opened)
+    if status.st_uid == os.geteuid() and status.st_mode & _READ_OR_WRITE:
+        with contextlib.suppress(OSError):  # a file system without modes
+            os.fchmod(opened, 0o600)
     return opened
 
 
@@ -274,6 +292,23 @@ def _of_others(status: os.stat_result, rights: int) -> int:
     may = status.st_mode & rights
     users = {status.st_uid, os.geteuid()}
     return may & _OF_ALL if may & _OF_GROUP and any(_is_private(status.st_gid, uid) for uid in users) else may
+
+
+def creation_mask() -> int:
+    """The umask of this process."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    before = os.umask(0o077)  # not Linux: it can only be read by a change
+    os.umask(before)
+    return before
+
+
+def new_files_are_open() -> bool:
+    """Whether the umask lets other users than this one and root write to new files, and connect to new sockets."""
+    may = _WRITE & ~creation_mask()
+    return bool(may & _OF_ALL or (may and not _is_private(os.getegid(), os.geteuid())))
 
 
 def _is_private(gid: int, uid: int) -> bool:
@@ -403,7 +438,12 @@ def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
 
 def exposures_in(path: Path, skipped: tuple[str, ...], owner: int) -> Iterator[Exposure]:
     """Yield the folder, and each entry in it, that other users than ``owner``, this one and root may change."""
-    for entry in (path, *_entries(path, skipped)):
+    yield from exposures_of(path, _entries(path, skipped), owner)
+
+
+def exposures_of(path: Path, entries: Iterable[Path], owner: int = ROOT) -> Iterator[Exposure]:
+    """As ``exposures_in``, with these entries only. A link among them counts as its owner's."""
+    for entry in itertools.chain((path,), entries):
         found = _status(path.stat if entry == path else entry.lstat)
         if found is not None and found.st_uid not in (os.geteuid(), ROOT, owner):
             yield Exposure(entry, found, found.st_uid)

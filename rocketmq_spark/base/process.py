@@ -26,6 +26,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
@@ -47,6 +48,8 @@ class _Kept:
     def __init__(self, inherited: _Kept | None = None) -> None:
         self.lock = threading.RLock()
         self.kinds: dict[str, dict[Any, Any]] = {}
+        # The locks of entries. An entry has one only while threads use it.
+        self.entries: weakref.WeakValueDictionary[tuple[str, Hashable], Any] = weakref.WeakValueDictionary()
         self.inherited = inherited
 
 
@@ -62,8 +65,22 @@ os.register_at_fork(after_in_child=_begin)
 
 
 def lock() -> AbstractContextManager[bool]:
-    """The lock of the registry. Each process has a new one, because a fork may inherit a held lock."""
+    """The lock of the registry. Each process has a new one, because a fork may inherit a held lock.
+
+    All threads need it, so nothing that may wait belongs into its block: no server, no file, no ``entry_lock``, no ``once``.
+    """
     return _here.lock
+
+
+def entry_lock(kind: str, key: Hashable) -> AbstractContextManager[bool]:
+    """The lock of one entry, which may be held for long: only threads that want the same entry wait for it. Reentrant."""
+    here = _here
+    with here.lock:
+        found = here.entries.get((kind, key))
+        if found is None:
+            found = here.entries[kind, key] = threading.RLock()
+        held: AbstractContextManager[bool] = found
+        return held
 
 
 def kept(kind: str) -> dict[Any, Any]:
@@ -74,13 +91,18 @@ def kept(kind: str) -> dict[Any, Any]:
 
 
 def once(kind: str, key: Hashable, make: Callable[[], T]) -> T:
-    """The entry of this kind and key; the first call creates it."""
+    """The entry of this kind and key; the first call creates it. While ``make`` runs, calls for other entries do not wait."""
+    things: dict[Any, T] = kept(kind)
     with lock():
-        things = kept(kind)
-        if key not in things:
-            things[key] = make()
-        made: T = things[key]
-        return made
+        if key in things:
+            return things[key]
+    with entry_lock(kind, key):
+        with lock():
+            if key in things:  # another thread was faster
+                return things[key]
+        made = make()
+        with lock():
+            return things.setdefault(key, made)
 
 
 def forget() -> dict[str, dict[Any, Any]]:

@@ -29,7 +29,7 @@ class Reloaded(Generic[T]):
     """
 
     def __init__(self, paths: Sequence[str | None], load: Callable[[], T]) -> None:
-        self._paths = tuple(str(Path(path).expanduser()) for path in paths if path)
+        self._paths = tuple(os.path.expanduser(path) for path in paths if path)
         self._load = load
         self._loaded: tuple[tuple[object, ...], T] | None = None  # the stamps of the files, and the value
         self._stale: Deadline | None = None  # set while the files cannot be loaded: when the value expires

@@ -34,9 +34,8 @@ from rocketmq_spark.errors import (
     error_for,
 )
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.options import Options
+from rocketmq_spark.options import Options, paths
 from rocketmq_spark.options.names import resolve
-from rocketmq_spark.options.paths import confined
 from rocketmq_spark.remoting.connection import Connection, Done
 from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import header, names
@@ -127,7 +126,7 @@ def from_provider(found: object) -> Credentials:
 def from_file(path: Path) -> Credentials:
     """Read lines ``accessKey=…``, ``secretKey=…`` and optionally ``securityToken=…``."""
     try:
-        lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+        lines = [line.strip() for line in paths.read(path, "credentialsFile").decode("utf-8").splitlines()]
     except OSError as e:
         raise OptionError(f"option 'credentialsFile' is {str(path)!r}; it cannot be read: {e.strerror}") from e
     found = dict(line.partition("=")[::2] for line in lines if line and not line.startswith("#"))
@@ -144,8 +143,8 @@ def credentials_of(options: Options) -> Credentials | RotatingCredentials | None
         provider = resolve(options.credentials_provider, "credentialsProvider")
         return RotatingCredentials(lambda: from_provider(provider()))
     if options.credentials_file is not None:
-        path = Path(options.credentials_file).expanduser()
-        return RotatingCredentials(lambda: from_file(confined(path, "credentialsFile")))
+        path = paths.expanded(options.credentials_file, "credentialsFile")
+        return RotatingCredentials(functools.partial(from_file, path))
     if options.access_key is None or options.secret_key is None:
         return None
     token = options.security_token

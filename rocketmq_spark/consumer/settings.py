@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.rebalance import WAIT_S, Allocate, ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.options import Options, transport
-from rocketmq_spark.options.paths import confined
+from rocketmq_spark.options.paths import confined, expanded
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.queues.environment import Environment, check_chosen, environment_of
 from rocketmq_spark.wire.names import group_problem, read_problem, retry_topic
@@ -152,6 +152,8 @@ MAX_PULL_BATCH = MAX_CONSUME_BATCH = 1024
 # What a broker hands out at once, and for how long a question for which there is nothing yet waits at a Proxy.
 MAX_MESSAGES, MAX_WAIT_S = 32, 20.0
 
+# A user without a home, as in some containers, has no broadcasting consumers without option ``localOffsetsDir``.
+_DEFAULT_OFFSETS = Path("~/.rocketmq_offsets")
 _Range = tuple[str, float, float, float]
 OnWire = Callable[[str], str]  # a topic or group as brokers know it
 
@@ -207,7 +209,7 @@ class ConsumerSettings:
     heartbeat_s: float = 30.0
     answer_stacks: bool = True
     answer_direct_messages: bool = True
-    offsets_folder: Path = field(default_factory=lambda: Path.home() / ".rocketmq_offsets")
+    offsets_folder: Path = _DEFAULT_OFFSETS
     offsets_folder_given: bool = False
 
     @classmethod
@@ -296,8 +298,7 @@ class ConsumerSettings:
 
 
 def _offsets_folder(folder: str | None) -> Path:
-    default = Path.home() / ".rocketmq_offsets"
-    return default if folder is None else confined(Path(folder).expanduser(), "localOffsetsDir")
+    return _DEFAULT_OFFSETS if folder is None else confined(expanded(folder, "localOffsetsDir"), "localOffsetsDir")
 
 
 def group_problems(group: str) -> list[str]:

@@ -19,7 +19,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -30,7 +29,7 @@ from rocketmq_spark.base.tls_files import Reloaded, check_authorities, system_au
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.grpc_proxy.facts import TELEMETRY, Rpc
 from rocketmq_spark.grpc_proxy.protos import broken, proto
-from rocketmq_spark.options.paths import confined
+from rocketmq_spark.options import paths
 
 # Minimum time for which an endpoint is avoided after it could not be reached or did not answer in time, if there is another one.
 REST_S = 5.0
@@ -384,7 +383,7 @@ def _read(option: str, path: str | None, part: bytes) -> bytes | None:
     if path is None:
         return None
     try:
-        found = confined(Path(path).expanduser(), option).read_bytes()
+        found = paths.read(paths.expanded(path, option), option)
     except OSError as e:
         raise OptionError(f"option {option!r} is {path!r}; it cannot be read: {e.strerror}") from e
     if part not in found:

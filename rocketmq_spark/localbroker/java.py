@@ -15,7 +15,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -111,22 +110,10 @@ def user_cache() -> Path:
     user owns it.
     """
     if sys.platform == "darwin":
-        return _home() / "Library" / "Caches" / "rocketmq-spark"
+        return folders.home() / "Library" / "Caches" / "rocketmq-spark"
     named = os.environ.get("XDG_CACHE_HOME")
     mine = named and os.path.isabs(named) and folders.foreign(Path(named)) is None
-    return Path(named if named and mine else _home() / ".cache") / "rocketmq-spark"
-
-
-def _home() -> Path:
-    """Return the user's home. If another user owns HOME, as with ``sudo`` and in containers of CI, the home of the account."""
-    try:
-        home = Path.home()
-    except RuntimeError:  # neither HOME nor a name; such a user has "/" in containers
-        return Path("/")
-    if folders.foreign(home) is not None:
-        with contextlib.suppress(KeyError):  # a user without a name
-            return Path(pwd.getpwuid(os.geteuid()).pw_dir)
-    return home
+    return Path(named if named and mine else folders.home() / ".cache") / "rocketmq-spark"
 
 
 def _is_own(folder: Path) -> bool:

@@ -24,6 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
+from rocketmq_spark.base import folders
 from rocketmq_spark.errors import LocalBrokerError
 
 SETTINGS_VARIABLE = "ROCKETMQ_SPARK_IVY_SETTINGS"
@@ -195,7 +196,7 @@ def _repositories() -> list[Repository]:
     settings = _user_settings()
     if settings is not None:
         return _of_ivy(settings)
-    mirror = _maven_mirror(Path.home() / ".m2" / "settings.xml")
+    mirror = _maven_mirror(folders.home() / ".m2" / "settings.xml")
     return [_m2(mirror or CENTRAL)]
 
 
@@ -211,7 +212,7 @@ def _of_ivy(path: Path) -> list[Repository]:
         raise LocalBrokerError(
             f"The Ivy settings file {path} cannot be read: {e}", remedy=f"Correct {SETTINGS_VARIABLE}"
         ) from e
-    values = {"ivy.settings.dir": str(path.parent), "user.home": str(Path.home())}
+    values = {"ivy.settings.dir": str(path.parent), "user.home": str(folders.home())}
     values |= {one.get("name", ""): one.get("value", "") for one in root.iter("property")}
 
     def text(word: str | None) -> str:

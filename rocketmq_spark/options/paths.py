@@ -1,32 +1,90 @@
 """The folder that confines paths in options, for processes whose options come from others.
 
 A service that runs other people's queries opens files with its own rights. The variable ``ROCKETMQ_SPARK_PATHS`` names the folder
-in which the files and folders of options must be.
+in which the files and folders of options must be. Other users may change what is in it while a path is checked, so files are read
+through descriptors, and folders must be safe from other users.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rocketmq_spark.base import folders
 from rocketmq_spark.errors import OptionError
 
 PATHS_VARIABLE = "ROCKETMQ_SPARK_PATHS"
 
 
 def confined(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Path:
-    """Return ``path``. Raises ``OptionError`` if it leads out of the folder, also through links.
-
-    Links may change, so callers check a path each time before they open it.
+    """Return ``path``, of a folder or file that is used by its name. Raises ``OptionError`` if it leads out of the folder, also
+    through links, and if another user may exchange a part of it after this check.
     """
-    problem = confinement_problem(path, variables)
-    if problem is not None:
-        raise OptionError(
-            f"option {option!r} is {str(path)!r}; {problem}",
-            remedy="Give a path in that folder, or ask the operator who set the variable",
+    if PATHS_VARIABLE not in variables:
+        return path
+    check(path, option, variables)
+    if (found := next(folders.exposures(path.expanduser()), None)) is not None:
+        raise _refused(
+            path,
+            option,
+            f"{found.who} may exchange {found.path}, or what is in it, so that it leads out of the folder of variable "
+            f"{PATHS_VARIABLE}",
+            "Name a folder that belongs to the user of this process, in folders to which only that user and root may write",
         )
+    check(path, option, variables)  # what other users changed before, they cannot change any more
     return path
+
+
+def expanded(path: str | Path, option: str) -> Path:
+    """Replace ``~`` at the begin of a path. Raises ``OptionError`` if that home is not known."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as e:  # a container's user may have neither a name nor HOME
+        raise _refused(Path(path), option, f"that home is not known: {e}", "Give an absolute path, or set HOME") from e
+
+
+def check(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> None:
+    """Raise ``OptionError`` if a path leads out of the folder now. It may lead elsewhere when it is used."""
+    if (problem := confinement_problem(path, variables)) is not None:
+        raise _refused(path, option, problem, "Give a path in that folder, or ask the operator who set the variable")
+
+
+def read(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> bytes:
+    """The content of a file. Raises ``OptionError`` if it is outside of the folder, and ``OSError`` if it cannot be read."""
+    with file_named(path, option, variables) as name, open(name, "rb") as file:
+        return file.read()
+
+
+@contextlib.contextmanager
+def file_named(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Yield a name by which a library may open a file inside the block. If the variable is set, it names an open file that was
+    found in the folder part by part, because other users may exchange links and folders on the path at any time.
+
+    Errors as in ``read``.
+    """
+    if PATHS_VARIABLE not in variables:
+        yield str(path)
+        return
+    check(path, option, variables)
+    top, real = Path(variables[PATHS_VARIABLE]).resolve(), path.expanduser().resolve()
+    if not real.is_relative_to(top):
+        raise _refused(path, option, f"it leads to {str(real)!r} now", "Look at who changes its links")
+    *below, name = real.relative_to(top).parts or (".",)
+    with folders.inside(top, below) as at:
+        opened = folders.open_regular(name, at=at)
+    try:
+        if os.fstat(opened).st_nlink > 1:  # where the system lets others link to files that they may not read
+            raise OSError(errno.EMLINK, "it has another name, perhaps in another folder", str(path))
+        yield f"/dev/fd/{opened}"
+    finally:
+        os.close(opened)
+
+
+def _refused(path: Path, option: str, problem: str, remedy: str) -> OptionError:
+    return OptionError(f"option {option!r} is {str(path)!r}; {problem}", remedy=remedy)
 
 
 def confinement_problem(path: Path, variables: Mapping[str, str] = os.environ) -> str | None:

@@ -357,7 +357,7 @@ _ACCUMULATORS = "accumulators"
 
 def share(name: str, settings: ProducerSettings, make: Callable[[], Timer]) -> Batcher:
     """The accumulator of ``name`` in this process; the first call creates it."""
-    with process.lock():
+    with process.entry_lock(_ACCUMULATORS, name):
         batcher = process.once(_ACCUMULATORS, name, lambda: Batcher(make()))
         batcher.join(settings)
         return batcher
@@ -368,7 +368,7 @@ def unshare(name: str, batcher: Batcher) -> None:
     try:
         batcher.leave()
     finally:
-        with process.lock():
+        with process.entry_lock(_ACCUMULATORS, name):
             if batcher.members == 0:
                 process.kept(_ACCUMULATORS).pop(name, None)
                 batcher.close()

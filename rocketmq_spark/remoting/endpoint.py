@@ -6,6 +6,7 @@ Only this file, ``connection`` and ``bulk`` see ``OSError``; ``mapped`` turns it
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import ipaddress
@@ -24,7 +25,7 @@ from typing import NamedTuple
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.tls_files import Reloaded
 from rocketmq_spark.errors import CallTimeout, CertificateRefused, ConnectionLost, OptionError, RocketMQError
-from rocketmq_spark.options.paths import confined
+from rocketmq_spark.options import paths
 
 # If the peer's machine confirms no bytes for this time, the connection is treated as broken. Otherwise the operating system
 # retries for a quarter of an hour. Linux only; on other systems ``STALL_S`` of ``connection`` applies.
@@ -63,12 +64,15 @@ class TlsSettings:
     key_password: str | None = None
     check_hostname: bool = True
 
+    def files(self) -> dict[str, str | None]:
+        """The paths of authority, certificate and key, by their options."""
+        return {"tlsCaFile": self.ca_file, "tlsCertFile": self.cert_file, "tlsKeyFile": self.key_file}
+
     def checked(self) -> TlsSettings:
         """Return these settings. Raises ``OptionError`` for files that ``ROCKETMQ_SPARK_PATHS`` does not allow."""
-        files = {"tlsCaFile": self.ca_file, "tlsCertFile": self.cert_file, "tlsKeyFile": self.key_file}
-        for option, path in files.items():
+        for option, path in self.files().items():
             if path is not None:
-                confined(Path(path), option)
+                paths.check(Path(path), option)
         return self
 
     def __repr__(self) -> str:
@@ -128,10 +132,15 @@ def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
 
 
 def _context(tls: TlsSettings) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=tls.ca_file)
-    context.check_hostname = tls.check_hostname
-    if tls.cert_file:
-        context.load_cert_chain(tls.cert_file, tls.key_file, tls.key_password)
+    with contextlib.ExitStack() as stack:
+        ca, cert, key = (
+            None if path is None else stack.enter_context(paths.file_named(paths.expanded(path, option), option))
+            for option, path in tls.files().items()
+        )
+        context = ssl.create_default_context(cafile=ca)
+        context.check_hostname = tls.check_hostname
+        if cert:
+            context.load_cert_chain(cert, key, tls.key_password)
     return context
 
 

@@ -90,6 +90,11 @@ def client(options: Options) -> Client:
 
 
 def connection_key(options: Options) -> object:
+    """The options that determine which servers are reached, and with which rights. A process keeps what it learns from servers by
+    this key: with another address map, keys or authority, the same names may mean other servers.
+    """
+    if options.transport == transport.GRPC:
+        return proxied.connection_key(options)
     return (
         options.name_server,
         _advertised(options),

@@ -63,7 +63,7 @@ def _proxy(options: Options) -> Proxy:
     return Proxy(access)
 
 
-def _key(options: Options) -> object:
+def connection_key(options: Options) -> object:
     return (
         options.proxy_endpoint,
         (options.access_key, options.secret_key, options.security_token),
@@ -77,7 +77,7 @@ def _key(options: Options) -> object:
 
 def sender(options: Options) -> ProxySender:
     """Return the sender for these connection options in this process."""
-    key = _key(options)
+    key = connection_key(options)
     proxy = process.once(_PROXIES, key, lambda: _proxy(options))
     from rocketmq_spark.grpc_proxy.sender import ProxySender
 

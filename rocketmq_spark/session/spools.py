@@ -26,7 +26,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.model import MessageQueue, SpooledSend
 from rocketmq_spark.options import Options, option_name
-from rocketmq_spark.options.paths import confined
+from rocketmq_spark.options.paths import confined, expanded
 from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
@@ -65,7 +65,7 @@ class SpoolSettings:
         if options.on_send_failure != "spool":
             return None
         assert options.spool_dir is not None
-        folder = confined(Path(options.spool_dir).expanduser(), "spoolDir")
+        folder = confined(expanded(options.spool_dir, "spoolDir"), "spoolDir")
         return cls(folder, options.spool_sync, options.spool_max_bytes)
 
 
@@ -328,9 +328,8 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
             raise SpoolError(f"the records in {path} are for queues that their environment had by its number")
         return store
 
-    with process.lock():
-        connection = options.transport, options.proxy_endpoint, connection_key(options)
-        key = (spool, owner_of(options), options.environments, connection, settings)
+    key = (spool, owner_of(options), options.environments, connection_key(options), settings)
+    with process.entry_lock(SPOOLS, spool.folder):
         kept: dict[object, SendSpool] = process.kept(SPOOLS)
         if key not in kept:
             kept[key] = resending(claim(spool.folder, make), sender(options), settings)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import os
 import sys
 import warnings
@@ -18,12 +19,18 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+logger = logging.getLogger(__name__)
+
 # Spark's default manager uses Hadoop's FileContext, which takes a large part of the time of a small batch. This one renames
 # through the FileSystem class, so its renames are as atomic as those of the file system. Spark 4.1 moved it to another package.
 _CHECKPOINT_MANAGERS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
     "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager",
 )
+
+_SOCKETS = "spark.python.unix.domain.socket.enabled"
+# The longest path of a socket, on macOS too, and the bytes that Spark adds to the folder: "/.<uuid>.sock".
+_SOCKET_BYTES, _NAME_BYTES = 103, 43
 
 # If this environment variable is set, tasks read every batch of a stream: ``source.tasks``.
 READ_BY_TASKS = "ROCKETMQ_SPARK_READ_BY_TASKS"
@@ -35,14 +42,36 @@ def low_latency_conf() -> dict[str, Any]:
     Set them before the session starts. Checkpoints must be on a local disk or on HDFS, whose renames are atomic. On an object
     store, omit ``spark.sql.streaming.checkpointFileManagerClass`` and use the class for that store. This function omits it, too,
     if it does not find Spark's jars, as with Spark Connect: the name of the class depends on the version of Spark.
+
+    Whoever may write to Spark's Unix sockets can run code in the driver. So this function omits them, with a warning, if the
+    umask of this process lets other users write to new files. Start executors on other machines with umask 022 or 077, too.
     """
     manager = _checkpoint_manager()
     return {
-        "spark.python.unix.domain.socket.enabled": "true",
+        **_unix_sockets(),
         "spark.sql.execution.python.udf.buffer.size": "1048576",
         **({"spark.sql.streaming.checkpointFileManagerClass": manager} if manager else {}),
         "spark.sql.adaptive.enabled": "false",
     }
+
+
+def _unix_sockets() -> dict[str, str]:
+    from rocketmq_spark.base import folders  # here, because every worker imports this module, and few drivers call this
+
+    if not folders.new_files_are_open():
+        return {_SOCKETS: "true"}
+    text = "%s is not set, because the umask %03o lets other users write to new files, also to Spark's sockets; use umask 022"
+    logger.warning(text, _SOCKETS, folders.creation_mask())
+    return {}
+
+
+def private_sockets(folder: Path) -> dict[str, str]:
+    """Return settings with which Spark creates its Unix sockets in ``folder``, which only this user may use, and which exists on
+    all machines of the session; none if its path is too long for a socket.
+    """
+    if len(os.fsencode(folder)) + _NAME_BYTES > _SOCKET_BYTES:
+        return {}
+    return {_SOCKETS: "true", "spark.python.unix.domain.socket.dir": str(folder)}
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketmq_spark.base import extras, process
-from rocketmq_spark.base.folders import is_readable, open_regular
+from rocketmq_spark.base.folders import is_readable, open_lock
 from rocketmq_spark.errors import ClosedError, SpoolError, SpoolFull
 from rocketmq_spark.spool.files import (
     FULL,
@@ -189,6 +189,9 @@ class Database:
                 path = self._mirrored()
                 if not any(each.lost for each in damaged.values()):
                     self.damage = None
+            if not read_only:
+                # Before RocksDB creates and locks it: later, closing it would release the lock.
+                os.close(open_lock(path / "LOCK", os.O_RDWR | os.O_CREAT))
             try:
                 return rocks.Rdict(str(path), self._options(mode.absolute_consistency()), access_type=access)
             except Exception as e:
@@ -292,7 +295,7 @@ def in_use(path: Path) -> bool:
     if _opened_here(path):
         return True  # without trying the lock: closing the file would release it for the whole process
     try:
-        file = open_regular(path / "LOCK", os.O_RDWR)
+        file = open_lock(path / "LOCK")
     except OSError:
         return False
     try:
@@ -308,7 +311,7 @@ def occupy(store: OneFolder) -> None:
     """Assign the folder to ``store`` while that is in ``OWNERS``, also while its database is closed to be reopened or repaired.
     Raises ``SpoolError`` if this process uses the folder already.
     """
-    with process.lock():
+    with process.entry_lock("spools", "occupied"):  # it asks disks, which may hang
         if _opened_here(store.path):
             raise _in_use(store.path, "it is open in this process")
         OWNERS.add(store)

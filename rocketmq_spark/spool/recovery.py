@@ -21,7 +21,7 @@ from collections.abc import Collection, Container, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rocketmq_spark.base.folders import PRIVATE, copy_regular, open_regular
+from rocketmq_spark.base.folders import PRIVATE, copy_regular, open_lock
 from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import WHOLE, Damaged, Database, rebuild
@@ -150,7 +150,7 @@ def _copied(old: Database, new: Database, start: bytes, end: bytes) -> Iterator[
 def held(path: Path) -> Iterator[None]:
     """Holds RocksDB's own lock, after removing rests of earlier repairs. Raises ``SpoolError`` if a process has it open."""
     try:
-        lock = open_regular(path / "LOCK", os.O_RDWR | os.O_CREAT)
+        lock = open_lock(path / "LOCK", os.O_RDWR | os.O_CREAT)
         try:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

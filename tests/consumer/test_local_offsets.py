@@ -196,6 +196,16 @@ def test_offsets_in_an_open_folder_are_private_whatever_the_umask_is(path: Path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_others_may_not_take_the_lock(path: Path) -> None:
+    """An older version made it with the mode of the umask, and whoever may read a file can lock it."""
+    path.parent.mkdir(parents=True, mode=0o755)
+    (lock := path.with_name("offsets.json.lock")).touch()
+    lock.chmod(0o644)
+    (offsets := LocalOffsets(path)).hold()
+    offsets.release()
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+
+
 @pytest.mark.parametrize("place", ["offsets.json", "offsets.json.bak", ".", ".."])
 def test_offsets_of_another_user_are_not_used(path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """They could skip messages of this one."""

@@ -246,7 +246,7 @@ def test_a_home_of_another_user_has_no_cache_of_this_one(
     for name in ("theirs", "account"):
         (tmp_path / name).mkdir()
     account = SimpleNamespace(pw_dir=str(tmp_path / "account"))
-    monkeypatch.setattr(java.pwd, "getpwuid", lambda _: account)
+    monkeypatch.setattr(java.folders.pwd, "getpwuid", lambda _: account)
     monkeypatch.setenv("HOME", str(tmp_path / "account"))
     monkeypatch.setenv(variable, str(tmp_path / "theirs"))
     theirs = java.user_cache()
@@ -271,7 +271,7 @@ def usual(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     def nameless(uid: int) -> None:
         raise KeyError(uid)
 
-    monkeypatch.setattr(java.pwd, "getpwuid", nameless)
+    monkeypatch.setattr(java.folders.pwd, "getpwuid", nameless)
     registry.kept("cache").clear()
     return tmp_path / "home"
 
@@ -440,7 +440,7 @@ def test_a_user_without_name_and_home_has_a_cache_among_temporary_files(
     usual: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr(java.Path, "home", raising(RuntimeError("Could not determine home directory.")))
+    monkeypatch.setattr(Path, "home", raising(RuntimeError("Could not determine home directory.")))
     monkeypatch.setattr(java.folders, "make", make_below(tmp_path))
     assert distro.cache_folder() == tmp_path / "tmp" / f"rocketmq-spark-{os.geteuid()}"
 

@@ -13,12 +13,15 @@ import urllib.error
 from collections.abc import Callable, Iterator
 from email.message import Message as Headers
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from rocketmq_spark.base import folders
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import maven
 from rocketmq_spark.localbroker.maven import CENTRAL, Repository
+from tests import users
 
 SETTINGS = """<settings xmlns="http://maven.apache.org/SETTINGS/1.2.0"><mirrors>
 <mirror><id>a</id><mirrorOf>spark-packages</mirrorOf><url>http://one.example/</url></mirror>
@@ -37,6 +40,19 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(f"{scheme}_proxy", raising=False)
         monkeypatch.delenv(f"{scheme.upper()}_PROXY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def test_a_home_of_another_user_chooses_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with ``sudo -E``."""
+    for name in ("theirs", "account"):
+        (tmp_path / name / ".m2").mkdir(parents=True)
+    (tmp_path / "theirs" / ".m2" / "settings.xml").write_text(SETTINGS.replace("{of}", "*"))
+    monkeypatch.setenv("HOME", str(tmp_path / "theirs"))
+    assert urls()[0].startswith("http://two.example/maven")
+    account = SimpleNamespace(pw_dir=str(tmp_path / "account"), pw_gid=0, pw_name="me")
+    monkeypatch.setattr(folders.pwd, "getpwuid", lambda _: account)
+    users.give_away(monkeypatch, tmp_path / "theirs")
+    assert urls()[0].startswith(CENTRAL)
 
 
 def urls(coordinate: str = JAR) -> list[str]:

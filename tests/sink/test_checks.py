@@ -10,6 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from rocketmq_spark import session
 from rocketmq_spark.base import codes, process
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
@@ -227,6 +228,14 @@ def test_11_23_each_broker_is_asked_once_for_its_release(use):
     client.versions["c"] = codes.FIRST_WITH_TIMERS
     assert timers(client, {"a", "c"})[4:] == [["c"]]
     assert timers(client, {"a", "c"})[5:] == []
+
+
+def test_what_brokers_said_elsewhere_does_not_count(use):
+    """Another address map may lead to other brokers of the same names, and other options may come from another user."""
+    client = use(Asked())
+    for extra in ({}, {"addressMap": '{"10.0.0.5:10911": "y:2"}'}, {}):
+        checks.timers(client, sink_options("x:1", topic="t", **extra)).missing("t", {"b"}, Deadline.after(3))
+    assert [brokers for brokers, _ in client.versions_asked] == [["b"], ["b"]]
 
 
 def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -186,9 +187,34 @@ def test_topics_are_checked_once_in_each_place(monkeypatch):
     monkeypatch.setattr(once, "ends_now", lambda *given: QueueEnds({}, {}))
     monkeypatch.setattr(once, "_check", lambda options, ends: checked.append(options) is None)
     process.kept(once._CHECKED).clear()
+    ways = [{"addressMap": '{"10.0.0.5:10911": "y:2"}'}, {"accessKey": "a", "secretKey": "b"}, {"tls": "true"}]
     suffixes = [{"environment": name, "environmentMode": "suffix"} for name in ("dev", "test")]
-    places = [{}, {"namespace": "n"}, *suffixes, {"nameServer": "y:1"}, {"topic": "u"}]
+    places = [{}, {"namespace": "n"}, *suffixes, *ways, {"nameServer": "y:1"}, {"topic": "u"}]
     for place in (*places, *places):
         once.noted(sink_options("x:1", **{"topic": "t", "deliveryGuarantee": "exactly-once", **place}))
     assert len(checked) == len(places)
     process.kept(once._CHECKED).clear()
+
+
+def test_a_server_that_never_answers_a_check_holds_up_only_its_own_query(monkeypatch):
+    """Somebody else's options name it, in a process with the queries of several users."""
+    asked, answers = threading.Event(), threading.Event()
+
+    def check(options, ends):
+        asked.set()
+        return answers.wait(60)
+
+    monkeypatch.setattr(once, "ends_now", lambda *given: QueueEnds({}, {}))
+    monkeypatch.setattr(once, "_check", check)
+    hostile = sink_options("127.0.0.1:1", topic="t", deliveryGuarantee="exactly-once")
+    theirs = threading.Thread(target=once.noted, args=(hostile,))
+    theirs.start()
+    assert asked.wait(60)
+    mine = threading.Thread(target=session.client, args=(sink_options("127.0.0.1:2", topic="t"),), daemon=True)
+    mine.start()
+    mine.join(20)
+    went_on = not mine.is_alive()
+    answers.set()
+    theirs.join()
+    process.kept(once._CHECKED).clear()
+    assert went_on

@@ -35,8 +35,17 @@ _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE 
 _SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
+# The folders in which pages have their files.
+_PLACES = re.compile(r"(?<![\w/.-])work/|~/keys/|/home/me/")
+
+
+def placed(text: str, folder: Path) -> str:
+    """A page's text, with ``folder`` in place of the folders of its user."""
+    return _PLACES.sub(f"{folder}/", text)
+
+
 class Guide:
-    """A page, the broker and session that its programs find, and the folder that is their ``/tmp``."""
+    """A page, the broker and session that its programs find, and the folder that is their ``work``."""
 
     def __init__(self, path: Path, spark: Any, rocketmq: Any, folder: Path) -> None:
         self.path = path
@@ -132,10 +141,10 @@ class Guide:
     def _here(self, text: str) -> str:
         for shown in (SHOWN, ALSO_SHOWN):
             text = text.replace(shown, self._mq.name_server)
-        return text.replace("/tmp/", f"{self._folder}/")
+        return placed(text, self._folder)
 
     def _as_shown(self, text: str) -> str:
-        return text.replace(self._mq.name_server, SHOWN).replace(f"{self._folder}/", "/tmp/")
+        return text.replace(self._mq.name_server, SHOWN).replace(f"{self._folder}/", "work/")
 
     def _restore(self, before: dict[str, str]) -> None:
         for name, value in dict(self._spark.conf.getAll).items():

@@ -69,7 +69,8 @@ def test_pages_whose_session_is_their_own_do_what_they_say(rocketmq, run_script,
     assert [differences for shown, differences in done.reports if shown] == [[]] * len(pages)
 
 
-def test_the_page_with_tls_and_users_does_what_it_says(spark, certs, tmp_path):
+def test_the_page_with_tls_and_users_does_what_it_says(spark, certs, tmp_path, monkeypatch):
+    monkeypatch.setenv("ROCKETMQ_NEW_PASSWORD", "jobsecret")  # what the page lets its reader type
     shutil.copy(certs.ca, tmp_path)
     mq = tls_cluster(certs, conf={**SECURED, "autoCreateSubscriptionGroup": True})
     try:

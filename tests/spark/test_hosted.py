@@ -12,6 +12,7 @@ from tests.fix_spark import ROOT
 from tests.live.grpc.proxied import new_topic
 from tests.mockbroker import eventually
 from tests.reading import names
+from tests.spark.guides import placed
 from tests.spark.pipelines import write
 
 MAPPED = {"addressMap": "nameServer"}
@@ -23,7 +24,7 @@ def programs(mq, spark, topics, folder):
     for program in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         for shown, here in topics.items():
             program = program.replace(f'"{shown}"', f'"{here}"')
-        yield program.replace("rocketmq.example:8080", mq.proxy_server).replace("/tmp/", f"{folder}/")
+        yield placed(program.replace("rocketmq.example:8080", mq.proxy_server), folder)
 
 
 def bodies(spark, server, topic, **options):

@@ -11,6 +11,7 @@ import pytest
 from rocketmq_spark import Message
 from tests.fix_spark import ROOT
 from tests.reading import bodies, post, read
+from tests.spark.guides import placed
 
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 
@@ -38,7 +39,8 @@ class Page:
                 program = program.replace(shown, here)
             for name, topic in self.topics.items():
                 program = program.replace(f'"{name}"', f'"{topic}"')
-            program = program.replace("127.0.0.1:9876", self.mq.name_server).replace("/tmp/", f"{self.folder}/")
+            program = program.replace("127.0.0.1:9876", self.mq.name_server)
+            program = placed(program, self.folder)
             exec(compile(program, "page", "exec"), self.values)
         return self.values
 

@@ -25,8 +25,9 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session.spools import adopt, claim, prepare, spools, worker_spool
 from rocketmq_spark.spool import lending
 from rocketmq_spark.spool import store as store_module
-from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.database import Database, in_use
 from rocketmq_spark.spool.lending import lent
+from rocketmq_spark.spool.recovery import held
 from rocketmq_spark.spool.spool import SpoolReading, record_of
 from rocketmq_spark.spool.store import Store
 from tests import users
@@ -265,6 +266,33 @@ def test_files_of_root_in_a_spool_are_no_reason_to_refuse_it(tmp_path: Path, mon
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with contextlib.closing(make(spool)) as store:
         assert len(store) == 1
+
+
+@pytest.mark.parametrize("first", [in_use, lambda path: fill(path, b"more"), lambda path: held(path).__enter__()])
+def test_others_may_not_take_the_lock_of_an_open_folder(tmp_path: Path, first: Callable[[Path], object]) -> None:
+    """Earlier releases made folders that others may read, and whoever may read a file can lock it: then the owner could neither
+    open its spool nor adopt it.
+    """
+    path = fill(tmp_path / "spool")
+    path.chmod(0o755)
+    assert mode(path / "LOCK") == 0o600
+    (path / "LOCK").chmod(0o644)
+    used = first(path)
+    assert mode(path / "LOCK") == 0o600
+    del used
+
+
+def test_the_lock_of_a_new_spool_is_private_from_the_start(tmp_path: Path) -> None:
+    """RocksDB would create it with the mode of the umask."""
+    (tmp_path / "spool").mkdir(mode=0o755)
+    before = os.umask(0)
+    try:
+        store = make(tmp_path / "spool")
+        assert mode(tmp_path / "spool" / "LOCK") == 0o600
+        assert in_use(tmp_path / "spool")
+        store.close()
+    finally:
+        os.umask(before)
 
 
 def test_an_open_folder_keeps_its_mode_and_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,11 +14,12 @@ from types import TracebackType
 
 import rocketmq_spark
 from rocketmq_spark.base import folders
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import python
 from rocketmq_spark.cli.demo.stage import FINISH, Stage
 from rocketmq_spark.errors import RocketMQError
 
-_END_WITHIN_S = 30.0
+_END_WITHIN_S, _LOOK_S = 30.0, 0.05
 _MOST_READ = 1 << 16
 
 
@@ -72,7 +73,7 @@ class SparkDriver:
     def reports(self) -> Iterator[Mapping[str, object]]:
         """What it has reported since the last call. Raises ``RocketMQError`` if it ended by itself, without its last report."""
         # Its end is looked at first: what it wrote before it ended is then read below.
-        ended = self._process is not None and self._process.poll() is not None
+        ended = self._process is not None and self._exit_code() is not None
         while part := self._part():
             self._unread += part
         *lines, self._unread = self._unread.split(b"\n")
@@ -81,9 +82,8 @@ class SparkDriver:
             self._said_all = "totals" in report or "failed" in report
             yield report
         if ended and not self._said_all:
-            assert self._process is not None
             raise RocketMQError(
-                f"Spark's driver ended with exit code {self._process.returncode}",
+                f"Spark's driver ended with exit code {self._exit_code()}",
                 remedy=f"Spark's messages are in {self._made.spark_log}",
             )
 
@@ -113,9 +113,21 @@ class SparkDriver:
 
     def wait(self) -> None:
         """Wait until it has ended, for half a minute at most."""
+        deadline = Deadline.after(_END_WITHIN_S)
+        while self._exit_code() is None and not deadline.expired:
+            deadline.pause(_LOOK_S)
+
+    def _exit_code(self) -> int | None:
+        """The exit code; None while the process lives. Only ``kill`` reaps the process: until then no other process, to which
+        ``_signal`` would go, can have its number, which is also that of its group.
+        """
         assert self._process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_WITHIN_S)
+        if sys.platform == "darwin":  # without ``os.waitid``
+            return self._process.poll()
+        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None

@@ -24,8 +24,9 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from rocketmq_spark.base import folders
 from rocketmq_spark.cli.demo.stage import FINISH, Stage
-from rocketmq_spark.spark.tuning import exactly_once_conf
+from rocketmq_spark.spark.tuning import exactly_once_conf, private_sockets
 
 ORDER = "order_id string, region string, amount decimal(12,2), ts timestamp"
 TOTAL = "window_start timestamp, window_end timestamp, region string, orders bigint, amount decimal(22,2)"
@@ -95,7 +96,6 @@ _SPARK = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.catalogImplementation": "in-memory",
-    "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.python.udf.buffer.size": str(1 << 20),
     "spark.sql.streaming.numRecentProgressUpdates": "100000",
     "spark.sql.streaming.stopTimeout": "10s",
@@ -113,7 +113,8 @@ def _spark_session(made: Stage) -> Iterator[SparkSession]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName("rocketmq-spark demo")
     places = {"spark.sql.warehouse.dir": str(made.folder / "warehouse"), "spark.local.dir": str(made.folder / "local")}
-    for name, value in {**_SPARK, **places}.items():
+    folders.make(sockets := made.folder / "sockets")
+    for name, value in {**_SPARK, **places, **private_sockets(sockets)}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     try:

@@ -110,7 +110,7 @@ def _is_free(data: Path) -> bool:
 
 
 def _opened(lock: Path) -> IO[str]:
-    return open(folders.open_regular(lock, os.O_WRONLY | os.O_CREAT), "w", encoding="utf-8")
+    return open(folders.open_lock(lock, os.O_WRONLY | os.O_CREAT), "w", encoding="utf-8")
 
 
 def _empty(folder: Path) -> None:

@@ -19,6 +19,7 @@ import click
 
 from rocketmq_spark.admin import deadline
 from rocketmq_spark.admin.groups import QueuePositions, look_at, new_group, of_group
+from rocketmq_spark.base import folders
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, Response
 from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.cli import lag, query
@@ -289,9 +290,12 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
     from rocketmq_spark.spark.checkpoints.entries import folder as opened
     from rocketmq_spark.spark.checkpoints.entries import last_batch
     from rocketmq_spark.spark.checkpoints.entries import under_way as not_done
+    from rocketmq_spark.spark.checkpoints.owners import of_others
     from rocketmq_spark.spark.checkpoints.rewind import DriftState
 
     check = f"checkpoint {folder}"
+    if (exposed := of_others(folder)) is not None:
+        yield (broken if os.geteuid() == folders.ROOT else advice)(check, *exposed)  # as a query itself does
     if (read := not_done(opened(folder))) is not None:
         silent = query.waited_for(target.within(read.batch.reads).client(), read)
         yield servers.under_way(check, under_way(read, silent, time.time_ns() // 1_000_000))

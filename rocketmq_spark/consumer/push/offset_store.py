@@ -112,7 +112,7 @@ class LocalOffsets:
                 raise self._of_another()
             try:
                 folders.make(path.parent)
-                file = folders.open_regular(path, os.O_RDWR | os.O_CREAT)
+                file = folders.open_lock(path, os.O_RDWR | os.O_CREAT)
             except OSError as e:
                 logger.info("%s cannot be made: %s", path, e)
                 return  # offsets cannot be stored there either: ``store`` raises

@@ -37,7 +37,7 @@ from rocketmq_spark.consumer.troubles import COMPARE_S, ConsumeModes, Introducti
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
-from rocketmq_spark.options.paths import confined
+from rocketmq_spark.options.paths import confined, expanded
 from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ class RunningConsumer:
             return BrokerOffsets(self._port, settings.group, self.held, lambda queue: self._consuming.ready(queue))
         client = f"{platform.node()}@{INSTANCE_NAME}"
         group = settings.wire_group or settings.group
-        file = file_of(settings.offsets_folder, client, group, settings.name_servers)
+        file = file_of(expanded(settings.offsets_folder, "localOffsetsDir"), client, group, settings.name_servers)
         if settings.offsets_folder_given:  # other options are parts of the path, and links may have changed
             confined(file, "localOffsetsDir")
         return FileOffsets(LocalOffsets(file), self.held, lambda queue, by: self._port.bounds(queue, by).max_offset)

@@ -260,7 +260,7 @@ def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
 
 def timers(sender: Sender, options: Options) -> Timers:
     """The process's cache of brokers' timers. Tasks are short, and without the cache each of them would ask brokers again."""
-    return Timers(sender, process.once(_ASKED, options.cluster, dict))
+    return Timers(sender, process.once(_ASKED, session.connection_key(options), dict))
 
 
 def check_brokers(options: Options, names: Mapping[str, str], once: bool = False) -> None:

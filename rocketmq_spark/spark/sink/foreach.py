@@ -28,6 +28,7 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.producer.rows.routing import log_choice
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import Folder, checkpoint_folder
+from rocketmq_spark.spark.checkpoints.owners import check_owner
 from rocketmq_spark.spark.map_in_arrow import map_in_arrow
 from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.once import OncePlan, plan_batch, plan_job
@@ -92,6 +93,7 @@ def write_rocketmq(
     parsed = _options(name_server, options)
     if checkpoint_location is None:
         return _write(df, parsed, "written", once=False)
+    check_owner(checkpoint_location)
     batch = QueryBatch(checkpoint_location, _write_name(write_name, parsed))
     return _write(df, parsed, "written", once=True, batch=batch)
 
@@ -162,6 +164,8 @@ def foreach_batch_writer(
             exactly-once, also if the Spark context was started without ``exactly_once_conf()``.
     """
     parsed = _options(name_server, options)
+    if checkpoint_location is not None:
+        check_owner(checkpoint_location)
     if not guarantee.wanted(parsed):
         return ForeachBatchWriter(parsed)
     if checkpoint_location is None:
@@ -184,6 +188,7 @@ def _write(df: DataFrame, options: Options, what: str, once: bool, batch: QueryB
     _check_context(getattr(df.sparkSession, "_sc", None), options, batch is not None)
     if batch is None:
         return _sent(df, options, names, plan_job(options), what)
+    check_owner(batch.checkpoint)
     with _named(df, batch, guarantee.topics(options)):
         plan = plan_batch(options, batch.checkpoint, batch.write, batch.number)
         return _sent(df, options, names, plan, what)

@@ -41,7 +41,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import MessageQueue, OffsetRange, SendRequest, SendResult, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.queues.environment import layout_text, scope_of
+from rocketmq_spark.queues.environment import layout_text
 from rocketmq_spark.session.looks import hang_up, look_tools, noted_ids
 from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
@@ -140,7 +140,7 @@ def noted(options: Options) -> QueueEnds:
         options.request_timeout,
         _enough(options),
     )
-    process.once(_CHECKED, (options.cluster, scope_of(options), tuple(topics)), lambda: _check(options, ends))
+    process.once(_CHECKED, (session.connection_key(options), tuple(topics)), lambda: _check(options, ends))
     return ends
 
 

@@ -48,6 +48,7 @@ from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender,
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import note_positions
 from rocketmq_spark.session.spools import worker_spool
+from rocketmq_spark.spark.checkpoints.owners import check_owner
 from rocketmq_spark.spark.compat import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, check_task, plan_batch, plan_job
@@ -66,7 +67,7 @@ def _faults(options: Options) -> FaultTable:
     """The process's table of slow and failing brokers. Tasks are short, and without it each would meet the same failures."""
     settings = checks.settings(options)
     how = settings.fault_tables, settings.send_latency_fault
-    return process.once("fault tables", (options.cluster, *how), lambda: FaultTable(*how))
+    return process.once("fault tables", (session.connection_key(options), *how), lambda: FaultTable(*how))
 
 
 class TaskWriter:
@@ -303,6 +304,8 @@ class _Writer:
         if guarantee.wanted(options):
             guarantee.check_registered()
         if not process.is_for(_COMMITS):  # a commit of sent rows must not fail because brokers are down
+            if checkpoint is not None:
+                check_owner(checkpoint)
             checks.check_brokers(options, self.names, once=stream)
             log_choice(options, self.names, once=stream)
         self.positions = checks.positions(options)

@@ -72,6 +72,19 @@ def test_a_driver_that_ends_by_itself_is_an_error_after_all_that_it_said(driver_
         assert said == [{"name": "n:1"}]
 
 
+def test_the_number_of_a_driver_that_ended_stays_its_own_until_it_is_killed(driver_of):
+    """The signal to its group would reach another process that has the number by then."""
+    with driver_of(ECHO + "print(json.dumps({'totals': 1}), file=out, flush=True)") as driver:
+        heard(driver)
+        driver.wait()
+        assert list(driver.reports()) == []
+        pid = driver._process.pid
+        assert os.getpgid(pid) == pid
+        driver.kill()
+        with pytest.raises(ProcessLookupError):
+            os.getpgid(pid)
+
+
 def test_a_frozen_driver_can_be_killed(driver_of):
     with driver_of(ECHO + "sys.stdin.readline()") as driver:
         heard(driver)

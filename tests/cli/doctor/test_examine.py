@@ -392,6 +392,10 @@ class TestOfReaders:
         queue = MessageQueue(topic, "broker-a", 1)
         entry(tmp_path, 0, json.dumps(Offsets({queue: 3}).to_json()))
         assert bad(doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path)))) == []
+        tmp_path.chmod(0o777)
+        (open_to_all,) = bad(doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path))))
+        assert open_to_all == (f"checkpoint {tmp_path}", Level.BROKEN if os.geteuid() == 0 else Level.ADVICE)
+        tmp_path.chmod(0o700)
         entry(tmp_path, 0, json.dumps(Offsets({queue: 30}).to_json()))
         assert bad(doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path)))) == [
             (f"checkpoint {tmp_path}", Level.BROKEN)

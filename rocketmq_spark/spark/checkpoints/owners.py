@@ -1,0 +1,73 @@
+"""Who may change the checkpoint with which a query starts.
+
+The logs of a checkpoint decide what a query reads, skips and writes again. So another user who owns a checkpoint, or may write to
+it, decides that in place of the user who starts the query. Spark shows the ``checkpointLocation`` to sinks, and not to sources.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from rocketmq_spark.base import folders, process
+from rocketmq_spark.errors import OffsetError
+
+logger = logging.getLogger(__name__)
+
+_WARNED = "checkpoints of others"
+# Folders whose files are looked at, too. All other folders only count themselves: a state may have a million files.
+_LOGS = ("offsets", "commits")
+
+
+def check_owner(location: str) -> None:
+    """Raise ``OffsetError`` for root if other users may change the checkpoint. Other users get one warning, because they cannot
+    change the mode of some folders, such as a volume of Kubernetes.
+    """
+    if (found := of_others(location)) is None:
+        return
+    problem, remedy = found
+    if os.geteuid() == folders.ROOT:
+        raise OffsetError(f"root does not use the checkpoint {location}: {problem}", remedy=remedy)
+    text = "the checkpoint %s: %s. %s"
+    process.once(_WARNED, location, functools.partial(logger.warning, text, location, problem, remedy))
+
+
+def of_others(location: str) -> tuple[str, str] | None:
+    """Return a clause about who else may change a local checkpoint, and the remedy; None if nobody else may.
+
+    Also None for a folder that does not exist: Spark creates it.
+    """
+    path = _local(location)
+    if path is None or not os.path.exists(path):  # unlike the method of ``Path``, this raises no error
+        return None
+    above = next(folders.exposures(path), None)
+    found = above or next(folders.exposures_of(path, _entries(path)), None)
+    if found is None:
+        return None
+    change = "chmod go-w" if found.uid is None else f"chown -h {os.geteuid()}"
+    place = found.path
+    if above is None:
+        change, place = change.replace(" ", " -R ", 1), path
+    return (
+        f"{found.who} may change {found.path}, and so decide what the query reads, skips and writes again",
+        f"Run: {change} {shlex.quote(str(place))}, or name a new folder, in one that only you and root may change",
+    )
+
+
+def _local(location: str) -> Path | None:
+    """The path of a ``checkpointLocation``; None on another file system."""
+    if location.startswith("file:"):
+        return Path("/" + location.removeprefix("file:").lstrip("/"))
+    return None if "://" in location else Path(location).absolute()
+
+
+def _entries(path: Path) -> Iterator[Path]:
+    for folder in (path, *(path / name for name in _LOGS)):
+        try:
+            yield from (folder / name for name in os.listdir(folder))
+        except OSError:  # missing, or not readable: it is not used either
+            continue
