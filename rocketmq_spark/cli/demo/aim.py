@@ -38,7 +38,7 @@ class Aim:
 
     def stored(self, before: Batches, totals: int, after: Batches) -> int | None:
         """How many totals the batch in flight has stored; None if none is, or if it is not known. ``totals`` is the number of
-        totals in the topic, asked for between ``before`` and ``after``.
+        totals in the topic, counted after ``before`` was listed and before ``after``.
         """
         if before == after and not after.in_flight:
             self._settled = after.finished, totals

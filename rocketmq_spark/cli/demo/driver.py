@@ -1,38 +1,56 @@
-"""The process of Spark's driver, as the demo sees it: its reports, and its end by SIGKILL."""
+"""The processes of Spark's driver, as the demo sees them: their reports, and their end by SIGKILL.
+
+Python, the JVM and Spark's Python workers form a session. They end with the demo, also if it is killed while they are stopped:
+then a watcher kills them (``process_session``). Driver and watcher hold the lock of the run's folder, so the folder is in use
+until they have ended.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import rocketmq_spark
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.process import python
+from rocketmq_spark.cli.demo import process_session
 from rocketmq_spark.cli.demo.stage import FINISH, Stage
 from rocketmq_spark.errors import RocketMQError
 
 _END_WITHIN_S = 30.0
+_STOP_WITHIN_S = 5.0
 _MOST_READ = 1 << 16
 
 
 class SparkDriver:
-    """Starts the driver when entered, and ends it when left. ``kill`` and ``start`` may follow each other."""
+    """Starts the driver when entered, and ends it when left. ``kill`` and ``start`` may follow each other.
 
-    def __init__(self, made: Stage) -> None:
+    Args:
+        made: The environment of the run.
+        program: The arguments with which Python runs the driver.
+    """
+
+    def __init__(self, made: Stage, program: Sequence[str] = ("-m", "rocketmq_spark.cli.demo.job")) -> None:
         self._made = made
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
         self._reading = -1
         self._unread = b""
         self._said_all = False
 
     def __enter__(self) -> SparkDriver:
+        self._watcher = subprocess.Popen(
+            [sys.executable, "-I", "-S", process_session.__file__],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            pass_fds=self._locks, start_new_session=True, cwd="/",
+        )  # fmt: skip
         self.start()
         return self
 
@@ -40,6 +58,8 @@ class SparkDriver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+        assert self._watcher is not None
+        self._watcher.communicate()
 
     def start(self) -> None:
         """Start Spark and the query, from its checkpoint if there is one. What both print goes to the run's log."""
@@ -47,16 +67,29 @@ class SparkDriver:
         os.set_blocking(self._reading, False)
         self._unread, self._said_all = b"", False
         root = str(Path(rocketmq_spark.__file__).parent.parent)
-        call = python("-P", "-m", "rocketmq_spark.cli.demo.job", str(writing), first=[root])
+        call = python("-P", *self._program, str(writing), first=[root])
         call["env"] = {"PYSPARK_PYTHON": sys.executable, **call["env"]}
         call["cwd"] = str(self._made.folder)  # where Spark may write
         with open(folders.open_regular(self._made.spark_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
-            # A session of its own: Ctrl-C is the demo's, and ``kill`` ends both Python and the JVM.
+            # A session of its own: Ctrl-C is the demo's, and ``kill`` finds all processes that the driver has started.
             self._process = subprocess.Popen(
-                **call, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[writing], start_new_session=True
+                **call, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[writing, *self._locks],
+                start_new_session=True,
             )  # fmt: skip
         os.close(writing)
+        self._watch(self._process.pid)
         self._tell(self._made.to_json())
+
+    @property
+    def _locks(self) -> list[int]:
+        return [] if self._made.lock is None else [self._made.lock]
+
+    def _watch(self, session: int) -> None:
+        assert self._watcher is not None
+        assert self._watcher.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # a user has killed it
+            self._watcher.stdin.write(f"{session}\n".encode())
+            self._watcher.stdin.flush()
 
     def finish(self) -> None:
         """All orders are written: the query may end when it has read all, and its totals are read back."""
@@ -93,18 +126,22 @@ class SparkDriver:
         except BlockingIOError:
             return b""
 
-    def freeze(self) -> None:
-        self._signal(signal.SIGSTOP)
+    def stop(self) -> bool:
+        """SIGSTOP to all its processes. Returns whether nothing of the driver runs any more."""
+        return self._process is None or process_session.stop(self._process.pid, _STOP_WITHIN_S)
 
-    def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
+    def resume(self) -> None:
+        """SIGCONT after ``stop``."""
+        if self._process is not None:
+            process_session.resume(self._process.pid)
 
     def kill(self) -> None:
-        """SIGKILL to the driver, Python and JVM."""
+        """SIGKILL to all its processes: Python, JVM and workers. Returns when none of them lives."""
         if self._process is None:
             return
-        self._signal(signal.SIGKILL)
+        process_session.kill(self._process.pid)
         self._process.wait()
+        self._watch(0)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -116,8 +153,3 @@ class SparkDriver:
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_WITHIN_S)
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)

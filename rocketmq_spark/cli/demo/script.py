@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rocketmq_spark.cli.demo.aim import Aim, Kill
+from rocketmq_spark.cli.demo.aim import Aim, Batches, Kill
 from rocketmq_spark.cli.demo.driver import SparkDriver
 from rocketmq_spark.cli.demo.feed import CLOSING_ORDERS, Accounts, Feed
 from rocketmq_spark.cli.demo.view import DemoView
@@ -46,6 +46,7 @@ class Script:
         self._shown = shown
         self._seconds = seconds
         self._aim = Aim()
+        self._batches = Batches(-1, -1)
         self._kill: Kill | None = None
         self._killed_at = 0.0
         self._back = False
@@ -111,22 +112,35 @@ class Script:
             raise RocketMQError(f"the query has read {state.read} of {self._feed.sent} orders and makes no progress")
 
     def _kill_in_a_batch(self) -> None:
-        """Look for the moment, for the time between two looks at the figures."""
-        watch, end = self._watch, time.monotonic() + _LOOK_S
+        """Look for the moment, for the time between two looks at the figures. The decision is made while no process of the driver
+        runs: until then Spark may finish the batch, and a worker may send more of its totals.
+        """
+        end = time.monotonic() + _LOOK_S
         while time.monotonic() < end:
-            before, totals = watch.batches(), watch.stored_totals()
-            if self._aim.stored(before, totals, watch.batches()):
-                self._driver.freeze()  # it may have finished the batch meanwhile
-                frozen = watch.batches()
-                stored = self._aim.stored(frozen, watch.stored_totals(), frozen)
-                if stored:
-                    self._end_driver(Kill(frozen.begun, stored))
+            if self._stored_in_flight():
+                if self._driver.stop() and (stored := self._stored_in_flight()):
+                    self._end_driver(Kill(self._batches.begun, stored))
                     return
-                self._driver.thaw()
+                self._driver.resume()
             time.sleep(_AIM_S)
-        written = watch.state.read > self._feed.sent
-        if written and time.monotonic() - self._changed_at > _IDLE_S and not watch.batches().in_flight:
-            self._end_driver(Kill(None, 0))
+        written = self._watch.state.read > self._feed.sent
+        if written and time.monotonic() - self._changed_at > _IDLE_S:
+            if self._driver.stop() and not self._watch.batches().in_flight:
+                self._end_driver(Kill(None, 0))
+            else:
+                self._driver.resume()
+
+    def _stored_in_flight(self) -> int | None:
+        """How many totals the batch in flight has stored; None if none is, or if it is not known.
+
+        The checkpoint is listed after the totals were counted. The listing before is that of the last call: if both are the same,
+        nothing changed in between.
+        """
+        totals = self._watch.stored_totals()
+        if totals is None:
+            return None
+        before, self._batches = self._batches, self._watch.batches()
+        return self._aim.stored(before, totals, self._batches)
 
     def _end_driver(self, kill: Kill) -> None:
         self._kill = kill

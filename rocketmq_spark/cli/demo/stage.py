@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -13,28 +12,27 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.localbroker import LocalBroker, distro
+from rocketmq_spark.localbroker.site import IN_USE
 
 # What a micro-batch costs is mostly set-up of tasks: few queues and few partitions make it quick.
 QUEUES = 4
 # What the process that runs the query is told when all orders are written.
 FINISH = b"finish"
-# The file that the process which uses a folder locks. LocalBroker has one of this name in its data.
-IN_USE = "in-use"
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A broker to use, the two topics on it, and the folder of this run; ``broker_data`` None: it is not ours.
 
-    ``proxy`` is the Proxy through which totals are written, over gRPC; None: they go to the broker.
+    ``proxy`` is the Proxy through which totals are written, over gRPC; None: they go to the broker. ``lock`` is the descriptor
+    of the folder's lock, in the process of the demo only.
     """
 
     name_server: str
@@ -43,6 +41,7 @@ class Stage:
     folder: Path
     broker_data: Path | None
     proxy: str | None = None
+    lock: int | None = field(default=None, compare=False)
 
     @property
     def spark_log(self) -> Path:
@@ -54,7 +53,7 @@ class Stage:
 
     def to_json(self) -> bytes:
         """One line, for the process that runs the query."""
-        return json.dumps(asdict(self), default=str).encode() + b"\n"
+        return json.dumps(asdict(self) | {"lock": None}, default=str).encode() + b"\n"
 
     @classmethod
     def from_json(cls, line: bytes) -> Stage:
@@ -68,49 +67,52 @@ def stage(name_server: str | None, grpc: bool = False, proxy: str | None = None)
     """A broker of our own with fresh data (``grpc``: and a Proxy), or new topics on one that exists, with its ``proxy``."""
     base = distro.cache_folder() / "demo"
     with contextlib.ExitStack() as stack:
-        with distro.writing_to(base), distro.exclusive(base / "lock"):
-            folder = _free_folder(base, stack)
+        with distro.writing_to(base):
+            with distro.exclusive(base / "lock"):
+                folder, lock = _free_folder(base)
+            stack.callback(os.close, lock)
             if name_server is None:
                 mq = stack.enter_context(LocalBroker(data=folder / "broker", proxy=grpc, queues=QUEUES))
-                made = Stage(
-                    mq.name_server, "orders", "order-totals", folder, folder / "broker", mq.proxy_grpc if grpc else None
-                )
+                own_proxy = mq.proxy_grpc if grpc else None
+                made = Stage(mq.name_server, "orders", "order-totals", folder, folder / "broker", own_proxy, lock)
             else:
                 suffix = uuid.uuid4().hex[:6]
-                made = Stage(name_server, f"demo-orders-{suffix}", f"demo-totals-{suffix}", folder, None, proxy)
+                made = Stage(name_server, f"demo-orders-{suffix}", f"demo-totals-{suffix}", folder, None, proxy, lock)
         with BaseAdmin(made.name_server) as admin:
             for topic in (made.orders, made.totals):
                 admin.create_topic(topic, QUEUES)
         yield made
 
 
-def _free_folder(base: Path, stack: contextlib.ExitStack) -> Path:
-    """The first of run-1, run-2, ... that is not in use, emptied. A broker started on its data counts as use. A folder in which
-    other users may create files is left alone.
+def _free_folder(base: Path) -> tuple[Path, int]:
+    """The first of run-1, run-2, ... that is not in use, emptied, with the descriptor that locks it. A broker started on its data
+    counts as use. A folder in which other users may create files is left alone.
     """
     for number in itertools.count(1):
         folder = base / f"run-{number}"
         folders.make(folder)
         if not folders.only_own(folder):
             continue
-        own = _opened(folder / IN_USE)
-        if _locks(own) and _is_free(folder / "broker"):
-            stack.callback(own.close)
+        lock = _opened(folder / IN_USE)
+        if folders.try_lock(lock) and _is_free(folder / "broker"):
             _empty(folder)
-            return folder
-        own.close()
+            return folder, lock
+        os.close(lock)
     raise AssertionError
 
 
 def _is_free(data: Path) -> bool:
     if not folders.only_own(data):
         return not data.exists()
-    with _opened(data / IN_USE) as lock:
-        return _locks(lock)
+    lock = _opened(data / IN_USE)
+    try:
+        return folders.try_lock(lock)
+    finally:
+        os.close(lock)
 
 
-def _opened(lock: Path) -> IO[str]:
-    return open(folders.open_regular(lock, os.O_WRONLY | os.O_CREAT), "w", encoding="utf-8")
+def _opened(lock: Path) -> int:
+    return folders.open_regular(lock, os.O_WRONLY | os.O_CREAT)
 
 
 def _empty(folder: Path) -> None:
@@ -119,14 +121,6 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(path)
         elif path.name != IN_USE:
             path.unlink()
-
-
-def _locks(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

@@ -103,9 +103,14 @@ class DemoWatch:
         begun, finished = (max(entries.numbers(self._checkpoint, log), default=-1) for log in ("offsets", "commits"))
         return Batches(begun, min(begun, finished))
 
-    def stored_totals(self) -> int:
-        """Number of totals in the topic."""
-        return sum(self._ends(self._made.totals, 10.0).values())
+    def stored_totals(self) -> int | None:
+        """Number of totals in the topic; None if a broker does not answer."""
+        try:
+            return sum(self._ends(self._made.totals, 10.0).values())
+        except RocketMQError as e:
+            if not e.retriable:
+                raise
+            return None
 
     def _hear(self) -> None:
         for report in self._driver.reports():

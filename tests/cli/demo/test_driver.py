@@ -1,12 +1,15 @@
 """The process of the driver, with a small program instead of Spark."""
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.cli.demo import driver as driver_module
+from rocketmq_spark.base import folders
+from rocketmq_spark.cli.demo import process_session
 from rocketmq_spark.cli.demo.driver import SparkDriver
 from rocketmq_spark.cli.demo.stage import Stage
 from rocketmq_spark.errors import RocketMQError
@@ -17,18 +20,13 @@ ECHO = HEAD + "print(json.dumps({'name': made['name_server']}), file=out, flush=
 
 
 @pytest.fixture
-def driver_of(tmp_path, monkeypatch):
+def driver_of(tmp_path):
     """A driver whose process runs this program."""
 
     def make(program):
         (tmp_path / "program.py").write_text(program)
-        start = driver_module.subprocess.Popen
-
-        def popen(args, **how):
-            return start([sys.executable, str(tmp_path / "program.py"), args[-1]], **how)
-
-        monkeypatch.setattr(driver_module.subprocess, "Popen", popen)
-        return SparkDriver(Stage("n:1", "orders", "totals", tmp_path, Path("/data")))
+        made = Stage("n:1", "orders", "totals", tmp_path, Path("/data"))
+        return SparkDriver(made, program=[str(tmp_path / "program.py")])
 
     return make
 
@@ -76,7 +74,7 @@ def test_a_frozen_driver_can_be_killed(driver_of):
     with driver_of(ECHO + "sys.stdin.readline()") as driver:
         heard(driver)
         pid = driver._process.pid
-        driver.freeze()
+        assert driver.stop()
         driver.kill()
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -87,3 +85,95 @@ def test_what_it_prints_goes_to_the_log_of_the_run(driver_of, tmp_path):
         heard(driver)
         driver.wait()
     assert (tmp_path / "spark.log").read_text() == "from Spark\n"
+
+
+# A driver with a worker in a group of its own, as Spark's are; both are stopped when the program that runs them is killed.
+DEMO = """
+import os, signal, sys
+from pathlib import Path
+from rocketmq_spark.base import folders
+from rocketmq_spark.cli.demo.driver import SparkDriver
+from rocketmq_spark.cli.demo.stage import Stage
+
+folder = Path(sys.argv[1])
+lock = os.open(folder / "in-use", os.O_WRONLY | os.O_CREAT)
+assert folders.try_lock(lock)
+with SparkDriver(Stage("n:1", "orders", "totals", folder, None, lock=lock), program=[str(folder / "program.py")]) as driver:
+    while not (reports := list(driver.reports())):
+        pass
+    assert driver.stop()
+    print(driver._process.pid, driver._watcher.pid, reports[0]["worker"], flush=True)
+    if sys.argv[2] == "fail":
+        raise ZeroDivisionError
+    signal.pause()
+"""
+WORKER = """
+worker = os.fork()
+if not worker:
+    os.setpgid(0, 0)
+    sys.stdin.read()
+print(json.dumps({"worker": worker}), file=out, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """A program with a driver that it has stopped: the process, and the ids of driver, watcher and worker."""
+    started = []
+
+    def start(how):
+        (tmp_path / "program.py").write_text(HEAD + WORKER)
+        process = subprocess.Popen(
+            [sys.executable, "-c", DEMO, str(tmp_path), how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        driver, watcher, worker = map(int, process.stdout.readline().split())
+        started.append((process, driver))
+        assert process_session.members(driver).keys() <= {driver, worker}
+        return process, driver, watcher
+
+    yield start
+    for process, driver in started:
+        process.kill()
+        process.communicate()
+        process_session.kill(driver)
+
+
+def is_free(folder):
+    lock = os.open(folder / "in-use", os.O_WRONLY)
+    try:
+        return folders.try_lock(lock)
+    finally:
+        os.close(lock)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_driver_ends_with_a_demo_that_is_killed(demo, tmp_path, number):
+    process, driver, watcher = demo("wait")
+    assert process_session.members(driver)
+    assert not is_free(tmp_path)
+    process.send_signal(number)
+    process.wait()
+    awaited(lambda: is_free(tmp_path), bool)
+    assert process_session.members(driver) == {}
+    awaited(lambda: process_session.members(watcher) == {}, bool)
+
+
+def test_a_stopped_driver_ends_with_a_demo_that_fails(demo, tmp_path):
+    process, driver, watcher = demo("fail")
+    assert "ZeroDivisionError" in process.communicate()[1]
+    assert process_session.members(driver) == {}
+    awaited(lambda: process_session.members(watcher) == {}, bool)
+    assert is_free(tmp_path)
+
+
+def test_the_folder_is_in_use_while_a_driver_lives(demo, tmp_path):
+    """Even if the watcher was killed, too."""
+    process, driver, watcher = demo("wait")
+    os.kill(watcher, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    assert process_session.members(driver)
+    assert not is_free(tmp_path)
+    process_session.kill(driver)
+    awaited(lambda: is_free(tmp_path), bool)

@@ -1,4 +1,3 @@
-import contextlib
 import os
 import signal
 from pathlib import Path
@@ -35,8 +34,9 @@ def test_a_broker_of_its_own_has_a_proxy_where_one_is_wanted(grpc, proxy, own_ca
 
 def test_a_folder_is_used_again_empty_but_not_while_a_broker_runs_on_its_data(tmp_path):
     def free():
-        with contextlib.ExitStack() as stack:
-            return stage_module._free_folder(tmp_path, stack)
+        folder, lock = stage_module._free_folder(tmp_path)
+        os.close(lock)
+        return folder
 
     first = free()
     (first / "checkpoint").mkdir()
@@ -59,8 +59,9 @@ def test_what_others_may_have_planted_is_not_followed(tmp_path):
     (tmp_path / "run-2").mkdir(0o700)
     (tmp_path / "run-2" / "spark.log").symlink_to(secret)
     (tmp_path / "run-2" / "folder").symlink_to(tmp_path)
-    with contextlib.ExitStack() as stack:
-        assert stage_module._free_folder(tmp_path, stack) == tmp_path / "run-2"
+    folder, lock = stage_module._free_folder(tmp_path)
+    os.close(lock)
+    assert folder == tmp_path / "run-2"
     assert [path.name for path in (tmp_path / "run-2").iterdir()] == ["in-use"]
     assert secret.read_text() == "secret"
 
@@ -69,8 +70,8 @@ def test_the_lock_of_a_run_is_no_link(tmp_path):
     secret = tmp_path / "secret"
     (tmp_path / "run-1").mkdir(0o700)
     (tmp_path / "run-1" / "in-use").symlink_to(secret)
-    with contextlib.ExitStack() as stack, pytest.raises(OSError, match="link"):
-        stage_module._free_folder(tmp_path, stack)
+    with pytest.raises(OSError, match="link"):
+        stage_module._free_folder(tmp_path)
     assert not secret.exists()
 
 

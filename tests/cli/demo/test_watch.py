@@ -7,7 +7,7 @@ from rocketmq_spark import Message, Producer
 from rocketmq_spark.cli.demo.aim import Batches
 from rocketmq_spark.cli.demo.stage import Stage
 from rocketmq_spark.cli.demo.watch import DemoWatch, Returned
-from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.helpers import awaited
@@ -99,3 +99,19 @@ def test_lag_and_newest_totals_come_from_the_broker(rocketmq, watch):
     assert (state.window, state.window_totals) == ("2026-01-31T12:00:05.000Z", {"asia": (2, "1,234.50")})
     assert state.orders_in_totals == 3
     assert one.stored_totals() == 2
+
+
+def test_a_broker_that_does_not_answer_leaves_the_totals_unknown(watch, monkeypatch):
+    _, _, one = watch
+
+    def fail(error):
+        def bounds(*arguments):
+            raise error
+
+        monkeypatch.setattr(one._client.brokers, "bounds", bounds)
+
+    fail(CallTimeout("no answer"))
+    assert one.stored_totals() is None
+    fail(AccessDenied("not yours"))
+    with pytest.raises(AccessDenied):
+        one.stored_totals()
