@@ -132,7 +132,7 @@ OUTSIDE = {
     " producer.batching producer.destination producer.attempts"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
     " producer.fates producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker"
-    " aio.producer cli consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"
+    " aio.producer consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
     " consumer.push.rebalancing consumer.push.consumer consumer.ahead grpc_proxy.transactions"

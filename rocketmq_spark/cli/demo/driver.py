@@ -47,9 +47,8 @@ class SparkDriver:
 
     def __enter__(self) -> SparkDriver:
         self._watcher = subprocess.Popen(
-            [sys.executable, "-I", "-S", process_session.__file__],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            pass_fds=self._locks, start_new_session=True, cwd="/",
+            **python("-I", "-S", process_session.__file__), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, pass_fds=self._locks, start_new_session=True,
         )  # fmt: skip
         self.start()
         return self

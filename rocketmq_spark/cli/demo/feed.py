@@ -90,6 +90,8 @@ def _camel(name: str) -> str:
 
 
 _DAY_S = 86_400.0
+# How long orders under way are waited for if the run has failed.
+_FAILED_CLOSE_S = 1.0
 
 
 class Feed:
@@ -116,6 +118,10 @@ class Feed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
+        if kind is not None:
+            self._producer.close(
+                _FAILED_CLOSE_S
+            )  # which ends the thread, too: it may wait for a broker that does not answer
         self._thread.shutdown()
         self._producer.close()
 

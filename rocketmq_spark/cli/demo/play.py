@@ -66,11 +66,17 @@ def demo(
     find_java()  # its error must be the first thing that is said
     began = time.monotonic()
     say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
-    from rocketmq_spark.cli.demo.stage import one_ctrl_c, stage
+    from rocketmq_spark.cli.demo.stage import interruptible, stage
 
-    with one_ctrl_c(), stage(name_server, grpc, proxy_endpoint) as made:
+    with interruptible(), stage(name_server, grpc, proxy_endpoint) as made:
         say(output, f"Name server {made.name_server}, {time.monotonic() - began:.1f} s. Starting Spark ...")
-        result = _play(output, made, seconds, rate)
+        try:
+            result = _play(output, made, seconds, rate)
+        except BaseException:
+            if made.broker_data is None:
+                commands = "; ".join(_delete_commands(made))
+                output.warning(f"Topics {made.orders} and {made.totals} stay on the cluster. Delete them: {commands}")
+            raise
         _tell(output, made, result, time.monotonic() - began)
         if made.broker_data:
             say(output, "Ending RocketMQ, which takes some seconds ...")
@@ -90,8 +96,8 @@ def _play(output: Output, made: Stage, seconds: float, rate: float) -> Result:
 
     with (
         SparkDriver(made) as driver,
-        view(output, seconds, rate) as shown,
         Feed(made.name_server, made.orders, rate, seconds) as feed,
+        view(output, seconds, rate) as shown,  # it ends first, and with it the picture, even if the end takes long
     ):
         return Script(driver, DemoWatch(made, driver), feed, shown, seconds).run(exactly_once=made.proxy is None)
 
@@ -138,10 +144,18 @@ def _where() -> list[str]:
 
 
 def _next_commands(made: Stage) -> list[str]:
+    tail, describe = f"tail {made.totals} --from earliest --no-follow", f"topic describe {made.orders}"
+    if made.broker_data is None:
+        return [_command(made, tail), _command(made, describe), *_delete_commands(made)]
+    start = f"broker start --data {shlex.quote(str(made.broker_data))}"
+    return [_command(made, command) for command in (start, tail, describe)]
+
+
+def _delete_commands(made: Stage) -> list[str]:
+    return [_command(made, f"topic delete {topic} --yes") for topic in (made.orders, made.totals)]
+
+
+def _command(made: Stage, command: str) -> str:
+    """A command for the cluster of the run. The demo's own broker needs no address: ``broker start`` starts it."""
     where = "" if made.broker_data else f" --name-server {shlex.quote(made.name_server)}"
-    see = f"rocketmq-spark tail {made.totals} --from earliest --no-follow{where}"
-    if made.broker_data:
-        start = f"rocketmq-spark broker start --data {shlex.quote(str(made.broker_data))}"
-        return [start, see, f"rocketmq-spark topic describe {made.orders}"]
-    describe = f"rocketmq-spark topic describe {made.orders}{where}"
-    return [see, describe, f"rocketmq-spark topic delete {made.orders} --yes{where}"]
+    return f"rocketmq-spark {command}{where}"

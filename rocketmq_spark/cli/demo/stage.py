@@ -8,31 +8,34 @@ import json
 import os
 import shutil
 import signal
-import sys
-import threading
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 
 from rocketmq_spark.base import folders
+from rocketmq_spark.base.process import on_signals
+from rocketmq_spark.cli.command import INTERRUPTED
 from rocketmq_spark.client.admin import BaseAdmin
+from rocketmq_spark.errors import LocalBrokerError, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker, distro
+from rocketmq_spark.localbroker.cluster import disk_problem
+from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
 from rocketmq_spark.localbroker.site import IN_USE
 
 # What a micro-batch costs is mostly set-up of tasks: few queues and few partitions make it quick.
 QUEUES = 4
 # What the process that runs the query is told when all orders are written.
 FINISH = b"finish"
+_STOP_WITHIN_S = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A broker to use, the two topics on it, and the folder of this run; ``broker_data`` None: it is not ours.
 
-    ``proxy`` is the Proxy through which totals are written, over gRPC; None: they go to the broker. ``lock`` is the descriptor
-    of the folder's lock, in the process of the demo only.
+    ``proxy`` is the Proxy through which totals are written, over gRPC; None: they go to the broker. Only the process of the demo
+    has ``lock``, the descriptor of the folder's lock, and ``servers``, which it started.
     """
 
     name_server: str
@@ -42,6 +45,7 @@ class Stage:
     broker_data: Path | None
     proxy: str | None = None
     lock: int | None = field(default=None, compare=False)
+    servers: LocalBroker | None = field(default=None, compare=False)
 
     @property
     def spark_log(self) -> Path:
@@ -53,13 +57,36 @@ class Stage:
 
     def to_json(self) -> bytes:
         """One line, for the process that runs the query."""
-        return json.dumps(asdict(self) | {"lock": None}, default=str).encode() + b"\n"
+        return json.dumps(asdict(replace(self, lock=None, servers=None)), default=str).encode() + b"\n"
 
     @classmethod
     def from_json(cls, line: bytes) -> Stage:
         values = json.loads(line)
         data = values.pop("broker_data")
         return cls(**values | {"folder": Path(values["folder"]), "broker_data": Path(data) if data else None})
+
+    def check(self) -> None:
+        """Raise ``LocalBrokerError`` if the disk of the run is full, or one of its servers has ended. Other errors are then only
+        consequences.
+        """
+        if problem := disk_problem(self.folder, for_broker=self.servers is not None):
+            remedy = f"Free some space, or name another folder ({distro.CACHE_VARIABLE})"
+            raise LocalBrokerError(problem, remedy=remedy)
+        for name in self._server_names():
+            if self.servers is not None and self.servers.pid(name) is None:
+                logs = f"{self.servers.data / name}"
+                raise LocalBrokerError(f"{name}, a server of the demo, has ended", remedy=f"Its output is in {logs}")
+
+    def kill_servers(self) -> None:
+        """Kill the servers of the demo: a clean stop takes ten seconds, and is of no use if their data is not used again."""
+        for name in self._server_names():
+            if self.servers is not None:
+                self.servers.kill(name)
+
+    def _server_names(self) -> list[str]:
+        if self.servers is None:
+            return []
+        return [NAME_SERVER, *self.servers.brokers, *([PROXY] if self.proxy is not None else [])]
 
 
 @contextlib.contextmanager
@@ -74,14 +101,24 @@ def stage(name_server: str | None, grpc: bool = False, proxy: str | None = None)
             if name_server is None:
                 mq = stack.enter_context(LocalBroker(data=folder / "broker", proxy=grpc, queues=QUEUES))
                 own_proxy = mq.proxy_grpc if grpc else None
-                made = Stage(mq.name_server, "orders", "order-totals", folder, folder / "broker", own_proxy, lock)
+                made = Stage(mq.name_server, "orders", "order-totals", folder, folder / "broker", own_proxy, lock, mq)
             else:
                 suffix = uuid.uuid4().hex[:6]
                 made = Stage(name_server, f"demo-orders-{suffix}", f"demo-totals-{suffix}", folder, None, proxy, lock)
-        with BaseAdmin(made.name_server) as admin:
-            for topic in (made.orders, made.totals):
-                admin.create_topic(topic, QUEUES)
-        yield made
+        try:
+            with BaseAdmin(made.name_server) as admin:
+                for topic in (made.orders, made.totals):
+                    admin.create_topic(topic, QUEUES)
+            yield made
+        except RocketMQError as e:
+            try:
+                made.check()
+            except LocalBrokerError as cause:
+                raise cause from e
+            raise
+        except KeyboardInterrupt:
+            made.kill_servers()
+            raise
 
 
 def _free_folder(base: Path) -> tuple[Path, int]:
@@ -124,21 +161,34 @@ def _empty(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def one_ctrl_c() -> Iterator[None]:
-    """Ctrl-C raises ``KeyboardInterrupt`` once; a second one does not disturb the tidying up after the first."""
-    handle_ctrl_c(stop_once)
-    try:
-        yield
-    finally:
-        handle_ctrl_c(signal.default_int_handler)
+def interruptible() -> Iterator[None]:
+    """In the block, Ctrl-C or SIGTERM raises ``KeyboardInterrupt`` once. A second one ends this process at once, and so does a
+    block that runs for ten seconds after the first. The servers and Spark's driver end with the process.
+    """
+    stopping = False
+
+    def end() -> None:
+        _say("Ended before everything was closed")
+        os._exit(INTERRUPTED)
+
+    def interrupt() -> None:
+        nonlocal stopping
+        if stopping:
+            end()
+        stopping = True
+        signal.alarm(_STOP_WITHIN_S)
+        _say("Stopping ...")
+        raise KeyboardInterrupt
+
+    with on_signals(interrupt, signal.SIGINT, signal.SIGTERM), on_signals(end, signal.SIGALRM):
+        try:
+            yield
+        finally:
+            if stopping:
+                signal.alarm(0)
 
 
-def stop_once(number: int, frame: FrameType | None) -> None:
-    handle_ctrl_c(signal.SIG_IGN)
-    print("Stopping ...", file=sys.stderr)
-    raise KeyboardInterrupt
-
-
-def handle_ctrl_c(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, handler)
+def _say(text: str) -> None:
+    """Write a line to standard error. A signal handler cannot print: it may have interrupted a print."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())

@@ -85,8 +85,9 @@ class DemoWatch:
 
     def look(self) -> DemoState:
         """Ask Spark, its checkpoint and the broker. A broker that does not answer leaves its numbers as they were. Raises
-        ``RocketMQError`` if the query or its process has failed.
+        ``RocketMQError`` if the query, its process or a server of the demo has failed.
         """
+        self._made.check()
         self._hear()
         finished = self.batches().finished
         if finished >= 0:

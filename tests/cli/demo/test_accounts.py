@@ -12,6 +12,7 @@ from rocketmq_spark.cli.demo.feed import Accounts
 from rocketmq_spark.cli.demo.script import Result
 from rocketmq_spark.cli.demo.stage import Stage
 from rocketmq_spark.cli.demo.watch import DemoState
+from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import java
 
 GOOD = Accounts(
@@ -83,3 +84,26 @@ def test_the_exit_code_says_whether_the_counts_agree(monkeypatch, tmp_path, acco
     assert (done.exit_code, said in done.stdout) == (code, True)
     assert ("do not agree: 25011 orders" in done.stderr) == (code == 1)
     assert "In between: kill -9 of Spark's driver in batch 23, 6 of its totals stored." in done.stdout
+
+
+DELETE = "rocketmq-spark topic delete {} --yes --name-server n:1"
+
+
+@pytest.mark.parametrize("data", [None, Path("/data")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RocketMQError("it failed")])
+def test_a_run_that_does_not_end_names_its_topics(monkeypatch, tmp_path, error, data):
+    def fail(*given):
+        raise error
+
+    made = Stage("n:1", "orders", "totals", tmp_path, data)
+    monkeypatch.setattr(java, "find_java", lambda: None)
+    monkeypatch.setattr(stage, "stage", lambda *given: contextlib.nullcontext(made))
+    monkeypatch.setattr(play, "_play", fail)
+    done = CliRunner().invoke(app, ["demo", "--json"])
+    assert done.exit_code in (1, 130)
+    assert all((DELETE.format(topic) in done.stderr) == (data is None) for topic in ("orders", "totals"))
+
+
+def test_after_a_run_both_topics_are_named_for_deletion(tmp_path):
+    commands = play._next_commands(Stage("n:1", "orders", "totals", tmp_path, None))
+    assert commands[-2:] == [DELETE.format("orders"), DELETE.format("totals")]

@@ -1,5 +1,7 @@
+import contextlib
 import json
 import time
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -59,3 +61,23 @@ def test_what_ended_it_early_is_raised(rocketmq, topic, monkeypatch):
         feed.start()
         with pytest.raises(RocketMQError, match="the broker has gone"):
             awaited(lambda: feed.done, bool)
+
+
+def test_a_failed_run_does_not_wait_for_a_broker_that_is_silent(rocketmq, topic, monkeypatch):
+    """Whose answers may come for the whole send timeout."""
+    answer, timeouts = Future(), []
+    feed = Feed(rocketmq.name_server, topic, rate=100, seconds=3600)
+    close = feed._producer.close
+
+    def closed(timeout_s=None):
+        timeouts.append(timeout_s)
+        answer.cancel()
+        return close(timeout_s)
+
+    with contextlib.suppress(KeyboardInterrupt), feed:
+        monkeypatch.setattr(feed._producer, "send_async", lambda message: answer)
+        monkeypatch.setattr(feed._producer, "close", closed)
+        feed.start()
+        raise KeyboardInterrupt
+    assert timeouts == [1.0, None]
+    assert feed._writing.done()

@@ -1,5 +1,8 @@
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -7,8 +10,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from rocketmq_spark.cli.demo import stage as stage_module
-from rocketmq_spark.cli.demo.stage import Stage, one_ctrl_c, stage
-from rocketmq_spark.localbroker import site
+from rocketmq_spark.cli.demo.stage import Stage, interruptible, stage
+from rocketmq_spark.errors import LocalBrokerError, RocketMQError
+from rocketmq_spark.localbroker import cluster, site
 
 
 def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache, as_found):
@@ -75,23 +79,111 @@ def test_the_lock_of_a_run_is_no_link(tmp_path):
     assert not secret.exists()
 
 
-def test_ctrl_c_counts_once(capsys):
-    @one_ctrl_c()
-    def work():
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
+INTERRUPTED = """
+import signal, sys
+from rocketmq_spark.cli.demo import stage
+
+stage._STOP_WITHIN_S = int(sys.argv[1])
+with stage.interruptible():
+    try:
+        print("running", flush=True)
+        signal.pause()
+    finally:
+        print("ending", flush=True)
+        while True:
             signal.pause()
-        finally:
-            os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("within_s", "second"), [(600, True), (1, False)])
+def test_an_end_that_hangs_is_cut_short(number, within_s, second):
+    """By a second Ctrl-C, or when its time is up."""
+    demo = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(within_s)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for line in ("running\n", "ending\n"):
+        assert demo.stdout.readline() == line
+        if second or line == "running\n":
+            demo.send_signal(number)
+    assert demo.communicate() == ("", "Stopping ...\nEnded before everything was closed\n")
+    assert demo.returncode == 130
+
+
+def test_the_first_ctrl_c_interrupts_and_leaves_no_trace(capfd):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
+
+    @interruptible()
+    def work():
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert capsys.readouterr().err == "Stopping ...\n"
+    assert signal.alarm(0) == 0
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)] == before
+    assert capfd.readouterr().err == "Stopping ...\n"
+
+
+@pytest.fixture
+def own(own_cache, monkeypatch):
+    """An environment with a broker of its own, which is made up: the names of its servers that run, in ``pids``."""
+    pids = {"namesrv": 1, "broker-a": 2, "proxy": 3}
+    broker = MagicMock()
+    broker.return_value.__enter__.return_value = SimpleNamespace(
+        name_server="n:1", proxy_grpc="p:8081", brokers=["broker-a"], data=Path("/data"), pid=pids.get,
+        kill=lambda name: pids.pop(name), pids=pids,
+    )  # fmt: skip
+    monkeypatch.setattr(stage_module, "LocalBroker", broker)
+    monkeypatch.setattr(stage_module, "BaseAdmin", MagicMock())
+    monkeypatch.setattr(cluster.shutil, "disk_usage", lambda path: SimpleNamespace(used=1, free=1 << 40))
+    return pids
+
+
+def failing(change):
+    with stage(None, True):
+        change()
+        raise RocketMQError("a symptom")
+
+
+@pytest.mark.parametrize("name", ["namesrv", "broker-a", "proxy"])
+def test_an_error_after_the_end_of_a_server_says_so(own, name):
+    with pytest.raises(LocalBrokerError, match=rf"{name}, a server of the demo, has ended.*/data/{name}"):
+        failing(lambda: own.pop(name))
+
+
+@pytest.mark.parametrize(("used", "free", "text"), [(99, 1 << 30, "more than 90%"), (0, 1 << 20, "less than 128 MiB")])
+def test_an_error_on_a_full_disk_says_so(own, monkeypatch, used, free, text):
+    usage = SimpleNamespace(used=used << 30, free=free)
+    with pytest.raises(LocalBrokerError, match=rf"{text}.*ROCKETMQ_SPARK_CACHE"):
+        failing(lambda: monkeypatch.setattr(cluster.shutil, "disk_usage", lambda path: usage))
+
+
+def test_other_errors_stay_as_they_are(own):
+    with pytest.raises(RocketMQError, match="a symptom"):
+        failing(lambda: None)
+
+
+def test_the_disk_of_a_cluster_that_exists_is_not_that_of_its_brokers(tmp_path, monkeypatch):
+    made = Stage("n:1", "orders", "totals", tmp_path, None)
+    monkeypatch.setattr(cluster.shutil, "disk_usage", lambda path: SimpleNamespace(used=99 << 30, free=1 << 30))
+    made.check()
+    monkeypatch.setattr(cluster.shutil, "disk_usage", lambda path: SimpleNamespace(used=0, free=1 << 20))
+    with pytest.raises(LocalBrokerError, match="less than 128 MiB"):
+        made.check()
+
+
+@pytest.mark.parametrize(("error", "left"), [(KeyboardInterrupt, 0), (RocketMQError, 3), (None, 3)])
+def test_an_interrupted_demo_kills_its_servers(own, error, left):
+    """A clean stop takes ten seconds, and is for data that is used again."""
+    with contextlib.suppress(KeyboardInterrupt, RocketMQError), stage(None, True):
+        if error is not None:
+            raise error
+    assert len(own) == left
 
 
 @pytest.mark.parametrize("data", [None, Path("/data")])
 def test_the_process_of_the_query_gets_all_of_it(data):
-    made = Stage("n:1", "orders", "totals", Path("/run-1"), data, "p:8081")
+    made = Stage("n:1", "orders", "totals", Path("/run-1"), data, "p:8081", lock=7, servers=MagicMock())
     assert made.to_json().endswith(b"}\n")
     assert Stage.from_json(made.to_json()) == made
