@@ -11,7 +11,7 @@ import fcntl
 import html
 import os
 import pty
-import select
+import re
 import struct
 import subprocess
 import sys
@@ -19,16 +19,19 @@ import termios
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import pyte
+if TYPE_CHECKING:
+    import pyte
 
 HERE = Path(__file__).parent
 COLUMNS, ROWS = 100, 27
 # The picture lasts so long, and its last frame as long again as ``HOLD_S`` says.
 PLAY_S, HOLD_S = 8.0, 6.0
-# The first frame that shows one of these, and the line after which the recording ends.
+# The recording begins with the first frame that shows the one, and ends with the line that has the other.
 BEGIN, END = "writing orders", "All agree."
+# What the recording is about: a run in which Spark was killed between two batches shows less.
+KILL = re.compile(rb"kill -9 of Spark's driver in batch \d")
 
 _SIZE, _WIDE, _HIGH, _MARGIN, _BAR = 14, 8.43, 18, 12, 30
 _GROUND, _TEXT = "#1b1e28", "#d8dce6"
@@ -51,19 +54,39 @@ def record(command: Sequence[str]) -> Iterator[tuple[float, bytes]]:
     began = time.monotonic()
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment, close_fds=True)
     os.close(child)
-    while select.select([main], [], [])[0]:
-        try:
-            part = os.read(main, 1 << 16)
-        except OSError:  # the terminal's other side is closed: the command has ended
-            break
+    while part := _read(main):
         yield time.monotonic() - began, part
     os.close(main)
     if process.wait() != 0:
         raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
 
 
+def _read(terminal: int) -> bytes:
+    """What is printed next; empty when the command has ended."""
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # Linux: the terminal's other side is closed
+        return b""
+
+
+def checked(parts: Iterator[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """The same parts. Ends the program, before it writes a recording, if the run did not show the kill in a batch and the end."""
+    shown = b""
+    for at_s, part in parts:
+        shown += part
+        yield at_s, part
+    if END.encode() not in shown:
+        raise SystemExit(f"nothing is recorded: the run never showed {END!r}")
+    if not KILL.search(shown):
+        raise SystemExit(
+            "nothing is recorded: Spark's driver was not killed in a batch. Run it again, with more --seconds"
+        )
+
+
 def frames(parts: Iterator[tuple[float, bytes]]) -> Iterator[Frame]:
     """The screens that differ, from ``BEGIN`` to the line with ``END``."""
+    import pyte
+
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     last: tuple[str, ...] = ()
@@ -79,8 +102,6 @@ def frames(parts: Iterator[tuple[float, bytes]]) -> Iterator[Frame]:
         if begun and lines != last:
             yield Frame(at_s, lines)
         last = lines
-    if not ended:
-        raise SystemExit(f"the recording never showed {END!r}")
 
 
 def line_of(screen: pyte.Screen, row: int) -> str:
@@ -147,7 +168,7 @@ def main() -> None:
     parser.add_argument("--seconds", default="50", help="as of the demo")
     given = parser.parse_args()
     command = [str(Path(sys.executable).parent / "rocketmq-spark"), "demo", "--seconds", given.seconds]
-    given.target.write_text(svg(list(frames(record(command)))), "utf-8")
+    given.target.write_text(svg(list(frames(checked(record(command))))), "utf-8")
     print(f"{given.target}, {given.target.stat().st_size // 1024} KiB")
 
 
