@@ -17,6 +17,7 @@ from types import TracebackType
 
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.produce import Orders, paced
+from rocketmq_spark.options.names import camel_case
 from rocketmq_spark.session.producers import Producer
 
 CLOSING_ORDERS = 1
@@ -59,7 +60,7 @@ class Accounts:
         return differences
 
     def document(self) -> Mapping[str, object]:
-        return {_camel(name): value for name, value in asdict(self).items()} | {"balanced": self.balanced}
+        return {camel_case(name): value for name, value in asdict(self).items()} | {"balanced": self.balanced}
 
     def lines(self) -> list[str]:
         """The books for a person."""
@@ -82,11 +83,6 @@ class Accounts:
         signs = ("=" if a == b else "≠" for a, b in itertools.pairwise(counts))
         text = f"{counts[0]:,}" + "".join(f" {sign} {count:,}" for sign, count in zip(signs, counts[1:], strict=True))
         return f"{text}. {'All agree.' if self.balanced else 'They do not agree.'}"
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(map(str.capitalize, rest))
 
 
 _DAY_S = 86_400.0
