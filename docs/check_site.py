@@ -80,23 +80,27 @@ class Visit:
         """At one page, wide and narrow."""
         self.page.set_viewport_size(WIDE)  # type: ignore[arg-type]
         self.page.goto(self.home + path)
-        told = self.page.evaluate(_FACTS)
-        if told["scheme"] != SCHEMES[self.scheme]:
-            self._fault(f"is shown in {told['scheme']}")
-        self.links |= dict.fromkeys(told["links"], self.page.url)
-        self.anchors[self.page.url] = set(told["ids"])
-        for picture in told["missingPictures"]:
+        facts = self.page.evaluate(_FACTS)
+        if facts["scheme"] != SCHEMES[self.scheme]:
+            self._fault(f"is shown in {facts['scheme']}")
+        self.links |= dict.fromkeys(facts["links"], self.page.url)
+        self.anchors[self.page.url] = set(facts["ids"])
+        for picture in facts["missingPictures"]:
             self._fault(f"no picture: {picture}")
-        for text in told["texts"]:
+        for text in facts["texts"]:
             if text["contrast"] < (_LARGE_CONTRAST if text["large"] else _CONTRAST):
                 self._fault(f"hard to read, {text['contrast']:.1f}: {text['what']}")
-        for name, width in (("wide", WIDE), ("phone", NARROW)):
-            self.page.set_viewport_size(width)  # type: ignore[arg-type]
-            for what in self.page.evaluate(_FACTS)["cut"]:
-                self._fault(f"wider than its page at {width['width']}: {what}")
-            if path in SHOWN:
-                PICTURES.mkdir(parents=True, exist_ok=True)
-                self.page.screenshot(path=PICTURES / f"{path.strip('/') or 'start'}-{name}-{self.scheme}.png")
+        self._check_width(path, "wide", WIDE, facts["cut"])
+        self.page.set_viewport_size(NARROW)  # type: ignore[arg-type]
+        self._check_width(path, "phone", NARROW, self.page.evaluate(_FACTS)["cut"])
+
+    def _check_width(self, path: str, name: str, size: dict[str, int], cut: list[str]) -> None:
+        """Report what is wider than the page, and take a screenshot of some pages."""
+        for what in cut:
+            self._fault(f"wider than its page at {size['width']}: {what}")
+        if path in SHOWN:
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=PICTURES / f"{path.strip('/') or 'start'}-{name}-{self.scheme}.png")
 
     def follow(self) -> None:
         """Every link of the site to the site: there is such a page or file, and such a place on it."""
