@@ -25,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from rocketmq_spark.cli.demo.stage import FINISH, Stage
+from rocketmq_spark.spark.monitoring.queries import explain
 from rocketmq_spark.spark.tuning import exactly_once_conf
 
 ORDER = "order_id string, region string, amount decimal(12,2), ts timestamp"
@@ -134,33 +135,33 @@ def _start(spark: SparkSession, made: Stage) -> StreamingQuery:
 
 
 class _Reports:
-    """Writes what the demo is told, each batch once."""
+    """Writes the reports for the demo, each progress of the query once."""
 
     def __init__(self, query: StreamingQuery, file: IO[str]) -> None:
         self._query = query
         self._file = file
-        self._told: set[tuple[int, str]] = set()
+        self._reported = 0
 
     def write(self, **report: object) -> None:
         print(json.dumps(report), file=self._file, flush=True)
 
     def progress(self) -> None:
-        for progress in self._query.recentProgress:
-            if (key := (progress.batchId, progress.timestamp)) not in self._told:
-                self._told.add(key)
-                late = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
-                self.write(progress={"rows": progress.numInputRows, "ms": progress.batchDuration, "late": late})
+        # Spark keeps all of them (numRecentProgressUpdates), in their order.
+        for progress in self._query.recentProgress[self._reported :]:
+            self._reported += 1
+            late = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
+            self.write(progress={"rows": progress.numInputRows, "ms": progress.batchDuration, "late": late})
 
 
 def _totals(spark: SparkSession, made: Stage) -> dict[str, int]:
     """The sums over what was written, read back as a batch. A total that is stored twice counts once."""
     stored = read_totals(spark, made.name_server, made.totals)
-    different = stored.distinct()
-    row = different.agg(sf.count("*"), sf.sum("orders"), sf.sum("amount")).first()
-    count, orders, amount = row if row is not None else (0, 0, 0)
+    different = stored.groupBy(*stored.columns).agg(sf.count("*").alias("copies"))
+    row = different.agg(sf.count("*"), sf.sum("copies"), sf.sum("orders"), sf.sum("amount")).first()
+    count, copies, orders, amount = row if row is not None else (0, 0, 0, 0)
     return {
         "different": count,
-        "repeated": stored.count() - count,
+        "repeated": (copies or 0) - count,
         "orders": orders or 0,
         "cents": int((amount or 0) * 100),
     }
@@ -182,7 +183,7 @@ def main() -> None:
                 return
             query.processAllAvailable()
         except PySparkException as e:
-            told.write(failed=str(e))
+            told.write(failed=explain(e))
             return
         told.progress()
         query.stop()

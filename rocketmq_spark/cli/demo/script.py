@@ -95,7 +95,7 @@ class Script:
         if self._kill is None or self._back:
             return
         batch = self._kill.batch
-        self._back = batch is None or self._watch.batches().finished >= batch
+        self._back = batch is None or self._watch.finished >= batch
         if self._back and batch is not None:
             after = time.monotonic() - self._killed_at
             self._watch.state.events.append(f"A new driver has repeated batch {batch} and goes on, {after:.0f} s later")

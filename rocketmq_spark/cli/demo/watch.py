@@ -74,6 +74,7 @@ class DemoWatch:
     def __init__(self, made: Stage, driver: SparkDriver) -> None:
         self.state = DemoState()
         self.returned: Returned | None = None
+        self.finished = -1  # the newest batch that was finished at the last look
         self._driver = driver
         self._made = made
         self._checkpoint = entries.folder(str(made.checkpoint))
@@ -89,9 +90,9 @@ class DemoWatch:
         """
         self._made.check()
         self._hear()
-        finished = self.batches().finished
-        if finished >= 0:
-            self._positions = entries.read(self._checkpoint, finished).positions
+        self.finished = self.batches().finished
+        if self.finished >= 0:
+            self._positions = entries.read(self._checkpoint, self.finished).positions
             self.state.read = sum(self._positions.values())
         try:
             self._ask_broker()
@@ -123,7 +124,8 @@ class DemoWatch:
                 case {"totals": dict(totals)}:
                     self.returned = Returned(**totals)
                 case {"failed": str(reason)}:
-                    raise _failure(reason, self._made)
+                    remedy = f"Spark's messages are in {self._made.spark_log}"
+                    raise RocketMQError("the streaming query failed", remark=reason, remedy=remedy)
 
     def _ends(self, topic: str, within_s: float) -> dict[MessageQueue, int]:
         queues = self._client.routes.get(topic).readable()
@@ -144,14 +146,3 @@ class DemoWatch:
                 self.state.window_totals = {}
             if total["window_start"] == self.state.window:
                 self.state.window_totals[total["region"]] = (total["orders"], f"{total['amount']:,.2f}")
-
-
-def _failure(reason: str, made: Stage) -> RocketMQError:
-    # Spark gives a Python process ten seconds to start and has no setting to wait longer.
-    busy = "failed to connect back" in reason
-    remedy = (
-        "This machine was too busy to start Python within 10 s, Spark's limit: try again"
-        if busy
-        else f"Spark's messages are in {made.spark_log}"
-    )
-    return RocketMQError("the streaming query failed", remark=reason.splitlines()[0], remedy=remedy)
