@@ -74,7 +74,8 @@ ORDER = {
     "options": "names paths parsing topic_names transport table typed",
     "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command kafka_lines port demo"
-    " demo.process_session demo.feed demo.stage demo.aim demo.driver demo.watch demo.view demo.script demo.job demo.play",
+    " demo.accounts demo.process_session demo.order_writer demo.environment demo.batch_totals demo.driver demo.watch"
+    " demo.view demo.run demo.job demo.command",
     "queues": "environment selection allocation",
     "remoting": "protocol endpoint advertised connection bulk pool",
     "session": "proxied spools looks telemetry producers consumers topics admin",

@@ -20,7 +20,7 @@ import rocketmq_spark
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.process import python
 from rocketmq_spark.cli.demo import process_session
-from rocketmq_spark.cli.demo.stage import FINISH, Stage
+from rocketmq_spark.cli.demo.environment import FINISH, DemoEnvironment
 from rocketmq_spark.errors import RocketMQError
 
 _END_WITHIN_S = 30.0
@@ -32,18 +32,20 @@ class SparkDriver:
     """Starts the driver when entered, and ends it when left. ``kill`` and ``start`` may follow each other.
 
     Args:
-        made: The environment of the run.
+        environment: The environment of the run.
         program: The arguments with which Python runs the driver.
     """
 
-    def __init__(self, made: Stage, program: Sequence[str] = ("-m", "rocketmq_spark.cli.demo.job")) -> None:
-        self._made = made
+    def __init__(
+        self, environment: DemoEnvironment, program: Sequence[str] = ("-m", "rocketmq_spark.cli.demo.job")
+    ) -> None:
+        self._environment = environment
         self._program = program
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
-        self._reading = -1
+        self._reports_fd = -1
         self._unread = b""
-        self._said_all = False
+        self._has_ended = False
 
     def __enter__(self) -> SparkDriver:
         self._watcher = subprocess.Popen(
@@ -62,14 +64,16 @@ class SparkDriver:
 
     def start(self) -> None:
         """Start Spark and the query, from its checkpoint if there is one. What both print goes to the run's log."""
-        self._reading, writing = os.pipe()
-        os.set_blocking(self._reading, False)
-        self._unread, self._said_all = b"", False
+        self._reports_fd, writing = os.pipe()
+        os.set_blocking(self._reports_fd, False)
+        self._unread, self._has_ended = b"", False
         root = str(Path(rocketmq_spark.__file__).parent.parent)
         call = python("-P", *self._program, str(writing), first=[root])
         call["env"] = {"PYSPARK_PYTHON": sys.executable, **call["env"]}
-        call["cwd"] = str(self._made.folder)  # where Spark may write
-        with open(folders.open_regular(self._made.spark_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
+        call["cwd"] = str(self._environment.folder)  # where Spark may write
+        with open(
+            folders.open_regular(self._environment.spark_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab"
+        ) as log:
             # A session of its own: Ctrl-C is the demo's, and ``kill`` finds all processes that the driver has started.
             self._process = subprocess.Popen(
                 **call, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[writing, *self._locks],
@@ -77,11 +81,11 @@ class SparkDriver:
             )  # fmt: skip
         os.close(writing)
         self._watch(self._process.pid)
-        self._tell(self._made.to_json())
+        self._send(self._environment.to_json())
 
     @property
     def _locks(self) -> list[int]:
-        return [] if self._made.lock is None else [self._made.lock]
+        return [] if self._environment.lock is None else [self._environment.lock]
 
     def _watch(self, session: int) -> None:
         assert self._watcher is not None
@@ -92,9 +96,9 @@ class SparkDriver:
 
     def finish(self) -> None:
         """All orders are written: the query may end when it has read all, and its totals are read back."""
-        self._tell(FINISH + b"\n")
+        self._send(FINISH + b"\n")
 
-    def _tell(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended; ``reports`` says so
@@ -105,23 +109,23 @@ class SparkDriver:
         """What it has reported since the last call. Raises ``RocketMQError`` if it ended by itself, without its last report."""
         # Its end is looked at first: what it wrote before it ended is then read below.
         ended = self._process is not None and self._process.poll() is not None
-        while part := self._part():
+        while part := self._read():
             self._unread += part
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             report = json.loads(line)
-            self._said_all = "totals" in report or "failed" in report
+            self._has_ended = "totals" in report or "failed" in report
             yield report
-        if ended and not self._said_all:
+        if ended and not self._has_ended:
             assert self._process is not None
             raise RocketMQError(
                 f"Spark's driver ended with exit code {self._process.returncode}",
-                remedy=f"Spark's messages are in {self._made.spark_log}",
+                remedy=f"Spark's messages are in {self._environment.spark_log}",
             )
 
-    def _part(self) -> bytes:
+    def _read(self) -> bytes:
         try:
-            return os.read(self._reading, _MOST_READ)
+            return os.read(self._reports_fd, _MOST_READ)
         except BlockingIOError:
             return b""
 
@@ -144,7 +148,7 @@ class SparkDriver:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        os.close(self._reading)
+        os.close(self._reports_fd)
         self._process = None
 
     def wait(self) -> None:

@@ -3,9 +3,10 @@
 The query reads orders as JSON and writes totals per window and region as JSON. It is plain Spark except for the two
 ``format("rocketmq")``. ``examples/orders_pipeline.py`` has the same functions as a job; a test compares them.
 
-``python -m rocketmq_spark.cli.demo.job FD`` is the process. Its standard input has a ``Stage`` as a line of JSON and, when all
-orders are written, the line ``finish``; it ends when its input does, so also when the demo is killed. It writes a JSON object a
-line to FD: ``progress`` of each batch, ``failed`` if the query fails, and ``totals``, which it reads back in the end.
+``python -m rocketmq_spark.cli.demo.job FD`` is the process. It reads two lines from its standard input: the
+``DemoEnvironment`` as JSON, and ``finish`` when all orders are written. It ends when its input ends. It writes lines of JSON to the
+descriptor FD: ``progress`` of each batch, ``failed`` if the query fails, and at the end ``totals``, the sums of what it has read
+back.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from rocketmq_spark.cli.demo.stage import FINISH, Stage
+from rocketmq_spark.cli.demo.environment import FINISH, DemoEnvironment
 from rocketmq_spark.spark.monitoring.queries import explain
 from rocketmq_spark.spark.tuning import exactly_once_conf
 
@@ -110,10 +111,13 @@ _LOOK_S = 0.25
 
 
 @contextlib.contextmanager
-def _spark_session(made: Stage) -> Iterator[SparkSession]:
+def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName("rocketmq-spark demo")
-    places = {"spark.sql.warehouse.dir": str(made.folder / "warehouse"), "spark.local.dir": str(made.folder / "local")}
+    places = {
+        "spark.sql.warehouse.dir": str(environment.folder / "warehouse"),
+        "spark.local.dir": str(environment.folder / "local"),
+    }
     for name, value in {**_SPARK, **places}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
@@ -123,11 +127,11 @@ def _spark_session(made: Stage) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def _start(spark: SparkSession, made: Stage) -> StreamingQuery:
-    totals = region_totals(read_orders(spark, made.name_server, made.orders), WINDOW, WATERMARK)
-    writer = write_totals(totals, made.name_server, made.totals, str(made.checkpoint))
-    if made.proxy:
-        writer = writer.option("transport", "grpc").option("proxyEndpoint", made.proxy)
+def _start(spark: SparkSession, environment: DemoEnvironment) -> StreamingQuery:
+    totals = region_totals(read_orders(spark, environment.name_server, environment.orders), WINDOW, WATERMARK)
+    writer = write_totals(totals, environment.name_server, environment.totals, str(environment.checkpoint))
+    if environment.proxy:
+        writer = writer.option("transport", "grpc").option("proxyEndpoint", environment.proxy)
     else:
         # The shortest settling time that is allowed: the repeated batch waits for it.
         writer = writer.option("deliveryGuarantee", "exactly-once").option("exactlyOnceSettle", "4s")
@@ -153,9 +157,9 @@ class _Reports:
             self.write(progress={"rows": progress.numInputRows, "ms": progress.batchDuration, "late": late})
 
 
-def _totals(spark: SparkSession, made: Stage) -> dict[str, int]:
+def _totals(spark: SparkSession, environment: DemoEnvironment) -> dict[str, int]:
     """The sums over what was written, read back as a batch. A total that is stored twice counts once."""
-    stored = read_totals(spark, made.name_server, made.totals)
+    stored = read_totals(spark, environment.name_server, environment.totals)
     different = stored.groupBy(*stored.columns).agg(sf.count("*").alias("copies"))
     row = different.agg(sf.count("*"), sf.sum("copies"), sf.sum("orders"), sf.sum("amount")).first()
     count, copies, orders, amount = row if row is not None else (0, 0, 0, 0)
@@ -168,26 +172,26 @@ def _totals(spark: SparkSession, made: Stage) -> dict[str, int]:
 
 
 def main() -> None:
-    reports = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
-    asked = os.fdopen(0, "rb", buffering=0)  # without a buffer, so that select sees every line
-    made = Stage.from_json(asked.readline())
-    with _spark_session(made) as spark:
-        query = _start(spark, made)
-        told = _Reports(query, reports)
+    report_file = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
+    commands = os.fdopen(0, "rb", buffering=0)  # without a buffer, so that select sees every line
+    environment = DemoEnvironment.from_json(commands.readline())
+    with _spark_session(environment) as spark:
+        query = _start(spark, environment)
+        reports = _Reports(query, report_file)
         try:
-            while not select.select([asked], [], [], _LOOK_S)[0]:
-                told.progress()
+            while not select.select([commands], [], [], _LOOK_S)[0]:
+                reports.progress()
                 if (error := query.exception()) is not None:
                     raise error
-            if asked.readline().strip() != FINISH:
+            if commands.readline().strip() != FINISH:
                 return
             query.processAllAvailable()
         except PySparkException as e:
-            told.write(failed=explain(e))
+            reports.write(failed=explain(e))
             return
-        told.progress()
+        reports.progress()
         query.stop()
-        told.write(totals=_totals(spark, made))
+        reports.write(totals=_totals(spark, environment))
 
 
 if __name__ == "__main__":

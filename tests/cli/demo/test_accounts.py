@@ -6,11 +6,12 @@ import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.demo import play, stage
-from rocketmq_spark.cli.demo.aim import Kill
-from rocketmq_spark.cli.demo.feed import Accounts
-from rocketmq_spark.cli.demo.script import Result
-from rocketmq_spark.cli.demo.stage import Stage
+from rocketmq_spark.cli.demo import command
+from rocketmq_spark.cli.demo import environment as environment_module
+from rocketmq_spark.cli.demo.accounts import Accounts
+from rocketmq_spark.cli.demo.batch_totals import Kill
+from rocketmq_spark.cli.demo.environment import DemoEnvironment
+from rocketmq_spark.cli.demo.run import Result
 from rocketmq_spark.cli.demo.watch import DemoState
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import java
@@ -76,10 +77,10 @@ def test_a_total_is_stored_twice_only_without_exactly_once(exactly_once, problem
     ],
 )
 def test_the_exit_code_says_whether_the_counts_agree(monkeypatch, tmp_path, accounts, code, said):
-    made = Stage("n:1", "orders", "totals", tmp_path, Path("/data"))
+    environment = DemoEnvironment("n:1", "orders", "totals", tmp_path, Path("/data"))
     monkeypatch.setattr(java, "find_java", lambda: None)
-    monkeypatch.setattr(stage, "stage", lambda *given: contextlib.nullcontext(made))
-    monkeypatch.setattr(play, "_play", lambda *given: Result(accounts, DemoState(), Kill(23, 6)))
+    monkeypatch.setattr(environment_module, "demo_environment", lambda *given: contextlib.nullcontext(environment))
+    monkeypatch.setattr(command, "_run", lambda *given: Result(accounts, DemoState(), Kill(23, 6)))
     done = CliRunner().invoke(app, ["demo"])
     assert (done.exit_code, said in done.stdout) == (code, True)
     assert ("do not agree: 25011 orders" in done.stderr) == (code == 1)
@@ -95,15 +96,15 @@ def test_a_run_that_does_not_end_names_its_topics(monkeypatch, tmp_path, error, 
     def fail(*given):
         raise error
 
-    made = Stage("n:1", "orders", "totals", tmp_path, data)
+    environment = DemoEnvironment("n:1", "orders", "totals", tmp_path, data)
     monkeypatch.setattr(java, "find_java", lambda: None)
-    monkeypatch.setattr(stage, "stage", lambda *given: contextlib.nullcontext(made))
-    monkeypatch.setattr(play, "_play", fail)
+    monkeypatch.setattr(environment_module, "demo_environment", lambda *given: contextlib.nullcontext(environment))
+    monkeypatch.setattr(command, "_run", fail)
     done = CliRunner().invoke(app, ["demo", "--json"])
     assert done.exit_code in (1, 130)
     assert all((DELETE.format(topic) in done.stderr) == (data is None) for topic in ("orders", "totals"))
 
 
 def test_after_a_run_both_topics_are_named_for_deletion(tmp_path):
-    commands = play._next_commands(Stage("n:1", "orders", "totals", tmp_path, None))
+    commands = command._next_commands(DemoEnvironment("n:1", "orders", "totals", tmp_path, None))
     assert commands[-2:] == [DELETE.format("orders"), DELETE.format("totals")]

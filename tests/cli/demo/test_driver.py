@@ -11,7 +11,7 @@ import pytest
 from rocketmq_spark.base import folders
 from rocketmq_spark.cli.demo import process_session
 from rocketmq_spark.cli.demo.driver import SparkDriver
-from rocketmq_spark.cli.demo.stage import Stage
+from rocketmq_spark.cli.demo.environment import DemoEnvironment
 from rocketmq_spark.errors import RocketMQError
 from tests.helpers import awaited
 
@@ -25,8 +25,8 @@ def driver_of(tmp_path):
 
     def make(program):
         (tmp_path / "program.py").write_text(program)
-        made = Stage("n:1", "orders", "totals", tmp_path, Path("/data"))
-        return SparkDriver(made, program=[str(tmp_path / "program.py")])
+        environment = DemoEnvironment("n:1", "orders", "totals", tmp_path, Path("/data"))
+        return SparkDriver(environment, program=[str(tmp_path / "program.py")])
 
     return make
 
@@ -53,7 +53,7 @@ def test_a_killed_driver_starts_again(driver_of):
         assert heard(driver) == [{"name": "n:1"}]
 
 
-def test_a_driver_that_ends_by_itself_is_an_error_after_all_that_it_said(driver_of):
+def test_a_driver_that_ends_by_itself_is_an_error_at_last(driver_of):
     with driver_of(ECHO + "sys.exit(3)") as driver:
         said = []
 
@@ -93,12 +93,13 @@ import os, signal, sys
 from pathlib import Path
 from rocketmq_spark.base import folders
 from rocketmq_spark.cli.demo.driver import SparkDriver
-from rocketmq_spark.cli.demo.stage import Stage
+from rocketmq_spark.cli.demo.environment import DemoEnvironment
 
 folder = Path(sys.argv[1])
 lock = os.open(folder / "in-use", os.O_WRONLY | os.O_CREAT)
 assert folders.try_lock(lock)
-with SparkDriver(Stage("n:1", "orders", "totals", folder, None, lock=lock), program=[str(folder / "program.py")]) as driver:
+environment = DemoEnvironment("n:1", "orders", "totals", folder, None, lock=lock)
+with SparkDriver(environment, program=[str(folder / "program.py")]) as driver:
     while not (reports := list(driver.reports())):
         pass
     assert driver.stop()

@@ -30,7 +30,7 @@ class Kill:
         return f"kill -9 of Spark's driver in batch {self.batch}, {self.stored} of its totals stored"
 
 
-class Aim:
+class BatchTotals:
     """Remembers how many totals were stored when no batch was in flight."""
 
     def __init__(self) -> None:
@@ -44,5 +44,5 @@ class Aim:
             self._settled = after.finished, totals
         if not after.in_flight or self._settled is None or self._settled[0] != after.finished:
             return None
-        came = totals - self._settled[1]
-        return came if came >= 0 else None  # a broker left out a queue
+        stored = totals - self._settled[1]
+        return stored if stored >= 0 else None  # a broker left out a queue

@@ -9,14 +9,14 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from rocketmq_spark.cli.demo import stage as stage_module
-from rocketmq_spark.cli.demo.stage import Stage, interruptible, stage
+from rocketmq_spark.cli.demo import environment as environment_module
+from rocketmq_spark.cli.demo.environment import DemoEnvironment, demo_environment, interruptible
 from rocketmq_spark.errors import LocalBrokerError, RocketMQError
 from rocketmq_spark.localbroker import cluster, site
 
 
 def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache, as_found):
-    with stage(rocketmq.name_server) as first, stage(rocketmq.name_server) as second:
+    with demo_environment(rocketmq.name_server) as first, demo_environment(rocketmq.name_server) as second:
         topics = {first.orders, first.totals, second.orders, second.totals}
         assert len(topics) == 4
         assert topics <= set(rocketmq.admin.topics())
@@ -29,16 +29,16 @@ def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache, as_found
 def test_a_broker_of_its_own_has_a_proxy_where_one_is_wanted(grpc, proxy, own_cache, monkeypatch):
     broker = MagicMock()
     broker.return_value.__enter__.return_value = SimpleNamespace(name_server="n:1", proxy_grpc="p:8081")
-    monkeypatch.setattr(stage_module, "LocalBroker", broker)
-    monkeypatch.setattr(stage_module, "BaseAdmin", MagicMock())
-    with stage(None, grpc) as made:
-        assert (made.name_server, made.proxy) == ("n:1", proxy)
+    monkeypatch.setattr(environment_module, "LocalBroker", broker)
+    monkeypatch.setattr(environment_module, "BaseAdmin", MagicMock())
+    with demo_environment(None, grpc) as environment:
+        assert (environment.name_server, environment.proxy) == ("n:1", proxy)
     assert broker.call_args.kwargs["proxy"] is grpc
 
 
-def test_a_folder_is_used_again_empty_but_not_while_a_broker_runs_on_its_data(tmp_path):
+def test_a_free_folder_is_emptied_and_one_in_use_left_alone(tmp_path):
     def free():
-        folder, lock = stage_module._free_folder(tmp_path)
+        folder, lock = environment_module._free_folder(tmp_path)
         os.close(lock)
         return folder
 
@@ -63,7 +63,7 @@ def test_what_others_may_have_planted_is_not_followed(tmp_path):
     (tmp_path / "run-2").mkdir(0o700)
     (tmp_path / "run-2" / "spark.log").symlink_to(secret)
     (tmp_path / "run-2" / "folder").symlink_to(tmp_path)
-    folder, lock = stage_module._free_folder(tmp_path)
+    folder, lock = environment_module._free_folder(tmp_path)
     os.close(lock)
     assert folder == tmp_path / "run-2"
     assert [path.name for path in (tmp_path / "run-2").iterdir()] == ["in-use"]
@@ -75,16 +75,16 @@ def test_the_lock_of_a_run_is_no_link(tmp_path):
     (tmp_path / "run-1").mkdir(0o700)
     (tmp_path / "run-1" / "in-use").symlink_to(secret)
     with pytest.raises(OSError, match="link"):
-        stage_module._free_folder(tmp_path)
+        environment_module._free_folder(tmp_path)
     assert not secret.exists()
 
 
 INTERRUPTED = """
 import signal, sys
-from rocketmq_spark.cli.demo import stage
+from rocketmq_spark.cli.demo import environment
 
-stage._STOP_WITHIN_S = int(sys.argv[1])
-with stage.interruptible():
+environment._STOP_WITHIN_S = int(sys.argv[1])
+with environment.interruptible():
     try:
         print("running", flush=True)
         signal.pause()
@@ -134,14 +134,14 @@ def own(own_cache, monkeypatch):
         name_server="n:1", proxy_grpc="p:8081", brokers=["broker-a"], data=Path("/data"), pid=pids.get,
         kill=lambda name: pids.pop(name), pids=pids,
     )  # fmt: skip
-    monkeypatch.setattr(stage_module, "LocalBroker", broker)
-    monkeypatch.setattr(stage_module, "BaseAdmin", MagicMock())
+    monkeypatch.setattr(environment_module, "LocalBroker", broker)
+    monkeypatch.setattr(environment_module, "BaseAdmin", MagicMock())
     monkeypatch.setattr(cluster.shutil, "disk_usage", lambda path: SimpleNamespace(used=1, free=1 << 40))
     return pids
 
 
 def failing(change):
-    with stage(None, True):
+    with demo_environment(None, True):
         change()
         raise RocketMQError("a symptom")
 
@@ -164,19 +164,19 @@ def test_other_errors_stay_as_they_are(own):
         failing(lambda: None)
 
 
-def test_the_disk_of_a_cluster_that_exists_is_not_that_of_its_brokers(tmp_path, monkeypatch):
-    made = Stage("n:1", "orders", "totals", tmp_path, None)
+def test_only_the_demo_s_own_brokers_need_a_tenth_of_the_disk(tmp_path, monkeypatch):
+    environment = DemoEnvironment("n:1", "orders", "totals", tmp_path, None)
     monkeypatch.setattr(cluster.shutil, "disk_usage", lambda path: SimpleNamespace(used=99 << 30, free=1 << 30))
-    made.check()
+    environment.check()
     monkeypatch.setattr(cluster.shutil, "disk_usage", lambda path: SimpleNamespace(used=0, free=1 << 20))
     with pytest.raises(LocalBrokerError, match="less than 128 MiB"):
-        made.check()
+        environment.check()
 
 
 @pytest.mark.parametrize(("error", "left"), [(KeyboardInterrupt, 0), (RocketMQError, 3), (None, 3)])
 def test_an_interrupted_demo_kills_its_servers(own, error, left):
     """A clean stop takes ten seconds, and is for data that is used again."""
-    with contextlib.suppress(KeyboardInterrupt, RocketMQError), stage(None, True):
+    with contextlib.suppress(KeyboardInterrupt, RocketMQError), demo_environment(None, True):
         if error is not None:
             raise error
     assert len(own) == left
@@ -184,6 +184,8 @@ def test_an_interrupted_demo_kills_its_servers(own, error, left):
 
 @pytest.mark.parametrize("data", [None, Path("/data")])
 def test_the_process_of_the_query_gets_all_of_it(data):
-    made = Stage("n:1", "orders", "totals", Path("/run-1"), data, "p:8081", lock=7, servers=MagicMock())
-    assert made.to_json().endswith(b"}\n")
-    assert Stage.from_json(made.to_json()) == made
+    environment = DemoEnvironment(
+        "n:1", "orders", "totals", Path("/run-1"), data, "p:8081", lock=7, servers=MagicMock()
+    )
+    assert environment.to_json().endswith(b"}\n")
+    assert DemoEnvironment.from_json(environment.to_json()) == environment

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pytest
 
-from rocketmq_spark.cli.demo.feed import Feed
+from rocketmq_spark.cli.demo.order_writer import OrderWriter
 from rocketmq_spark.errors import RocketMQError
 from tests.cli.conftest import documents
 from tests.helpers import awaited
@@ -24,60 +24,60 @@ def orders(run, topic):
     return read
 
 
-def wait_until_done(feed):
-    assert awaited(lambda: feed.done, bool)
+def wait_until_done(writer):
+    assert awaited(lambda: writer.done, bool)
 
 
 def test_it_writes_what_it_says(rocketmq, topic, orders):
     begin = time.monotonic()
-    with Feed(rocketmq.name_server, topic, rate=200, seconds=0.5) as feed:
-        assert (feed.sent, feed.started, feed.done) == (1, False, False)
-        feed.start()
-        wait_until_done(feed)
+    with OrderWriter(rocketmq.name_server, topic, rate=200, seconds=0.5) as writer:
+        assert (writer.sent, writer.started, writer.done) == (1, False, False)
+        writer.start()
+        wait_until_done(writer)
         lasted = time.monotonic() - begin
         assert lasted >= 0.5
-        found = orders(feed.sent)
-        assert len({order["order_id"] for order in found}) == len(found) == feed.sent
-        assert 2 < feed.sent <= 2 + 200 * lasted  # one at first, one at once, no more than the rate allows
-        assert sum(order["amount"] for order in found) * 100 == feed.cents
-        feed.end_windows()
-        (last,) = (order for order in orders(feed.sent + 1) if order["region"] == "closing")
+        found = orders(writer.sent)
+        assert len({order["order_id"] for order in found}) == len(found) == writer.sent
+        assert 2 < writer.sent <= 2 + 200 * lasted  # one at first, one at once, no more than the rate allows
+        assert sum(order["amount"] for order in found) * 100 == writer.cents
+        writer.end_windows()
+        (last,) = (order for order in orders(writer.sent + 1) if order["region"] == "closing")
     assert datetime.fromisoformat(last["ts"]).timestamp() > datetime.now(UTC).timestamp() + 80_000
 
 
 def test_leaving_stops_it(rocketmq, topic):
-    with Feed(rocketmq.name_server, topic, rate=10, seconds=3600) as feed:
-        feed.start()
-    assert feed.done
+    with OrderWriter(rocketmq.name_server, topic, rate=10, seconds=3600) as writer:
+        writer.start()
+    assert writer.done
 
 
 def test_what_ended_it_early_is_raised(rocketmq, topic, monkeypatch):
-    with Feed(rocketmq.name_server, topic, rate=100, seconds=3600) as feed:
+    with OrderWriter(rocketmq.name_server, topic, rate=100, seconds=3600) as writer:
 
         def fail(*arguments):
             raise RocketMQError("the broker has gone")
 
-        monkeypatch.setattr(feed._producer, "send_async", fail)
-        feed.start()
+        monkeypatch.setattr(writer._producer, "send_async", fail)
+        writer.start()
         with pytest.raises(RocketMQError, match="the broker has gone"):
-            awaited(lambda: feed.done, bool)
+            awaited(lambda: writer.done, bool)
 
 
 def test_a_failed_run_does_not_wait_for_a_broker_that_is_silent(rocketmq, topic, monkeypatch):
     """Whose answers may come for the whole send timeout."""
     answer, timeouts = Future(), []
-    feed = Feed(rocketmq.name_server, topic, rate=100, seconds=3600)
-    close = feed._producer.close
+    writer = OrderWriter(rocketmq.name_server, topic, rate=100, seconds=3600)
+    close = writer._producer.close
 
     def closed(timeout_s=None):
         timeouts.append(timeout_s)
         answer.cancel()
         return close(timeout_s)
 
-    with contextlib.suppress(KeyboardInterrupt), feed:
-        monkeypatch.setattr(feed._producer, "send_async", lambda message: answer)
-        monkeypatch.setattr(feed._producer, "close", closed)
-        feed.start()
+    with contextlib.suppress(KeyboardInterrupt), writer:
+        monkeypatch.setattr(writer._producer, "send_async", lambda message: answer)
+        monkeypatch.setattr(writer._producer, "close", closed)
+        writer.start()
         raise KeyboardInterrupt
     assert timeouts == [1.0, None]
-    assert feed._writing.done()
+    assert writer._writing.done()

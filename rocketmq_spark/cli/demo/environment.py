@@ -31,7 +31,7 @@ _STOP_WITHIN_S = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class DemoEnvironment:
     """A broker to use, the two topics on it, and the folder of this run; ``broker_data`` None: it is not ours.
 
     ``proxy`` is the Proxy through which totals are written, over gRPC; None: they go to the broker. Only the process of the demo
@@ -60,7 +60,7 @@ class Stage:
         return json.dumps(asdict(replace(self, lock=None, servers=None)), default=str).encode() + b"\n"
 
     @classmethod
-    def from_json(cls, line: bytes) -> Stage:
+    def from_json(cls, line: bytes) -> DemoEnvironment:
         values = json.loads(line)
         data = values.pop("broker_data")
         return cls(**values | {"folder": Path(values["folder"]), "broker_data": Path(data) if data else None})
@@ -90,7 +90,9 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(name_server: str | None, grpc: bool = False, proxy: str | None = None) -> Iterator[Stage]:
+def demo_environment(
+    name_server: str | None, grpc: bool = False, proxy: str | None = None
+) -> Iterator[DemoEnvironment]:
     """A broker of our own with fresh data (``grpc``: and a Proxy), or new topics on one that exists, with its ``proxy``."""
     base = distro.cache_folder() / "demo"
     with contextlib.ExitStack() as stack:
@@ -101,23 +103,26 @@ def stage(name_server: str | None, grpc: bool = False, proxy: str | None = None)
             if name_server is None:
                 mq = stack.enter_context(LocalBroker(data=folder / "broker", proxy=grpc, queues=QUEUES))
                 own_proxy = mq.proxy_grpc if grpc else None
-                made = Stage(mq.name_server, "orders", "order-totals", folder, folder / "broker", own_proxy, lock, mq)
+                environment = DemoEnvironment(
+                    mq.name_server, "orders", "order-totals", folder, folder / "broker", own_proxy, lock, mq
+                )
             else:
                 suffix = uuid.uuid4().hex[:6]
-                made = Stage(name_server, f"demo-orders-{suffix}", f"demo-totals-{suffix}", folder, None, proxy, lock)
+                topics = f"demo-orders-{suffix}", f"demo-totals-{suffix}"
+                environment = DemoEnvironment(name_server, *topics, folder, None, proxy, lock)
         try:
-            with BaseAdmin(made.name_server) as admin:
-                for topic in (made.orders, made.totals):
+            with BaseAdmin(environment.name_server) as admin:
+                for topic in (environment.orders, environment.totals):
                     admin.create_topic(topic, QUEUES)
-            yield made
+            yield environment
         except RocketMQError as e:
             try:
-                made.check()
+                environment.check()
             except LocalBrokerError as cause:
                 raise cause from e
             raise
         except KeyboardInterrupt:
-            made.kill_servers()
+            environment.kill_servers()
             raise
 
 

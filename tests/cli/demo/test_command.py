@@ -18,9 +18,7 @@ SMALL = ("--seconds", "4", "--rate", "200")
 
 
 @pytest.mark.timeout(1200)
-def test_11_29_from_the_wheel_it_balances_and_leaves_data_that_the_next_commands_show(
-    start, own_cache, installed, tmp_path
-):
+def test_from_a_wheel_counts_agree_and_next_commands_work(start, own_cache, installed, tmp_path):
     """Away from the clone, as a user runs it after ``pip install``."""
     process = start("demo", *SMALL, command=[str(installed / "rocketmq-spark")], cwd=tmp_path, env=outside())
     out, err = process.end()

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocketmq_spark.cli.demo.aim import Batches, Kill
-from rocketmq_spark.cli.demo.script import Script
+from rocketmq_spark.cli.demo.batch_totals import Batches, Kill
+from rocketmq_spark.cli.demo.run import DemoRun
 from rocketmq_spark.cli.demo.watch import DemoState
 
 
@@ -55,13 +55,13 @@ BEFORE = [(QUIET, 20), (QUIET, 20)]
 @pytest.fixture
 def kill_of(monkeypatch):
     """Look once for a batch in which to kill; return what was decided."""
-    monkeypatch.setattr("rocketmq_spark.cli.demo.script._LOOK_S", 0.2)
-    monkeypatch.setattr("rocketmq_spark.cli.demo.script._IDLE_S", -1.0)
+    monkeypatch.setattr("rocketmq_spark.cli.demo.run._LOOK_S", 0.2)
+    monkeypatch.setattr("rocketmq_spark.cli.demo.run._IDLE_S", -1.0)
 
     def look(run):
-        script = Script(run, run, SimpleNamespace(sent=10), run, 1.0)
-        script._kill_in_a_batch()
-        return script._kill
+        demo = DemoRun(run, run, SimpleNamespace(sent=10), run, 1.0)
+        demo._kill_in_a_batch()
+        return demo._kill
 
     return look
 
