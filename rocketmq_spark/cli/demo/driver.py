@@ -29,7 +29,8 @@ _MOST_READ = 1 << 16
 
 
 class SparkDriver:
-    """Starts the driver when entered, and ends it when left. ``kill`` and ``start`` may follow each other.
+    """Starts the driver when the block is entered, and kills it when the block is left. ``kill`` and ``start`` may be called in
+    it.
 
     Args:
         environment: The environment of the run.
@@ -63,14 +64,15 @@ class SparkDriver:
         self._watcher.communicate()
 
     def start(self) -> None:
-        """Start Spark and the query, from its checkpoint if there is one. What both print goes to the run's log."""
+        """Start Spark and the query. The query continues from its checkpoint, if there is one. Spark's output goes to the run's
+        log."""
         self._reports_fd, writing = os.pipe()
         os.set_blocking(self._reports_fd, False)
         self._unread, self._has_ended = b"", False
         root = str(Path(rocketmq_spark.__file__).parent.parent)
         call = python("-P", *self._program, str(writing), first=[root])
         call["env"] = {"PYSPARK_PYTHON": sys.executable, **call["env"]}
-        call["cwd"] = str(self._environment.folder)  # where Spark may write
+        call["cwd"] = str(self._environment.folder)  # Spark writes files to its current folder
         with open(
             folders.open_regular(self._environment.spark_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab"
         ) as log:
@@ -90,24 +92,24 @@ class SparkDriver:
     def _watch(self, session: int) -> None:
         assert self._watcher is not None
         assert self._watcher.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # a user has killed it
+        with contextlib.suppress(BrokenPipeError):  # somebody killed the watcher: the demo runs on without it
             self._watcher.stdin.write(f"{session}\n".encode())
             self._watcher.stdin.flush()
 
     def finish(self) -> None:
-        """All orders are written: the query may end when it has read all, and its totals are read back."""
+        """Tell the driver that all orders are written: it ends the query when that has read them, and reads the totals back."""
         self._send(FINISH + b"\n")
 
     def _send(self, line: bytes) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended; ``reports`` says so
+        with contextlib.suppress(BrokenPipeError):  # the driver has ended; ``reports`` raises
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
     def reports(self) -> Iterator[Mapping[str, object]]:
-        """What it has reported since the last call. Raises ``RocketMQError`` if it ended by itself, without its last report."""
-        # Its end is looked at first: what it wrote before it ended is then read below.
+        """Yield the reports since the last call. Raises ``RocketMQError`` if the driver has ended without its last report."""
+        # This is asked first: all that a driver wrote before it ended is then read below.
         ended = self._process is not None and self._process.poll() is not None
         while part := self._read():
             self._unread += part
@@ -130,16 +132,16 @@ class SparkDriver:
             return b""
 
     def stop(self) -> bool:
-        """SIGSTOP to all its processes. Returns whether nothing of the driver runs any more."""
-        return self._process is None or process_session.stop(self._process.pid, _STOP_WITHIN_S)
+        """Stop all processes of the driver with SIGSTOP. Returns whether there are any, and none of them runs any more."""
+        return self._process is not None and process_session.stop(self._process.pid, _STOP_WITHIN_S)
 
     def resume(self) -> None:
-        """SIGCONT after ``stop``."""
+        """Let the processes continue after ``stop``."""
         if self._process is not None:
             process_session.resume(self._process.pid)
 
     def kill(self) -> None:
-        """SIGKILL to all its processes: Python, JVM and workers. Returns when none of them lives."""
+        """Kill all processes of the driver with SIGKILL. Returns when none of them lives."""
         if self._process is None:
             return
         process_session.kill(self._process.pid)
@@ -152,7 +154,7 @@ class SparkDriver:
         self._process = None
 
     def wait(self) -> None:
-        """Wait until it has ended, for half a minute at most."""
+        """Wait until the driver has ended, for half a minute at most."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_WITHIN_S)

@@ -25,14 +25,15 @@ from rocketmq_spark.localbroker.site import IN_USE
 
 # What a micro-batch costs is mostly set-up of tasks: few queues and few partitions make it quick.
 QUEUES = 4
-# What the process that runs the query is told when all orders are written.
+# The line that the driver reads when all orders are written.
 FINISH = b"finish"
+# The time from the first Ctrl-C to the end of the process.
 _STOP_WITHIN_S = 10
 
 
 @dataclass(frozen=True, slots=True)
 class DemoEnvironment:
-    """A broker to use, the two topics on it, and the folder of this run; ``broker_data`` None: it is not ours.
+    """A cluster, the two topics on it, and the folder of this run. ``broker_data`` is None if the demo did not start the cluster.
 
     ``proxy`` is the Proxy through which totals are written, over gRPC; None: they go to the broker. Only the process of the demo
     has ``lock``, the descriptor of the folder's lock, and ``servers``, which it started.
@@ -93,7 +94,12 @@ class DemoEnvironment:
 def demo_environment(
     name_server: str | None, grpc: bool = False, proxy: str | None = None
 ) -> Iterator[DemoEnvironment]:
-    """A broker of our own with fresh data (``grpc``: and a Proxy), or new topics on one that exists, with its ``proxy``."""
+    """Start a broker with new data, and a Proxy if ``grpc``; or use the cluster of ``name_server``, with its ``proxy``. Create
+    the topics.
+
+    Servers that were started stop at the end of the block; topics stay. An error in the block is replaced by its cause if a
+    server has ended or the disk is full.
+    """
     base = distro.cache_folder() / "demo"
     with contextlib.ExitStack() as stack:
         with distro.writing_to(base):

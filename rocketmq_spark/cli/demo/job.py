@@ -4,9 +4,9 @@ The query reads orders as JSON and writes totals per window and region as JSON. 
 ``format("rocketmq")``. ``examples/orders_pipeline.py`` has the same functions as a job; a test compares them.
 
 ``python -m rocketmq_spark.cli.demo.job FD`` is the process. It reads two lines from its standard input: the
-``DemoEnvironment`` as JSON, and ``finish`` when all orders are written. It ends when its input ends. It writes lines of JSON to the
-descriptor FD: ``progress`` of each batch, ``failed`` if the query fails, and at the end ``totals``, the sums of what it has read
-back.
+``DemoEnvironment`` as JSON, and ``finish`` when all orders are written. It ends when its input ends. It writes lines of JSON to
+the descriptor FD: ``progress`` of each batch, ``failed`` if the query fails, and at the end ``totals``, the sums over the totals
+that it has read back.
 """
 
 from __future__ import annotations

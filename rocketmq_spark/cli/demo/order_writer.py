@@ -12,16 +12,15 @@ from rocketmq_spark.cli.produce import Orders, paced
 from rocketmq_spark.session.producers import Producer
 
 CLOSING_ORDERS = 1
-
-
 _DAY_S = 86_400.0
 # How long orders under way are waited for if the run has failed.
 _FAILED_CLOSE_S = 1.0
 
 
 class OrderWriter:
-    """Writes one order when entered, so that there is something to start on, and the others for ``seconds`` after
-    ``start``. Leaving the block stops it early."""
+    """Writes one order when the block is entered, for Spark's first batch, and more for ``seconds`` after ``start``. Leaving the
+    block stops the writer early.
+    """
 
     def __init__(self, name_server: str, topic: str, rate: float, seconds: float) -> None:
         self._topic = topic
@@ -44,9 +43,8 @@ class OrderWriter:
     ) -> None:
         self._stop.set()
         if kind is not None:
-            self._producer.close(
-                _FAILED_CLOSE_S
-            )  # which ends the thread, too: it may wait for a broker that does not answer
+            # This ends the thread, too, which may wait for a broker that does not answer.
+            self._producer.close(_FAILED_CLOSE_S)
         self._thread.shutdown()
         self._producer.close()
 

@@ -14,14 +14,14 @@ from rocketmq_spark.cli.demo.view import DemoView
 from rocketmq_spark.cli.demo.watch import DemoState, DemoWatch
 from rocketmq_spark.errors import RocketMQError
 
-# The driver may be killed from this part of the writing on.
+# The part of the writing time after which the driver may be killed.
 _KILL_AFTER = 0.4
-_LOOK_S = 0.5
-# The time between two looks for a batch in which to kill it.
-_KILL_LOOK_S = 0.01
-# If all is written, and no batch begins for so long, it is killed between two batches.
+_REFRESH_S = 0.5
+# The pause between two checks whether now is the moment to kill the driver.
+_KILL_CHECK_S = 0.01
+# If all orders are written, and no batch begins for this time, the driver is killed between two batches.
 _IDLE_S = 5.0
-# How long nothing may change before the last orders are called missing. Spark's start is a part of it.
+# If no number changes for this time, which includes Spark's start, the run fails.
 _NO_PROGRESS_S = 180.0
 
 
@@ -33,11 +33,11 @@ class Result:
 
 
 class DemoRun:
-    """Orders are written and read; Spark's driver is killed and started again; a last order ends the open windows; the driver
-    reads all totals back.
+    """Writes orders while the query reads them, kills Spark's driver and starts it again, ends the open windows with a last
+    order, and lets the driver read all totals back.
 
-    The driver is killed in a batch that has stored totals and is not finished. In a run of a few seconds this may be a batch that
-    the last order causes.
+    The driver is killed in a batch that has stored totals and is not finished. In a run of a few seconds this may be the batch
+    that reads the last order.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class DemoRun:
             if self._kill is None and state.elapsed_s > self._seconds * _KILL_AFTER:
                 self._kill_in_a_batch()
             else:
-                time.sleep(_LOOK_S)
+                time.sleep(_REFRESH_S)
 
     def _report_repeated_batch(self) -> None:
         if self._kill is None or self._has_repeated:
@@ -115,17 +115,17 @@ class DemoRun:
             raise RocketMQError(f"the query has read {state.read} of {self._writer.sent} orders and makes no progress")
 
     def _kill_in_a_batch(self) -> None:
-        """Look for the moment, for the time between two looks at the figures. The decision is made while no process of the driver
-        runs: until then Spark may finish the batch, and a worker may send more of its totals.
+        """Wait for the moment to kill the driver, until the next refresh. The decision is made while all processes of the
+        driver are stopped: until then Spark may finish the batch, and a worker may send more of its totals.
         """
-        end = time.monotonic() + _LOOK_S
+        end = time.monotonic() + _REFRESH_S
         while time.monotonic() < end:
             if self._stored_in_flight():
                 if self._driver.stop() and (stored := self._stored_in_flight()):
                     self._end_driver(Kill(self._batches.begun, stored))
                     return
                 self._driver.resume()
-            time.sleep(_KILL_LOOK_S)
+            time.sleep(_KILL_CHECK_S)
         written = self._watch.state.read > self._writer.sent
         if written and time.monotonic() - self._changed_at > _IDLE_S:
             if self._driver.stop() and not self._watch.batches().in_flight:

@@ -55,7 +55,7 @@ BEFORE = [(QUIET, 20), (QUIET, 20)]
 @pytest.fixture
 def kill_of(monkeypatch):
     """Look once for a batch in which to kill; return what was decided."""
-    monkeypatch.setattr("rocketmq_spark.cli.demo.run._LOOK_S", 0.2)
+    monkeypatch.setattr("rocketmq_spark.cli.demo.run._REFRESH_S", 0.2)
     monkeypatch.setattr("rocketmq_spark.cli.demo.run._IDLE_S", -1.0)
 
     def look(run):
