@@ -64,7 +64,9 @@ class SchemeCheck:
         self.context.route("**/*", self._block_others)
         self.page: Page = self.context.new_page()
         self.page.on("pageerror", lambda error: self._fault(f"script: {error}"))
-        self.page.on("console", lambda said: self._fault(f"console: {said.text}") if said.type == "error" else None)
+        self.page.on(
+            "console", lambda message: self._fault(f"console: {message.text}") if message.type == "error" else None
+        )
         self.page.on(
             "response", lambda answer: self._fault(f"{answer.status} {answer.url}") if answer.status >= 400 else None
         )
@@ -118,12 +120,12 @@ class SchemeCheck:
             elif not self.context.request.get(target).ok:
                 self.faults.append(f"{page}: no such page: {link}")
 
-    def attempt(self, doing: Callable[[], None]) -> None:
+    def attempt(self, action: Callable[[], None]) -> None:
         """Call a check that waits for elements. A timeout is a fault."""
         try:
-            doing()
+            action()
         except TimeoutError as e:
-            self._fault(f"{doing.__name__}: {e.message}")
+            self._fault(f"{action.__name__}: {e.message}")
 
     def search(self) -> None:
         """Check that a word, typed into the search box, leads to its page."""
@@ -136,9 +138,9 @@ class SchemeCheck:
         box.press_sequentially(WORD)
         results = self.page.locator(".md-search-result__item a")
         results.first.wait_for()
-        found = [str(one.get_attribute("href")) for one in results.all()]
-        if not any(ITS_PAGE in one for one in found):
-            self._fault(f"{WORD} is not found on {ITS_PAGE}, but on {found}")
+        targets = [str(result.get_attribute("href")) for result in results.all()]
+        if not any(ITS_PAGE in target for target in targets):
+            self._fault(f"{WORD} is not found on {ITS_PAGE}, but on {targets}")
         results.first.click()
         self.page.locator(f"article:has-text('{WORD}')").wait_for()
 
@@ -164,8 +166,8 @@ def main() -> int:
             for path in pages:
                 check.check(f"{path}/" if path else "")
             check.check_links()
-            for doing in (check.search, check.change_scheme):
-                check.attempt(doing)
+            for action in (check.search, check.change_scheme):
+                check.attempt(action)
             faults += check.faults
             links |= check.links.keys()
         version = browser.version

@@ -15,8 +15,8 @@ def front_page(readme: str) -> str:
     """
     names = {readme: page for page, readme in PAGES.items()}
 
-    def link(found: re.Match[str]) -> str:
-        label, target = found.groups()
+    def link(match: re.Match[str]) -> str:
+        label, target = match.groups()
         if target in names or target.startswith("docs/"):
             return f"[{label}]({names.get(target, target.removeprefix('docs/'))})"
         return f"`{label}`" if label == target else label

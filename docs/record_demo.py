@@ -166,10 +166,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", nargs="?", type=Path, default=HERE / "pictures" / "demo.svg")
     parser.add_argument("--seconds", default="50", help="how long the demo writes orders")
-    given = parser.parse_args()
-    command = [str(Path(sys.executable).parent / "rocketmq-spark"), "demo", "--seconds", given.seconds]
-    given.target.write_text(svg(list(frames(checked(record(command))))), "utf-8")
-    print(f"{given.target}, {given.target.stat().st_size // 1024} KiB")
+    arguments = parser.parse_args()
+    command = [str(Path(sys.executable).parent / "rocketmq-spark"), "demo", "--seconds", arguments.seconds]
+    arguments.target.write_text(svg(list(frames(checked(record(command))))), "utf-8")
+    print(f"{arguments.target}, {arguments.target.stat().st_size // 1024} KiB")
 
 
 if __name__ == "__main__":

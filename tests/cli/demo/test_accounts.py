@@ -70,19 +70,19 @@ def test_a_total_is_stored_twice_only_without_exactly_once(exactly_once, problem
 
 
 @pytest.mark.parametrize(
-    ("accounts", "code", "said"),
+    ("accounts", "code", "verdict"),
     [
         (GOOD, 0, "All agree."),
         (dataclasses.replace(GOOD, orders_returned=97), 1, "They do not agree."),
     ],
 )
-def test_the_exit_code_says_whether_the_counts_agree(monkeypatch, tmp_path, accounts, code, said):
+def test_the_exit_code_says_whether_the_counts_agree(monkeypatch, tmp_path, accounts, code, verdict):
     environment = DemoEnvironment("n:1", "orders", "totals", tmp_path, Path("/data"))
     monkeypatch.setattr(java, "find_java", lambda: None)
-    monkeypatch.setattr(environment_module, "demo_environment", lambda *given: contextlib.nullcontext(environment))
-    monkeypatch.setattr(command, "_run", lambda *given: Result(accounts, DemoState(), Kill(23, 6)))
+    monkeypatch.setattr(environment_module, "demo_environment", lambda *arguments: contextlib.nullcontext(environment))
+    monkeypatch.setattr(command, "_run", lambda *arguments: Result(accounts, DemoState(), Kill(23, 6)))
     done = CliRunner().invoke(app, ["demo"])
-    assert (done.exit_code, said in done.stdout) == (code, True)
+    assert (done.exit_code, verdict in done.stdout) == (code, True)
     assert ("do not agree: 25011 orders" in done.stderr) == (code == 1)
     assert "In between: kill -9 of Spark's driver in batch 23, 6 of its totals stored." in done.stdout
 
@@ -93,12 +93,12 @@ DELETE = "rocketmq-spark topic delete {} --yes --name-server n:1"
 @pytest.mark.parametrize("data", [None, Path("/data")])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RocketMQError("it failed")])
 def test_a_run_that_does_not_end_names_its_topics(monkeypatch, tmp_path, error, data):
-    def fail(*given):
+    def fail(*arguments):
         raise error
 
     environment = DemoEnvironment("n:1", "orders", "totals", tmp_path, data)
     monkeypatch.setattr(java, "find_java", lambda: None)
-    monkeypatch.setattr(environment_module, "demo_environment", lambda *given: contextlib.nullcontext(environment))
+    monkeypatch.setattr(environment_module, "demo_environment", lambda *arguments: contextlib.nullcontext(environment))
     monkeypatch.setattr(command, "_run", fail)
     done = CliRunner().invoke(app, ["demo", "--json"])
     assert done.exit_code in (1, 130)

@@ -25,9 +25,9 @@ def test_from_a_wheel_counts_agree_and_next_commands_work(start, own_cache, inst
     assert process.code == 0, out + err
     assert "Starting RocketMQ" in out.splitlines()[0]
     assert "All agree." in out
-    told = [line for line in out.splitlines() if " s  " in line[:8]]
-    assert told
-    assert not any(a[7:] == b[7:] for a, b in itertools.pairwise(told)), "nothing is said twice"
+    progress_lines = [line for line in out.splitlines() if " s  " in line[:8]]
+    assert progress_lines
+    assert not any(a[7:] == b[7:] for a, b in itertools.pairwise(progress_lines)), "nothing is said twice"
     assert re.search(
         r"^kill -9 of Spark's driver in batch \d+, \d+ of its totals stored \.\.\. Spark starts again$", out, re.M
     )
@@ -93,15 +93,15 @@ def test_ctrl_c_ends_it_cleanly(start, proxied, own_cache):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         ("--proxy-endpoint", "p:1"),
         ("--transport", "grpc", "--proxy-endpoint", "p:1"),
         ("--transport", "grpc", "--name-server", "n:1"),
     ],
 )
-def test_a_proxy_goes_with_its_cluster(given):
-    done = CliRunner().invoke(app, ["demo", *given])
+def test_a_proxy_goes_with_its_cluster(arguments):
+    done = CliRunner().invoke(app, ["demo", *arguments])
     assert done.exit_code == 2
     assert "--proxy-endpoint goes with --transport grpc and --name-server" in done.stderr
 

@@ -31,35 +31,35 @@ def driver_of(tmp_path):
     return make
 
 
-def heard(driver):
+def next_reports(driver):
     return awaited(lambda: list(driver.reports()), bool)
 
 
 def test_it_hears_reports_and_is_told_to_finish(driver_of):
     program = ECHO + "print(json.dumps({'totals': sys.stdin.readline()}), file=out, flush=True)"
     with driver_of(program) as driver:
-        assert heard(driver) == [{"name": "n:1"}]
+        assert next_reports(driver) == [{"name": "n:1"}]
         driver.finish()
-        assert heard(driver) == [{"totals": "finish\n"}]
+        assert next_reports(driver) == [{"totals": "finish\n"}]
         driver.wait()
         assert list(driver.reports()) == [], "it has ended after its last report"
 
 
 def test_a_killed_driver_starts_again(driver_of):
     with driver_of(ECHO + "sys.stdin.readline()") as driver:
-        assert heard(driver) == [{"name": "n:1"}]
+        assert next_reports(driver) == [{"name": "n:1"}]
         driver.kill()
         driver.start()
-        assert heard(driver) == [{"name": "n:1"}]
+        assert next_reports(driver) == [{"name": "n:1"}]
 
 
 def test_a_driver_that_ends_by_itself_is_an_error_at_last(driver_of):
     with driver_of(ECHO + "sys.exit(3)") as driver:
-        said = []
+        reported = []
 
         def ended():
             try:
-                said.extend(driver.reports())
+                reported.extend(driver.reports())
             except RocketMQError as e:
                 return e
             return None
@@ -67,12 +67,12 @@ def test_a_driver_that_ends_by_itself_is_an_error_at_last(driver_of):
         error = awaited(ended, bool)
         assert "exit code 3" in str(error)
         assert "spark.log" in str(error)
-        assert said == [{"name": "n:1"}]
+        assert reported == [{"name": "n:1"}]
 
 
 def test_a_frozen_driver_can_be_killed(driver_of):
     with driver_of(ECHO + "sys.stdin.readline()") as driver:
-        heard(driver)
+        next_reports(driver)
         pid = driver._process.pid
         assert driver.stop()
         driver.kill()
@@ -82,7 +82,7 @@ def test_a_frozen_driver_can_be_killed(driver_of):
 
 def test_what_it_prints_goes_to_the_log_of_the_run(driver_of, tmp_path):
     with driver_of(ECHO + "print('from Spark', flush=True)\nprint('{\"totals\": 1}', file=out, flush=True)") as driver:
-        heard(driver)
+        next_reports(driver)
         driver.wait()
     assert (tmp_path / "spark.log").read_text() == "from Spark\n"
 
