@@ -19,15 +19,15 @@ import sys
 import time
 from pathlib import Path
 
-_LOOK_S = 0.002
+_PAUSE_S = 0.002
 _PROC = Path("/proc")
 _STOPPED, _ENDED = frozenset("Tt"), frozenset("ZX")
 
 
 def members(session: int) -> dict[int, frozenset[str]]:
     """Return the living processes of a session, each with the states of its threads: letters as those of ``ps``."""
-    found = {pid: _states(pid) for pid in _pids() if _session(pid) == session}
-    return {pid: states for pid, states in found.items() if states - _ENDED}
+    states_of = {pid: _states(pid) for pid in _pids() if _session(pid) == session}
+    return {pid: states for pid, states in states_of.items() if states - _ENDED}
 
 
 def stop(session: int, within_s: float) -> bool:
@@ -35,15 +35,15 @@ def stop(session: int, within_s: float) -> bool:
     end = time.monotonic() + within_s
     stopped: set[int] = set()
     while time.monotonic() < end:
-        found = members(session)
-        running = [pid for pid, states in found.items() if states - _ENDED - _STOPPED]
+        living = members(session)
+        running = [pid for pid, states in living.items() if states - _ENDED - _STOPPED]
         # A process may have started another one just before it stopped, which the listing then missed: list once more.
-        if not running and stopped == found.keys():
-            return bool(found)
-        stopped = set() if running else set(found)
+        if not running and stopped == living.keys():
+            return bool(living)
+        stopped = set() if running else set(living)
         for pid in running:
             _signal(pid, signal.SIGSTOP)
-        time.sleep(_LOOK_S if running else 0)
+        time.sleep(_PAUSE_S if running else 0)
     return False
 
 
@@ -55,10 +55,10 @@ def resume(session: int) -> None:
 
 def kill(session: int) -> None:
     """Kill all processes with SIGKILL, and return when none of them lives."""
-    while found := members(session):
-        for pid in found:
+    while living := members(session):
+        for pid in living:
             _signal(pid, signal.SIGKILL)
-        time.sleep(_LOOK_S)
+        time.sleep(_PAUSE_S)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
