@@ -1,8 +1,8 @@
-"""Looks at the site in a real browser, page by page, in light and dark: ``make site-check``, which makes the site first.
+"""Checks each page of the site in a real browser, in light and dark: ``make site-check``, which builds the site first.
 
-It is served on the loopback address, and whatever a page asks of another host is refused and told as a fault. So are links and
-anchors that lead nowhere, pictures that are missing, errors of scripts, text that is hard to read, what is wider than its page,
-and a search that finds nothing. Pictures of some pages, for eyes, are left in ``build/site-pictures``.
+A small server serves the site on the loopback address. The program reports these faults: requests to other hosts, which it
+blocks; links and anchors without a target; missing pictures; errors of scripts; text with too little contrast; elements that are
+wider than the page; and a search without the right result. It stores screenshots of some pages in ``build/site-pictures``.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ ROOT = Path(__file__).parents[1]
 SITE, PICTURES = ROOT / "build" / "site", ROOT / "build" / "site-pictures"
 SCHEMES = {"light": "default", "dark": "slate"}
 WIDE, NARROW = {"width": 1440, "height": 1000}, {"width": 390, "height": 800}
-SHOWN = ("", "zh-CN/", "monitoring/", "options/", "coming-from-kafka/", "api/")
+PICTURED = ("", "zh-CN/", "monitoring/", "options/", "coming-from-kafka/", "api/")
 WORD, ITS_PAGE = "maxOffsetsPerTrigger", "options/"
 
-# What WCAG asks of text (AA); of large text it asks 3.
+# The least contrast of text that WCAG demands (AA), and that of large text.
 _CONTRAST, _LARGE_CONTRAST = 4.5, 3.0
 _FACTS = (Path(__file__).parent / "check_site.js").read_text("utf-8")
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing: what fails is told with its page."""
+        """Print nothing: failed requests are reported with the page that made them."""
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of the folder, with a slash at its end."""
-    handler = functools.partial(Quiet, directory=str(folder))
+    """Serve the folder in the block, and return its address, which ends with a slash."""
+    handler = functools.partial(QuietHandler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -50,8 +50,10 @@ def served(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-class Visit:
-    """All pages in one scheme. ``faults`` is what was found, ``links`` where pages lead, by the pages that do."""
+class SchemeCheck:
+    """Checks all pages in one scheme. ``faults``: what is wrong. ``links``: each link, with a page that has it. ``anchors``: the
+    anchors of each page.
+    """
 
     def __init__(self, browser: Browser, home: str, scheme: str) -> None:
         self.home, self.scheme = home, scheme
@@ -59,83 +61,91 @@ class Visit:
         self.links: dict[str, str] = {}
         self.anchors: dict[str, set[str]] = {}
         self.context: BrowserContext = browser.new_context(color_scheme=scheme, viewport=WIDE)  # type: ignore[arg-type]
-        self.context.route("**/*", self._only_here)
+        self.context.route("**/*", self._block_others)
         self.page: Page = self.context.new_page()
         self.page.on("pageerror", lambda error: self._fault(f"script: {error}"))
-        self.page.on("console", lambda said: self._fault(f"console: {said.text}") if said.type == "error" else None)
-        self.page.on("response", lambda told: self._fault(f"{told.status} {told.url}") if told.status >= 400 else None)
+        self.page.on(
+            "console", lambda message: self._fault(f"console: {message.text}") if message.type == "error" else None
+        )
+        self.page.on(
+            "response", lambda answer: self._fault(f"{answer.status} {answer.url}") if answer.status >= 400 else None
+        )
 
     def _fault(self, what: str) -> None:
         where = self.page.url.removeprefix(self.home) or "start"
         self.faults.append(f"{where} ({self.scheme}): {what}")
 
-    def _only_here(self, route: Route) -> None:
+    def _block_others(self, route: Route) -> None:
         if route.request.url.startswith((self.home, "data:", "blob:")):
             route.continue_()
         else:
-            self._fault(f"asks another host: {route.request.url}")
+            self._fault(f"request to another host: {route.request.url}")
             route.abort()
 
-    def look(self, path: str) -> None:
-        """At one page, wide and narrow."""
+    def check(self, path: str) -> None:
+        """Check one page, in a wide window and in that of a phone."""
         self.page.set_viewport_size(WIDE)  # type: ignore[arg-type]
         self.page.goto(self.home + path)
-        told = self.page.evaluate(_FACTS)
-        if told["scheme"] != SCHEMES[self.scheme]:
-            self._fault(f"is shown in {told['scheme']}")
-        self.links |= dict.fromkeys(told["links"], self.page.url)
-        self.anchors[self.page.url] = set(told["ids"])
-        for picture in told["missingPictures"]:
+        facts = self.page.evaluate(_FACTS)
+        if facts["scheme"] != SCHEMES[self.scheme]:
+            self._fault(f"has the scheme {facts['scheme']}")
+        self.links |= dict.fromkeys(facts["links"], self.page.url)
+        self.anchors[self.page.url] = set(facts["ids"])
+        for picture in facts["missingPictures"]:
             self._fault(f"no picture: {picture}")
-        for text in told["texts"]:
+        for text in facts["texts"]:
             if text["contrast"] < (_LARGE_CONTRAST if text["large"] else _CONTRAST):
                 self._fault(f"hard to read, {text['contrast']:.1f}: {text['what']}")
-        for name, width in (("wide", WIDE), ("phone", NARROW)):
-            self.page.set_viewport_size(width)  # type: ignore[arg-type]
-            for what in self.page.evaluate(_FACTS)["cut"]:
-                self._fault(f"wider than its page at {width['width']}: {what}")
-            if path in SHOWN:
-                PICTURES.mkdir(parents=True, exist_ok=True)
-                self.page.screenshot(path=PICTURES / f"{path.strip('/') or 'start'}-{name}-{self.scheme}.png")
+        self._check_width(path, "wide", WIDE, facts["cut"])
+        self.page.set_viewport_size(NARROW)  # type: ignore[arg-type]
+        self._check_width(path, "phone", NARROW, self.page.evaluate(_FACTS)["cut"])
 
-    def follow(self) -> None:
-        """Every link of the site to the site: there is such a page or file, and such a place on it."""
+    def _check_width(self, path: str, name: str, size: dict[str, int], cut: list[str]) -> None:
+        """Report what is wider than the page, and take a screenshot of some pages."""
+        for what in cut:
+            self._fault(f"wider than its page at {size['width']}: {what}")
+        if path in PICTURED:
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            self.page.screenshot(path=PICTURES / f"{path.strip('/') or 'start'}-{name}-{self.scheme}.png")
+
+    def check_links(self) -> None:
+        """Check each link within the site: its target, a page or a file, exists, and has the anchor."""
         for link, page in self.links.items():
             target, anchor = urldefrag(link)
             if not target.startswith(self.home):
                 continue
             if target in self.anchors:
                 if anchor and anchor not in self.anchors[target]:
-                    self.faults.append(f"{page}: no such place: {link}")
+                    self.faults.append(f"{page}: no such anchor: {link}")
             elif not self.context.request.get(target).ok:
                 self.faults.append(f"{page}: no such page: {link}")
 
-    def try_out(self, doing: Callable[[], None]) -> None:
-        """What waits for something to come; a fault where it does not."""
+    def attempt(self, action: Callable[[], None]) -> None:
+        """Call a check that waits for elements. A timeout is a fault."""
         try:
-            doing()
+            action()
         except TimeoutError as e:
-            self._fault(f"{doing.__name__}: {e.message}")
+            self._fault(f"{action.__name__}: {e.message}")
 
     def search(self) -> None:
-        """A word, typed into the box, leads to its page."""
+        """Check that a word, typed into the search box, leads to its page."""
         self.page.set_viewport_size(WIDE)  # type: ignore[arg-type]
         self.page.goto(self.home)
         box = self.page.get_by_role("textbox", name="Search")
         box.click()
-        # What is typed before the index is there is not looked for.
+        # The page ignores what is typed before it has loaded the index.
         self.page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for()
         box.press_sequentially(WORD)
         results = self.page.locator(".md-search-result__item a")
         results.first.wait_for()
-        found = [str(one.get_attribute("href")) for one in results.all()]
-        if not any(ITS_PAGE in one for one in found):
-            self._fault(f"{WORD} is not found on {ITS_PAGE}, but on {found}")
+        targets = [str(result.get_attribute("href")) for result in results.all()]
+        if not any(ITS_PAGE in target for target in targets):
+            self._fault(f"{WORD} is not found on {ITS_PAGE}, but on {targets}")
         results.first.click()
         self.page.locator(f"article:has-text('{WORD}')").wait_for()
 
-    def change(self) -> None:
-        """The button takes the other scheme."""
+    def change_scheme(self) -> None:
+        """Check that the button changes the scheme."""
         self.page.goto(self.home)
         self.page.locator("label[for^=__palette]:visible").click()
         other = next(name for name in SCHEMES.values() if name != SCHEMES[self.scheme])
@@ -152,18 +162,19 @@ def main() -> int:
     with served(SITE) as home, sync_playwright() as player:
         browser = player.chromium.launch(executable_path=program)
         for scheme in SCHEMES:
-            visit = Visit(browser, home, scheme)
+            check = SchemeCheck(browser, home, scheme)
             for path in pages:
-                visit.look(f"{path}/" if path else "")
-            visit.follow()
-            for doing in (visit.search, visit.change):
-                visit.try_out(doing)
-            faults += visit.faults
-            links |= visit.links.keys()
+                check.check(f"{path}/" if path else "")
+            check.check_links()
+            for action in (check.search, check.change_scheme):
+                check.attempt(action)
+            faults += check.faults
+            links |= check.links.keys()
         version = browser.version
         browser.close()
     print(
-        "\n".join(faults) or f"{len(pages)} pages and {len(links)} links, in light and dark: well (Chromium {version})"
+        "\n".join(faults)
+        or f"{len(pages)} pages and {len(links)} links, in light and dark: no faults (Chromium {version})"
     )
     return 1 if faults else 0
 

@@ -1,4 +1,4 @@
-"""The first page of the site, made of README.md, and the Chinese one, made of README.zh-CN.md: ``make docs`` writes both."""
+"""Makes the first page of the site from README.md, and the Chinese one from README.zh-CN.md: ``make docs`` writes both."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ PAGES = {"index.md": "README.md", "zh-CN.md": "README.zh-CN.md"}
 
 
 def front_page(readme: str) -> str:
-    """The text of a README as a page of docs/: links lead to the pages, and what the site does not have is named only. The links
-    below the title become buttons, so nothing stands between them.
+    """Return the text of a README as a page of docs/. Links to files that the site does not have become their names. The links
+    below the title become buttons: the dots between them are left out.
     """
     names = {readme: page for page, readme in PAGES.items()}
 
-    def link(found: re.Match[str]) -> str:
-        label, target = found.groups()
+    def link(match: re.Match[str]) -> str:
+        label, target = match.groups()
         if target in names or target.startswith("docs/"):
             return f"[{label}]({names.get(target, target.removeprefix('docs/'))})"
         return f"`{label}`" if label == target else label

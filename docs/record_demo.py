@@ -1,7 +1,7 @@
 """Records ``rocketmq-spark demo`` in a terminal and draws it as an animated SVG: ``make cast``.
 
-The recording is a real run. Its picture begins when Spark has read its first batch, is played faster than it was, and ends with
-the counts; the title says how much faster. Programs that know no animation show the end.
+The program records a real run, from the first batch of Spark to the counts at the end, and plays it faster; the title of the
+picture says how much. Viewers that do not animate SVG show the last frame.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import fcntl
 import html
 import os
 import pty
-import select
+import re
 import struct
 import subprocess
 import sys
@@ -19,16 +19,19 @@ import termios
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import pyte
+if TYPE_CHECKING:
+    import pyte
 
 HERE = Path(__file__).parent
 COLUMNS, ROWS = 100, 27
-# The picture lasts so long, and its last frame as long again as ``HOLD_S`` says.
+# The animation takes ``PLAY_S`` seconds, and shows its last frame for ``HOLD_S`` more.
 PLAY_S, HOLD_S = 8.0, 6.0
-# The first frame that shows one of these, and the line after which the recording ends.
+# The recording begins with the first frame that shows the one, and ends with the line that has the other.
 BEGIN, END = "writing orders", "All agree."
+# What the recording is about: a run in which Spark was killed between two batches shows less.
+KILL = re.compile(rb"kill -9 of Spark's driver in batch \d")
 
 _SIZE, _WIDE, _HIGH, _MARGIN, _BAR = 14, 8.43, 18, 12, 30
 _GROUND, _TEXT = "#1b1e28", "#d8dce6"
@@ -37,40 +40,60 @@ _COLOURS = {"red": "#ff7b85", "green": "#8fd694", "brown": "#e6c07b", "blue": "#
 
 
 class Frame(NamedTuple):
-    """The screen from ``at_s`` on: its lines as SVG."""
+    """A screen that is shown from ``at_s`` on, with its lines as SVG."""
 
     at_s: float
     lines: tuple[str, ...]
 
 
 def record(command: Sequence[str]) -> Iterator[tuple[float, bytes]]:
-    """Run the command in a terminal of this size; yield what it prints and when, in seconds from its start."""
+    """Run the command in a terminal. Yield each part of what the command prints, with the seconds since its start."""
     main, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
     began = time.monotonic()
     process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment, close_fds=True)
     os.close(child)
-    while select.select([main], [], [])[0]:
-        try:
-            part = os.read(main, 1 << 16)
-        except OSError:  # the terminal's other side is closed: the command has ended
-            break
+    while part := _read(main):
         yield time.monotonic() - began, part
     os.close(main)
     if process.wait() != 0:
         raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
 
 
+def _read(terminal: int) -> bytes:
+    """What is printed next; empty when the command has ended."""
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # Linux: the terminal's other side is closed
+        return b""
+
+
+def checked(parts: Iterator[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """The same parts. Ends the program, before it writes a recording, if the run did not show the kill in a batch and the end."""
+    shown = b""
+    for at_s, part in parts:
+        shown += part
+        yield at_s, part
+    if END.encode() not in shown:
+        raise SystemExit(f"nothing is recorded: the run never showed {END!r}")
+    if not KILL.search(shown):
+        raise SystemExit(
+            "nothing is recorded: Spark's driver was not killed in a batch. Run it again, with more --seconds"
+        )
+
+
 def frames(parts: Iterator[tuple[float, bytes]]) -> Iterator[Frame]:
-    """The screens that differ, from ``BEGIN`` to the line with ``END``."""
+    """Yield each screen that differs from the one before, from the first with ``BEGIN`` to the line with ``END``."""
+    import pyte
+
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     last: tuple[str, ...] = ()
     begun = ended = False
     for at_s, part in parts:
         if ended:
-            continue  # the recording goes on until the command has ended
+            continue  # read on, so that the command can end
         head, end, _ = part.partition(END.encode())
         stream.feed(head + end)
         ended = bool(end)
@@ -79,33 +102,31 @@ def frames(parts: Iterator[tuple[float, bytes]]) -> Iterator[Frame]:
         if begun and lines != last:
             yield Frame(at_s, lines)
         last = lines
-    if not ended:
-        raise SystemExit(f"the recording never showed {END!r}")
 
 
 def line_of(screen: pyte.Screen, row: int) -> str:
-    """The cells of a row as ``tspan`` elements, one for each run of cells of one look."""
+    """Return the cells of a row as ``tspan`` elements: one for each run of cells with the same colour and weight."""
     cells = [screen.buffer[row][column] for column in range(COLUMNS)]
     text, start = "", 0
     while start < COLUMNS:
         end = start
-        while end < COLUMNS and look(cells[end]) == look(cells[start]):
+        while end < COLUMNS and style_of(cells[end]) == style_of(cells[start]):
             end += 1
         run = "".join(cell.data for cell in cells[start:end])
         if run.strip():
             x = f"{_MARGIN + start * _WIDE:.1f}"
-            text += f'<tspan x="{x}"{look(cells[start])}>{html.escape(run.rstrip(), quote=False)}</tspan>'
+            text += f'<tspan x="{x}"{style_of(cells[start])}>{html.escape(run.rstrip(), quote=False)}</tspan>'
         start = end
     return text
 
 
-def look(cell: pyte.screens.Char) -> str:
+def style_of(cell: pyte.screens.Char) -> str:
     colour = _COLOURS.get(cell.fg, f"#{cell.fg}" if len(cell.fg) == 6 else "")
     return (f' fill="{colour}"' if colour else "") + (' font-weight="bold"' if cell.bold else "")
 
 
 def svg(shown: Sequence[Frame]) -> str:
-    """The frames below each other, of which the window shows one at a time."""
+    """Return the picture. The frames stand below each other on a strip, and the animation moves the strip behind a window."""
     began, lasted = shown[0].at_s, shown[-1].at_s - shown[0].at_s
     speed = max(1.0, lasted / PLAY_S)
     whole = lasted / speed + HOLD_S
@@ -144,11 +165,11 @@ text{{font:{_SIZE}px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mon
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", nargs="?", type=Path, default=HERE / "pictures" / "demo.svg")
-    parser.add_argument("--seconds", default="50", help="as of the demo")
-    given = parser.parse_args()
-    command = [str(Path(sys.executable).parent / "rocketmq-spark"), "demo", "--seconds", given.seconds]
-    given.target.write_text(svg(list(frames(record(command)))), "utf-8")
-    print(f"{given.target}, {given.target.stat().st_size // 1024} KiB")
+    parser.add_argument("--seconds", default="50", help="how long the demo writes orders")
+    arguments = parser.parse_args()
+    command = [str(Path(sys.executable).parent / "rocketmq-spark"), "demo", "--seconds", arguments.seconds]
+    arguments.target.write_text(svg(list(frames(checked(record(command))))), "utf-8")
+    print(f"{arguments.target}, {arguments.target.stat().st_size // 1024} KiB")
 
 
 if __name__ == "__main__":

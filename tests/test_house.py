@@ -74,7 +74,8 @@ ORDER = {
     "options": "names paths parsing topic_names transport table typed",
     "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command kafka_lines port demo"
-    " demo.feed demo.stage demo.aim demo.driver demo.watch demo.view demo.script demo.job demo.play",
+    " demo.accounts demo.process_session demo.order_writer demo.environment demo.batch_totals demo.driver demo.watch"
+    " demo.view demo.run demo.job demo.command",
     "queues": "environment selection allocation",
     "remoting": "protocol endpoint advertised connection bulk pool",
     "session": "proxied spools looks telemetry producers consumers topics admin",
@@ -126,13 +127,13 @@ OUTSIDE = {
     "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.guarantee localbroker.maven",
     "ssl": "base.tls_files remoting.endpoint localbroker.maven",
     "select": "remoting.endpoint spark.sink.guarantee cli.demo.job",
-    "subprocess": "localbroker cli.background cli.demo.driver spark.tuning",
+    "subprocess": "localbroker cli.background cli.demo.process_session cli.demo.driver spark.tuning",
     "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.listeners remoting.endpoint"
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
     " producer.batching producer.destination producer.attempts"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
     " producer.fates producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker"
-    " aio.producer cli consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"
+    " aio.producer consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
     " consumer.push.rebalancing consumer.push.consumer consumer.ahead grpc_proxy.transactions"

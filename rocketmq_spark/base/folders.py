@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import grp
 import itertools
@@ -20,7 +21,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from rocketmq_spark.base import process
 
@@ -244,6 +245,18 @@ def new_folder_for(owner: os.stat_result, name: str, at: int) -> int:
     made = open_folder(name, at)
     os.fchown(made, owner.st_uid, owner.st_gid)
     return made
+
+
+def try_lock(file: int | IO[str]) -> bool:
+    """Lock an open file without waiting. Returns False if another process, or another opening of the file, has locked it.
+
+    The lock ends when all processes have closed the file that inherited it, or when one unlocks it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def open_to_append(path: Path) -> int:

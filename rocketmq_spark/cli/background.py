@@ -8,6 +8,7 @@ through a pipe.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
@@ -264,14 +265,10 @@ def _publish(mq: LocalBroker, conf: list[str]) -> None:
 def _lock() -> Iterator[None]:
     deadline = Deadline.after(_LOCK_WITHIN_S)
     with open(folders.open_private(_path("lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:  # perhaps only a status command that looks at the lock
-                if deadline.expired:
-                    raise
-                deadline.pause(_PAUSE_S)
+        while not folders.try_lock(lock):  # perhaps only a status command looks at the lock
+            if deadline.expired:
+                raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", lock.name)
+            deadline.pause(_PAUSE_S)
         yield
 
 

@@ -178,7 +178,7 @@ def _unexpected(error: Exception) -> RocketMQError:
 
 # What the first page of help says, and where the command is.
 COMMANDS = {
-    "demo": ("Run a stream, kill Spark in between, and count: two minutes.", "demo.play:demo"),
+    "demo": ("Run a stream, kill Spark in between, and count: two minutes.", "demo.command:demo"),
     "broker": ("Start and stop a real RocketMQ on this machine.", "broker:broker"),
     "topic": ("Create, list, describe, update, widen, shrink and delete topics.", "topic:topic"),
     "group": ("List, describe and delete consumer groups.", "group:group"),

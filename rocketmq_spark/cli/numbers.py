@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import click
@@ -15,10 +16,13 @@ class IntRange(click.IntRange):
 
 
 class FloatRange(click.FloatRange):
-    """A number within bounds."""
+    """A finite number within bounds. No bound excludes ``nan``, and a lower one alone includes ``inf``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(_plain(value, param, ctx), param, ctx)
+        number = super().convert(_plain(value, param, ctx), param, ctx)
+        if not math.isfinite(number):
+            raise click.BadParameter(f"{value!r} is not a finite number.", ctx, param)
+        return number
 
 
 def _plain(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

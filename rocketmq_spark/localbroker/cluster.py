@@ -159,7 +159,10 @@ class LocalBroker(Closing):
             atexit.register(self.close)
             try:
                 with distro.writing_to(claimed.data):
-                    _refuse_full_disk(claimed.data)
+                    if problem := disk_problem(claimed.data):
+                        raise LocalBrokerError(
+                            problem, remedy="Free some space, or choose a folder on another disk (data=, or TMPDIR)"
+                        )
                     self._members.bring_up_all(Deadline.after(self._start_timeout_s), self._with_proxy)
             except BaseException:
                 self.close()
@@ -325,15 +328,11 @@ def _own(mq: LocalBroker) -> Members:
     return members
 
 
-def _refuse_full_disk(data: Path) -> None:
-    usage = shutil.disk_usage(data)
-    if usage.used / (usage.used + usage.free) > _FULL_DISK:
-        problem = f"is more than {_FULL_DISK:.0%} full, and a RocketMQ broker refuses messages then"
-    elif usage.free < _ROOM_MB << 20:
-        problem = f"has less than {_ROOM_MB} MiB left"
-    else:
-        return
-    raise LocalBrokerError(
-        f"The disk of {data} {problem}",
-        remedy="Free some space, or choose a folder on another disk (data=, or TMPDIR)",
-    )
+def disk_problem(folder: Path, for_broker: bool = True) -> str | None:
+    """A sentence about the disk of a folder if it has too little room, ``for_broker``: for the data of a broker; else None."""
+    usage = shutil.disk_usage(folder)
+    if for_broker and usage.used / (usage.used + usage.free) > _FULL_DISK:
+        return f"The disk of {folder} is more than {_FULL_DISK:.0%} full, and a RocketMQ broker refuses messages then"
+    if usage.free < _ROOM_MB << 20:
+        return f"The disk of {folder} has less than {_ROOM_MB} MiB left"
+    return None

@@ -189,9 +189,7 @@ def exclusive(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterato
     """Hold a lock file. The kernel releases it when the process ends, also after a kill."""
     folders.make(path.parent, folders.READABLE)
     with open(folders.open_private(path, os.O_RDWR | os.O_CREAT), "a") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not folders.try_lock(f):
             on_wait()
             fcntl.flock(f, fcntl.LOCK_EX)
         owner = os.getpid()

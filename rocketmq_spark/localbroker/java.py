@@ -11,7 +11,6 @@ archive that does not match. Its key contains the JVM, and size and time of each
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -184,12 +183,12 @@ class Archive:
             if not _is_own(self.path.parent):
                 raise PermissionError(f"others may write to {self.path.parent}")
             with open(folders.open_private(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT), "a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not folders.try_lock(lock):
+                    _LOG.debug("another process makes the class-data archive")
+                    return
                 os.utime(lock.name)
                 if not self._is_usable():
                     self._run(homes, spawn)
-        except BlockingIOError:
-            _LOG.debug("another process makes the class-data archive")
         except (OSError, ValueError) as e:
             _LOG.debug("no class-data archive: %s", e)
 

@@ -12,7 +12,6 @@ start fails, and is repeated on other ports.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import queue
@@ -100,13 +99,11 @@ class _Blocks:
             folders.make(folder, folders.READABLE)
             # A bare descriptor, because it must stay open until the process ends.
             lock = folders.open_private(folder / str(start), os.O_RDWR | os.O_CREAT)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(lock)
-                return False
-            self._own.add(start)
-            return True
+            with contextlib.suppress(OSError):
+                if folders.try_lock(lock):
+                    self._own.add(start)
+                    return True
+            os.close(lock)
         return False
 
 

@@ -12,6 +12,7 @@ folder, and deletes the folder if it is temporary, unless the folder has a new o
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -35,7 +36,9 @@ from rocketmq_spark.localbroker.process import MARK, Program, Server, port_in_us
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
 
 TEMPORARY = "rocketmq-spark-"
-_LOCK, _PORTS = "in-use", "ports.json"
+# The file in a data folder that the process which uses the folder has locked.
+IN_USE = "in-use"
+_PORTS = "ports.json"
 
 
 @dataclass(slots=True)
@@ -109,7 +112,7 @@ def _problem(data: Path) -> str | None:
 
 
 # What a cluster has in its data folder, in which users may have other files.
-_NAMES = (_LOCK, _PORTS, PROXY)
+_NAMES = (IN_USE, _PORTS, PROXY)
 _PREFIXES = (NAME_SERVER, "broker-")
 
 
@@ -118,18 +121,16 @@ def _new_record(path: Path) -> IO[str]:
 
 
 def _open_lock(data: Path) -> IO[str]:
-    return open(folders.open_private(data / _LOCK, os.O_RDWR | os.O_CREAT), "a", encoding="utf-8")
+    return open(folders.open_private(data / IN_USE, os.O_RDWR | os.O_CREAT), "a", encoding="utf-8")
 
 
 def _lock_data(data: Path) -> IO[str]:
     lock = _open_lock(data)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as e:
+    if not folders.try_lock(lock):
         lock.close()
         raise LocalBrokerError(
             f"The data folder {data} is in use by another LocalBroker", remedy="Stop that one, or choose another folder"
-        ) from e
+        )
     return lock
 
 
@@ -143,11 +144,12 @@ def _bury(record: Path) -> None:
         if folders.others_may_write(os.fstat(f.fileno())):
             record.unlink()
             return
-        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not folders.try_lock(f):
+            return
         left = json.load(f)
         data = Path(left["data"])
         mine = folders.foreign(data) is None  # another user may have created a folder of this name after it was removed
-        reserved = folders.foreign(data / _LOCK) is None and (data / _LOCK).is_file()
+        reserved = folders.foreign(data / IN_USE) is None and (data / IN_USE).is_file()
         # The folder may have a new owner with another cache: then its servers belong to that owner.
         with _unused(data) if mine else contextlib.nullcontext():
             for pid in _running_on(data):
@@ -165,7 +167,8 @@ def _unused(data: Path) -> Iterator[None]:
         yield
         return
     with _open_lock(data) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not folders.try_lock(lock):
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", str(data / IN_USE))
         yield
 
 

@@ -20,6 +20,12 @@ ALLOWED = "ROCKETMQ_SPARK_ALLOW_CALLABLES"
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
+def camel_case(name: str) -> str:
+    """The name of an option, or of a key of JSON, for a Python name."""
+    head, *rest = name.split("_")
+    return head + "".join(map(str.capitalize, rest))
+
+
 def resolve(given: str | Callable[..., Any], option: str) -> Callable[..., Any]:
     """Return ``given`` if it is callable, else the function that ``module:callable`` names; ``option`` is for the error."""
     if callable(given):

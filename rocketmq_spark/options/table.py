@@ -67,11 +67,6 @@ class ByRole(dict[str, Any]):
     """A default that depends on the role."""
 
 
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(word.capitalize() for word in rest)
-
-
 def _row(
     parse: Callable[[str], Any],
     default: Any,
@@ -811,7 +806,7 @@ class Options:
 
 
 TABLE: tuple[Option, ...] = tuple(
-    Option(name=_camel(f.name), field=f.name, **f.metadata) for f in dataclasses.fields(Options) if f.metadata
+    Option(name=names.camel_case(f.name), field=f.name, **f.metadata) for f in dataclasses.fields(Options) if f.metadata
 )
 _BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.aliases, row.field)}
 

@@ -38,3 +38,12 @@ def test_all_numbers_of_commands_are_of_plain_digits() -> None:
 def test_underscores_and_other_digits_are_errors(arguments: tuple[str, ...], value: str) -> None:
     done = CliRunner().invoke(app, [*arguments, value])
     assert (done.exit_code, "is not a number of plain digits" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "Infinity", "1e999"])
+@pytest.mark.parametrize(
+    "arguments", [("demo", "--seconds"), ("demo", "--rate"), ("lag", "--watch", "--interval"), ("tail", "t", "--idle")]
+)
+def test_numbers_that_are_not_finite_are_errors(arguments: tuple[str, ...], value: str) -> None:
+    done = CliRunner().invoke(app, [*arguments, value])
+    assert (done.exit_code, arguments[-1] in done.output) == (2, True)

@@ -1,14 +1,18 @@
-"""The process of Spark's driver, as the demo sees it: its reports, and its end by SIGKILL."""
+"""The processes of Spark's driver, as the demo sees them: their reports, and their end by SIGKILL.
+
+Python, the JVM and Spark's Python workers form a session. They end with the demo, also if it is killed while they are stopped:
+then a watcher kills them (``process_session``). Driver and watcher hold the lock of the run's folder, so the folder is in use
+until they have ended.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -16,24 +20,40 @@ import rocketmq_spark
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import python
-from rocketmq_spark.cli.demo.stage import FINISH, Stage
+from rocketmq_spark.cli.demo import process_session
+from rocketmq_spark.cli.demo.environment import FINISH, DemoEnvironment
 from rocketmq_spark.errors import RocketMQError
 
-_END_WITHIN_S, _LOOK_S = 30.0, 0.05
+_END_WITHIN_S, _POLL_S = 30.0, 0.05
+_STOP_WITHIN_S = 5.0
 _MOST_READ = 1 << 16
 
 
 class SparkDriver:
-    """Starts the driver when entered, and ends it when left. ``kill`` and ``start`` may follow each other."""
+    """Starts the driver when the block is entered, and kills it when the block is left. ``kill`` and ``start`` may be called in
+    it.
 
-    def __init__(self, made: Stage) -> None:
-        self._made = made
+    Args:
+        environment: The environment of the run.
+        program: The arguments with which Python runs the driver.
+    """
+
+    def __init__(
+        self, environment: DemoEnvironment, program: Sequence[str] = ("-m", "rocketmq_spark.cli.demo.job")
+    ) -> None:
+        self._environment = environment
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
-        self._reading = -1
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self._reports_fd = -1
         self._unread = b""
-        self._said_all = False
+        self._has_ended = False
 
     def __enter__(self) -> SparkDriver:
+        self._watcher = subprocess.Popen(
+            **python("-I", "-S", process_session.__file__), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, pass_fds=self._locks, start_new_session=True,
+        )  # fmt: skip
         self.start()
         return self
 
@@ -41,85 +61,107 @@ class SparkDriver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+        assert self._watcher is not None
+        self._watcher.communicate()
 
     def start(self) -> None:
-        """Start Spark and the query, from its checkpoint if there is one. What both print goes to the run's log."""
-        self._reading, writing = os.pipe()
-        os.set_blocking(self._reading, False)
-        self._unread, self._said_all = b"", False
+        """Start Spark and the query. The query continues from its checkpoint, if there is one. Spark's output goes to the run's
+        log."""
+        self._reports_fd, writing = os.pipe()
+        os.set_blocking(self._reports_fd, False)
+        self._unread, self._has_ended = b"", False
         root = str(Path(rocketmq_spark.__file__).parent.parent)
-        call = python("-P", "-m", "rocketmq_spark.cli.demo.job", str(writing), first=[root])
+        call = python("-P", *self._program, str(writing), first=[root])
         call["env"] = {"PYSPARK_PYTHON": sys.executable, **call["env"]}
-        call["cwd"] = str(self._made.folder)  # where Spark may write
-        with open(folders.open_regular(self._made.spark_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
-            # A session of its own: Ctrl-C is the demo's, and ``kill`` ends both Python and the JVM.
+        call["cwd"] = str(self._environment.folder)  # Spark writes files to its current folder
+        with open(
+            folders.open_regular(self._environment.spark_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab"
+        ) as log:
+            # A session of its own: Ctrl-C is the demo's, and ``kill`` finds all processes that the driver has started.
             self._process = subprocess.Popen(
-                **call, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[writing], start_new_session=True
+                **call, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[writing, *self._locks],
+                start_new_session=True,
             )  # fmt: skip
         os.close(writing)
-        self._tell(self._made.to_json())
+        self._watch(self._process.pid)
+        self._send(self._environment.to_json())
+
+    @property
+    def _locks(self) -> list[int]:
+        return [] if self._environment.lock is None else [self._environment.lock]
+
+    def _watch(self, session: int) -> None:
+        assert self._watcher is not None
+        assert self._watcher.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # somebody killed the watcher: the demo runs on without it
+            self._watcher.stdin.write(f"{session}\n".encode())
+            self._watcher.stdin.flush()
 
     def finish(self) -> None:
-        """All orders are written: the query may end when it has read all, and its totals are read back."""
-        self._tell(FINISH + b"\n")
+        """Tell the driver that all orders are written: it ends the query when that has read them, and reads the totals back."""
+        self._send(FINISH + b"\n")
 
-    def _tell(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended; ``reports`` says so
+        with contextlib.suppress(BrokenPipeError):  # the driver has ended; ``reports`` raises
             self._process.stdin.write(line)
             self._process.stdin.flush()
 
     def reports(self) -> Iterator[Mapping[str, object]]:
-        """What it has reported since the last call. Raises ``RocketMQError`` if it ended by itself, without its last report."""
-        # Its end is looked at first: what it wrote before it ended is then read below.
+        """Yield the reports since the last call. Raises ``RocketMQError`` if the driver has ended without its last report."""
+        # This is asked first: all that a driver wrote before it ended is then read below.
         ended = self._process is not None and self._exit_code() is not None
-        while part := self._part():
+        while part := self._read():
             self._unread += part
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             report = json.loads(line)
-            self._said_all = "totals" in report or "failed" in report
+            self._has_ended = "totals" in report or "failed" in report
             yield report
-        if ended and not self._said_all:
+        if ended and not self._has_ended:
             raise RocketMQError(
                 f"Spark's driver ended with exit code {self._exit_code()}",
-                remedy=f"Spark's messages are in {self._made.spark_log}",
+                remedy=f"Spark's messages are in {self._environment.spark_log}",
             )
 
-    def _part(self) -> bytes:
+    def _read(self) -> bytes:
         try:
-            return os.read(self._reading, _MOST_READ)
+            return os.read(self._reports_fd, _MOST_READ)
         except BlockingIOError:
             return b""
 
-    def freeze(self) -> None:
-        self._signal(signal.SIGSTOP)
+    def stop(self) -> bool:
+        """Stop all processes of the driver with SIGSTOP. Returns whether there are any, and none of them runs any more."""
+        return self._process is not None and process_session.stop(self._process.pid, _STOP_WITHIN_S)
 
-    def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
+    def resume(self) -> None:
+        """Let the processes continue after ``stop``."""
+        if self._process is not None:
+            process_session.resume(self._process.pid)
 
     def kill(self) -> None:
-        """SIGKILL to the driver, Python and JVM."""
+        """Kill all processes of the driver with SIGKILL. Returns when none of them lives."""
         if self._process is None:
             return
-        self._signal(signal.SIGKILL)
+        process_session.kill(self._process.pid)
         self._process.wait()
+        self._watch(0)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        os.close(self._reading)
+        os.close(self._reports_fd)
         self._process = None
 
     def wait(self) -> None:
-        """Wait until it has ended, for half a minute at most."""
+        """Wait until the driver has ended, for half a minute at most."""
         deadline = Deadline.after(_END_WITHIN_S)
         while self._exit_code() is None and not deadline.expired:
-            deadline.pause(_LOOK_S)
+            deadline.pause(_POLL_S)
 
     def _exit_code(self) -> int | None:
-        """The exit code; None while the process lives. Only ``kill`` reaps the process: until then no other process, to which
-        ``_signal`` would go, can have its number, which is also that of its group.
+        """The exit code; None while the process lives. Only ``kill`` reaps the process: until then no other process can have its
+        number, which is also that of its session.
         """
         assert self._process is not None
         if sys.platform == "darwin":  # without ``os.waitid``
@@ -128,8 +170,3 @@ class SparkDriver:
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)

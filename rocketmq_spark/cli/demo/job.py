@@ -3,9 +3,10 @@
 The query reads orders as JSON and writes totals per window and region as JSON. It is plain Spark except for the two
 ``format("rocketmq")``. ``examples/orders_pipeline.py`` has the same functions as a job; a test compares them.
 
-``python -m rocketmq_spark.cli.demo.job FD`` is the process. Its standard input has a ``Stage`` as a line of JSON and, when all
-orders are written, the line ``finish``; it ends when its input does, so also when the demo is killed. It writes a JSON object a
-line to FD: ``progress`` of each batch, ``failed`` if the query fails, and ``totals``, which it reads back in the end.
+``python -m rocketmq_spark.cli.demo.job FD`` is the process. It reads two lines from its standard input: the
+``DemoEnvironment`` as JSON, and ``finish`` when all orders are written. It ends when its input ends. It writes lines of JSON to
+the descriptor FD: ``progress`` of each batch, ``failed`` if the query fails, and at the end ``totals``, the sums over the totals
+that it has read back.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from rocketmq_spark.base import folders
-from rocketmq_spark.cli.demo.stage import FINISH, Stage
+from rocketmq_spark.cli.demo.environment import FINISH, DemoEnvironment
+from rocketmq_spark.spark.monitoring.queries import explain
 from rocketmq_spark.spark.tuning import exactly_once_conf, private_sockets
 
 ORDER = "order_id string, region string, amount decimal(12,2), ts timestamp"
@@ -109,11 +111,14 @@ _LOOK_S = 0.25
 
 
 @contextlib.contextmanager
-def _spark_session(made: Stage) -> Iterator[SparkSession]:
+def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName("rocketmq-spark demo")
-    places = {"spark.sql.warehouse.dir": str(made.folder / "warehouse"), "spark.local.dir": str(made.folder / "local")}
-    folders.make(sockets := made.folder / "sockets")
+    places = {
+        "spark.sql.warehouse.dir": str(environment.folder / "warehouse"),
+        "spark.local.dir": str(environment.folder / "local"),
+    }
+    folders.make(sockets := environment.folder / "sockets")
     for name, value in {**_SPARK, **places, **private_sockets(sockets)}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
@@ -123,11 +128,11 @@ def _spark_session(made: Stage) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def _start(spark: SparkSession, made: Stage) -> StreamingQuery:
-    totals = region_totals(read_orders(spark, made.name_server, made.orders), WINDOW, WATERMARK)
-    writer = write_totals(totals, made.name_server, made.totals, str(made.checkpoint))
-    if made.proxy:
-        writer = writer.option("transport", "grpc").option("proxyEndpoint", made.proxy)
+def _start(spark: SparkSession, environment: DemoEnvironment) -> StreamingQuery:
+    totals = region_totals(read_orders(spark, environment.name_server, environment.orders), WINDOW, WATERMARK)
+    writer = write_totals(totals, environment.name_server, environment.totals, str(environment.checkpoint))
+    if environment.proxy:
+        writer = writer.option("transport", "grpc").option("proxyEndpoint", environment.proxy)
     else:
         # The shortest settling time that is allowed: the repeated batch waits for it.
         writer = writer.option("deliveryGuarantee", "exactly-once").option("exactlyOnceSettle", "4s")
@@ -135,59 +140,59 @@ def _start(spark: SparkSession, made: Stage) -> StreamingQuery:
 
 
 class _Reports:
-    """Writes what the demo is told, each batch once."""
+    """Writes the reports for the demo, each progress of the query once."""
 
     def __init__(self, query: StreamingQuery, file: IO[str]) -> None:
         self._query = query
         self._file = file
-        self._told: set[tuple[int, str]] = set()
+        self._reported = 0
 
     def write(self, **report: object) -> None:
         print(json.dumps(report), file=self._file, flush=True)
 
     def progress(self) -> None:
-        for progress in self._query.recentProgress:
-            if (key := (progress.batchId, progress.timestamp)) not in self._told:
-                self._told.add(key)
-                late = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
-                self.write(progress={"rows": progress.numInputRows, "ms": progress.batchDuration, "late": late})
+        # Spark keeps all of them (numRecentProgressUpdates), in their order.
+        for progress in self._query.recentProgress[self._reported :]:
+            self._reported += 1
+            late = sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
+            self.write(progress={"rows": progress.numInputRows, "ms": progress.batchDuration, "late": late})
 
 
-def _totals(spark: SparkSession, made: Stage) -> dict[str, int]:
+def _totals(spark: SparkSession, environment: DemoEnvironment) -> dict[str, int]:
     """The sums over what was written, read back as a batch. A total that is stored twice counts once."""
-    stored = read_totals(spark, made.name_server, made.totals)
-    different = stored.distinct()
-    row = different.agg(sf.count("*"), sf.sum("orders"), sf.sum("amount")).first()
-    count, orders, amount = row if row is not None else (0, 0, 0)
+    stored = read_totals(spark, environment.name_server, environment.totals)
+    different = stored.groupBy(*stored.columns).agg(sf.count("*").alias("copies"))
+    row = different.agg(sf.count("*"), sf.sum("copies"), sf.sum("orders"), sf.sum("amount")).first()
+    count, copies, orders, amount = row if row is not None else (0, 0, 0, 0)
     return {
         "different": count,
-        "repeated": stored.count() - count,
+        "repeated": (copies or 0) - count,
         "orders": orders or 0,
         "cents": int((amount or 0) * 100),
     }
 
 
 def main() -> None:
-    reports = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
-    asked = os.fdopen(0, "rb", buffering=0)  # without a buffer, so that select sees every line
-    made = Stage.from_json(asked.readline())
-    with _spark_session(made) as spark:
-        query = _start(spark, made)
-        told = _Reports(query, reports)
+    report_file = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
+    commands = os.fdopen(0, "rb", buffering=0)  # without a buffer, so that select sees every line
+    environment = DemoEnvironment.from_json(commands.readline())
+    with _spark_session(environment) as spark:
+        query = _start(spark, environment)
+        reports = _Reports(query, report_file)
         try:
-            while not select.select([asked], [], [], _LOOK_S)[0]:
-                told.progress()
+            while not select.select([commands], [], [], _LOOK_S)[0]:
+                reports.progress()
                 if (error := query.exception()) is not None:
                     raise error
-            if asked.readline().strip() != FINISH:
+            if commands.readline().strip() != FINISH:
                 return
             query.processAllAvailable()
         except PySparkException as e:
-            told.write(failed=str(e))
+            reports.write(failed=explain(e))
             return
-        told.progress()
+        reports.progress()
         query.stop()
-        told.write(totals=_totals(spark, made))
+        reports.write(totals=_totals(spark, environment))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rocketmq_spark.cli.demo.watch import DemoState
 
 _BARS = "▁▂▃▄▅▆▇█"
-_SHOWN_BATCHES = 40
+_NEWEST_BATCHES = 40
 
 
 class DemoView(Protocol):
@@ -47,13 +47,13 @@ class _Lines:
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._told = 0
+        self._shown_events = 0
         self._last = ""
 
     def show(self, state: DemoState) -> None:
-        for event in state.events[self._told :]:
+        for event in state.events[self._shown_events :]:
             self._output.item({"event": "note", "text": event}, event)
-        self._told = len(state.events)
+        self._shown_events = len(state.events)
         batch = f"{state.batch_ms[-1]} ms" if state.batch_ms else "-"
         lag = " ".join(f"{queue}:{count}" for queue, count in state.lag.items())
         text = (
@@ -117,7 +117,7 @@ def _batches(times_ms: list[int]) -> str:
     """
     if not times_ms:
         return "batches: none yet"
-    shown = times_ms[1:][-_SHOWN_BATCHES:]
-    top = int(4 * statistics.median(shown)) if shown else 0
-    bars = "".join(_BARS[min(t, top) * len(_BARS) // (top + 1)] for t in shown)
+    newest = times_ms[1:][-_NEWEST_BATCHES:]
+    top = int(4 * statistics.median(newest)) if newest else 0
+    bars = "".join(_BARS[min(t, top) * len(_BARS) // (top + 1)] for t in newest)
     return f"batches: {len(times_ms)}, last {times_ms[-1]} ms  {bars}  (longest {max(times_ms)} ms)"

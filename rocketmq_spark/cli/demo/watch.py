@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.cli.demo.aim import Batches
+from rocketmq_spark.cli.demo.batch_totals import Batches
 from rocketmq_spark.cli.demo.driver import SparkDriver
-from rocketmq_spark.cli.demo.stage import Stage
+from rocketmq_spark.cli.demo.environment import DemoEnvironment
 from rocketmq_spark.cli.reading import TopicReader, earliest
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
@@ -20,7 +20,7 @@ from rocketmq_spark.spark.checkpoints import entries
 
 @dataclass(slots=True)
 class DemoState:
-    """The demo at one moment. ``sent``, ``closing``, ``phase`` and ``events`` are filled in by the script.
+    """The demo at one moment. ``sent``, ``closing``, ``phase`` and ``events`` are set by ``DemoRun``.
 
     ``read`` counts all messages; ``closing`` of these are no orders, but end windows.
     """
@@ -48,8 +48,8 @@ class DemoState:
             "event": "progress",
             "phase": self.phase,
             "elapsedSeconds": round(self.elapsed_s, 1),
-            "messagesIn": self.sent,
-            "messagesRead": self.orders_read,
+            "ordersWritten": self.sent,
+            "ordersRead": self.orders_read,
             "totalsOut": self.totals_seen,
             "ordersInTotals": self.orders_in_totals,
             "lag": self.lag,
@@ -59,7 +59,7 @@ class DemoState:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class ReturnedTotals:
     """What the driver read back in the end: how many different totals there are, and how many are stored more than once."""
 
     different: int
@@ -71,26 +71,28 @@ class Returned:
 class DemoWatch:
     """Keeps a ``DemoState`` up to date. Not for several threads."""
 
-    def __init__(self, made: Stage, driver: SparkDriver) -> None:
+    def __init__(self, environment: DemoEnvironment, driver: SparkDriver) -> None:
         self.state = DemoState()
-        self.returned: Returned | None = None
+        self.returned: ReturnedTotals | None = None
+        self.finished = -1  # the newest batch that was finished at the last refresh
         self._driver = driver
-        self._made = made
-        self._checkpoint = entries.folder(str(made.checkpoint))
-        options = options_table.parse({"name_server": made.name_server}).for_role("batch source")
+        self._environment = environment
+        self._checkpoint = entries.folder(str(environment.checkpoint))
+        options = options_table.parse({"name_server": environment.name_server}).for_role("batch source")
         self._client = session.client(options)
-        self._totals = TopicReader(options, made.totals, lambda part, cause: None)
+        self._totals = TopicReader(options, environment.totals, lambda part, cause: None)
         self._totals.seek(earliest)
         self._positions: Mapping[MessageQueue, int] = {}
 
-    def look(self) -> DemoState:
+    def refresh(self) -> DemoState:
         """Ask Spark, its checkpoint and the broker. A broker that does not answer leaves its numbers as they were. Raises
-        ``RocketMQError`` if the query or its process has failed.
+        ``RocketMQError`` if the query, its process or a server of the demo has failed.
         """
-        self._hear()
-        finished = self.batches().finished
-        if finished >= 0:
-            self._positions = entries.read(self._checkpoint, finished).positions
+        self._environment.check()
+        self._read_reports()
+        self.finished = self.batches().finished
+        if self.finished >= 0:
+            self._positions = entries.read(self._checkpoint, self.finished).positions
             self.state.read = sum(self._positions.values())
         try:
             self._ask_broker()
@@ -103,11 +105,16 @@ class DemoWatch:
         begun, finished = (max(entries.numbers(self._checkpoint, log), default=-1) for log in ("offsets", "commits"))
         return Batches(begun, min(begun, finished))
 
-    def stored_totals(self) -> int:
-        """Number of totals in the topic."""
-        return sum(self._ends(self._made.totals, 10.0).values())
+    def stored_totals(self) -> int | None:
+        """Number of totals in the topic; None if a broker does not answer."""
+        try:
+            return sum(self._ends(self._environment.totals, 10.0).values())
+        except RocketMQError as e:
+            if not e.retriable:
+                raise
+            return None
 
-    def _hear(self) -> None:
+    def _read_reports(self) -> None:
         for report in self._driver.reports():
             match report:
                 case {"progress": {"rows": int(rows), "ms": int(ms), "late": int(late)}}:
@@ -115,9 +122,10 @@ class DemoWatch:
                     if rows:
                         self.state.batch_ms.append(ms)
                 case {"totals": dict(totals)}:
-                    self.returned = Returned(**totals)
+                    self.returned = ReturnedTotals(**totals)
                 case {"failed": str(reason)}:
-                    raise _failure(reason, self._made)
+                    remedy = f"Spark's messages are in {self._environment.spark_log}"
+                    raise RocketMQError("the streaming query failed", remark=reason, remedy=remedy)
 
     def _ends(self, topic: str, within_s: float) -> dict[MessageQueue, int]:
         queues = self._client.routes.get(topic).readable()
@@ -127,7 +135,7 @@ class DemoWatch:
     def _ask_broker(self) -> None:
         self.state.lag = {
             f"{queue.broker_name}/{queue.queue_id}": max(0, end - self._positions.get(queue, 0))
-            for queue, end in self._ends(self._made.orders, 1.0).items()
+            for queue, end in self._ends(self._environment.orders, 1.0).items()
         }
         for message in self._totals.messages():
             total = json.loads(message.body)
@@ -138,14 +146,3 @@ class DemoWatch:
                 self.state.window_totals = {}
             if total["window_start"] == self.state.window:
                 self.state.window_totals[total["region"]] = (total["orders"], f"{total['amount']:,.2f}")
-
-
-def _failure(reason: str, made: Stage) -> RocketMQError:
-    # Spark gives a Python process ten seconds to start and has no setting to wait longer.
-    busy = "failed to connect back" in reason
-    remedy = (
-        "This machine was too busy to start Python within 10 s, Spark's limit: try again"
-        if busy
-        else f"Spark's messages are in {made.spark_log}"
-    )
-    return RocketMQError("the streaming query failed", remark=reason.splitlines()[0], remedy=remedy)

@@ -6,12 +6,14 @@ import pytest
 from click.testing import CliRunner
 
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.cli.demo import play, stage
-from rocketmq_spark.cli.demo.aim import Kill
-from rocketmq_spark.cli.demo.feed import Accounts
-from rocketmq_spark.cli.demo.script import Result
-from rocketmq_spark.cli.demo.stage import Stage
+from rocketmq_spark.cli.demo import command
+from rocketmq_spark.cli.demo import environment as environment_module
+from rocketmq_spark.cli.demo.accounts import Accounts
+from rocketmq_spark.cli.demo.batch_totals import Kill
+from rocketmq_spark.cli.demo.environment import DemoEnvironment
+from rocketmq_spark.cli.demo.run import Result
 from rocketmq_spark.cli.demo.watch import DemoState
+from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import java
 
 GOOD = Accounts(
@@ -68,18 +70,41 @@ def test_a_total_is_stored_twice_only_without_exactly_once(exactly_once, problem
 
 
 @pytest.mark.parametrize(
-    ("accounts", "code", "said"),
+    ("accounts", "code", "verdict"),
     [
         (GOOD, 0, "All agree."),
         (dataclasses.replace(GOOD, orders_returned=97), 1, "They do not agree."),
     ],
 )
-def test_the_exit_code_says_whether_the_counts_agree(monkeypatch, tmp_path, accounts, code, said):
-    made = Stage("n:1", "orders", "totals", tmp_path, Path("/data"))
+def test_the_exit_code_says_whether_the_counts_agree(monkeypatch, tmp_path, accounts, code, verdict):
+    environment = DemoEnvironment("n:1", "orders", "totals", tmp_path, Path("/data"))
     monkeypatch.setattr(java, "find_java", lambda: None)
-    monkeypatch.setattr(stage, "stage", lambda *given: contextlib.nullcontext(made))
-    monkeypatch.setattr(play, "_play", lambda *given: Result(accounts, DemoState(), Kill(23, 6)))
+    monkeypatch.setattr(environment_module, "demo_environment", lambda *arguments: contextlib.nullcontext(environment))
+    monkeypatch.setattr(command, "_run", lambda *arguments: Result(accounts, DemoState(), Kill(23, 6)))
     done = CliRunner().invoke(app, ["demo"])
-    assert (done.exit_code, said in done.stdout) == (code, True)
+    assert (done.exit_code, verdict in done.stdout) == (code, True)
     assert ("do not agree: 25011 orders" in done.stderr) == (code == 1)
     assert "In between: kill -9 of Spark's driver in batch 23, 6 of its totals stored." in done.stdout
+
+
+DELETE = "rocketmq-spark topic delete {} --yes --name-server n:1"
+
+
+@pytest.mark.parametrize("data", [None, Path("/data")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RocketMQError("it failed")])
+def test_a_run_that_does_not_end_names_its_topics(monkeypatch, tmp_path, error, data):
+    def fail(*arguments):
+        raise error
+
+    environment = DemoEnvironment("n:1", "orders", "totals", tmp_path, data)
+    monkeypatch.setattr(java, "find_java", lambda: None)
+    monkeypatch.setattr(environment_module, "demo_environment", lambda *arguments: contextlib.nullcontext(environment))
+    monkeypatch.setattr(command, "_run", fail)
+    done = CliRunner().invoke(app, ["demo", "--json"])
+    assert done.exit_code in (1, 130)
+    assert all((DELETE.format(topic) in done.stderr) == (data is None) for topic in ("orders", "totals"))
+
+
+def test_after_a_run_both_topics_are_named_for_deletion(tmp_path):
+    commands = command._next_commands(DemoEnvironment("n:1", "orders", "totals", tmp_path, None))
+    assert commands[-2:] == [DELETE.format("orders"), DELETE.format("totals")]

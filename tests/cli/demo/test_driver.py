@@ -1,14 +1,17 @@
 """The process of the driver, with a small program instead of Spark."""
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.cli.demo import driver as driver_module
+from rocketmq_spark.base import folders
+from rocketmq_spark.cli.demo import process_session
 from rocketmq_spark.cli.demo.driver import SparkDriver
-from rocketmq_spark.cli.demo.stage import Stage
+from rocketmq_spark.cli.demo.environment import DemoEnvironment
 from rocketmq_spark.errors import RocketMQError
 from tests.helpers import awaited
 
@@ -17,51 +20,46 @@ ECHO = HEAD + "print(json.dumps({'name': made['name_server']}), file=out, flush=
 
 
 @pytest.fixture
-def driver_of(tmp_path, monkeypatch):
+def driver_of(tmp_path):
     """A driver whose process runs this program."""
 
     def make(program):
         (tmp_path / "program.py").write_text(program)
-        start = driver_module.subprocess.Popen
-
-        def popen(args, **how):
-            return start([sys.executable, str(tmp_path / "program.py"), args[-1]], **how)
-
-        monkeypatch.setattr(driver_module.subprocess, "Popen", popen)
-        return SparkDriver(Stage("n:1", "orders", "totals", tmp_path, Path("/data")))
+        environment = DemoEnvironment("n:1", "orders", "totals", tmp_path, Path("/data"))
+        return SparkDriver(environment, program=[str(tmp_path / "program.py")])
 
     return make
 
 
-def heard(driver):
+def next_reports(driver):
     return awaited(lambda: list(driver.reports()), bool)
 
 
 def test_it_hears_reports_and_is_told_to_finish(driver_of):
     program = ECHO + "print(json.dumps({'totals': sys.stdin.readline()}), file=out, flush=True)"
     with driver_of(program) as driver:
-        assert heard(driver) == [{"name": "n:1"}]
+        assert next_reports(driver) == [{"name": "n:1"}]
         driver.finish()
-        assert heard(driver) == [{"totals": "finish\n"}]
+        assert next_reports(driver) == [{"totals": "finish\n"}]
         driver.wait()
         assert list(driver.reports()) == [], "it has ended after its last report"
 
 
 def test_a_killed_driver_starts_again(driver_of):
     with driver_of(ECHO + "sys.stdin.readline()") as driver:
-        assert heard(driver) == [{"name": "n:1"}]
+        assert next_reports(driver) == [{"name": "n:1"}]
         driver.kill()
         driver.start()
-        assert heard(driver) == [{"name": "n:1"}]
+        assert next_reports(driver) == [{"name": "n:1"}]
 
 
-def test_a_driver_that_ends_by_itself_is_an_error_after_all_that_it_said(driver_of):
+def test_a_driver_that_ends_by_itself_is_an_error_at_last(driver_of):
     with driver_of(ECHO + "sys.exit(3)") as driver:
-        said = []
+        reported = []
 
         def ended():
             try:
-                said.extend(driver.reports())
+                reported.extend(driver.reports())
             except RocketMQError as e:
                 return e
             return None
@@ -69,27 +67,27 @@ def test_a_driver_that_ends_by_itself_is_an_error_after_all_that_it_said(driver_
         error = awaited(ended, bool)
         assert "exit code 3" in str(error)
         assert "spark.log" in str(error)
-        assert said == [{"name": "n:1"}]
+        assert reported == [{"name": "n:1"}]
 
 
 def test_the_number_of_a_driver_that_ended_stays_its_own_until_it_is_killed(driver_of):
-    """The signal to its group would reach another process that has the number by then."""
+    """A signal to its session would reach another process that has the number by then."""
     with driver_of(ECHO + "print(json.dumps({'totals': 1}), file=out, flush=True)") as driver:
-        heard(driver)
+        next_reports(driver)
         driver.wait()
         assert list(driver.reports()) == []
         pid = driver._process.pid
-        assert os.getpgid(pid) == pid
+        assert os.getsid(pid) == pid
         driver.kill()
         with pytest.raises(ProcessLookupError):
-            os.getpgid(pid)
+            os.getsid(pid)
 
 
 def test_a_frozen_driver_can_be_killed(driver_of):
     with driver_of(ECHO + "sys.stdin.readline()") as driver:
-        heard(driver)
+        next_reports(driver)
         pid = driver._process.pid
-        driver.freeze()
+        assert driver.stop()
         driver.kill()
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -97,6 +95,99 @@ def test_a_frozen_driver_can_be_killed(driver_of):
 
 def test_what_it_prints_goes_to_the_log_of_the_run(driver_of, tmp_path):
     with driver_of(ECHO + "print('from Spark', flush=True)\nprint('{\"totals\": 1}', file=out, flush=True)") as driver:
-        heard(driver)
+        next_reports(driver)
         driver.wait()
     assert (tmp_path / "spark.log").read_text() == "from Spark\n"
+
+
+# A driver with a worker in a group of its own, as Spark's are; both are stopped when the program that runs them is killed.
+DEMO = """
+import os, signal, sys
+from pathlib import Path
+from rocketmq_spark.base import folders
+from rocketmq_spark.cli.demo.driver import SparkDriver
+from rocketmq_spark.cli.demo.environment import DemoEnvironment
+
+folder = Path(sys.argv[1])
+lock = os.open(folder / "in-use", os.O_WRONLY | os.O_CREAT)
+assert folders.try_lock(lock)
+environment = DemoEnvironment("n:1", "orders", "totals", folder, None, lock=lock)
+with SparkDriver(environment, program=[str(folder / "program.py")]) as driver:
+    while not (reports := list(driver.reports())):
+        pass
+    assert driver.stop()
+    print(driver._process.pid, driver._watcher.pid, reports[0]["worker"], flush=True)
+    if sys.argv[2] == "fail":
+        raise ZeroDivisionError
+    signal.pause()
+"""
+WORKER = """
+worker = os.fork()
+if not worker:
+    os.setpgid(0, 0)
+    sys.stdin.read()
+print(json.dumps({"worker": worker}), file=out, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """A program with a driver that it has stopped: the process, and the ids of driver, watcher and worker."""
+    started = []
+
+    def start(how):
+        (tmp_path / "program.py").write_text(HEAD + WORKER)
+        process = subprocess.Popen(
+            [sys.executable, "-c", DEMO, str(tmp_path), how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        driver, watcher, worker = map(int, process.stdout.readline().split())
+        started.append((process, driver))
+        assert process_session.members(driver).keys() <= {driver, worker}
+        return process, driver, watcher
+
+    yield start
+    for process, driver in started:
+        process.kill()
+        process.communicate()
+        process_session.kill(driver)
+
+
+def is_free(folder):
+    lock = os.open(folder / "in-use", os.O_WRONLY)
+    try:
+        return folders.try_lock(lock)
+    finally:
+        os.close(lock)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_driver_ends_with_a_demo_that_is_killed(demo, tmp_path, number):
+    process, driver, watcher = demo("wait")
+    assert process_session.members(driver)
+    assert not is_free(tmp_path)
+    process.send_signal(number)
+    process.wait()
+    awaited(lambda: is_free(tmp_path), bool)
+    assert process_session.members(driver) == {}
+    awaited(lambda: process_session.members(watcher) == {}, bool)
+
+
+def test_a_stopped_driver_ends_with_a_demo_that_fails(demo, tmp_path):
+    process, driver, watcher = demo("fail")
+    assert "ZeroDivisionError" in process.communicate()[1]
+    assert process_session.members(driver) == {}
+    awaited(lambda: process_session.members(watcher) == {}, bool)
+    assert is_free(tmp_path)
+
+
+def test_the_folder_is_in_use_while_a_driver_lives(demo, tmp_path):
+    """Even if the watcher was killed, too."""
+    process, driver, watcher = demo("wait")
+    os.kill(watcher, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    assert process_session.members(driver)
+    assert not is_free(tmp_path)
+    process_session.kill(driver)
+    awaited(lambda: is_free(tmp_path), bool)

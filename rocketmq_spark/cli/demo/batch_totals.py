@@ -30,7 +30,7 @@ class Kill:
         return f"kill -9 of Spark's driver in batch {self.batch}, {self.stored} of its totals stored"
 
 
-class Aim:
+class BatchTotals:
     """Remembers how many totals were stored when no batch was in flight."""
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class Aim:
 
     def stored(self, before: Batches, totals: int, after: Batches) -> int | None:
         """How many totals the batch in flight has stored; None if none is, or if it is not known. ``totals`` is the number of
-        totals in the topic, asked for between ``before`` and ``after``.
+        totals in the topic, counted after ``before`` was listed and before ``after``.
         """
         if before == after and not after.in_flight:
             self._settled = after.finished, totals
         if not after.in_flight or self._settled is None or self._settled[0] != after.finished:
             return None
-        came = totals - self._settled[1]
-        return came if came >= 0 else None  # a broker left out a queue
+        stored = totals - self._settled[1]
+        return stored if stored >= 0 else None  # a broker left out a queue

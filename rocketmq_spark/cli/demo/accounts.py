@@ -1,4 +1,4 @@
-"""The demo's data: generated orders, the producer thread that sends them, and the sums that check the result.
+"""The counts that check the result of the demo.
 
 The demo is right when the sums of what was written, read, aggregated and read back agree. They can agree exactly: an order
 belongs to one window and one region; a window's total is sent once, when the watermark has passed the window's end; and a
@@ -9,17 +9,10 @@ stays open, so no total includes it.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from types import TracebackType
+from dataclasses import asdict, dataclass
 
-from rocketmq_spark.base.threads import Latch
-from rocketmq_spark.cli.produce import Orders, paced
-from rocketmq_spark.session.producers import Producer
-
-CLOSING_ORDERS = 1
+from rocketmq_spark.options.names import camel_case
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +52,7 @@ class Accounts:
         return differences
 
     def document(self) -> Mapping[str, object]:
-        return {_camel(name): value for name, value in asdict(self).items()} | {"balanced": self.balanced}
+        return {camel_case(name): value for name, value in asdict(self).items()} | {"balanced": self.balanced}
 
     def lines(self) -> list[str]:
         """The books for a person."""
@@ -82,75 +75,3 @@ class Accounts:
         signs = ("=" if a == b else "≠" for a, b in itertools.pairwise(counts))
         text = f"{counts[0]:,}" + "".join(f" {sign} {count:,}" for sign, count in zip(signs, counts[1:], strict=True))
         return f"{text}. {'All agree.' if self.balanced else 'They do not agree.'}"
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(map(str.capitalize, rest))
-
-
-_DAY_S = 86_400.0
-
-
-class Feed:
-    """Writes one order when entered, so that there is something to start on, and the others for ``seconds`` after
-    ``start``. Leaving the block stops it early."""
-
-    def __init__(self, name_server: str, topic: str, rate: float, seconds: float) -> None:
-        self._topic = topic
-        self._rate = rate
-        self._seconds = seconds
-        self._producer = Producer(name_server=name_server, group="rocketmq-spark-demo", send_timeout="30s")
-        self._orders = Orders()
-        self._stop = Latch()
-        self._thread = ThreadPoolExecutor(1, "demo producer")
-        self._writing: Future[None] | None = None
-        self.sent = 0
-        self.cents = 0
-
-    def __enter__(self) -> Feed:
-        self._send(1)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.shutdown()
-        self._producer.close()
-
-    def start(self) -> None:
-        self._writing = self._thread.submit(self._write)
-
-    @property
-    def started(self) -> bool:
-        return self._writing is not None
-
-    @property
-    def done(self) -> bool:
-        """Whether all orders are written. Raises what ended the thread early."""
-        if self._writing is None or not self._writing.done():
-            return False
-        self._writing.result()
-        return True
-
-    def end_windows(self) -> None:
-        """One more order, dated ahead: it takes the watermark past every window with orders, and is in no total."""
-        order = self._orders.next()
-        self._producer.send(replace(order, at_s=order.at_s + _DAY_S, region="closing").message(self._topic))
-
-    def _write(self) -> None:
-        end = time.monotonic() + self._seconds
-        for due in paced(self._rate, None, self._stop):
-            self._send(due)
-            if time.monotonic() >= end:
-                return
-
-    def _send(self, count: int) -> None:
-        # A group is acknowledged before the next one gets its times: orders come nearly sorted, and none comes late.
-        orders = [self._orders.next() for _ in range(count)]
-        answers = [self._producer.send_async(order.message(self._topic)) for order in orders]
-        for order, answer in zip(orders, answers, strict=True):
-            answer.result()
-            self.sent += 1
-            self.cents += order.cents

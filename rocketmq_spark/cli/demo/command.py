@@ -19,11 +19,11 @@ from rocketmq_spark.cli.output import Output
 from rocketmq_spark.errors import RocketMQError
 
 if TYPE_CHECKING:
-    from rocketmq_spark.cli.demo.script import Result
-    from rocketmq_spark.cli.demo.stage import Stage
+    from rocketmq_spark.cli.demo.environment import DemoEnvironment
+    from rocketmq_spark.cli.demo.run import Result
 
 
-def say(output: Output, text: str) -> None:
+def _say(output: Output, text: str) -> None:
     """A line of the story, for people only."""
     if not output.machine:
         click.echo(text)
@@ -65,83 +65,99 @@ def demo(
 
     find_java()  # its error must be the first thing that is said
     began = time.monotonic()
-    say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
-    from rocketmq_spark.cli.demo.stage import one_ctrl_c, stage
+    _say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
+    from rocketmq_spark.cli.demo.environment import demo_environment, interruptible
 
-    with one_ctrl_c(), stage(name_server, grpc, proxy_endpoint) as made:
-        say(output, f"Name server {made.name_server}, {time.monotonic() - began:.1f} s. Starting Spark ...")
-        result = _play(output, made, seconds, rate)
-        _tell(output, made, result, time.monotonic() - began)
-        if made.broker_data:
-            say(output, "Ending RocketMQ, which takes some seconds ...")
+    with interruptible(), demo_environment(name_server, grpc, proxy_endpoint) as environment:
+        _say(output, f"Name server {environment.name_server}, {time.monotonic() - began:.1f} s. Starting Spark ...")
+        try:
+            result = _run(output, environment, seconds, rate)
+        except BaseException:
+            if environment.broker_data is None:
+                topics, commands = f"{environment.orders} and {environment.totals}", _delete_commands(environment)
+                output.warning(f"Topics {topics} stay on the cluster. Delete them: {'; '.join(commands)}")
+            raise
+        _print_result(output, environment, result, time.monotonic() - began)
+        if environment.broker_data:
+            _say(output, "Ending RocketMQ, which takes some seconds ...")
     if not result.accounts.balanced:
         raise RocketMQError(
             f"the counts do not agree: {'; '.join(result.accounts.problems())}",
-            remedy=f"Spark's messages are in {made.spark_log}",
+            remedy=f"Spark's messages are in {environment.spark_log}",
         )
 
 
-def _play(output: Output, made: Stage, seconds: float, rate: float) -> Result:
+def _run(output: Output, environment: DemoEnvironment, seconds: float, rate: float) -> Result:
     from rocketmq_spark.cli.demo.driver import SparkDriver
-    from rocketmq_spark.cli.demo.feed import Feed
-    from rocketmq_spark.cli.demo.script import Script
+    from rocketmq_spark.cli.demo.order_writer import OrderWriter
+    from rocketmq_spark.cli.demo.run import DemoRun
     from rocketmq_spark.cli.demo.view import view
     from rocketmq_spark.cli.demo.watch import DemoWatch
 
     with (
-        SparkDriver(made) as driver,
-        view(output, seconds, rate) as shown,
-        Feed(made.name_server, made.orders, rate, seconds) as feed,
+        SparkDriver(environment) as driver,
+        OrderWriter(environment.name_server, environment.orders, rate, seconds) as writer,
+        view(output, seconds, rate) as shown,  # it ends first, and with it the picture, even if the end takes long
     ):
-        return Script(driver, DemoWatch(made, driver), feed, shown, seconds).run(exactly_once=made.proxy is None)
+        return DemoRun(driver, DemoWatch(environment, driver), writer, shown, seconds).run(
+            exactly_once=environment.proxy is None
+        )
 
 
-def _tell(output: Output, made: Stage, result: Result, all_s: float) -> None:
+def _print_result(output: Output, environment: DemoEnvironment, result: Result, elapsed_s: float) -> None:
     accounts, state, kill = result.accounts, result.state, result.kill
     typical = int(statistics.median(state.batch_ms)) if state.batch_ms else 0
-    commands = _next_commands(made)
+    commands = _next_commands(environment)
     document = {
         "event": "result",
         "accounts": accounts.document(),
         "kill": asdict(kill),
-        "topics": [made.orders, made.totals],
-        "data": str(made.folder),
-        "seconds": round(all_s, 1),
+        "topics": [environment.orders, environment.totals],
+        "data": str(environment.folder),
+        "seconds": round(elapsed_s, 1),
         "batches": len(state.batch_ms),
         "medianBatchMs": typical,
         "next": commands,
     }
-    way = f" through the Proxy at {made.proxy}" if made.proxy else ""
+    way = f" through the Proxy at {environment.proxy}" if environment.proxy else ""
     lines = [
         "",
-        f"A producer wrote orders to topic {made.orders}. A streaming query summed them up per window",
-        f"and region in {len(state.batch_ms)} batches (median {typical} ms) and wrote the totals to topic {made.totals}{way}.",
+        f"A producer wrote orders to topic {environment.orders}. A streaming query summed them up per window and region",
+        f"in {len(state.batch_ms)} batches (median {typical} ms) and wrote the totals to topic {environment.totals}{way}.",
         f"In between: {kill}.",
         "",
         *("  " + line for line in accounts.lines()),
         "",
         accounts.verdict(),
         "",
-        f"Data, checkpoint and Spark's log: {made.folder}",
+        f"Data, checkpoint and Spark's log: {environment.folder}",
         "Try next:",
         *("  " + command for command in commands),
-        *_where(),
+        *_activation_hint(),
         "",
     ]
     output.item(document, *lines)
 
 
-def _where() -> list[str]:
+def _activation_hint() -> list[str]:
     """``make demo`` runs in an environment that is not activated."""
     folder = os.path.dirname(sys.executable)
     return [] if shutil.which("rocketmq-spark") else [f"(rocketmq-spark is in {folder}: . {folder}/activate first)"]
 
 
-def _next_commands(made: Stage) -> list[str]:
-    where = "" if made.broker_data else f" --name-server {shlex.quote(made.name_server)}"
-    see = f"rocketmq-spark tail {made.totals} --from earliest --no-follow{where}"
-    if made.broker_data:
-        start = f"rocketmq-spark broker start --data {shlex.quote(str(made.broker_data))}"
-        return [start, see, f"rocketmq-spark topic describe {made.orders}"]
-    describe = f"rocketmq-spark topic describe {made.orders}{where}"
-    return [see, describe, f"rocketmq-spark topic delete {made.orders} --yes{where}"]
+def _next_commands(environment: DemoEnvironment) -> list[str]:
+    tail, describe = f"tail {environment.totals} --from earliest --no-follow", f"topic describe {environment.orders}"
+    if environment.broker_data is None:
+        return [_command(environment, tail), _command(environment, describe), *_delete_commands(environment)]
+    start = f"broker start --data {shlex.quote(str(environment.broker_data))}"
+    return [_command(environment, command) for command in (start, tail, describe)]
+
+
+def _delete_commands(environment: DemoEnvironment) -> list[str]:
+    return [_command(environment, f"topic delete {topic} --yes") for topic in (environment.orders, environment.totals)]
+
+
+def _command(environment: DemoEnvironment, command: str) -> str:
+    """A command for the cluster of the run. The demo's own broker needs no address: ``broker start`` starts it."""
+    where = "" if environment.broker_data else f" --name-server {shlex.quote(environment.name_server)}"
+    return f"rocketmq-spark {command}{where}"

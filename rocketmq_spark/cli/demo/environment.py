@@ -1,0 +1,205 @@
+"""The demo's broker and topics, and the folder of its run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from rocketmq_spark.base import folders
+from rocketmq_spark.base.process import on_signals
+from rocketmq_spark.cli.command import INTERRUPTED
+from rocketmq_spark.client.admin import BaseAdmin
+from rocketmq_spark.errors import LocalBrokerError, RocketMQError
+from rocketmq_spark.localbroker import LocalBroker, distro
+from rocketmq_spark.localbroker.cluster import disk_problem
+from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
+from rocketmq_spark.localbroker.site import IN_USE
+
+# What a micro-batch costs is mostly set-up of tasks: few queues and few partitions make it quick.
+QUEUES = 4
+# The line that the driver reads when all orders are written.
+FINISH = b"finish"
+# The time from the first Ctrl-C to the end of the process.
+_STOP_WITHIN_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DemoEnvironment:
+    """A cluster, the two topics on it, and the folder of this run. ``broker_data`` is None if the demo did not start the cluster.
+
+    ``proxy`` is the Proxy through which totals are written, over gRPC; None: they go to the broker. Only the process of the demo
+    has ``lock``, the descriptor of the folder's lock, and ``servers``, which it started.
+    """
+
+    name_server: str
+    orders: str
+    totals: str
+    folder: Path
+    broker_data: Path | None
+    proxy: str | None = None
+    lock: int | None = field(default=None, compare=False)
+    servers: LocalBroker | None = field(default=None, compare=False)
+
+    @property
+    def spark_log(self) -> Path:
+        return self.folder / "spark.log"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    def to_json(self) -> bytes:
+        """One line, for the process that runs the query."""
+        return json.dumps(asdict(replace(self, lock=None, servers=None)), default=str).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, line: bytes) -> DemoEnvironment:
+        values = json.loads(line)
+        data = values.pop("broker_data")
+        return cls(**values | {"folder": Path(values["folder"]), "broker_data": Path(data) if data else None})
+
+    def check(self) -> None:
+        """Raise ``LocalBrokerError`` if the disk of the run is full, or one of its servers has ended. Other errors are then only
+        consequences.
+        """
+        if problem := disk_problem(self.folder, for_broker=self.servers is not None):
+            remedy = f"Free some space, or name another folder ({distro.CACHE_VARIABLE})"
+            raise LocalBrokerError(problem, remedy=remedy)
+        for name in self._server_names():
+            if self.servers is not None and self.servers.pid(name) is None:
+                logs = f"{self.servers.data / name}"
+                raise LocalBrokerError(f"{name}, a server of the demo, has ended", remedy=f"Its output is in {logs}")
+
+    def kill_servers(self) -> None:
+        """Kill the servers of the demo: a clean stop takes ten seconds, and is of no use if their data is not used again."""
+        for name in self._server_names():
+            if self.servers is not None:
+                self.servers.kill(name)
+
+    def _server_names(self) -> list[str]:
+        if self.servers is None:
+            return []
+        return [NAME_SERVER, *self.servers.brokers, *([PROXY] if self.proxy is not None else [])]
+
+
+@contextlib.contextmanager
+def demo_environment(
+    name_server: str | None, grpc: bool = False, proxy: str | None = None
+) -> Iterator[DemoEnvironment]:
+    """Start a broker with new data, and a Proxy if ``grpc``; or use the cluster of ``name_server``, with its ``proxy``. Create
+    the topics.
+
+    Servers that were started stop at the end of the block; topics stay. An error in the block is replaced by its cause if a
+    server has ended or the disk is full.
+    """
+    base = distro.cache_folder() / "demo"
+    with contextlib.ExitStack() as stack:
+        with distro.writing_to(base):
+            with distro.exclusive(base / "lock"):
+                folder, lock = _free_folder(base)
+            stack.callback(os.close, lock)
+            if name_server is None:
+                mq = stack.enter_context(LocalBroker(data=folder / "broker", proxy=grpc, queues=QUEUES))
+                own_proxy = mq.proxy_grpc if grpc else None
+                environment = DemoEnvironment(
+                    mq.name_server, "orders", "order-totals", folder, folder / "broker", own_proxy, lock, mq
+                )
+            else:
+                suffix = uuid.uuid4().hex[:6]
+                topics = f"demo-orders-{suffix}", f"demo-totals-{suffix}"
+                environment = DemoEnvironment(name_server, *topics, folder, None, proxy, lock)
+        try:
+            with BaseAdmin(environment.name_server) as admin:
+                for topic in (environment.orders, environment.totals):
+                    admin.create_topic(topic, QUEUES)
+            yield environment
+        except RocketMQError as e:
+            try:
+                environment.check()
+            except LocalBrokerError as cause:
+                raise cause from e
+            raise
+        except KeyboardInterrupt:
+            environment.kill_servers()
+            raise
+
+
+def _free_folder(base: Path) -> tuple[Path, int]:
+    """The first of run-1, run-2, ... that is not in use, emptied, with the descriptor that locks it. A broker started on its data
+    counts as use. A folder in which other users may create files is left alone.
+    """
+    for number in itertools.count(1):
+        folder = base / f"run-{number}"
+        folders.make(folder)
+        if not folders.only_own(folder):
+            continue
+        lock = _opened(folder / IN_USE)
+        if folders.try_lock(lock) and _is_free(folder / "broker"):
+            _empty(folder)
+            return folder, lock
+        os.close(lock)
+    raise AssertionError
+
+
+def _is_free(data: Path) -> bool:
+    if not folders.only_own(data):
+        return not data.exists()
+    lock = _opened(data / IN_USE)
+    try:
+        return folders.try_lock(lock)
+    finally:
+        os.close(lock)
+
+
+def _opened(lock: Path) -> int:
+    return folders.open_lock(lock, os.O_WRONLY | os.O_CREAT)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != IN_USE:
+            path.unlink()
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """In the block, Ctrl-C or SIGTERM raises ``KeyboardInterrupt`` once. A second one ends this process at once, and so does a
+    block that runs for ten seconds after the first. The servers and Spark's driver end with the process.
+    """
+    stopping = False
+
+    def end() -> None:
+        _say("Ended before everything was closed")
+        os._exit(INTERRUPTED)
+
+    def interrupt() -> None:
+        nonlocal stopping
+        if stopping:
+            end()
+        stopping = True
+        signal.alarm(_STOP_WITHIN_S)
+        _say("Stopping ...")
+        raise KeyboardInterrupt
+
+    with on_signals(interrupt, signal.SIGINT, signal.SIGTERM), on_signals(end, signal.SIGALRM):
+        try:
+            yield
+        finally:
+            if stopping:
+                signal.alarm(0)
+
+
+def _say(text: str) -> None:
+    """Write a line to standard error. A signal handler cannot print: it may have interrupted a print."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())

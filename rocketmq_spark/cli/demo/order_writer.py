@@ -1,0 +1,85 @@
+"""The producer thread that writes the generated orders of the demo."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from types import TracebackType
+
+from rocketmq_spark.base.threads import Latch
+from rocketmq_spark.cli.produce import Orders, paced
+from rocketmq_spark.session.producers import Producer
+
+CLOSING_ORDERS = 1
+_DAY_S = 86_400.0
+# How long orders under way are waited for if the run has failed.
+_FAILED_CLOSE_S = 1.0
+
+
+class OrderWriter:
+    """Writes one order when the block is entered, for Spark's first batch, and more for ``seconds`` after ``start``. Leaving the
+    block stops the writer early.
+    """
+
+    def __init__(self, name_server: str, topic: str, rate: float, seconds: float) -> None:
+        self._topic = topic
+        self._rate = rate
+        self._seconds = seconds
+        self._producer = Producer(name_server=name_server, group="rocketmq-spark-demo", send_timeout="30s")
+        self._orders = Orders()
+        self._stop = Latch()
+        self._thread = ThreadPoolExecutor(1, "demo producer")
+        self._writing: Future[None] | None = None
+        self.sent = 0
+        self.cents = 0
+
+    def __enter__(self) -> OrderWriter:
+        self._send(1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if kind is not None:
+            # This ends the thread, too, which may wait for a broker that does not answer.
+            self._producer.close(_FAILED_CLOSE_S)
+        self._thread.shutdown()
+        self._producer.close()
+
+    def start(self) -> None:
+        self._writing = self._thread.submit(self._write)
+
+    @property
+    def started(self) -> bool:
+        return self._writing is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether all orders are written. Raises what ended the thread early."""
+        if self._writing is None or not self._writing.done():
+            return False
+        self._writing.result()
+        return True
+
+    def end_windows(self) -> None:
+        """One more order, dated ahead: it takes the watermark past every window with orders, and is in no total."""
+        order = self._orders.next()
+        self._producer.send(replace(order, at_s=order.at_s + _DAY_S, region="closing").message(self._topic))
+
+    def _write(self) -> None:
+        end = time.monotonic() + self._seconds
+        for due in paced(self._rate, None, self._stop):
+            self._send(due)
+            if time.monotonic() >= end:
+                return
+
+    def _send(self, count: int) -> None:
+        # A group is acknowledged before the next one gets its times: orders come nearly sorted, and none comes late.
+        orders = [self._orders.next() for _ in range(count)]
+        answers = [self._producer.send_async(order.message(self._topic)) for order in orders]
+        for order, answer in zip(orders, answers, strict=True):
+            answer.result()
+            self.sent += 1
+            self.cents += order.cents

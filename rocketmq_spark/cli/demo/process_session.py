@@ -1,0 +1,110 @@
+"""The processes of a session: a process that was started with ``start_new_session``, and all that it and its children started.
+
+The group of a process is not enough: Spark's Python daemon puts its workers into a group of their own. Nothing that Spark starts
+leaves the session.
+
+As a script, this file is the watcher of a program that starts sessions. The program writes the session that it runs, or 0, to the
+watcher's standard input, a line each time. When the program ends, however it ends, the input ends, and the watcher kills the last
+session named. A process that is stopped cannot notice the end of its parent by itself. The script imports nothing of the package,
+so that it is ready at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_PAUSE_S = 0.002
+_PROC = Path("/proc")
+_STOPPED, _ENDED = frozenset("Tt"), frozenset("ZX")
+
+
+def members(session: int) -> dict[int, frozenset[str]]:
+    """Return the living processes of a session, each with the states of its threads: letters as those of ``ps``."""
+    states_of = {pid: _states(pid) for pid in _pids() if _session(pid) == session}
+    return {pid: states for pid, states in states_of.items() if states - _ENDED}
+
+
+def stop(session: int, within_s: float) -> bool:
+    """Stop all processes with SIGSTOP. Returns whether there are any, and no thread of them runs any more."""
+    end = time.monotonic() + within_s
+    stopped: set[int] = set()
+    while time.monotonic() < end:
+        living = members(session)
+        running = [pid for pid, states in living.items() if states - _ENDED - _STOPPED]
+        # A process may have started another one just before it stopped, which the listing then missed: list once more.
+        if not running and stopped == living.keys():
+            return bool(living)
+        stopped = set() if running else set(living)
+        for pid in running:
+            _signal(pid, signal.SIGSTOP)
+        time.sleep(_PAUSE_S if running else 0)
+    return False
+
+
+def resume(session: int) -> None:
+    """Let stopped processes continue."""
+    for pid in members(session):
+        _signal(pid, signal.SIGCONT)
+
+
+def kill(session: int) -> None:
+    """Kill all processes with SIGKILL, and return when none of them lives."""
+    while living := members(session):
+        for pid in living:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:  # it has ended
+        return None
+
+
+def _pids() -> list[int]:
+    names = os.listdir(_PROC) if _PROC.is_dir() else _ps("-axo", "pid=")
+    return [int(name) for name in names if name.isdigit()]
+
+
+def _states(pid: int) -> frozenset[str]:
+    if not _PROC.is_dir():  # macOS
+        return frozenset(state[0] for state in _ps("-o", "state=", "-p", str(pid)))
+    states = set()
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(_PROC / str(pid) / "task"):
+            with contextlib.suppress(OSError):
+                # The name of the program, in parentheses, may contain any character.
+                states.add(
+                    (_PROC / str(pid) / "task" / thread / "stat").read_text("utf-8", "replace").rpartition(")")[2][1]
+                )
+    return frozenset(states)
+
+
+def _ps(*arguments: str) -> list[str]:
+    return subprocess.run(["ps", *arguments], capture_output=True, text=True, check=False).stdout.split()
+
+
+def _watch() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are for the program, whose end is awaited
+    session = 0
+    for line in sys.stdin:
+        session = int(line)
+    if session:
+        kill(session)
+
+
+if __name__ == "__main__":
+    _watch()

@@ -1,0 +1,169 @@
+"""The run of the demo, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rocketmq_spark.cli.demo.accounts import Accounts
+from rocketmq_spark.cli.demo.batch_totals import Batches, BatchTotals, Kill
+from rocketmq_spark.cli.demo.driver import SparkDriver
+from rocketmq_spark.cli.demo.order_writer import CLOSING_ORDERS, OrderWriter
+from rocketmq_spark.cli.demo.view import DemoView
+from rocketmq_spark.cli.demo.watch import DemoState, DemoWatch
+from rocketmq_spark.errors import RocketMQError
+
+# The part of the writing time after which the driver may be killed.
+_KILL_AFTER = 0.4
+_REFRESH_S = 0.5
+# The pause between two checks whether now is the moment to kill the driver.
+_KILL_CHECK_S = 0.01
+# If all orders are written, and no batch begins for this time, the driver is killed between two batches.
+_IDLE_S = 5.0
+# If no number changes for this time, which includes Spark's start, the run fails.
+_NO_PROGRESS_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    accounts: Accounts
+    state: DemoState
+    kill: Kill
+
+
+class DemoRun:
+    """Writes orders while the query reads them, kills Spark's driver and starts it again, ends the open windows with a last
+    order, and lets the driver read all totals back.
+
+    The driver is killed in a batch that has stored totals and is not finished. In a run of a few seconds this may be the batch
+    that reads the last order.
+    """
+
+    def __init__(
+        self, driver: SparkDriver, watch: DemoWatch, writer: OrderWriter, view: DemoView, seconds: float
+    ) -> None:
+        self._driver = driver
+        self._watch = watch
+        self._writer = writer
+        self._view = view
+        self._seconds = seconds
+        self._batch_totals = BatchTotals()
+        self._batches = Batches(-1, -1)
+        self._kill: Kill | None = None
+        self._killed_at = 0.0
+        self._has_repeated = False
+        self._began: float | None = None
+        self._shown_at = float("-inf")
+        self._changed_at = time.monotonic()
+
+    def run(self, exactly_once: bool) -> Result:
+        state, writer = self._watch.state, self._writer
+        self._wait("waiting for Spark's first batch", lambda: bool(state.batch_ms))
+        writer.start()
+        self._began = time.monotonic()
+        self._wait("writing orders", lambda: writer.done)
+        self._wait("reading the rest", lambda: state.read >= writer.sent)
+        writer.end_windows()
+        self._wait("ending the last windows", lambda: self._has_repeated and state.read > writer.sent)
+        self._driver.finish()
+        self._wait("reading the totals back", lambda: self._watch.returned is not None)
+        self._driver.wait()
+        state.phase = "done"
+        self._show()
+        assert self._kill is not None
+        return Result(self._accounts(exactly_once), state, self._kill)
+
+    def _wait(self, phase: str, reached: Callable[[], bool]) -> None:
+        state = self._watch.state
+        state.phase = phase
+        while True:
+            before = state.read, state.totals_seen, state.sent
+            self._watch.refresh()
+            state.sent = self._writer.sent
+            state.closing = CLOSING_ORDERS if state.read > state.sent else 0
+            state.elapsed_s = 0.0 if self._began is None else time.monotonic() - self._began
+            self._report_repeated_batch()
+            self._check_progress(before == (state.read, state.totals_seen, state.sent))
+            if reached():
+                return
+            if time.monotonic() - self._shown_at >= self._view.interval_s:
+                self._show()
+            if self._kill is None and state.elapsed_s > self._seconds * _KILL_AFTER:
+                self._kill_in_a_batch()
+            else:
+                time.sleep(_REFRESH_S)
+
+    def _report_repeated_batch(self) -> None:
+        if self._kill is None or self._has_repeated:
+            return
+        batch = self._kill.batch
+        self._has_repeated = batch is None or self._watch.finished >= batch
+        if self._has_repeated and batch is not None:
+            after = time.monotonic() - self._killed_at
+            self._watch.state.events.append(f"A new driver has repeated batch {batch} and goes on, {after:.0f} s later")
+
+    def _show(self) -> None:
+        self._shown_at = time.monotonic()
+        self._view.show(self._watch.state)
+
+    def _check_progress(self, unchanged: bool) -> None:
+        now, state = time.monotonic(), self._watch.state
+        if not unchanged:
+            self._changed_at = now
+        elif now - self._changed_at > _NO_PROGRESS_S:
+            raise RocketMQError(f"the query has read {state.read} of {self._writer.sent} orders and makes no progress")
+
+    def _kill_in_a_batch(self) -> None:
+        """Wait for the moment to kill the driver, until the next refresh. The decision is made while all processes of the
+        driver are stopped: until then Spark may finish the batch, and a worker may send more of its totals.
+        """
+        end = time.monotonic() + _REFRESH_S
+        while time.monotonic() < end:
+            if self._stored_in_flight():
+                if self._driver.stop() and (stored := self._stored_in_flight()):
+                    self._end_driver(Kill(self._batches.begun, stored))
+                    return
+                self._driver.resume()
+            time.sleep(_KILL_CHECK_S)
+        written = self._watch.state.read > self._writer.sent
+        if written and time.monotonic() - self._changed_at > _IDLE_S:
+            if self._driver.stop() and not self._watch.batches().in_flight:
+                self._end_driver(Kill(None, 0))
+            else:
+                self._driver.resume()
+
+    def _stored_in_flight(self) -> int | None:
+        """How many totals the batch in flight has stored; None if none is, or if it is not known.
+
+        The checkpoint is listed after the totals were counted. The listing before is that of the last call: if both are the same,
+        nothing changed in between.
+        """
+        totals = self._watch.stored_totals()
+        if totals is None:
+            return None
+        before, self._batches = self._batches, self._watch.batches()
+        return self._batch_totals.stored(before, totals, self._batches)
+
+    def _end_driver(self, kill: Kill) -> None:
+        self._kill = kill
+        self._driver.kill()
+        self._watch.state.events.append(f"{kill} ... Spark starts again")
+        self._show()
+        self._killed_at = self._changed_at = time.monotonic()
+        self._driver.start()
+
+    def _accounts(self, exactly_once: bool) -> Accounts:
+        returned, state = self._watch.returned, self._watch.state
+        assert returned is not None
+        return Accounts(
+            orders_written=self._writer.sent,
+            orders_read=state.orders_read,
+            orders_returned=returned.orders,
+            totals_returned=returned.different,
+            totals_repeated=returned.repeated,
+            cents_written=self._writer.cents,
+            cents_returned=returned.cents,
+            dropped_late=state.dropped_late,
+            exactly_once=exactly_once,
+        )
