@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark import options as options_table
+from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.columnar.decode import kafka as decode
-from rocketmq_spark.columnar.decode.schema import HEADERS, KAFKA, columns_of, ddl
+from rocketmq_spark.columnar.decode.schema import HEADERS, KAFKA, READ_QUEUE_ID, columns_of, ddl
 from rocketmq_spark.columnar.encode import empty_bodies
 from rocketmq_spark.columnar.encode import kafka as encode
 from rocketmq_spark.columnar.encode.columns import RowColumn
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.producer.rows.routing import ByPartition, TopicRows
+from rocketmq_spark.model import MessageQueue, QueueData, TopicRoute
+from rocketmq_spark.producer.rows.routing import ByPartition, Router, TopicRows
 from rocketmq_spark.spark.source import kafka_partitions
 
 HEADER_LIST = HEADERS.arrow
@@ -39,7 +40,7 @@ def stored(batch: pa.RecordBatch) -> pa.RecordBatch:
     maps = batch.column("properties").to_pylist() if "properties" in names else [None] * count
     found = {
         "topic": pa.array(["t"] * count),
-        "queueId": pa.array([1] * count, pa.int32()),
+        READ_QUEUE_ID.name: pa.array([1] * count, pa.int32()),
         "queueOffset": pa.array(range(count), pa.int64()),
         "body": batch.column("body").cast(pa.binary()),
         "keys": pa.array([None if key is None else [key] for key in keys], pa.list_(pa.string())),
@@ -200,9 +201,12 @@ def test_every_column_of_kafka():
 
 
 def test_partitions_of_several_topics_of_a_broker():
-    batch = pa.RecordBatch.from_pydict({"topic": pa.array(["u", "t", "u"]), "queueId": pa.array([0, 1, 1], pa.int32())})
+    ids = pa.array([0, 1, 1], pa.int32())
+    batch = pa.RecordBatch.from_pydict({"topic": pa.array(["u", "t", "u"]), READ_QUEUE_ID.name: ids})
     numbers = {Q[2]: 8, Q[3]: 9, MessageQueue("u", "broker-b", 0): 4, MessageQueue("u", "broker-b", 1): 5, Q[1]: 7}
     assert decode._partitions(batch, "broker-b", numbers).to_pylist() == [4, 9, 5]
+    of_one = {Q[2]: 8, Q[3]: 9}
+    assert decode._partitions(batch, "broker-b", of_one).to_pylist() == [None, 9, None], "unknown is null"
 
 
 def options(role="batch source", **given):
@@ -258,10 +262,10 @@ def test_wrong_columns_of_the_sink_are_named(columns, told):
     assert [problem for problem in problems if told in problem]
 
 
-def chosen(queues, **columns):
+def chosen(queues, numbered=Q, **columns):
     bad = BadRows()
     batch = pa.RecordBatch.from_pydict(columns)
-    select = ByPartition({name.lower(): name for name in columns})
+    select = ByPartition({name.lower(): name for name in columns}, lambda topic: numbered)
     return select(TopicRows(batch, "t", None, 0), queues, bad).tolist(), bad.found()
 
 
@@ -281,6 +285,43 @@ def test_a_partition_that_does_not_exist_is_an_error_of_its_row():
         (0, "partition is 4, but topic 't' has partitions 0 to 3"),
         (2, "partition is -1, but topic 't' has partitions 0 to 3"),
     ]
+
+
+def test_a_partition_of_a_queue_that_takes_no_messages_is_an_error_and_shifts_no_other():
+    places, bad = chosen([Q[3], Q[0]], partition=pa.array([0, 2, 3, 1], pa.int32()))
+    assert (places[0], places[2]) == (1, 0)
+    assert bad == [
+        (1, "partition is 2, which is queue t/broker-b/0, and it does not accept messages now"),
+        (3, "partition is 1, which is queue t/broker-a/1, and it does not accept messages now"),
+    ]
+
+
+def test_the_numbers_of_a_write_stay_when_its_route_changes():
+    """A queue that is new in the route is written by the next write only."""
+    routes = [[Q[2]], Q]
+    router = Router(
+        options_table.parse({"name_server": "n:1", "topic": "t"}).for_role("sink"),
+        {"partition": "partition"},
+        lambda topic, refresh: routes[refresh],
+        numbered=lambda topic: Q[1:],
+    )
+
+    def plan(*numbers):
+        bad = BadRows()
+        batch = pa.RecordBatch.from_pydict({"partition": pa.array(numbers, pa.int32())})
+        shares = router.plan(router.topics(batch, bad, 0), bad).shares
+        return [share.queue for share in shares], bad.found()
+
+    assert plan(1, 1) == ([Q[2]], [])
+    assert plan(3)[1] == [(0, "partition is 3, but topic 't' has partitions 0 to 2")]
+    assert [plan(number)[0] for number in range(3)] == [[Q[1]], [Q[2]], [Q[3]]]
+
+
+def test_source_and_sink_number_the_queues_that_a_broker_has_for_either():
+    queues = (QueueData("broker-b", 2, 1, Perm.WRITE), QueueData("broker-a", 1, 2, Perm.READ), QueueData("c", 1, 1, 0))
+    route = TopicRoute("t", queues, {})
+    assert route.numbered() == [*Q, MessageQueue("t", "c", 0)]
+    assert kafka_partitions.of_routes({"t": route, "u": route}, ["t", "v"]) == route.numbered()
 
 
 def test_new_queues_get_the_next_numbers():

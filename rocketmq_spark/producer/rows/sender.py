@@ -38,7 +38,7 @@ from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.rows import routing
-from rocketmq_spark.producer.rows.routing import Queues, RoutingPlan, RowRange, TopicRows
+from rocketmq_spark.producer.rows.routing import Numbered, Queues, RoutingPlan, RowRange, TopicRows
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 
@@ -195,7 +195,8 @@ class RowTools(NamedTuple):
 class RowSender:
     """Sends the Arrow batches of one owner, whose columns are ``columns``, by role.
 
-    ``shut`` are queues that nothing may follow to (``Outgoing.shut``), ``queues`` those of topics, if several share them.
+    ``shut`` are queues that nothing may follow to (``Outgoing.shut``), ``queues`` those of topics, if several share them,
+    ``numbered`` those of topics in the order of Kafka's partitions.
     """
 
     def __init__(
@@ -206,6 +207,7 @@ class RowSender:
         owner: RowOwner,
         shut: dict[Hashable, RocketMQError] | None = None,
         queues: dict[str, Queues] | None = None,
+        numbered: Numbered = routing.unnumbered,
     ) -> None:
         options, settings = tools.options, tools.settings
         self._options, self._settings = options, settings
@@ -217,7 +219,7 @@ class RowSender:
         self._grown = Growth(settings.features.adds_bytes, options.max_message_size)
         self._encoder = tools.make_encoder(columns, options.max_message_size, ids, self._batch_bytes)
         self._storage = StoragePlan(options, columns, tools.sender, self._engine.timer.wall_ms)
-        self._router = routing.Router(options, columns, self._queues, queues)
+        self._router = routing.Router(options, columns, self._queues, queues, numbered)
         self._first = 0
         self._candidates = routing.candidates(options)
 

@@ -190,7 +190,8 @@ def _write(df: DataFrame, options: Options, what: str, once: bool, batch: QueryB
 
 
 def _sent(df: DataFrame, options: Options, names: dict[str, str], plan: OncePlan | None, what: str) -> Written:
-    send = functools.partial(_send, options, names, checks.positions(options), plan)
+    positions, partitions = checks.positions(options), checks.partitions(options, names)
+    send = functools.partial(_send, options, names, positions, partitions, plan)
     written = Written()
     for row in map_in_arrow(df, send, _SCHEMA, 'write with df.write.format("rocketmq")').collect():
         brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
@@ -297,10 +298,11 @@ def _send(
     options: Options,
     names: dict[str, str],
     positions: dict[str, tuple[MessageQueue, ...]],
+    partitions: dict[str, tuple[MessageQueue, ...]],
     once: OncePlan | None,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    done = write_task(options, names, positions, batches, once)
+    done = write_task(options, names, positions, batches, once, partitions)
     values: dict[str, Any] = {name: [getattr(done, name)] for name in _COUNTS}
     brokers = json.dumps({name: asdict(part) for name, part in done.brokers.items()})
     arrays = [pa.array(values[name], pa.int64()) for name in _COUNTS]
