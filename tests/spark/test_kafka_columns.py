@@ -158,7 +158,7 @@ def test_null_and_empty_values(spark: SparkSession, rocketmq: LocalBroker, topic
     """SPARK-27494. A tombstone has a key and no value."""
     rows = [("a", None), ("b", b""), (None, b"x"), ("c", b"\0")]
     frame = spark.createDataFrame(rows, "key string, value binary")
-    with pytest.raises(Exception, match="body is null"):
+    with pytest.raises(Exception, match="value is null"):
         write(frame, rocketmq.name_server, topic=topic, kafkaColumns="true")
     write(frame, rocketmq.name_server, topic=topic, kafkaColumns="true", emptyBodies="mark")
     found = read(spark, rocketmq.name_server, topic, **READ).selectExpr("cast(key as string)", "value", "headers")

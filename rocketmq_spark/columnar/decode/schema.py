@@ -208,6 +208,10 @@ def columns_of(options: Options) -> tuple[Column, ...]:
         problems.append("option 'metadata' is 'full', whose columns 'kafkaColumns' does not have: give one of the two")
     if options.include_headers and not options.kafka_columns:
         problems.append("option 'includeHeaders' needs 'kafkaColumns': without it, headers are the column properties")
+    if options.include_headers and options.include_properties == "none":
+        problems.append(
+            "option 'includeProperties' is 'none', and 'includeHeaders' needs the properties: give one of the two"
+        )
     full = () if options.kafka_columns else FULL
     errors = (DECODE_ERROR,) if full and options.bad_message == "null" else ()
     if not options.columns:

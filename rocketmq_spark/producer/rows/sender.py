@@ -78,7 +78,8 @@ class StoragePlan:
                 missing = numbers[without_key(batch, self._columns)[numbers]]
                 bad_rows.rows(missing, encoding.no_key(rows.topic))
             if found is not None and found.grouped:
-                bad_rows.rows(rows.numbers()[self._without_group(rows)], _no_group(rows.topic))
+                key = "key" if self._options.kafka_columns else "shardingKey"
+                bad_rows.rows(rows.numbers()[self._without_group(rows)], _no_group(rows.topic, key))
 
     def _without_group(self, rows: TopicRows) -> npt.NDArray[np.bool_]:
         if "shardingkey" not in self._columns:
@@ -314,8 +315,8 @@ class RowSender:
         return self._engine.topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
 
 
-def _no_group(topic: str) -> str:
-    return f"there is no shardingKey, and topic {topic!r} (message.type=FIFO) accepts only messages with a shardingKey"
+def _no_group(topic: str, key: str) -> str:
+    return f"there is no {key}, and topic {topic!r} (message.type=FIFO) accepts only messages with a {key}"
 
 
 def _alone(topic: str, body: memoryview) -> Prepared:

@@ -31,7 +31,7 @@ from rocketmq_spark.spark.checkpoints.entries import Folder, checkpoint_folder
 from rocketmq_spark.spark.map_in_arrow import map_in_arrow
 from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.once import OncePlan, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import AtBroker, Written, warn_of_unmatched
+from rocketmq_spark.spark.sink.report import AtBroker, Written, warn_of_left_out, warn_of_unmatched
 from rocketmq_spark.spark.sink.task import write_task
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ _COUNTS = (
     "unmatched",
     "found",
     "found_of_batch",
+    "left_out",
 )
 _WRITES = "exactly-once writes of batches"
 # The generated name of a write without ``write_name``.
@@ -199,6 +200,7 @@ def _sent(df: DataFrame, options: Options, names: dict[str, str], plan: OncePlan
     written = written.of_all_tasks()
     logger.info("%s: %s", what, written)
     warn_of_unmatched(written, what)
+    warn_of_left_out(written, what)
     return written
 
 

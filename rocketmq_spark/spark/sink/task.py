@@ -51,7 +51,7 @@ from rocketmq_spark.session.spools import worker_spool
 from rocketmq_spark.spark.compat import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, check_task, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import Tally, Written, total, warn_of_unmatched, with_report
+from rocketmq_spark.spark.sink.report import Tally, Written, total, warn_of_left_out, warn_of_unmatched, with_report
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +168,7 @@ class TaskWriter:
         """The rows with the columns of this sink, and with bodies, as the options say."""
         if self._from_kafka is not None:
             batch = self._from_kafka(batch)
+            self._tally.left_out = self._from_kafka.left_out
         if self._options.empty_bodies == "mark":
             bad_rows = BadRows(self._row)
             batch = empty_bodies.marked(batch, self._names, bad_rows)
@@ -335,6 +336,7 @@ class _Writer:
         written = total(message.written if isinstance(message, TaskCommitMessage) else None for message in messages)
         logger.info("%s: %s", what, written)
         warn_of_unmatched(written, what)
+        warn_of_left_out(written, what)
         return written
 
 
