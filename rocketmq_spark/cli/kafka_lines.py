@@ -174,19 +174,19 @@ def _text(node: ast.expr | None, constants: Constants) -> str | None:
 
 
 def _of_python(tree: ast.Module, constants: Constants) -> Iterator[Found]:
-    of_chains: set[ast.AST] = set()  # parts of chains and of docstrings, which are no findings of their own
+    seen: set[ast.AST] = set()  # parts of chains, and docstrings: they are no findings of their own
     for node in ast.walk(tree):  # the whole chain comes before its parts
-        if isinstance(node, ast.Call) and node not in of_chains and (chain := Chain.of(node, constants)):
-            of_chains.update(chain.nodes)
+        if isinstance(node, ast.Call) and node not in seen and (chain := Chain.of(node, constants)):
+            seen.update(chain.nodes)
             yield from chain.findings()
         match node:
             case ast.Expr(value=ast.Constant() as docstring):
-                of_chains.add(docstring)
-            case ast.Dict() if node not in of_chains:
+                seen.add(docstring)
+            case ast.Dict() if node not in seen:
                 yield from _dictionary(node, constants)
             case ast.Import() | ast.ImportFrom():
                 yield from _imports(node)
-            case ast.Constant(value=str() as value) if node not in of_chains:
+            case ast.Constant(value=str() as value) if node not in seen:
                 yield from _constant(value, node.lineno)
 
 
@@ -236,9 +236,11 @@ class Chain(NamedTuple):
             node = node.func.value
         side = _SIDES.get(node.attr) if isinstance(node, ast.Attribute) else None
         names = {name for name, _ in calls}
+        if isinstance(node, ast.Constant | ast.JoinedStr):  # a text that is formatted
+            return None
         if side is None and not names & {"format", "option", "options", *_ENDS}:
             return None
-        nodes += [each.value for _, each in calls for each in each.keywords if isinstance(each.value, ast.Dict)]
+        nodes += [each.value for _, part in calls for each in part.keywords if isinstance(each.value, ast.Dict)]
         return cls(side, calls[::-1], nodes, constants)
 
     def argument(self, name: str, call: ast.Call, parameter: str) -> ast.expr | None:
@@ -248,19 +250,17 @@ class Chain(NamedTuple):
         return call.args[place] if len(call.args) > place else next(by_name, None)
 
     def findings(self) -> Iterator[Found]:
-        formats = [(self._first(call), call) for name, call in self.calls if name == "format"]
-        formats += [(self.argument(name, call, "format"), call) for name, call in self.calls if name in _ENDS]
-        named = [(node, _text(node, self.constants)) for node, _ in formats if node is not None]
-        is_kafka = any((text or "").lower() == "kafka" for _, text in named)
-        yield from (
-            (node.lineno, 'format("kafka")', _FORMAT) for node, text in named if (text or "").lower() == "kafka"
-        )
+        formats = [self._first(call) for name, call in self.calls if name == "format"]
+        formats += [self.argument(name, call, "format") for name, call in self.calls if name in _ENDS]
+        named = [node for node in formats if node is not None]
+        of_kafka = [node for node in named if (_text(node, self.constants) or "").lower() == "kafka"]
+        yield from ((node.lineno, 'format("kafka")', _FORMAT) for node in of_kafka)
         for name, value, line in self._options():
-            if is_kafka:
+            if of_kafka:
                 yield from _option(name, value, line, self.side, self.constants)
             elif name.lower().startswith("kafka.") or (not named and name.lower() in _OF_SPARK):
                 yield from _option(name, value, line, None)
-        if is_kafka:
+        if of_kafka:
             yield from self._modes()
 
     @staticmethod
@@ -280,7 +280,7 @@ class Chain(NamedTuple):
                     yield keyword.arg, keyword.value, keyword.value.lineno
 
     def _modes(self) -> Iterator[Found]:
-        modes = [(self._first(call), "mode") for name, call in self.calls if name == "mode"]
+        modes = [self._first(call) for name, call in self.calls if name == "mode"]
         for name, call in self.calls:
             if name == "trigger" and any(each.arg == "continuous" for each in call.keywords):
                 yield call.lineno, "trigger(continuous=…)", _CONTINUOUS
@@ -289,7 +289,7 @@ class Chain(NamedTuple):
                 if (text := _text(node, self.constants)) in ("update", "complete") and node is not None:
                     yield node.lineno, f'outputMode("{text}")', _UPDATE
             if name == "save":
-                given = [node for node, _ in modes] + [self.argument(name, call, "mode")]
+                given = [*modes, self.argument(name, call, "mode")]
                 texts = [_text(node, self.constants) for node in given if node is not None]
                 if not texts or not {"append", None} & {*texts}:
                     yield call.func.end_lineno or call.lineno, "save()" if not texts else f'mode("{texts[0]}")', _APPEND

@@ -127,6 +127,7 @@ def test_a_time_replaces_offsets_of_the_same_end():
         'spark.read.format("jdbc").option("timeout", 5).option("key", "k").option("topic", "a.b").load()',
         'df.write.format("delta").save("/t")',
         'log.info("written using kafka")',
+        'print("{} and {}".format("kafka", 1))',
     ],
 )
 def test_what_only_looks_like_kafka_is_no_finding(text):
