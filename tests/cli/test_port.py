@@ -120,7 +120,7 @@ def test_a_time_replaces_offsets_of_the_same_end():
 @pytest.mark.parametrize(
     "text",
     [
-        '"""Reads orders using Kafka, format("kafka")."""',
+        '"""Reads orders using Kafka, format("kafka"), with spark-sql-kafka-0-10."""',
         'd = {"key": 1, "value": 2}\nprint(d["key"])',
         'df.writeStream.format("console").outputMode("complete").start()',
         'df.writeStream.outputMode("update").foreachBatch(write).start()',
