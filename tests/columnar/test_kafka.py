@@ -349,8 +349,8 @@ def test_a_partition_of_a_queue_that_takes_no_messages_is_an_error_and_shifts_no
     places, bad = chosen([Q[3], Q[0]], partition=pa.array([0, 2, 3, 1], pa.int32()))
     assert (places[0], places[2]) == (1, 0)
     assert bad == [
-        (1, "partition is 2, which is queue t/broker-b/0, and it does not accept messages now"),
-        (3, "partition is 1, which is queue t/broker-a/1, and it does not accept messages now"),
+        (1, "partition is 2, which is queue t/broker-b/0, and it does not accept messages of this write now"),
+        (3, "partition is 1, which is queue t/broker-a/1, and it does not accept messages of this write now"),
     ]
 
 

@@ -197,7 +197,8 @@ class ByPartition:
             if numbers[row] == missing:
                 reason = f"{what}, but topic {rows.topic!r} has partitions 0 to {missing - 1}"
             else:
-                reason = f"{what}, which is queue {partitions[int(numbers[row])]}, and it does not accept messages now"
+                queue = partitions[int(numbers[row])]
+                reason = f"{what}, which is queue {queue}, and it does not accept messages of this write now"
             bad_rows.rows(rows.numbers()[row : row + 1], reason)
         return np.where(given, np.maximum(named, 0), chosen)
 
