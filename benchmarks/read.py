@@ -72,6 +72,7 @@ class Reads:
         return [
             *self._plain_sockets(per, depth),
             *self._ours(),
+            Case(targets.KAFKA_COLUMNS, lambda: self.noop(self.source(kafkaColumns="true", includeHeaders="true"))),
             Case(targets.STREAM, self.available_now),
             *self._whole(),
             Case(targets.CEILING, self.prebuilt),

@@ -108,6 +108,10 @@ SEND_GRPC, JAVA_SEND_GRPC = "Producer.send over gRPC", "Java's send over gRPC"
 MEMBER, PUSH = "Consumer, empty listener", "Java push consumer, empty listener"
 MEMBER_ARROW = "Consumer with arrow, empty listener"
 POLL, POLL_ARROW, LITE_POLL = "PullConsumer.poll", "PullConsumer.poll_arrow", "Java LitePull, 32 a pull"
+KAFKA_COLUMNS, WRITE_KAFKA_COLUMNS = (
+    "Spark batch read, kafkaColumns with headers",
+    "Spark batch write, kafkaColumns with headers",
+)
 OURS, LOW = "rocketmq, defaults", "rocketmq, low_latency_conf()"
 KAFKA_LATENCY, KAFKA_LOW = "spark-sql-kafka, 8 partitions", "spark-sql-kafka, low_latency_conf()"
 
@@ -139,6 +143,7 @@ TARGETS: Sequence[Target] = (
         bound=two_core_bound("raised", RAW, ("raised", CEILING), CEILING),
     ),
     Target("batch read without properties of that with them", (1.5, 1.3), ratio("stock", PLAIN, SPARK)),
+    Target("batch read with kafkaColumns of that without", (0.9, 0.9), ratio("stock", KAFKA_COLUMNS, SPARK)),
     Target("AvailableNow of the batch read", (0.9, 0.9), ratio("stock", STREAM, SPARK)),
     Target("batch read of the best Java consumer, cold", (2.0, 2.0), ratio("cold", SPARK, PULL8, LITE32)),
     Target("batch read of a batch topic of an ordinary one, stock", (1.3, 1.2), ratio("stock", SPARK_WHOLE, SPARK)),
@@ -165,6 +170,7 @@ TARGETS: Sequence[Target] = (
     ),
     Target("batch write with exactly-once of at-least-once", (0.95, 0.97), ratio("write", ONCE, WRITE)),
     Target("write by shardingKey of round robin", (0.7, 0.7), ratio("write", HASH, WRITE)),
+    Target("write with kafkaColumns of that by shardingKey", (0.9, 0.9), ratio("write", WRITE_KAFKA_COLUMNS, HASH)),
     Target("send_arrow of Java's batch producer", (0.9, 0.9), ratio("write", SEND_ARROW, JAVA_BATCH[0])),
     Target("send_many of Java's autoBatch", (0.8, 0.8), ratio("write", SEND_MANY, JAVA_BATCH[1])),
     Target("send_async with autoBatch of Java's", (0.35, 0.35), ratio("write", PRODUCER, JAVA_BATCH[1])),

@@ -57,6 +57,7 @@ class Writes:
             Case(targets.ONCE, lambda: self.batch(deliveryGuarantee="exactly-once")),
             Case(targets.WRITE_WHOLE, lambda: self.batch(whole=True)),
             Case(targets.HASH, lambda: self.batch(self.rows("concat('s-', id % 1000) shardingKey"))),
+            Case(targets.WRITE_KAFKA_COLUMNS, lambda: self.batch(self.kafka_rows(), kafkaColumns="true")),
             Case("Spark topic to topic, AvailableNow", self.stream),
             Case(targets.DROP, self.drop),
             Case(targets.PRODUCER, self.produced),
@@ -75,6 +76,13 @@ class Writes:
 
     def rows(self, *more: str) -> DataFrame:
         return spark.rows(self.session, self.count, self.size, *more)
+
+    def kafka_rows(self) -> DataFrame:
+        """The rows of the write by sharding key, as Spark's Kafka sink takes them."""
+        amount = "struct('amount' key, cast(cast(id AS string) AS binary) value)"
+        headers = f"array(struct('region' key, cast('eu-west' AS binary) value), {amount})"
+        rows = self.rows("concat('s-', id % 1000) key", f"{headers} headers").withColumnRenamed("body", "value")
+        return rows.select("key", "value", "headers")
 
     def bodies(self, whole: bool = False) -> Result:
         """Encoded before, sent by plain sends one after the other."""

@@ -52,6 +52,11 @@ class Sender(Protocol):
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         """Return the readable queues, sorted. Some of them may not accept sends now."""
 
+    def numbered_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        """Return the queues whose places are Kafka's partitions, by a route that is fetched now, or by the known one while no
+        name server answers. Some of them may not accept sends now.
+        """
+
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
         """Return the error with the names of similar topics added, if the transport can list topics."""
 

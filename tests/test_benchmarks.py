@@ -80,6 +80,22 @@ def test_the_quick_run_judges_the_ratios_that_users_care_about():
     }
 
 
+def test_kafkas_columns_may_cost_a_tenth():
+    def found(kafka: float) -> harness.Found:
+        names = {
+            targets.SPARK: 1.0,
+            targets.HASH: 1.0,
+            targets.KAFKA_COLUMNS: kafka,
+            targets.WRITE_KAFKA_COLUMNS: kafka,
+        }
+        figures = {name: {"median": median} for name, median in names.items()}
+        return {f"{section} {size}": figures for section in ("stock", "write") for size in harness.SIZES}
+
+    for kafka, held in ((0.91, True), (0.89, False)):
+        results = [v for v in targets.verdicts(found(kafka)) if "kafkaColumns" in v.target.name]
+        assert [v.held for v in results] == [held] * 4
+
+
 def test_a_wrong_count_ends_the_run():
     harness.expect("fine", 3, 3)
     with pytest.raises(SystemExit, match="5 messages instead of 3"):

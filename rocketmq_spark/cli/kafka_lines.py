@@ -1,7 +1,8 @@
-"""The lines of a program that name Kafka, and what replaces them. The program is read, never run. Pure.
+"""The lines of a program for Kafka that change, and what replaces them. The program is read, never run. Pure.
 
-Python is parsed, so that comments and other texts are no findings. Other languages (Scala, SQL, shells, configurations) are
-searched line by line for Kafka's format, options and packages.
+Python is parsed: a *chain* such as ``df.writeStream.format("kafka").option(…).start()`` says which options it has and whether it
+reads or writes. Everything else (Scala, SQL, shells, cells of notebooks that are not Python) is searched line by line. Columns
+are no findings, because they stay with ``kafkaColumns``.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from rocketmq_spark.options.names import KAFKA_SOURCE_COLUMNS, of_foreign_option
+from rocketmq_spark.options import TABLE
+from rocketmq_spark.options.names import KAFKA_OPTIONS, of_foreign_option
 
 
 class KafkaLine(NamedTuple):
@@ -23,140 +25,305 @@ class KafkaLine(NamedTuple):
     here: str
 
 
-_FORMAT = 'format("rocketmq"); README.md shows how to install it'
-_COLUMNS = "kept by option 'kafkaColumns' = true; without it, column {}"
+class Findings(NamedTuple):
+    """``searched`` are the parts that were searched line by line, such as ``cell 2``."""
+
+    lines: list[KafkaLine]
+    searched: list[str]
+
+
+# A finding without the place of its text: line, Kafka's name, and what replaces it.
+Found = tuple[int, str, str]
+
+_FORMAT = 'format("rocketmq").option("kafkaColumns", True)'
+_SQL = "USING rocketmq OPTIONS (kafkaColumns 'true', …)"
 _PACKAGE = "no jar: pip install the package in the Python of driver and workers (docs/where-it-runs.md)"
-_MODE = "write with foreachBatch(foreach_batch_writer(...)), since the sink takes append mode only (docs/writing.md)"
-_PLACES = 'a queue has a broker and an id: {"orders": {"broker-a": {"0": 12}}}; or use startingTimestamp'
+_UPDATE = (
+    "the sink appends only: write with foreachBatch(foreach_batch_writer(…, kafka_columns=True)) (docs/writing.md)"
+)
+_APPEND = 'mode("append"), which is required'
 _DSTREAMS = "a stream of format rocketmq; there are no DStreams"
 _CONTINUOUS = "a trigger of micro-batches; continuous processing is not supported"
+_SETTING = "it has no effect: remove it"
+_LAG = 'progress(query)["lag"] (docs/monitoring.md)'
+_DOTS = "names have no dots here: add option topicNames=dotsToUnderscores"
+_PATTERN = "it matches RocketMQ's names, which have no dots: shop_.* for shop\\..*; option topicNames does not go with a pattern"
+_HEADERS = "the same option, with kafkaColumns"
+_NO_HEADERS = "omit it: the sink stores the column headers anyway"
+_FOLDER = "a new folder: offsets of Kafka mean nothing here"
+_OTHER = "see docs/coming-from-kafka.md"
+_BY_TIME = 'by broker: {"orders": {"broker-a": {"0": 1700000000000}}}; or one time for all queues, option '
+_BY_OFFSET = 'by broker: {"orders": {"broker-a": {"0": 12}}}; or a time, option '
+# Options of both connectors whose values may name partitions.
+_OF_PARTITIONS = {
+    "assign": 'by broker: {"orders": {"broker-a": [0, 1]}}',
+    "startingoffsets": f"{_BY_OFFSET}startingTimestamp",
+    "endingoffsets": f"{_BY_OFFSET}endingTimestamp",
+    "startingoffsetsbytimestamp": f"{_BY_TIME}startingTimestamp",
+    "endingoffsetsbytimestamp": f"{_BY_TIME}endingTimestamp",
+}
 _CLIENTS = {
     "kafka": "rocketmq_spark.Producer, PullConsumer and Consumer (docs/api.md)",
     "confluent_kafka": "rocketmq_spark.Producer, PullConsumer and Consumer (docs/api.md)",
     "aiokafka": "rocketmq_spark.aio (docs/asyncio.md)",
     "faust": "rocketmq_spark.aio (docs/asyncio.md)",
 }
-# Options of both whose values name partitions.
-_OF_PARTITIONS = (
-    "assign",
-    "startingoffsets",
-    "endingoffsets",
-    "startingoffsetsbytimestamp",
-    "endingoffsetsbytimestamp",
-)
-# Methods of DataFrames and functions of Spark whose texts name columns.
-_NAMING = frozenset(
-    {
-        "agg", "col", "column", "drop", "dropDuplicates", "expr", "filter", "from_avro", "from_json", "get_json_object",
-        "groupBy", "observe", "orderBy", "select", "selectExpr", "sort", "where", "window", "withColumn", "withColumnRenamed",
-        "withColumns", "withWatermark",
-    }
-)  # fmt: skip
-_NAMES = {name.lower(): name for name in (*KAFKA_SOURCE_COLUMNS, "timestampType")}
-_WORD = re.compile(rf"\b({'|'.join(sorted(_NAMES, key=len, reverse=True))})\b", re.IGNORECASE)
+# Options that only Spark's Kafka connector has. Other formats have names such as ``timeout`` or ``key``, too.
+_OF_SPARK = {"includeheaders", "groupidprefix"} | {
+    name for name in KAFKA_OPTIONS if name.startswith(("kafkac", "fetcho"))
+}
+_SIDES = {"read": "source", "readStream": "source", "write": "sink", "writeStream": "sink"}
+_ENDS = ("load", "save", "start")
+# Parameters of load, save and start that are no options; the first ones are also positional.
+_PARAMETERS = {
+    "load": ("path", "format", "schema"),
+    "save": ("path", "format", "mode", "partitionBy"),
+    "start": ("path", "format", "outputMode", "partitionBy", "queryName"),
+}
+_NUMBERED = re.compile(r'"\s*\d+\s*"\s*:|\[\s*\d')
 _IN_SQL = re.compile(r"\busing\s+kafka\b", re.IGNORECASE)
+_CREATES = re.compile(r"\bcreate\b.*\busing\s+kafka\b", re.IGNORECASE | re.DOTALL)
 _JAR = re.compile(r"spark-(?:sql|streaming)-kafka[\w.:-]*|kafka-clients[\w.:-]*")
 _ANY_FORMAT = re.compile(r"""format\s*\(\s*["']kafka["']\s*\)""")
-_ANY_OPTION = re.compile(
-    r"""["'`]?(kafka\.[\w.]+|includeHeaders|groupIdPrefix|kafkaConsumer\.\w+|fetchOffset\.\w+)\b"""
-)
+_ANY_SETTING = re.compile(r"\bspark\.kafka\.[\w.]+")
+_ANY_OPTION = re.compile(rf"(?<![\w.])(kafka\.[\w.]+|{'|'.join(map(re.escape, sorted(_OF_SPARK)))})\b", re.IGNORECASE)
+_ANY_MODE = re.compile(r"""outputMode\s*\(\s*(?:["'](?:update|complete)["']|OutputMode\.(?:Update|Complete)\b)""")
+_ANY_PLACES = re.compile(rf"\b({'|'.join(_OF_PARTITIONS)})\b.*(?:{_NUMBERED.pattern})", re.IGNORECASE)
 
 
-def findings(name: str, text: str) -> list[KafkaLine]:
-    """Findings in the order of lines. Raises ``SyntaxError`` if a Python program or a notebook cannot be parsed."""
+def findings(name: str, text: str) -> Findings:
+    """What changes, in the order of lines. Raises ``SyntaxError`` if a Python program or a notebook cannot be parsed."""
     if name.endswith(".ipynb"):
-        return list(_of_notebook(text))
-    found = _of_python(text) if name.endswith(".py") else _of_lines(text)
-    return [KafkaLine(str(line), kafka, here) for line, kafka, here in sorted(set(found))]
+        return _of_notebook(text)
+    if not name.endswith(".py"):
+        return Findings(_placed("", _of_lines(text)), [name])
+    tree = ast.parse(text)
+    return Findings(_placed("", _of_python(tree, _constants([tree]))), [])
 
 
-def _of_notebook(text: str) -> Iterator[KafkaLine]:
+def _placed(prefix: str, found: Iterable[Found]) -> list[KafkaLine]:
+    return [KafkaLine(f"{prefix}{line}", kafka, here) for line, kafka, here in sorted(set(found))]
+
+
+def _of_notebook(text: str) -> Findings:
     try:
         cells = json.loads(text)["cells"]
-    except (ValueError, KeyError, TypeError) as e:
+        programs = ["".join(cell.get("source", "")) if cell["cell_type"] == "code" else "" for cell in cells]
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise SyntaxError(f"it is no notebook: {e}") from e
-    programs = ["".join(cell["source"]) if cell.get("cell_type") == "code" else "" for cell in cells]
-    kafka = any(_reads_kafka(program) for program in programs)
-    for number, program in enumerate(programs, 1):
-        magic = "\n".join("pass" if line.lstrip().startswith(("%", "!")) else line for line in program.split("\n"))
-        found = [*_of_python(magic, kafka), *(_of_lines(program) if program.lstrip().startswith("%%") else [])]
-        yield from (KafkaLine(f"{number}:{line}", kafka, here) for line, kafka, here in sorted(set(found)))
+    trees = [_parsed(program) for program in programs]
+    constants = _constants([tree for tree in trees if tree is not None])
+    lines, searched = [], []
+    for number, (program, tree) in enumerate(zip(programs, trees, strict=True), 1):
+        if tree is None:
+            searched.append(f"cell {number}")
+        found = _of_lines(program) if tree is None else _of_python(tree, constants)
+        lines += _placed(f"{number}:", found)
+    return Findings(lines, searched)
 
 
-Found = tuple[int, str, str]
-
-
-def _reads_kafka(text: str) -> bool:
-    return bool(_ANY_FORMAT.search(text) or _IN_SQL.search(text))
+def _parsed(cell: str) -> ast.Module | None:
+    """A cell without its line magics; None if it is not Python."""
+    if cell.lstrip().startswith("%%"):
+        return None
+    try:
+        return ast.parse(re.sub(r"^(\s*)[%!].*", r"\1pass", cell, flags=re.MULTILINE))
+    except SyntaxError:
+        return None
 
 
 def _of_lines(text: str) -> Iterator[Found]:
     for number, line in enumerate(text.split("\n"), 1):
-        if found := _ANY_FORMAT.search(line) or _IN_SQL.search(line):
-            yield number, found[0], _FORMAT
-        if found := _JAR.search(line):
-            yield number, found[0], _PACKAGE
+        for pattern, here in (
+            (_ANY_FORMAT, _FORMAT),
+            (_IN_SQL, _SQL),
+            (_JAR, _PACKAGE),
+            (_ANY_SETTING, _SETTING),
+            (_ANY_MODE, _UPDATE),
+        ):
+            if found := pattern.search(line):
+                yield number, found[0], here
         for found in _ANY_OPTION.finditer(line):
-            yield number, found[1], of_foreign_option(found[1]) or "see docs/coming-from-kafka.md"
+            yield from _option(found[1], None, number, None)
+        if found := _ANY_PLACES.search(line):
+            yield number, found[1], _OF_PARTITIONS[found[1].lower()]
 
 
-def _of_python(text: str, reads_kafka: bool | None = None) -> Iterator[Found]:
-    """``reads_kafka`` is whether the program uses Kafka's columns; None: if this text names its format."""
-    tree = ast.parse(text)
-    columns = _reads_kafka(text) if reads_kafka is None else reads_kafka
-    for node in ast.walk(tree):
+Constants = Mapping[str, str]
+
+
+def _constants(trees: Iterable[ast.Module]) -> Constants:
+    """The texts that names are assigned."""
+    return {
+        target.id: node.value.value
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _text(node: ast.expr | None, constants: Constants) -> str | None:
+    match node:
+        case ast.Constant(value=str() as value):
+            return value
+        case ast.Name(id=name):
+            return constants.get(name)
+    return None
+
+
+def _of_python(tree: ast.Module, constants: Constants) -> Iterator[Found]:
+    seen: set[ast.AST] = set()  # parts of chains, and docstrings: they are no findings of their own
+    for node in ast.walk(tree):  # the whole chain comes before its parts
+        if isinstance(node, ast.Call) and node not in seen and (chain := Chain.of(node, constants)):
+            seen.update(chain.nodes)
+            yield from chain.findings()
         match node:
-            case ast.Call(func=ast.Attribute(attr="format"), args=[ast.Constant(value=str() as value)]):
-                if value.lower() == "kafka":
-                    yield node.args[0].lineno, 'format("kafka")', _FORMAT
-            case ast.Call(func=ast.Attribute(attr="option" | "options")):
-                yield from _options(node)
-            case ast.Call(
-                func=ast.Attribute(attr="outputMode"), args=[ast.Constant(value="update" | "complete" as mode)]
-            ):
-                if columns:
-                    yield node.args[0].lineno, f'outputMode("{mode}")', _MODE
-            case ast.Call(func=ast.Attribute(attr="trigger")) if any(
-                each.arg == "continuous" for each in node.keywords
-            ):
-                yield node.lineno, "trigger(continuous=…)", _CONTINUOUS
-            case ast.Dict():
-                yield from _keys(node)
+            case ast.Expr(value=ast.Constant() as docstring):
+                seen.add(docstring)
+            case ast.Dict() if node not in seen:
+                yield from _dictionary(node, constants)
             case ast.Import() | ast.ImportFrom():
                 yield from _imports(node)
-            case ast.Constant(value=str() as value):
-                if found := _JAR.search(value):
-                    yield node.lineno, found[0], _PACKAGE
-                if found := _IN_SQL.search(value):
-                    yield node.lineno, found[0], _FORMAT
-        if columns:
-            yield from _columns(node)
+            case ast.Constant(value=str() as value) if node not in seen:
+                yield from _constant(value, node.lineno)
 
 
-def _options(call: ast.Call) -> Iterator[Found]:
-    match call:
-        case ast.Call(func=ast.Attribute(attr="option"), args=[ast.Constant(value=str() as name), value]):
-            yield from _option(name, value, call.args[0].lineno)
-    for keyword in call.keywords:
-        if keyword.arg is not None:
-            yield from _option(keyword.arg, keyword.value, keyword.value.lineno)
+def _constant(value: str, line: int) -> Iterator[Found]:
+    if _CREATES.search(value):
+        yield from ((line + number - 1, kafka, here) for number, kafka, here in _of_lines(value))
+    elif found := _JAR.search(value):
+        yield line, found[0], _PACKAGE
+    elif value.startswith("spark.kafka."):
+        yield line, value, _SETTING
+    elif value.endswith("OffsetsBehindLatest"):
+        yield line, value, _LAG
 
 
-def _keys(given: ast.Dict) -> Iterator[Found]:
-    for key, value in zip(given.keys, given.values, strict=True):
-        if isinstance(key, ast.Constant) and isinstance(key.value, str) and key.value.lower().startswith("kafka."):
-            yield from _option(key.value, value, key.lineno)
+def _dictionary(given: ast.Dict, constants: Constants) -> Iterator[Found]:
+    """The entries of a dictionary that has an option of Kafka: it is passed to a source or a sink."""
+    entries = _entries(given, constants)
+    if any(name.lower().startswith("kafka.") for name, _, _ in entries):
+        for name, value, line in entries:
+            yield from _option(name, value, line, None)
 
 
-def _option(name: str, value: ast.expr, line: int) -> Iterator[Found]:
-    if name.lower() == "includeheaders":
-        yield line, name, "the same option, with 'kafkaColumns' = true"
+Option = tuple[str, ast.expr, int]
+
+
+def _entries(given: ast.Dict, constants: Constants) -> list[Option]:
+    named = ((_text(key, constants), key, value) for key, value in zip(given.keys, given.values, strict=True))
+    return [(name, value, key.lineno) for name, key, value in named if name is not None and key is not None]
+
+
+class Chain(NamedTuple):
+    """Calls on one another that read or write: from ``spark.read`` to ``load``, or a part of that."""
+
+    side: str | None
+    calls: list[tuple[str, ast.Call]]
+    nodes: list[ast.AST]
+    constants: Constants
+
+    @classmethod
+    def of(cls, call: ast.Call, constants: Constants) -> Chain | None:
+        calls: list[tuple[str, ast.Call]] = []
+        nodes: list[ast.AST] = []
+        node: ast.expr = call
+        while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            calls.append((node.func.attr, node))
+            nodes.append(node)
+            node = node.func.value
+        side = _SIDES.get(node.attr) if isinstance(node, ast.Attribute) else None
+        names = {name for name, _ in calls}
+        if isinstance(node, ast.Constant | ast.JoinedStr):  # a text that is formatted
+            return None
+        if side is None and not names & {"format", "option", "options", *_ENDS}:
+            return None
+        nodes += [each.value for _, part in calls for each in part.keywords if isinstance(each.value, ast.Dict)]
+        return cls(side, calls[::-1], nodes, constants)
+
+    def argument(self, name: str, call: ast.Call, parameter: str) -> ast.expr | None:
+        """An argument of load, save or start."""
+        place = _PARAMETERS[name].index(parameter)
+        by_name = (each.value for each in call.keywords if each.arg == parameter)
+        return call.args[place] if len(call.args) > place else next(by_name, None)
+
+    def findings(self) -> Iterator[Found]:
+        formats = [self._first(call) for name, call in self.calls if name == "format"]
+        formats += [self.argument(name, call, "format") for name, call in self.calls if name in _ENDS]
+        named = [node for node in formats if node is not None]
+        of_kafka = [node for node in named if (_text(node, self.constants) or "").lower() == "kafka"]
+        yield from ((node.lineno, 'format("kafka")', _FORMAT) for node in of_kafka)
+        for name, value, line in self._options():
+            if of_kafka:
+                yield from _option(name, value, line, self.side, self.constants)
+            elif name.lower().startswith("kafka.") or (not named and name.lower() in _OF_SPARK):
+                yield from _option(name, value, line, None)
+        if of_kafka:
+            yield from self._modes()
+
+    @staticmethod
+    def _first(call: ast.Call) -> ast.expr | None:
+        return call.args[0] if call.args else next((each.value for each in call.keywords), None)
+
+    def _options(self) -> Iterator[Option]:
+        for name, call in self.calls:
+            if name == "option" and len(call.args) == 2 and (option := _text(call.args[0], self.constants)) is not None:
+                yield option, call.args[1], call.args[0].lineno
+            if name not in ("options", *_ENDS):
+                continue
+            for keyword in call.keywords:
+                if isinstance(keyword.value, ast.Dict) and keyword.arg is None:
+                    yield from _entries(keyword.value, self.constants)
+                elif keyword.arg is not None and keyword.arg not in _PARAMETERS.get(name, ()):
+                    yield keyword.arg, keyword.value, keyword.value.lineno
+
+    def _modes(self) -> Iterator[Found]:
+        modes = [self._first(call) for name, call in self.calls if name == "mode"]
+        for name, call in self.calls:
+            if name == "trigger" and any(each.arg == "continuous" for each in call.keywords):
+                yield call.lineno, "trigger(continuous=…)", _CONTINUOUS
+            if name == "outputMode" or name == "start":
+                node = self._first(call) if name == "outputMode" else self.argument(name, call, "outputMode")
+                if (text := _text(node, self.constants)) in ("update", "complete") and node is not None:
+                    yield node.lineno, f'outputMode("{text}")', _UPDATE
+            if name == "save":
+                given = [*modes, self.argument(name, call, "mode")]
+                texts = [_text(node, self.constants) for node in given if node is not None]
+                if not texts or not {"append", None} & {*texts}:
+                    yield call.func.end_lineno or call.lineno, "save()" if not texts else f'mode("{texts[0]}")', _APPEND
+
+
+def _option(
+    name: str, value: ast.expr | None, line: int, side: str | None, constants: Constants | None = None
+) -> Iterator[Found]:
+    """An option of Kafka's source or sink; ``side`` None is unknown, as is a ``value`` that is no text."""
+    lower, text = name.lower(), _text(value, constants or {})
+    if lower == "includeheaders":
+        yield line, name, _NO_HEADERS if side == "sink" else _HEADERS
+    elif lower == "checkpointlocation":
+        yield line, name, _FOLDER
+    elif lower in _OF_PARTITIONS:
+        if value is not None and (text is None or _NUMBERED.search(text)):
+            yield line, name, _OF_PARTITIONS[lower]
+    elif lower == "subscribepattern":
+        if text is None or "." in text.replace(".*", "").replace(".+", ""):
+            yield line, name, _PATTERN
+    elif lower in ("topic", "subscribe"):
+        if text is not None and "." in text:
+            yield line, name, _DOTS
     elif here := of_foreign_option(name):
-        yield line, name, here
-    elif name.lower() in _OF_PARTITIONS:
-        text = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
-        if re.search(r'"\s*\d+\s*"\s*:|\[\s*\d', text):
-            yield line, name, _PLACES
+        yield line, name, here if side is None or _fits(here, side) else f"omit it: the {side} has no such option"
+    elif lower in _OF_SPARK:
+        yield line, name, _OTHER
+
+
+def _fits(here: str, side: str) -> bool:
+    """Whether the source or the sink accepts an option that a sentence names, if it names one."""
+    main, _, _ = here.partition(", with ")
+    named = [row for row in TABLE if f"'{row.name}'" in main]
+    return not named or any(role.endswith(side) for row in named for role in row.roles)
 
 
 def _imports(node: ast.Import | ast.ImportFrom) -> Iterator[Found]:
@@ -166,18 +333,3 @@ def _imports(node: ast.Import | ast.ImportFrom) -> Iterator[Found]:
             yield node.lineno, module, _DSTREAMS
         elif here := _CLIENTS.get(module.partition(".")[0]):
             yield node.lineno, module, here
-
-
-def _columns(node: ast.AST) -> Iterator[Found]:
-    """Names of Kafka's columns in the texts of calls that name columns, and in subscripts."""
-    texts: list[ast.expr] = []
-    match node:
-        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in _NAMING:
-            texts = list(node.args)
-        case ast.Subscript(slice=ast.Constant(value=str() as text)) if text.lower() in _NAMES:
-            texts = [node.slice]
-    for each in texts:
-        if isinstance(each, ast.Constant) and isinstance(each.value, str):
-            for word in _WORD.findall(each.value):
-                lower = word.lower()
-                yield each.lineno, _NAMES[lower], _COLUMNS.format(KAFKA_SOURCE_COLUMNS[lower])

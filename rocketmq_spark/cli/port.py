@@ -10,25 +10,39 @@ from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.kafka_lines import findings
 from rocketmq_spark.cli.output import Output
 
+_LINES = "{} searched line by line: names and values that are put together elsewhere are not seen"
+# What no line of the program shows.
+_ALSO = (
+    "Columns and options of the same names stay. Also check:",
+    "- null or empty values (tombstones): the sink needs emptyBodies=mark",
+    "- topics must exist: rocketmq-spark topic create NAME",
+    "- two streams in one program: register(spark) first; with option 'group', one load() for each query",
+    "- a column partition: it is the place of a queue in order of broker and queue id",
+    "- startingTimestamp is the time when the broker stored the message",
+    "All differences: rocketmq-spark help coming-from-kafka",
+)
+
 
 @click.command(cls=CliCommand)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.pass_context
 def port(ctx: click.Context, file: Path) -> None:
-    """List the lines of a Spark program that name Kafka, and what replaces them.
+    """List the lines of a Spark program that change from Kafka to RocketMQ, and what replaces them.
 
     FILE is a Python program, a notebook, or a text in another language, such as Scala, SQL or a shell script. It is read and
-    not run. Exit codes: 0 if there is nothing to change, 1 if there is, 2 if the file cannot be read or parsed.
+    not run. Python is parsed; other languages are searched line by line, which finds less. In both, an option whose name is
+    computed is not found. Exit codes: 0 if there is nothing to change, 1 if there is, 2 if the file cannot be read or parsed.
     """
     output: Output = ctx.obj
     try:
-        found = findings(file.name, file.read_text(encoding="utf-8"))
+        lines, searched = findings(file.name, file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, SyntaxError) as e:
         raise click.UsageError(f"{file} cannot be read: {e}") from e
-    rows = [{"line": place.where, "kafka": place.kafka, "rocketmq": place.here} for place in found]
-    output.rows({"line": "LINE", "kafka": "KAFKA", "rocketmq": "ROCKETMQ"}, rows)
+    rows = [{"line": place.where, "kafka": place.kafka, "rocketmq": place.here} for place in lines]
     if rows:
-        output.note("Options of the same names stay. All differences: rocketmq-spark help coming-from-kafka")
-    else:
-        output.note(f"{file} names nothing of Kafka")
+        output.rows({"line": "LINE", "kafka": "KAFKA", "rocketmq": "ROCKETMQ"}, rows)
+    if searched:
+        output.note(_LINES.format(f"{', '.join(searched)} {'were' if len(searched) > 1 else 'was'}"))
+    for line in _ALSO if rows else (f"{file} names nothing of Kafka",):
+        output.note(line)
     ctx.exit(1 if rows else 0)

@@ -103,6 +103,13 @@ class RemotingSender:
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         return self._routes.recent(topic, deadline).readable()
 
+    def numbered_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        try:
+            route = self._routes.recent(topic, deadline.within(deadline.remaining() / 2), refresh=True)
+        except (ConnectionLost, CallTimeout):
+            route = self._routes.recent(topic, deadline)
+        return route.numbered()
+
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         masters = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
         return questions.longest_timers(self._calls, topic, masters, deadline)

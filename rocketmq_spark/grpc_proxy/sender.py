@@ -73,6 +73,8 @@ class ProxySender:
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         return self._route(topic, deadline).lanes
 
+    numbered_queues = all_queues
+
     def message_types(self, topic: str, deadline: Deadline) -> frozenset[str] | None:
         return frozenset(kind.name for kind in self._route(topic, deadline).types)
 

@@ -106,6 +106,16 @@ class TopicRoute:
         """All queues that store messages: the ``readable`` ones, and those that may not be pulled now."""
         return self._queues_for_readers(0)
 
+    def numbered(self) -> list[MessageQueue]:
+        """Sorted queues that a broker has for readers or for senders, whatever their permissions are now. Their places are the
+        numbers of Kafka's partitions (option ``kafkaColumns``).
+        """
+        return sorted(
+            MessageQueue(self.topic, data.broker_name, i)
+            for data in self.queues
+            for i in range(max(data.read_queues, data.write_queues))
+        )
+
     def _queues_for_readers(self, perm: int) -> list[MessageQueue]:
         return sorted(
             MessageQueue(self.topic, data.broker_name, i)

@@ -379,7 +379,8 @@ class Options:
         p.boolean,
         False,
         _SOURCE,
-        "with `kafkaColumns`: the properties as column `headers`, an array of names and binary values; null without any",
+        "with `kafkaColumns`, and not with `includeProperties` = none: the properties as column `headers`, an array of names and "
+        "binary values; null without any",
     )
     topic_wait: float = _row(
         p.duration,

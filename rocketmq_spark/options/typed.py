@@ -390,7 +390,9 @@ class SourceOptions(AdminOptions, total=False):
     ``partition`` and ``headers`` (docs/coming-from-kafka.md).
     """
     include_headers: bool | str
-    """With ``kafkaColumns``: the properties as column ``headers``, an array of names and binary values; null without any."""
+    """With ``kafkaColumns``, and not with ``includeProperties`` = none: the properties as column ``headers``, an array of
+    names and binary values; null without any.
+    """
     topic_wait: float | str
     """How long a start waits until topics of ``subscribe`` or ``assign`` exist, or one that matches ``subscribePattern``.
     After that the start fails, except that a stream with ``subscribePattern`` starts, and waits for its first topic.

@@ -33,15 +33,21 @@ rows = (spark.readStream.format("kafka").options(**common)
         .load())
 values = rows.select(F.col("key"), F.expr("cast(value as string)"), rows["partition"])
 values.writeStream.format("kafka").outputMode("update").option("topic", "t").trigger(continuous="1 second").start()
+values.write.format("kafka").options(topic="shop.orders", includeHeaders=True, **{"kafka.linger.ms": "5"}).save()
 spark.sql("CREATE TABLE t USING kafka OPTIONS (subscribe 'orders')")
 """
 
 
 def places(name: str, text: str) -> list[tuple[str, str]]:
-    return [(place.where, place.kafka) for place in findings(name, text)]
+    return [(place.where, place.kafka) for place in findings(name, text).lines]
 
 
-def test_each_line_that_names_kafka_is_found():
+def answer(text: str) -> str:
+    (place,) = findings("job.py", text).lines
+    return place.here
+
+
+def test_each_line_that_changes_is_found():
     assert places("job.py", JOB) == [
         ("4", "spark-sql-kafka-0-10_2.13:4.0.0"),
         ("5", "kafka.bootstrap.servers"),
@@ -49,22 +55,105 @@ def test_each_line_that_names_kafka_is_found():
         ("6", 'format("kafka")'),
         ("7", "includeHeaders"),
         ("8", "startingOffsets"),
-        ("10", "key"),
-        ("10", "partition"),
-        ("10", "value"),
         ("11", 'format("kafka")'),
         ("11", 'outputMode("update")'),
         ("11", "trigger(continuous=…)"),
-        ("12", "USING kafka"),
+        ("12", 'format("kafka")'),
+        ("12", "includeHeaders"),
+        ("12", "kafka.linger.ms"),
+        ("12", "save()"),
+        ("12", "topic"),
+        ("13", "USING kafka"),
     ]
+    here = {place.kafka: place.here for place in findings("job.py", JOB).lines if place.where == "12"}
+    assert here["includeHeaders"] == "omit it: the sink stores the column headers anyway"
+    assert here["kafka.linger.ms"] == "omit it: the sink has no such option"
+    assert here["topic"].endswith("topicNames=dotsToUnderscores")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'FMT = "kafka"\nspark.read.format(FMT).load()',
+        'spark.read.load(format="kafka")',
+        'spark.read.load(None, "kafka")',
+        'spark.readStream.format("Kafka").load()',
+        'df.writeStream.start(format="kafka")',
+        'df.write.mode("append").save(format="kafka")',
+        'df.write.save(None, "kafka", "append")',
+        'df.write.save(format="kafka", mode="append")',
+        'reader = spark.readStream.format("kafka")',
+    ],
+)
+def test_each_way_to_name_the_format(text):
+    assert answer(text) == 'format("rocketmq").option("kafkaColumns", True)'
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ('.option("assign", json.dumps(queues))', "assign"),
+        ('.options(endingOffsets=\'{"t": {"0": 5}}\')', "endingOffsets"),
+        ('.options(**{"startingOffsets": start})', "startingOffsets"),
+        ('.option("startingOffsetsByTimestamp", """{"t": {"0": 17}}""")', "startingOffsetsByTimestamp"),
+        ('.option("subscribePattern", r"shop\\..*")', "subscribePattern"),
+        ('.option("subscribe", "a.b,c")', "subscribe"),
+        ('.option("checkpointLocation", "/c")', "checkpointLocation"),
+        ('.option("groupIdPrefix", "g")', "groupIdPrefix"),
+        ('.option("startingOffsets", "earliest").option("subscribe", "t").option("subscribePattern", "a_.*")', None),
+        ('.option("startingOffsets", \'{"t": "earliest"}\').option("maxOffsetsPerTrigger", 5)', None),
+    ],
+)
+def test_options_of_both_connectors_are_found_if_their_values_change(options, found):
+    names = [kafka for _, kafka in places("job.py", f"spark.readStream{options}.load(format='kafka')")]
+    assert names == sorted(['format("kafka")', *([found] if found else [])])
+    assert places("job.py", f"spark.readStream.format('rocketmq'){options}.load()") == []
+
+
+def test_a_time_replaces_offsets_of_the_same_end():
+    chain = "spark.read.format('kafka').option({!r}, offsets)"
+    for name in ("startingOffsets", "endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"):
+        (place,) = [each for each in findings("job.py", chain.format(name)).lines if each.kafka == name]
+        assert place.here.endswith(f"option {name[: name.index('ingO')]}ingTimestamp")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""Reads orders using Kafka, format("kafka"), with spark-sql-kafka-0-10."""',
+        'd = {"key": 1, "value": 2}\nprint(d["key"])',
+        'df.writeStream.format("console").outputMode("complete").start()',
+        'df.writeStream.outputMode("update").foreachBatch(write).start()',
+        'spark.read.format("jdbc").option("timeout", 5).option("key", "k").option("topic", "a.b").load()',
+        'df.write.format("delta").save("/t")',
+        'log.info("written using kafka")',
+        'print("{} and {}".format("kafka", 1))',
+    ],
+)
+def test_what_only_looks_like_kafka_is_no_finding(text):
+    other = "rows = spark.read.format('kafka').load()"
+    assert places("job.py", f"{text}\n{other}")[:-1] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kafka"),
+    [
+        ('df.write.save(format="kafka", mode="overwrite")', 'mode("overwrite")'),
+        ('df.write.format("kafka").mode("ignore").save()', 'mode("ignore")'),
+        ('df.writeStream.start(format="kafka", outputMode="complete")', 'outputMode("complete")'),
+        ('SparkConf().set("spark.kafka.consumer.cache.capacity", 64)', "spark.kafka.consumer.cache.capacity"),
+        ('q.lastProgress["sources"][0]["metrics"]["maxOffsetsBehindLatest"]', "maxOffsetsBehindLatest"),
+        ('reader = reader.option("kafka.group.id", "g")', "kafka.group.id"),
+    ],
+)
+def test_modes_settings_and_metrics(text, kafka):
+    assert kafka in [found for _, found in places("job.py", text)]
 
 
 @pytest.mark.parametrize(("name", "block"), OF_KAFKA, ids=[name for name, _ in OF_KAFKA])
-def test_every_option_and_column_of_the_pages_jobs_is_found(name, block):
+def test_every_option_of_the_pages_jobs_is_found(name, block):
     found = {kafka for _, kafka in places("job.py", block)}
-    assert set(re.findall(r'"(kafka\.[\w.]+)"', block)) <= found
-    assert 'format("kafka")' in found
-    assert not {"key", "value"} & set(re.findall(r"\w+", block)) - found - {"key", "value"}
+    assert {'format("kafka")', *re.findall(r'"(kafka\.[\w.]+)"', block)} <= found
 
 
 @pytest.mark.parametrize(("name", "block"), OURS, ids=[name for name, _ in OURS])
@@ -82,34 +171,51 @@ def test_clients_and_dstreams():
     assert places("service.py", text) == [("1", "kafka"), ("2", "aiokafka"), ("3", "pyspark.streaming.kafka")]
 
 
-def test_a_notebook_is_searched_cell_by_cell():
+def test_cells_that_are_not_python_are_searched_line_by_line():
     cells = [
         {"cell_type": "markdown", "source": ['format("kafka")']},
-        {"cell_type": "code", "source": ["%pip install x\n", 'rows = spark.read.format("kafka").load()']},
-        {"cell_type": "code", "source": ['rows.select("value")']},
+        {"cell_type": "code", "source": ["%pip install x\n", "FMT = 'kafka'\n", "if x:\n", "    !ls\n"]},
+        {"cell_type": "code", "source": "spark.read.format(FMT).load()"},
+        {"cell_type": "code", "source": ["%%sql\n", "CREATE TABLE t\n", "USING kafka"]},
+        {"cell_type": "code", "source": ['val df = spark.read.format("kafka")']},
+        {"cell_type": "code"},
     ]
-    text = json.dumps({"cells": cells})
-    assert places("job.ipynb", text) == [("2:2", 'format("kafka")'), ("3:1", "value")]
+    lines, searched = findings("job.ipynb", json.dumps({"cells": cells}))
+    assert [(place.where, place.kafka) for place in lines] == [
+        ("3:1", 'format("kafka")'), ("4:3", "USING kafka"), ("5:1", 'format("kafka")'),
+    ]  # fmt: skip
+    assert searched == ["cell 4", "cell 5"]
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("Job.scala", 'spark.readStream\n  .format("kafka")\n  .option("kafka.group.id", "g")'),
-        ("job.sql", "CREATE TABLE t\nUSING KAFKA\nOPTIONS (`kafka.group.id` 'g')"),
+        (
+            "Job.scala",
+            'spark.readStream\n.format("kafka")\n.option("kafka.group.id", "g")\n.option("assign", """{"t":[0]}""")\n'
+            '.outputMode("update")',
+        ),
+        (
+            "job.sql",
+            "CREATE TABLE t\nUSING KAFKA\nOPTIONS (`kafka.group.id` 'g',\nstartingOffsets '{\"t\":{\"0\":3}}',\n"
+            "includeHeaders 'true')",
+        ),
         (
             "submit.sh",
-            "spark-submit \\\n  --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0 \\\n  --conf kafka.group.id=g",
+            "spark-submit \\\n  --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0 \\\n  --conf kafka.group.id=g \\\n"
+            "  --conf spark.kafka.producer.cache.timeout=1m \\\n  --conf kafka.acks=all",
         ),
     ],
 )
 def test_other_languages_by_lines(name, text):
-    assert [where for where, _ in places(name, text)] == ["2", "3"]
+    lines, searched = findings(name, text)
+    assert [place.where for place in lines] == ["2", "3", "4", "5"]
+    assert searched == [name]
 
 
 def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(run, tmp_path):
     job = tmp_path / "job.py"
-    job.write_text(JOB)
+    job.write_text("\ufeff" + JOB, encoding="utf-8")
     done = run("port", str(job), "--json")
     assert done.exit_code == 1
     rows = documents(done.stdout)
@@ -118,8 +224,12 @@ def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(ru
         "kafka": "kafka.bootstrap.servers",
         "rocketmq": "the address of the cluster is option 'nameServer', a name server's host:port",
     }
+    assert "emptyBodies=mark" in run("port", str(job)).stderr
     job.write_text("print('done')")
-    assert run("port", str(job)).exit_code == 0
+    done = run("port", str(job))
+    assert (done.exit_code, done.stdout) == (0, "")
+    job = job.rename(tmp_path / "job.scala")
+    assert "job.scala was searched line by line" in run("port", str(job)).stderr
 
 
 @pytest.mark.parametrize("text", ["def (", b"\xff\xfe"])

@@ -9,18 +9,25 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
 from rocketmq_spark import options as options_table
+from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.columnar.decode import kafka as decode
-from rocketmq_spark.columnar.decode.schema import HEADERS, KAFKA, columns_of, ddl
+from rocketmq_spark.columnar.decode.schema import HEADERS, KAFKA, READ_QUEUE_ID, columns_of, ddl
 from rocketmq_spark.columnar.encode import empty_bodies
 from rocketmq_spark.columnar.encode import kafka as encode
+from rocketmq_spark.columnar.encode.batch import UniqueIds
 from rocketmq_spark.columnar.encode.columns import RowColumn
+from rocketmq_spark.columnar.encode.encoder import Encoder
 from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.columnar.encode.proxy_rows import ProxyRowEncoder
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.producer.rows.routing import ByPartition, TopicRows
+from rocketmq_spark.model import MessageQueue, QueueData, TopicRoute
+from rocketmq_spark.producer.rows.routing import ByPartition, Router, TopicRows
+from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.source import kafka_partitions
+from tests.live.writes import sink_options
 
 HEADER_LIST = HEADERS.arrow
 Q = [MessageQueue("t", broker, number) for broker in ("broker-a", "broker-b") for number in (0, 1)]
@@ -36,21 +43,18 @@ def stored(batch: pa.RecordBatch) -> pa.RecordBatch:
     count = len(batch)
     names = set(batch.schema.names)
     keys = batch.column("keys").to_pylist() if "keys" in names else [None] * count
-    maps = batch.column("properties").to_pylist() if "properties" in names else [None] * count
+    headers = next((batch.column(name) for name in ("headers", "properties") if name in names), None)
+    maps = [None] * count if headers is None else headers.to_pylist()
     found = {
         "topic": pa.array(["t"] * count),
-        "queueId": pa.array([1] * count, pa.int32()),
+        READ_QUEUE_ID.name: pa.array([1] * count, pa.int32()),
         "queueOffset": pa.array(range(count), pa.int64()),
-        "body": batch.column("body").cast(pa.binary()),
+        "body": batch.column("value" if "value" in names else "body").cast(pa.binary()),
         "keys": pa.array([None if key is None else [key] for key in keys], pa.list_(pa.string())),
         "bornTimestamp": pa.array([0] * count, pa.timestamp("us", "UTC")),
-        decode._SHARDING_KEY.name: batch.column("shardingKey")
-        if "shardingKey" in names
-        else pa.nulls(count, pa.string()),
+        decode._SHARDING_KEY.name: batch.column("key") if "key" in names else pa.nulls(count, pa.string()),
         decode._DELETED.name: pa.array([dict(row or ()).get("deleted") for row in maps], pa.string()),
-        "properties": batch.column("properties")
-        if "properties" in names
-        else pa.nulls(count, pa.map_(pa.string(), pa.string())),
+        "properties": pa.nulls(count, pa.map_(pa.string(), pa.string())) if headers is None else headers,
     }
     return pa.RecordBatch.from_pydict(found)
 
@@ -92,7 +96,7 @@ def test_headers_that_cannot_be_stored_are_left_out_and_counted(caplog):
     column = pa.array(
         [None if row is None else [{"key": k, "value": v} for k, v in row] for row in headers], HEADER_LIST
     )
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         made, converter = converted(value=pa.array([b"v"] * 4), headers=column)
         converter(pa.RecordBatch.from_pydict({"value": pa.array([b"v"] * 4), "headers": column}))
     found = [
@@ -100,14 +104,14 @@ def test_headers_that_cannot_be_stored_are_left_out_and_counted(caplog):
     ]
     assert found == [[("a", b"2")], [("c", b"3")], [], []]
     assert converter.left_out == 2 * 5
-    assert len([record for record in caplog.records if "headers are left out" in record.message]) == 1
+    assert caplog.text.count("a task leaves out headers that cannot be stored; the first one is 'a'") == 1
 
 
 def test_a_slice_of_rows_keeps_its_headers():
     column = pa.array([[{"key": f"h{i}", "value": b"%d" % i}] for i in range(6)], HEADER_LIST)
     batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v"] * 6), "headers": column}).slice(2, 3)
     made = encode.KafkaRows()(batch)
-    assert [dict(row) for row in made.column("properties").to_pylist()] == [{"h2": "2"}, {"h3": "3"}, {"h4": "4"}]
+    assert [dict(row) for row in made.column("headers").to_pylist()] == [{"h2": "2"}, {"h3": "3"}, {"h4": "4"}]
     found = decode.rows(stored(made).slice(1, 2), (HEADERS,), "broker-b", {}).column("headers")
     assert found.to_pylist() == [[{"key": "h3", "value": b"3"}], [{"key": "h4", "value": b"4"}]]
 
@@ -118,9 +122,9 @@ def test_null_and_empty_values_come_back(headers):
     values = [None, b"", b"x", b"\0"]
     made, _ = converted(value=pa.array(values, pa.binary()), headers=pa.array([entries] * 4, HEADER_LIST))
     bad = BadRows()
-    full = empty_bodies.marked(made, {"body": "body", "properties": "properties"}, bad)
+    full = empty_bodies.marked(made, {"body": "value", "properties": "headers"}, bad)
     assert bad.found() == []
-    assert full.column("body").to_pylist() == [b"\0", b"\0", b"x", b"\0"]
+    assert full.column("value").to_pylist() == [b"\0", b"\0", b"x", b"\0"]
     found = read_back(full)
     assert found.column("value").to_pylist() == values
     assert found.column("headers").to_pylist() == [entries] * 4
@@ -132,7 +136,7 @@ def test_a_property_of_the_user_called_deleted_stays_and_is_refused_in_a_row_wit
     batch = pa.RecordBatch.from_pydict({"body": pa.array([b"x", b""]), "properties": column})
     full = empty_bodies.marked(batch, {"body": "body", "properties": "properties"}, bad)
     assert bad.found() == [
-        (1, "its body is null or empty, and it has a property 'deleted', which option 'emptyBodies' sets")
+        (1, "its body is null or empty, and its properties have 'deleted', which option 'emptyBodies' sets")
     ]
     assert read_back(full).column("value").to_pylist()[0] == b"x"
 
@@ -152,12 +156,17 @@ def test_without_an_empty_body_a_batch_gets_the_column_only():
         (b"\xff", "base64:/w==", None),
         (b"base64:x", "base64:YmFzZTY0Ong=", None),
         (b"a\x02", "base64:YQI=", None),
+        (b"a\n", "base64:YQo=", None),
+        ("a\x80".encode(), "base64:YcKA", None),
+        (b" ", "base64:IA==", None),
+        (b"k" * 8192, "k" * 8192, "k" * 8192),
+        (b"k" * 8193, "k" * 8193, None),
         (None, None, None),
     ],
 )
 def test_a_key_becomes_the_sharding_key_and_a_key_that_finds_it(key, sharding, keys):
     made, _ = converted(value=pa.array([b"v"]), key=pa.array([key], pa.binary()))
-    assert (made.column("shardingKey").to_pylist(), made.column("keys").to_pylist()) == ([sharding], [keys])
+    assert (made.column("key").to_pylist(), made.column("keys").to_pylist()) == ([sharding], [keys])
 
 
 @pytest.mark.parametrize("row_id", ["key", "body", "shardingKey", "keys", "properties", "ID"])
@@ -166,12 +175,11 @@ def test_the_row_id_replaces_no_other_column(row_id):
     given = [RowColumn(name, "string", "string") for name in columns]
     roles, problems = encode.check_columns(given, "t", row_id)
     assert problems == []
-    assert roles == {
-        "shardingkey": "shardingKey", "keys": "keys", "body": "body", "messageid": "messageId",
-    }  # fmt: skip
+    name = f"{row_id} (messageId)" if row_id in ("key", "keys") else row_id
+    assert roles == {"shardingkey": "key", "keys": "keys", "body": "value", "messageid": name}
     made = encode.KafkaRows(row_id)(pa.RecordBatch.from_pydict(columns))
     (row,) = made.select(list(roles.values())).to_pylist()
-    assert row == {"shardingKey": "k", "keys": "k", "body": "v", "messageId": "k" if row_id == "key" else "id-1"}
+    assert row == {"key": "k", "keys": "k", "value": "v", name: "k" if row_id == "key" else "id-1"}
 
 
 def test_two_columns_of_the_row_ids_name_are_a_problem():
@@ -200,9 +208,12 @@ def test_every_column_of_kafka():
 
 
 def test_partitions_of_several_topics_of_a_broker():
-    batch = pa.RecordBatch.from_pydict({"topic": pa.array(["u", "t", "u"]), "queueId": pa.array([0, 1, 1], pa.int32())})
+    ids = pa.array([0, 1, 1], pa.int32())
+    batch = pa.RecordBatch.from_pydict({"topic": pa.array(["u", "t", "u"]), READ_QUEUE_ID.name: ids})
     numbers = {Q[2]: 8, Q[3]: 9, MessageQueue("u", "broker-b", 0): 4, MessageQueue("u", "broker-b", 1): 5, Q[1]: 7}
     assert decode._partitions(batch, "broker-b", numbers).to_pylist() == [4, 9, 5]
+    of_one = {Q[2]: 8, Q[3]: 9}
+    assert decode._partitions(batch, "broker-b", of_one).to_pylist() == [None, 9, None], "unknown is null"
 
 
 def options(role="batch source", **given):
@@ -228,6 +239,10 @@ def test_the_schema_is_that_of_sparks_kafka_source():
         ({"property_columns": "value:int"}, "which is a column already"),
         ({"columns": "body"}, "option 'columns' names 'body'; expected any of key, value"),
         ({"kafka_columns": False, "include_headers": True}, "'includeHeaders' needs 'kafkaColumns'"),
+        (
+            {"include_headers": True, "include_properties": "none"},
+            "'includeProperties' is 'none', and 'includeHeaders' needs",
+        ),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(given, told):
@@ -239,7 +254,54 @@ def test_the_sink_takes_kafkas_columns_and_ignores_others():
     given = [RowColumn(name, kind, kind) for name, kind in (("KEY", "string"), ("value", "binary"), ("shop", "date"))]
     roles, problems = encode.check_columns(given, "t")
     assert problems == []
-    assert roles == {"shardingkey": "shardingKey", "keys": "keys", "body": "body"}
+    assert roles == {"shardingkey": "key", "keys": "keys", "body": "value"}
+
+
+def test_headers_whose_fields_have_another_case_are_stored():
+    parts = [StructField("KEY", StringType()), StructField("Value", BinaryType())]
+    schema = StructType([StructField("value", StringType()), StructField("headers", ArrayType(StructType(parts)))])
+    given = checks.check(sink_options("n:1", kafkaColumns=True, topic="t"), schema)
+    assert given["properties"] == "headers"
+    entry = pa.struct([("KEY", pa.string()), ("Value", pa.binary())])
+    made, _ = converted(value=["v"], headers=pa.array([[{"KEY": "h", "Value": b"1"}]], pa.list_(entry)))
+    assert read_back(made).column("headers").to_pylist() == [[{"key": "h", "value": b"1"}]]
+
+
+def test_errors_of_rows_name_the_columns_of_the_user():
+    rows = {
+        "key": pa.array([b"k" * 40_000, None, b"k"], pa.binary()),
+        "value": pa.array([b"v", None, b""], pa.binary()),
+    }
+    made, _ = converted(**rows)
+    bad = BadRows()
+    names = {"body": "value", "shardingkey": "key", "keys": "keys"}
+    Encoder(names, 4 << 20, UniqueIds(b"12345678", lambda: 0)).check(made, bad)
+    assert [(row, text.split(",")[0]) for row, text in bad.found()] == [
+        (0, "properties of 40057 bytes"), (1, "value is null"), (2, "value is empty"),
+    ]  # fmt: skip
+
+
+def test_a_header_that_marks_an_empty_value_is_refused_beside_one():
+    made, _ = converted(value=pa.array([None], pa.binary()), headers=pa.array([[("deleted", b"x")]], HEADER_LIST))
+    bad = BadRows()
+    empty_bodies.marked(made, {"body": "value", "properties": "headers"}, bad)
+    assert bad.found() == [
+        (0, "its value is null or empty, and its headers have 'deleted', which option 'emptyBodies' sets")
+    ]
+
+
+def test_no_property_of_a_row_has_what_a_proxy_refuses():
+    odd = [b"a\nb", b"\x7f", "\x85".encode(), b"\t", b" ", "\u3000".encode(), b"\0"]
+    headers = pa.array([[("h", each), ("n\tame", b"x")] for each in odd], HEADER_LIST)
+    made, converter = converted(value=[b"v"] * len(odd), key=pa.array(odd, pa.binary()), headers=headers)
+    bad = BadRows()
+    names = {"body": "value", "shardingkey": "key", "keys": "keys", "properties": "headers"}
+    ProxyRowEncoder(names, 4 << 20, UniqueIds(b"12345678", lambda: 0)).check(made, bad)
+    assert (bad.found(), converter.left_out) == ([], len(odd))
+    assert all(not text.isspace() for text in made.column("key").to_pylist())
+    found = read_back(made)
+    assert found.column("key").to_pylist() == odd
+    assert found.column("headers").to_pylist() == [[{"key": "h", "value": each}] for each in odd]
 
 
 @pytest.mark.parametrize(
@@ -258,10 +320,10 @@ def test_wrong_columns_of_the_sink_are_named(columns, told):
     assert [problem for problem in problems if told in problem]
 
 
-def chosen(queues, **columns):
+def chosen(queues, numbered=Q, **columns):
     bad = BadRows()
     batch = pa.RecordBatch.from_pydict(columns)
-    select = ByPartition({name.lower(): name for name in columns})
+    select = ByPartition({name.lower(): name for name in columns}, lambda topic: numbered)
     return select(TopicRows(batch, "t", None, 0), queues, bad).tolist(), bad.found()
 
 
@@ -281,6 +343,43 @@ def test_a_partition_that_does_not_exist_is_an_error_of_its_row():
         (0, "partition is 4, but topic 't' has partitions 0 to 3"),
         (2, "partition is -1, but topic 't' has partitions 0 to 3"),
     ]
+
+
+def test_a_partition_of_a_queue_that_takes_no_messages_is_an_error_and_shifts_no_other():
+    places, bad = chosen([Q[3], Q[0]], partition=pa.array([0, 2, 3, 1], pa.int32()))
+    assert (places[0], places[2]) == (1, 0)
+    assert bad == [
+        (1, "partition is 2, which is queue t/broker-b/0, and it does not accept messages of this write now"),
+        (3, "partition is 1, which is queue t/broker-a/1, and it does not accept messages of this write now"),
+    ]
+
+
+def test_the_numbers_of_a_write_stay_when_its_route_changes():
+    """A queue that is new in the route is written by the next write only."""
+    routes = [[Q[2]], Q]
+    router = Router(
+        options_table.parse({"name_server": "n:1", "topic": "t"}).for_role("sink"),
+        {"partition": "partition"},
+        lambda topic, refresh: routes[refresh],
+        numbered=lambda topic: Q[1:],
+    )
+
+    def plan(*numbers):
+        bad = BadRows()
+        batch = pa.RecordBatch.from_pydict({"partition": pa.array(numbers, pa.int32())})
+        shares = router.plan(router.topics(batch, bad, 0), bad).shares
+        return [share.queue for share in shares], bad.found()
+
+    assert plan(1, 1) == ([Q[2]], [])
+    assert plan(3)[1] == [(0, "partition is 3, but topic 't' has partitions 0 to 2")]
+    assert [plan(number)[0] for number in range(3)] == [[Q[1]], [Q[2]], [Q[3]]]
+
+
+def test_source_and_sink_number_the_queues_that_a_broker_has_for_either():
+    queues = (QueueData("broker-b", 2, 1, Perm.WRITE), QueueData("broker-a", 1, 2, Perm.READ), QueueData("c", 1, 1, 0))
+    route = TopicRoute("t", queues, {})
+    assert route.numbered() == [*Q, MessageQueue("t", "c", 0)]
+    assert kafka_partitions.of_routes({"t": route, "u": route}, ["t", "v"]) == route.numbered()
 
 
 def test_new_queues_get_the_next_numbers():

@@ -179,6 +179,8 @@ class ScriptedSender:
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         return sorted((*self.publish_queues(topic, deadline), *self.read_only))
 
+    numbered_queues = all_queues
+
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         outcome = self._outcome("sync", queue, request, deadline)
         assert outcome is not None

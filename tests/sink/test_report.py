@@ -5,7 +5,15 @@ import pickle
 import pytest
 
 from rocketmq_spark.errors import RocketMQError, SendFailed
-from rocketmq_spark.spark.sink.report import AtBroker, Tally, Written, total, warn_of_unmatched, with_report
+from rocketmq_spark.spark.sink.report import (
+    AtBroker,
+    Tally,
+    Written,
+    total,
+    warn_of_left_out,
+    warn_of_unmatched,
+    with_report,
+)
 
 
 def test_a_tally_counts_by_broker():
@@ -46,6 +54,14 @@ def test_an_error_without_a_remedy_ends_with_what_was_acknowledged():
     assert str(with_report(RocketMQError("x"), Written())).endswith(
         "Acknowledged before that: 0 rows in 0 batches, 0 bytes, 0 retries"
     )
+
+
+def test_headers_that_were_left_out_are_reported_once_per_write(caplog):
+    written = total([Written(rows=1, left_out=2), Written(rows=1, left_out=3)])
+    assert str(written).endswith(", 5 headers left out")
+    for each in (written, Written(rows=1)):
+        warn_of_left_out(each, "batch 4")
+    assert [record.message.split(",")[0] for record in caplog.records] == ["batch 4: 5 headers were left out"]
 
 
 @pytest.mark.parametrize(

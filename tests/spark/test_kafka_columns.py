@@ -158,7 +158,7 @@ def test_null_and_empty_values(spark: SparkSession, rocketmq: LocalBroker, topic
     """SPARK-27494. A tombstone has a key and no value."""
     rows = [("a", None), ("b", b""), (None, b"x"), ("c", b"\0")]
     frame = spark.createDataFrame(rows, "key string, value binary")
-    with pytest.raises(Exception, match="body is null"):
+    with pytest.raises(Exception, match="value is null"):
         write(frame, rocketmq.name_server, topic=topic, kafkaColumns="true")
     write(frame, rocketmq.name_server, topic=topic, kafkaColumns="true", emptyBodies="mark")
     found = read(spark, rocketmq.name_server, topic, **READ).selectExpr("cast(key as string)", "value", "headers")
@@ -193,6 +193,52 @@ def test_the_option_topic_goes_before_the_column_and_one_of_both_is_needed(
         write(frame.drop("topic"), rocketmq.name_server, kafkaColumns="true")
     with pytest.raises(Exception, match="column 'value' is missing"):
         write(frame.drop("value"), rocketmq.name_server, kafkaColumns="true")
+
+
+def test_assigned_queues_keep_their_partitions(spark: SparkSession, pair: LocalBroker) -> None:
+    topic = new_topic(pair)
+    write(frame(spark, topic), pair.name_server, kafkaColumns="true")
+    reader = spark.read.format("rocketmq").option("nameServer", pair.name_server).option("kafkaColumns", "true")
+    rows = reader.option("assign", f'{{"{topic}":{{"broker-b":[1]}}}}').load()
+    assert [(row["partition"], bytes(row["value"])) for row in rows.collect()] == [(3, b"2")]
+
+
+def test_a_partition_beside_a_selector_is_refused(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:
+    """Spark's Kafka sink lets the column go before ``kafka.partitioner.class``; here one of the two must go."""
+    frame = spark.createDataFrame([("v", 0)], "value string, partition int")
+    with pytest.raises(Exception, match="column 'partition' has no effect with queueSelector 'hash'"):
+        write(frame, rocketmq.name_server, topic=topic, kafkaColumns="true", queueSelector="hash")
+
+
+def test_a_null_topic_fails_the_write(spark: SparkSession, rocketmq: LocalBroker) -> None:
+    frame = spark.createDataFrame([(None, "v")], "topic string, value string")
+    with pytest.raises(Exception, match="row 0: there is no topic"):
+        write(frame, rocketmq.name_server, kafkaColumns="true")
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ("value int", "column 'value' is int; expected string or binary"),
+        ("value string, key int", "column 'key' is int; expected string or binary"),
+        ("value string, topic binary", "column 'topic' is binary; expected string"),
+        ("value string, partition string", "column 'partition' is string; expected int"),
+        ("value string, headers array<string>", "column 'headers' is array<string>; expected array<struct<"),
+    ],
+)
+def test_columns_of_wrong_types_are_refused(
+    spark: SparkSession, rocketmq: LocalBroker, topic: str, schema: str, told: str
+) -> None:
+    with pytest.raises(Exception, match=told):
+        write(spark.createDataFrame([], schema), rocketmq.name_server, topic=topic, kafkaColumns="true")
+
+
+def test_names_of_columns_have_any_case(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:
+    headers = "array(named_struct('KEY', 'h', 'Value', cast('1' AS binary))) Headers"
+    rows = spark.range(1).selectExpr("'k' KEY", "'v' Value", headers, "'x' ignored")
+    write(rows, rocketmq.name_server, topic=topic, kafkaColumns="true")
+    (row,) = read(spark, rocketmq.name_server, topic, **READ).selectExpr("cast(key AS string)", "headers").collect()
+    assert (row["key"], [(each["key"], bytes(each["value"])) for each in row["headers"]]) == ("k", [("h", b"1")])
 
 
 def test_a_partition_that_does_not_exist_fails_the_write(

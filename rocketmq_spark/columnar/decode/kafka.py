@@ -17,20 +17,20 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.decode.schema import BASIC, HEADERS, KAFKA, Column
+from rocketmq_spark.columnar.decode.schema import BASIC, HEADERS, KAFKA, READ_QUEUE_ID, Column
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY
 
 # Their names are no names of columns that a user could give.
 _SHARDING_KEY = Column(" sharding key", "string", pa.string(), Property.SHARDING_KEY)
 _DELETED = Column(" deleted", "string", pa.string(), DELETED)
-_OURS = {column.name: column for column in BASIC}
+_OURS = {column.name: column for column in (*BASIC, READ_QUEUE_ID)}
 # The columns that a column of Kafka is made of.
 _PARTS = {
     "key": ("keys",),
     "value": ("body",),
     "topic": ("topic",),
-    "partition": ("topic", "queueId"),
+    "partition": ("topic", READ_QUEUE_ID.name),
     "offset": ("queueOffset",),
     "timestamp": ("bornTimestamp",),
     "timestampType": (),
@@ -88,14 +88,16 @@ def _keys(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _partitions(batch: pa.RecordBatch, broker_name: str, numbers: Mapping[MessageQueue, int]) -> pa.Array:
+    """The number of each row's queue; null for a queue without a number."""
     topics = arrow.plain(batch.column("topic")).dictionary_encode()
-    names = topics.dictionary.to_pylist()
-    mine = {queue: number for queue, number in numbers.items() if queue.broker_name == broker_name}
-    table = np.zeros((len(names), 1 + max((queue.queue_id for queue in mine), default=0)), np.int32)
-    for queue, number in mine.items():
-        if queue.topic in names:
-            table[names.index(queue.topic), queue.queue_id] = number
-    return arrow.integers(table[topics.indices.to_numpy(), batch.column("queueId").to_numpy()], pa.int32())
+    ids = batch.column(READ_QUEUE_ID.name).dictionary_encode()
+    queues = [
+        MessageQueue(topic, broker_name, queue_id)
+        for topic in topics.dictionary.to_pylist()
+        for queue_id in ids.dictionary.to_pylist()
+    ]
+    places = topics.indices.to_numpy().astype(np.int64) * len(ids.dictionary) + ids.indices.to_numpy()
+    return pa.array([numbers.get(queue) for queue in queues], pa.int32()).take(pa.array(places))
 
 
 def _values(batch: pa.RecordBatch) -> pa.Array:

@@ -123,8 +123,15 @@ class Located:
         names = [getattr(queue, field) for queue in self.queues]
         if len(set(names)) == 1:
             return arrow.repeated(names[0], len(self.messages))
+        return pa.array(names, pa.string()).take(self._number_of_row())
+
+    def queue_id(self, kind: pa.DataType) -> pa.Array:
+        """The id of the queue that was read, which may differ from the id in the message (static topics)."""
+        return pa.array([queue.queue_id for queue in self.queues], kind).take(self._number_of_row())
+
+    def _number_of_row(self) -> pa.Array:
         number_of_row = stored_messages.field(self.messages.pieces, "number")[self.messages.piece_of_row]
-        return pa.array(names, pa.string()).take(arrow.integers(number_of_row, pa.int64()))
+        return arrow.integers(number_of_row, pa.int64())
 
     def number(self, field: str, kind: pa.DataType) -> pa.Array:
         return number(self.messages, field, kind)

@@ -39,6 +39,7 @@ class MessageRows(Protocol):
     """Located messages, implemented by ``rows.Located``."""
 
     def of_queue(self, field: str) -> pa.Array: ...
+    def queue_id(self, kind: pa.DataType) -> pa.Array: ...
     def number(self, field: str, kind: pa.DataType) -> pa.Array: ...
     def moment(self, field: str, kind: pa.DataType) -> pa.Array: ...
     def host(self, field: str) -> pa.Array: ...
@@ -159,6 +160,10 @@ FULL: tuple[Column, ...] = (
 # The last column of ``metadata=full`` with ``badMessage=null``.
 DECODE_ERROR = _of_queue("decodeError", "string", pa.string(),
                          lambda rows, kind: rows.null(kind), lambda queue, m, _: m.decode_error)
+
+# The queue of ``partition``. Its name is no name of a column that a user could give.
+READ_QUEUE_ID = _of_queue(" read queue id", "int", pa.int32(),
+                          lambda rows, kind: rows.queue_id(kind), lambda queue, m, _: queue.queue_id)
 # fmt: on
 
 # The columns of Spark's Kafka source, which ``decode.kafka`` makes of those above.
@@ -203,6 +208,10 @@ def columns_of(options: Options) -> tuple[Column, ...]:
         problems.append("option 'metadata' is 'full', whose columns 'kafkaColumns' does not have: give one of the two")
     if options.include_headers and not options.kafka_columns:
         problems.append("option 'includeHeaders' needs 'kafkaColumns': without it, headers are the column properties")
+    if options.include_headers and options.include_properties == "none":
+        problems.append(
+            "option 'includeProperties' is 'none', and 'includeHeaders' needs the properties: give one of the two"
+        )
     full = () if options.kafka_columns else FULL
     errors = (DECODE_ERROR,) if full and options.bad_message == "null" else ()
     if not options.columns:

@@ -33,7 +33,7 @@ def marked(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: BadRows) -
         if any(each == DELETED for each, _ in entries):
             bad_rows.rows(
                 np.array([row]),
-                f"its body is null or empty, and it has a property {DELETED!r}, which option 'emptyBodies' sets",
+                f"its {names['body']} is null or empty, and its {name} have {DELETED!r}, which option 'emptyBodies' sets",
             )
         given[row] = [*entries, (DELETED, EMPTY_BODY if body[row].is_valid else NULL_BODY)]
     made = {each: batch.column(at) for at, each in enumerate(batch.schema.names)}

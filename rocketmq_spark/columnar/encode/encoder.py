@@ -297,15 +297,15 @@ class Encoder:
         encoded.parts.complete(complete)
 
     def _check_bodies(self, body: pa.Array, bad_rows: BadRows) -> None:
-        nulls = arrow.nulls(body)
+        name, nulls = self.columns["body"], arrow.nulls(body)
         lengths = arrow.lengths(body)
         if nulls is not None:
-            bad_rows.add(nulls, "body is null")
+            bad_rows.add(nulls, f"{name} is null")
             lengths = np.where(nulls, 1, lengths)
-        bad_rows.add(lengths == 0, "body is empty, which brokers refuse")
+        bad_rows.add(lengths == 0, f"{name} is empty, which brokers refuse")
         max_bytes = self.max_message_size
         bad_rows.add(
-            lengths > max_bytes, lambda i: f"body of {lengths[i]} bytes, option 'maxMessageSize' is {max_bytes}"
+            lengths > max_bytes, lambda i: f"{name} of {lengths[i]} bytes, option 'maxMessageSize' is {max_bytes}"
         )
 
     def _check_lengths(self, body: Ints, lengths: Ints, delayed: Flags | None, bad_rows: BadRows) -> None:

@@ -1,12 +1,12 @@
 """Rows with the columns of Spark's Kafka sink (option ``kafkaColumns``) as rows of this sink.
 
-``key`` becomes the sharding key, and also the keys unless it has a blank, at which RocketMQ splits keys. ``headers`` become
-properties. Both are texts in RocketMQ: bytes that are no text become base64 after ``BASE64_MARK``. So does what else a property
-cannot hold (an empty value, the separators of properties), and a text that begins with ``BASE64_MARK`` itself. ``decode.kafka``
-undoes this.
+``key`` becomes the sharding key, and also the keys, unless it has a blank, at which RocketMQ splits keys, or is so long that the
+second copy could exceed the limit of properties. ``headers`` become properties. Both are texts in RocketMQ: bytes that are no
+text become base64 after ``BASE64_MARK``. So does what else a broker or a Proxy does not accept in properties (an empty value,
+blanks alone, control characters), and a text that begins with ``BASE64_MARK`` itself. ``decode.kafka`` undoes this.
 
-A header is left out if it has no value or no name, if RocketMQ uses its name, or if the same row has a later header of this
-name.
+A header is left out if it has no value or no name, if its name has a control character or is RocketMQ's own, or if the same row
+has a later header of this name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.columns import BYTES, INT, TEXT, RowColumn
 from rocketmq_spark.columnar.encode.columns import COLUMNS as OURS
-from rocketmq_spark.columnar.encode.properties import MESSAGE_ID
+from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, has_controls, with_controls
 from rocketmq_spark.wire.properties import BASE64_MARK, is_reserved
 
 logger = logging.getLogger(__name__)
@@ -39,17 +39,16 @@ COLUMNS: dict[str, tuple[tuple[str, ...], str]] = {
     "headers": ((HEADERS,), "array<struct<key:string,value:binary>>"),
 }
 PARTITION = "partition"
-# The columns of this sink that a column becomes, by role.
+# The columns that a column becomes, by role in this sink. Errors name them, so they are called as the user calls them.
 _ROLES = {
-    "key": {"shardingkey": "shardingKey", "keys": "keys"},
-    "value": {"body": "body"},
+    "key": {"shardingkey": "key", "keys": "keys"},
+    "value": {"body": "value"},
     "topic": {"topic": "topic"},
     "partition": {PARTITION: "partition"},
-    "headers": {"properties": "properties"},
+    "headers": {"properties": "headers"},
 }
-_SEPARATORS = b"\x01\x02"
-# The name of the column that option ``messageId`` names, which may also be a key or a value.
-MADE_ID = "messageId"
+# A longer key is not among the keys: it is stored twice otherwise, and all properties may have 32,767 bytes.
+_LONGEST_KEYS = 8192
 
 
 def check_columns(
@@ -63,12 +62,12 @@ def check_columns(
     for column in columns:
         name = column.name.lower()
         is_id = row_id is not None and name == row_id.lower()
-        if is_id:
+        if row_id is not None and is_id:
             if MESSAGE_ID in by_role:
                 problems.append(f"option 'messageId' is {row_id!r}, but several columns of the DataFrame are called so")
             if not column.fits(MESSAGE_ID):
                 problems.append(column.wrong("string or bigint, since option 'messageId' names it"))
-            by_role[MESSAGE_ID] = MADE_ID
+            by_role[MESSAGE_ID] = _id_name(row_id)
         if name in COLUMNS:
             kinds, text = COLUMNS[name]
             if by_role.keys() & _ROLES[name].keys():
@@ -90,6 +89,12 @@ def check_columns(
     return by_role, problems
 
 
+def _id_name(row_id: str) -> str:
+    """The name of the made column of ids. The column that option ``messageId`` names may also be a key or a value."""
+    taken = {name.lower() for made in _ROLES.values() for name in made.values()}
+    return f"{row_id} (messageId)" if row_id.lower() in taken else row_id
+
+
 class KafkaRows:
     """Converts the Arrow batches of a task, and counts headers that are left out. ``row_id`` is option ``messageId``."""
 
@@ -101,17 +106,17 @@ class KafkaRows:
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with the columns that ``check_columns`` names."""
         given = {name.lower(): arrow.plain(batch.column(at)) for at, name in enumerate(batch.schema.names)}
-        made: dict[str, pa.Array] = {"body": given["value"]}
+        made: dict[str, pa.Array] = {"value": given["value"]}
         if "key" in given:
-            made["shardingKey"] = marked(arrow.as_bytes(given["key"]))
-            made["keys"] = _legal_keys(made["shardingKey"])
+            made["key"] = marked(arrow.as_bytes(given["key"]))
+            made["keys"] = _legal_keys(made["key"])
         if "headers" in given:
-            made["properties"] = self._properties(given["headers"])
+            made["headers"] = self._properties(given["headers"])
         for name in ("topic", "partition"):
             if name in given:
                 made[name] = given[name]
         if self._row_id is not None:
-            made[MADE_ID] = given[self._row_id.lower()]
+            made[_id_name(self._row_id)] = given[self._row_id.lower()]
         return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
 
     def _properties(self, headers: pa.Array) -> pa.Array:
@@ -120,7 +125,7 @@ class KafkaRows:
         if headers.null_count:
             counts = np.where(arrow.flags(headers.is_valid()), counts, 0)
         entries = headers.flatten()  # without those of null rows
-        names, values = entries.field("key"), entries.field("value")
+        names, values = entries.field(0), entries.field(1)  # "KEY" is accepted, too
         if entries.null_count:
             valid = entries.is_valid()
             names, values = pc.if_else(valid, names, None), pc.if_else(valid, values, None)
@@ -130,9 +135,8 @@ class KafkaRows:
             before = self.left_out
             self.left_out += int((~keep).sum())
             if not before:
-                logger.warning(
-                    "headers are left out that have no value, or a name that is empty or RocketMQ's own, or that are repeated "
-                    "later in their row; the first one is %r",
+                logger.info(
+                    "a task leaves out headers that cannot be stored; the first one is %r",
                     names[int(np.flatnonzero(~keep)[0])].as_py(),
                 )
             names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
@@ -160,25 +164,26 @@ class KafkaRows:
 
 def _legal(name: str, reserved: Sequence[str]) -> bool:
     """Whether a property may have this name."""
-    return bool(name) and not is_reserved(name) and name not in reserved and not {*name} & {*_SEPARATORS.decode()}
+    return bool(name) and not is_reserved(name) and name not in reserved and not has_controls(name.encode())
 
 
 def _legal_keys(texts: pa.Array) -> pa.Array:
     """The texts that can be a message's key; null for others."""
     other = pc.or_(pc.match_substring(texts, codes.KEY_SEPARATOR), pc.starts_with(texts, BASE64_MARK))
+    other = pc.or_(other, pc.greater(pc.binary_length(texts), _LONGEST_KEYS))
     return pc.if_else(pc.fill_null(other, True), None, texts)
 
 
 def marked(values: pa.Array) -> pa.Array:
-    """Bytes as texts: those that a property cannot hold as they are become base64."""
+    """Bytes as texts: those that a property cannot hold become base64."""
     odd = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
     odd_rows = {
         *np.flatnonzero(arrow.flags(pc.fill_null(odd, False))).tolist(),
-        *arrow.rows_with(values, _SEPARATORS).tolist(),
+        *with_controls(values).tolist(),
     }
     try:
         texts = values.cast(pa.string())
-        if not odd_rows:
+        if not odd_rows and not pc.any(pc.utf8_is_space(texts)).as_py():
             return texts
     except pa.ArrowInvalid:  # some are not UTF-8
         pass
@@ -190,7 +195,10 @@ def _text(value: bytes | None, odd: bool) -> str | None:
         return None
     if not odd:
         try:
-            return value.decode()
+            text = value.decode()
         except UnicodeDecodeError:
             pass
+        else:
+            if not text.isspace():
+                return text
     return BASE64_MARK + base64.b64encode(value).decode()

@@ -11,6 +11,7 @@ the names are constants, only the values are columns, and the names are checked 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -67,6 +68,24 @@ class BadRows:
             f"{len(faults)} {noun}s{where} cannot be sent, and nothing of {self.of_what} was sent: {shown}{more}",
             remedy=self.counted,
         )
+
+
+# Control characters, as in ``encoding.prepare``; in UTF-8, those above 127 have two bytes.
+_CONTROLS, _HIGH_CONTROL = bytes([*range(32), 127]), re.compile(b"\xc2[\x80-\x9f]")
+
+
+def with_controls(values: pa.Array) -> Ints:
+    """The numbers of the values with a control character, which a Proxy rejects in properties."""
+    data, ends = arrow.content(values)
+    if not has_controls(bytes(data[int(ends[0]) : int(ends[-1])])):
+        return np.empty(0, np.int64)
+    return np.array([i for i, value in enumerate(values.to_pylist()) if value and has_controls(value)], np.int64)
+
+
+def has_controls(data: bytes) -> bool:
+    return len(data.translate(None, _CONTROLS)) < len(data) or (
+        not data.isascii() and _HIGH_CONTROL.search(data) is not None
+    )
 
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"

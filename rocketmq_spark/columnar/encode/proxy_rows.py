@@ -10,7 +10,6 @@ each of which becomes a message separately.
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +23,7 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import NOTHING, Flags, Ints, Pieces
 from rocketmq_spark.columnar.encode import properties
 from rocketmq_spark.columnar.encode.encoder import OVERHEAD, Checked, Encoded, Encoder, RowTopics
-from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, TextPieces
+from rocketmq_spark.columnar.encode.properties import BadRows, PropertyPieces, TextPieces, has_controls, with_controls
 from rocketmq_spark.grpc_proxy import outgoing
 from rocketmq_spark.grpc_proxy.facts import MessageType
 from rocketmq_spark.grpc_proxy.outgoing import ProxyBatch, ProxyEncoder, ProxyItem, ProxySendRequest
@@ -40,8 +39,6 @@ _COMMA = b","[0]
 _KINDS = {_GROUP: MessageType.FIFO.name, _PRIORITY: MessageType.PRIORITY.name}
 _NO_TEXT = "a property is not UTF-8, and gRPC carries no other text"
 _NULL = pa.nulls(1, pa.binary())[0]
-# Control characters, as in ``encoding.prepare``; in UTF-8, those above 127 have two bytes.
-_CONTROLS, _HIGH_CONTROL = bytes([*range(32), 127]), re.compile(b"\xc2[\x80-\x9f]")
 _REFUSED = "which a Proxy rejects"
 _CONTROL = f"has a control character, {_REFUSED}"
 
@@ -61,18 +58,18 @@ class _Check:
         said = name.decode("utf-8", "replace")
         if not _is_text(name):
             self._bad_rows.rows(np.arange(len(values)), _NO_TEXT)
-        if _has_controls(name):
+        if has_controls(name):
             self._bad_rows.rows(np.arange(len(values)), f"the name {said!r} {_CONTROL}")
         for row in _no_texts(values):
             self._bad_rows.rows(np.array([row]), f"{said} is not UTF-8, and gRPC carries no other text")
-        self._bad_rows.rows(_with_controls(values), f"{said} {_CONTROL}")
+        self._bad_rows.rows(with_controls(values), f"{said} {_CONTROL}")
         if name == _TAGS:
             self._bad_rows.rows(arrow.rows_with(values, b"|"), f"{said} has a '|', {_REFUSED}")
 
     def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
         for entry in (*_no_texts(names), *_no_texts(values)):
             self._bad_rows.rows(np.searchsorted(bounds, [entry], side="right") - 1, _NO_TEXT)
-        found = np.concatenate((_with_controls(names), _with_controls(values)))
+        found = np.concatenate((with_controls(names), with_controls(values)))
         self._bad_rows.rows(np.searchsorted(bounds, found, side="right") - 1, f"a property {_CONTROL}")
 
 
@@ -295,20 +292,6 @@ def _no_texts(values: pa.Array) -> list[int]:
     ):  # and no value begins inside a character of the one before
         return []
     return [i for i, value in enumerate(values.to_pylist()) if value is not None and not _is_text(value)]
-
-
-def _with_controls(values: pa.Array) -> Ints:
-    """The numbers of the values with a control character."""
-    data, ends = arrow.content(values)
-    if not _has_controls(bytes(data[int(ends[0]) : int(ends[-1])])):
-        return np.empty(0, np.int64)
-    return np.array([i for i, value in enumerate(values.to_pylist()) if value and _has_controls(value)], np.int64)
-
-
-def _has_controls(data: bytes) -> bool:
-    return len(data.translate(None, _CONTROLS)) < len(data) or (
-        not data.isascii() and _HIGH_CONTROL.search(data) is not None
-    )
 
 
 def _is_text(data: bytes) -> bool:

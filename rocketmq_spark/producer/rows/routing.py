@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN, AMBIGUOUS = -1, -2
 
+Queues = Sequence[MessageQueue]
+# The queues of a topic in the order of Kafka's partitions.
+Numbered = Callable[[str], Queues]
+
 
 class TopicRows(NamedTuple):
     """The rows of one topic in an Arrow batch; ``which`` None means all. ``first`` is the number of the batch's first row."""
@@ -164,14 +168,15 @@ def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> 
 
 
 class ByPartition:
-    """The queue whose number as Kafka's partition the row names: its place in order of broker name and queue id. A row without
-    a number goes to the queue of its key, or to any queue.
+    """The queue whose number as Kafka's partition the row names: its place among the ``numbered`` queues of the topic, some of
+    which may not accept messages now. A row without a number goes to the queue of its key, or to any queue.
     """
 
     loops = False
 
-    def __init__(self, columns: Mapping[str, str]) -> None:
+    def __init__(self, columns: Mapping[str, str], numbered: Numbered) -> None:
         self._number = columns["partition"]
+        self._numbered = numbered
         self._of_key = ByHash(columns) if "shardingkey" in columns else None
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
@@ -181,15 +186,21 @@ class ByPartition:
         column = rows.column(self._number)
         given = arrow.flags(column.is_valid())
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
-        wrong = given & ((numbers < 0) | (numbers >= len(queues)))
-        if wrong.any():
-            last, where = len(queues) - 1, rows.numbers()
-            for at in np.flatnonzero(wrong).tolist():
-                reason = f"{self._number} is {int(numbers[at])}, but topic {rows.topic!r} has partitions 0 to {last}"
-                bad_rows.rows(where[at : at + 1], reason)
-        places = np.array(sorted(range(len(queues)), key=lambda at: queues[at]), np.int64)
-        numbers = np.where(wrong, 0, numbers)
-        return np.where(given, places[numbers], chosen)
+        partitions = self._numbered(rows.topic)
+        at_queue = {queue: at for at, queue in enumerate(queues)}
+        missing = len(partitions)  # the place of a number that the topic does not have
+        places = np.array([*(at_queue.get(queue, UNKNOWN) for queue in partitions), UNKNOWN], np.int64)
+        numbers = np.where((numbers < 0) | (numbers >= missing), missing, numbers)
+        named = places[numbers]
+        for row in np.flatnonzero(given & (named == UNKNOWN)).tolist():
+            what = f"{self._number} is {column[row].as_py()}"
+            if numbers[row] == missing:
+                reason = f"{what}, but topic {rows.topic!r} has partitions 0 to {missing - 1}"
+            else:
+                queue = partitions[int(numbers[row])]
+                reason = f"{what}, which is queue {queue}, and it does not accept messages of this write now"
+            bad_rows.rows(rows.numbers()[row : row + 1], reason)
+        return np.where(given, np.maximum(named, 0), chosen)
 
 
 class ByCallable:
@@ -222,7 +233,6 @@ class ByCallable:
         return values
 
 
-Queues = Sequence[MessageQueue]
 Candidates = Callable[[Queues], Queues]
 
 
@@ -295,7 +305,11 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
         line()
 
 
-def row_selector(options: Options, columns: Mapping[str, str]) -> RowSelector | None:
+def unnumbered(topic: str) -> Queues:
+    raise AssertionError(f"rows of topic {topic!r} name partitions, and their queues have no numbers")
+
+
+def row_selector(options: Options, columns: Mapping[str, str], numbered: Numbered = unnumbered) -> RowSelector | None:
     """The selector that looks at rows; None when batches go anywhere."""
     match selector_of(options, columns):
         case "hash":
@@ -304,7 +318,7 @@ def row_selector(options: Options, columns: Mapping[str, str]) -> RowSelector | 
             by_key = "queue_selector" not in options.given and "shardingkey" in columns
             return ByColumn(columns, ByHash(columns) if by_key else None)
         case "partition":
-            return ByPartition(columns)
+            return ByPartition(columns, numbered)
         case "roundRobin" | "random" | "machineRoom" | "environment":
             return None
         case given:
@@ -326,7 +340,8 @@ class Router:
     """Plans the Arrow batches of one task.
 
     ``queues`` gives a topic's queues, after a look at its route if asked to. They are asked for once per task, so
-    that a key keeps its queue for as long as the task lives. Routers of one call share those that are ``known``.
+    that a key keeps its queue for as long as the task lives. Routers of one call share those that are ``known``. ``numbered`` has
+    the queues of each topic by their numbers, which stay the same when routes change.
     """
 
     def __init__(
@@ -335,12 +350,13 @@ class Router:
         columns: Mapping[str, str],
         queues: Callable[[str, bool], Queues],
         known: dict[str, Queues] | None = None,
+        numbered: Numbered = unnumbered,
     ) -> None:
         self._topic = options.topic
         self._scope = scope_of(options)
         self._allowed = frozenset(options.allowed_topics)
         self._column = columns.get("topic")
-        self._selector = row_selector(options, columns)
+        self._selector = row_selector(options, columns, numbered)
         self._ask = queues
         self._queues: dict[str, Queues] = {} if known is None else known
 

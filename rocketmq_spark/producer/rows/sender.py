@@ -38,7 +38,7 @@ from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.rows import routing
-from rocketmq_spark.producer.rows.routing import Queues, RoutingPlan, RowRange, TopicRows
+from rocketmq_spark.producer.rows.routing import Numbered, Queues, RoutingPlan, RowRange, TopicRows
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 
@@ -78,7 +78,8 @@ class StoragePlan:
                 missing = numbers[without_key(batch, self._columns)[numbers]]
                 bad_rows.rows(missing, encoding.no_key(rows.topic))
             if found is not None and found.grouped:
-                bad_rows.rows(rows.numbers()[self._without_group(rows)], _no_group(rows.topic))
+                key = "key" if self._options.kafka_columns else "shardingKey"
+                bad_rows.rows(rows.numbers()[self._without_group(rows)], _no_group(rows.topic, key))
 
     def _without_group(self, rows: TopicRows) -> npt.NDArray[np.bool_]:
         if "shardingkey" not in self._columns:
@@ -226,7 +227,8 @@ class RowChecks(NamedTuple):
 class RowSender:
     """Sends the Arrow batches of one owner, whose columns are ``columns``, by role.
 
-    ``shut`` are queues that nothing may follow to (``Outgoing.shut``), ``queues`` those of topics, if several share them.
+    ``shut`` are queues that nothing may follow to (``Outgoing.shut``), ``queues`` those of topics, if several share them,
+    ``numbered`` those of topics in the order of Kafka's partitions.
     """
 
     def __init__(
@@ -237,6 +239,7 @@ class RowSender:
         owner: RowOwner,
         shut: dict[Hashable, RocketMQError] | None = None,
         queues: dict[str, Queues] | None = None,
+        numbered: Numbered = routing.unnumbered,
     ) -> None:
         options, settings = tools.options, tools.settings
         self._options, self._settings = options, settings
@@ -248,7 +251,7 @@ class RowSender:
         self._grown = Growth(settings.features.adds_bytes, options.max_message_size)
         self._encoder = tools.make_encoder(columns, options.max_message_size, ids, self._batch_bytes)
         self._storage = StoragePlan(options, columns, tools.sender, self._engine.timer.wall_ms)
-        router = routing.Router(options, columns, self._queues, queues)
+        router = routing.Router(options, columns, self._queues, queues, numbered)
         self.check = RowChecks(self._encoder, router, self._storage, owner.check_topic)
         self._first = 0
         self._candidates = routing.candidates(options)
@@ -327,8 +330,8 @@ class RowSender:
         return self._engine.topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
 
 
-def _no_group(topic: str) -> str:
-    return f"there is no shardingKey, and topic {topic!r} (message.type=FIFO) accepts only messages with a shardingKey"
+def _no_group(topic: str, key: str) -> str:
+    return f"there is no {key}, and topic {topic!r} (message.type=FIFO) accepts only messages with a {key}"
 
 
 def _alone(topic: str, body: memoryview) -> Prepared:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pyspark.sql.types import (
     ArrayType,
@@ -192,13 +192,28 @@ def check_topic(sender: Sender, topic: str, options: Options, expected: bool = F
     were registered. With ``expected`` (the topic existed before) the check waits, because brokers register one by one after a
     name server was restarted.
     """
+    _asked(sender, topic, options, expected, lambda deadline, again: sender.publish_queues(topic, deadline, again))
+
+
+def numbered(sender: Sender, topic: str, options: Options) -> tuple[MessageQueue, ...]:
+    """The queues of a topic in the order of Kafka's partitions. Waits for its route as ``check_topic`` does."""
+    return tuple(_asked(sender, topic, options, True, lambda deadline, _: sender.numbered_queues(topic, deadline)))
+
+
+def _asked(
+    sender: Sender,
+    topic: str,
+    options: Options,
+    expected: bool,
+    ask: Callable[[Deadline, bool], Sequence[MessageQueue]],
+) -> Sequence[MessageQueue]:
+    """What ``ask`` returns of a topic that may not be there yet; it is called with True after a failure."""
     deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, options.retry_interval), 2.0)
     first: RocketMQError | None = None
     unknown, registered = 0, False
     while True:
         try:
-            sender.publish_queues(topic, deadline, refresh=first is not None)
-            return
+            return ask(deadline, first is not None)
         except RocketMQError as error:
             e = error
         missing = isinstance(e, RouteNotFound)
@@ -305,6 +320,15 @@ def positions(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
         deadline = Deadline.after(options.send_timeout)
         Topics(sender, how).awaited(options.topic, deadline, deadline.pause)
     return {options.topic: kept[options.topic]}
+
+
+def partitions(options: Options, names: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
+    """The queues of the topic in the order of Kafka's partitions, if rows name partitions. The driver determines them for all
+    tasks of a write: a route that changes meanwhile must not give a number to another queue. Empty if rows name their topics.
+    """
+    if options.topic is None or kafka.PARTITION not in names:
+        return {}
+    return {options.topic: numbered(session.sender(options), options.topic, options)}
 
 
 def _check_now(sender: Sender, topic: str, within_s: float) -> None:

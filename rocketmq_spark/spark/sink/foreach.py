@@ -32,7 +32,7 @@ from rocketmq_spark.spark.checkpoints.owners import check_owner
 from rocketmq_spark.spark.map_in_arrow import map_in_arrow
 from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.once import OncePlan, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import AtBroker, Written, warn_of_unmatched
+from rocketmq_spark.spark.sink.report import AtBroker, Written, warn_of_left_out, warn_of_unmatched
 from rocketmq_spark.spark.sink.task import write_task
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ _COUNTS = (
     "unmatched",
     "found",
     "found_of_batch",
+    "left_out",
 )
 _WRITES = "exactly-once writes of batches"
 # The generated name of a write without ``write_name``.
@@ -195,7 +196,8 @@ def _write(df: DataFrame, options: Options, what: str, once: bool, batch: QueryB
 
 
 def _sent(df: DataFrame, options: Options, names: dict[str, str], plan: OncePlan | None, what: str) -> Written:
-    send = functools.partial(_send, options, names, checks.positions(options), plan)
+    positions, partitions = checks.positions(options), checks.partitions(options, names)
+    send = functools.partial(_send, options, names, positions, partitions, plan)
     written = Written()
     for row in map_in_arrow(df, send, _SCHEMA, 'write with df.write.format("rocketmq")').collect():
         brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
@@ -203,6 +205,7 @@ def _sent(df: DataFrame, options: Options, names: dict[str, str], plan: OncePlan
     written = written.of_all_tasks()
     logger.info("%s: %s", what, written)
     warn_of_unmatched(written, what)
+    warn_of_left_out(written, what)
     return written
 
 
@@ -302,10 +305,11 @@ def _send(
     options: Options,
     names: dict[str, str],
     positions: dict[str, tuple[MessageQueue, ...]],
+    partitions: dict[str, tuple[MessageQueue, ...]],
     once: OncePlan | None,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    done = write_task(options, names, positions, batches, once)
+    done = write_task(options, names, positions, batches, once, partitions)
     values: dict[str, Any] = {name: [getattr(done, name)] for name in _COUNTS}
     brokers = json.dumps({name: asdict(part) for name, part in done.brokers.items()})
     arrays = [pa.array(values[name], pa.int64()) for name in _COUNTS]

@@ -39,6 +39,7 @@ class Written:
     not acknowledged, but which the sink found in the topic. ``already_stored`` rows, not included in ``rows``, were stored by an
     earlier attempt. ``unmatched`` messages of such attempts match no row of this one. ``found`` is the number of messages that
     earlier runs of the batch stored for the counted tasks, ``found_of_batch`` the number for all tasks of the batch.
+    ``left_out`` headers of ``kafkaColumns`` were not stored.
     """
 
     rows: int = 0
@@ -52,6 +53,7 @@ class Written:
     unmatched: int = 0
     found: int = 0
     found_of_batch: int = 0
+    left_out: int = 0
 
     @property
     def sent(self) -> int:
@@ -73,6 +75,7 @@ class Written:
             self.unmatched + other.unmatched,
             self.found + other.found,
             max(self.found_of_batch, other.found_of_batch),
+            self.left_out + other.left_out,
         )
 
     def of_all_tasks(self) -> Written:
@@ -87,6 +90,7 @@ class Written:
             (self.already_stored, "stored before and not sent"),
             (self.confirmed, "of them confirmed without an acknowledgement"),
             (self.unmatched, "stored before that match no row"),
+            (self.left_out, "headers left out"),
         ):
             text += f", {count} {what}" if count else ""
         parts = [
@@ -124,6 +128,17 @@ def warn_of_unmatched(written: Written, what: str) -> None:
         )
 
 
+def warn_of_left_out(written: Written, what: str) -> None:
+    """Log one warning per write with headers that were not stored."""
+    if written.left_out:
+        logger.warning(
+            "%s: %d headers were left out, because they have no value, or a name that is empty, RocketMQ's own or has control "
+            "characters, or because their row has a later header of the name; the tasks' logs (INFO) have the first names",
+            what,
+            written.left_out,
+        )
+
+
 def with_report(error: RocketMQError, written: Written) -> RocketMQError:
     """Adds a task's counts to its error, in the same line, because Spark shows only the last line of a traceback."""
     notes = [*getattr(error, "__notes__", ()), f"Acknowledged before that: {written}"]
@@ -141,7 +156,7 @@ class Tally:
     def __init__(self) -> None:
         self._rows = self._bytes = self._batches = self._retries = self._spooled = 0
         self._already_stored = self._confirmed = 0
-        self.unmatched = self.found = self.found_of_batch = 0
+        self.left_out = self.unmatched = self.found = self.found_of_batch = 0
         self._brokers: dict[str, list[int]] = {}
 
     def acknowledged(self, broker: str, rows: int, size: int, retries: int = 0, failed: Iterable[str] = ()) -> None:
@@ -173,7 +188,7 @@ class Tally:
         brokers = {name: AtBroker(*counts) for name, counts in sorted(self._brokers.items())}
         counts = self._rows, self._bytes, self._batches, self._retries
         once = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
-        return Written(*counts, brokers, self._spooled, *once)
+        return Written(*counts, brokers, self._spooled, *once, self.left_out)
 
     def _at(self, broker: str) -> list[int]:
         return self._brokers.setdefault(broker, [0, 0, 0, 0])

@@ -18,7 +18,7 @@ import logging
 import os
 import queue as queues
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -52,7 +52,7 @@ from rocketmq_spark.spark.checkpoints.owners import check_owner
 from rocketmq_spark.spark.compat import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, check_task, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import Tally, Written, total, warn_of_unmatched, with_report
+from rocketmq_spark.spark.sink.report import Tally, Written, total, warn_of_left_out, warn_of_unmatched, with_report
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,9 @@ def _faults(options: Options) -> FaultTable:
 
 
 class TaskWriter:
-    """Sends the rows of one task. ``positions`` are the queues of an environment, from the driver (``checks.positions``)."""
+    """Sends the rows of one task. ``positions`` are the queues of an environment, ``partitions`` those of Kafka's partitions,
+    both from the driver (``checks``). The numbers of other topics are determined once in each task.
+    """
 
     def __init__(
         self,
@@ -80,8 +82,10 @@ class TaskWriter:
         partition: int | None = None,
         positions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
         once: TaskOnce | None = None,
+        partitions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
     ) -> None:
         self._options = options
+        self._partitions = dict(partitions)
         self._names = dict(names)
         self._partition = partition
         self._once = once
@@ -106,7 +110,7 @@ class TaskWriter:
         ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if once is None else once.ids
         encoder = session.row_encoder(options)
         tools = RowTools(options, self._settings, self._sender, self._engine, encoder, long_delays)
-        self._rows = RowSender(tools, self._names, ids, self)
+        self._rows = RowSender(tools, self._names, ids, self, numbered=self._numbered)
         self._from_kafka = KafkaRows(options.message_id) if options.kafka_columns else None
         self._tally = Tally()
         self._expected = 0
@@ -165,6 +169,7 @@ class TaskWriter:
         """The rows with the columns of this sink, and with bodies, as the options say."""
         if self._from_kafka is not None:
             batch = self._from_kafka(batch)
+            self._tally.left_out = self._from_kafka.left_out
         if self._options.empty_bodies == "mark":
             bad_rows = BadRows(self._row)
             batch = empty_bodies.marked(batch, self._names, bad_rows)
@@ -191,6 +196,11 @@ class TaskWriter:
                 if not self.may_pass(e):
                     raise
             self._topics_seen.add(topic)
+
+    def _numbered(self, topic: str) -> Sequence[MessageQueue]:
+        if topic not in self._partitions:
+            self._partitions[topic] = checks.numbered(self._sender, topic, self._options)
+        return self._partitions[topic]
 
     def may_pass(self, error: RocketMQError) -> bool:
         """Whether sends that fail with ``error`` go to the spool."""
@@ -259,6 +269,7 @@ def write_task(
     positions: dict[str, tuple[MessageQueue, ...]],
     batches: Iterable[pa.RecordBatch],
     once: OncePlan | None = None,
+    partitions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
 ) -> Written:
     """Send the rows of the calling task. A later attempt warns that rows may be in the topic twice.
 
@@ -271,7 +282,7 @@ def write_task(
     if once is not None:
         check_task(once, options.exactly_once_settle)
         mine = TaskOnce(options, once, partition or 0, attempt)
-        return TaskWriter(options, names, partition, positions, mine).write(batches)
+        return TaskWriter(options, names, partition, positions, mine, partitions).write(batches)
     if attempt > 0:
         logger.warning(
             "attempt %d of partition %s sends its rows again (a failure, or spark.speculation): rows of other attempts "
@@ -279,7 +290,7 @@ def write_task(
             attempt,
             partition,
         )
-    return TaskWriter(options, names, partition, positions).write(batches)
+    return TaskWriter(options, names, partition, positions, partitions=partitions).write(batches)
 
 
 _COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
@@ -310,20 +321,25 @@ class _Writer:
             log_choice(options, self.names, once=stream)
         self.positions = checks.positions(options)
         self.checkpoint = checkpoint
+        self.partitions: dict[str, tuple[MessageQueue, ...]] | None = None
         self.once: OncePlan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.partitions is None:
+            self.partitions = checks.partitions(self.options, self.names)
         if self.once is None and guarantee.wanted(self.options):
             self.once = plan_batch(self.options, self.checkpoint) if self.checkpoint else plan_job(self.options)
         return self.__dict__.copy()
 
     def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-        return TaskCommitMessage(write_task(self.options, self.names, self.positions, iterator, self.once))
+        done = write_task(self.options, self.names, self.positions, iterator, self.once, self.partitions or {})
+        return TaskCommitMessage(done)
 
     def log(self, messages: list[WriterCommitMessage | None], what: str) -> Written:
         written = total(message.written if isinstance(message, TaskCommitMessage) else None for message in messages)
         logger.info("%s: %s", what, written)
         warn_of_unmatched(written, what)
+        warn_of_left_out(written, what)
         return written
 
 

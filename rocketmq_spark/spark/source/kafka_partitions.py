@@ -1,9 +1,10 @@
 """The numbers of queues as Kafka's partitions (option ``kafkaColumns``). Pure.
 
-The queues of a topic have the numbers from 0 on, in order of broker name and queue id. A stream keeps the numbers of its
-checkpoint, under the key ``partitions`` of the offset log, and appends queues that are new: the numbers of a running query do
-not change when a broker is added. The log has runs of queues, ``{"orders":[["broker-a",0,4],["broker-b",0,4]]}``: a broker, the
-first queue id, and how many follow each other.
+The queues of a topic have the numbers from 0 on, in order of broker name and queue id: all queues of its route, as for the sink
+(``TopicRoute.numbered``), also those that the source does not read. A stream keeps the numbers of its checkpoint, under the key
+``partitions`` of the offset log, and appends queues that are new: the numbers of a running query do not change when a broker is
+added. The log has runs of queues, ``{"orders":[["broker-a",0,4],["broker-b",0,4]]}``: a broker, the first queue id, and how many
+follow each other.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import MessageQueue, TopicRoute
 
 # Runs of queues by topic, in the order of their numbers.
 Runs = Mapping[str, Sequence[Sequence[str | int]]]
@@ -29,11 +30,16 @@ def numbers(runs: Runs) -> dict[MessageQueue, int]:
 def extended(runs: Runs, queues: Iterable[MessageQueue]) -> Runs:
     """``runs`` with the queues that have no number yet, after the others of their topics; ``runs`` itself if there are none."""
     known = numbers(runs)
-    new = sorted(queue for queue in queues if queue not in known)
+    new = sorted({*queues} - known.keys())
     if not new:
         return runs
     added = {topic: list(_runs(of_topic)) for topic, of_topic in groupby(new, key=lambda queue: queue.topic)}
     return {topic: [*runs.get(topic, ()), *added.get(topic, ())] for topic in sorted({*runs, *added})}
+
+
+def of_routes(routes: Mapping[str, TopicRoute], topics: Iterable[str]) -> list[MessageQueue]:
+    """The queues that the routes of these topics have."""
+    return [queue for topic in topics if topic in routes for queue in routes[topic].numbered()]
 
 
 def _queues(topic: str, run: Sequence[str | int]) -> Iterator[MessageQueue]:

@@ -207,11 +207,16 @@ class RocketMQReader(DataSourceReader):
             ranges = patiently(catalog, lambda: _pruned(planned, predicates, catalog.offsets, options))
         others = tasks.differing(options, catalog.routes, catalog.offsets, ranges)
         split = partitioning.tasks(Partitioning.of(options), bounds, ranges)
-        numbers = kafka_partitions.numbers(kafka_partitions.extended({}, bounds)) if options.kafka_columns else {}
+        numbers = _numbers(catalog, bounds) if options.kafka_columns else {}
         return list(tasks.partitions(catalog.routes, split, others, numbers=numbers))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return tasks.read(self._options, self._columns, partition)
+
+
+def _numbers(catalog: OffsetCache, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+    there = kafka_partitions.of_routes(catalog.known_routes, {queue.topic for queue in queues})
+    return kafka_partitions.numbers(kafka_partitions.extended({}, (*there, *queues)))
 
 
 class PrunedReader(RocketMQReader):

@@ -174,10 +174,15 @@ class Stream:
         )
 
     def _numbered(self, begin: Offsets, end: Offsets) -> Runs:
-        """The numbers of queues with ``kafkaColumns``: those of the checkpoint, and the next ones for queues that are new."""
+        """The numbers of queues with ``kafkaColumns``: those of the checkpoint, and the next ones for queues that are new. While
+        the option is off, those of the checkpoint stay in it.
+        """
+        topics = {queue.topic for queue in (*begin.positions, *end.positions)}
+        kept = {topic: runs for topic, runs in begin.partitions.items() if topic in topics}
         if not self._options.kafka_columns:
-            return {}
-        return kafka_partitions.extended(begin.partitions, {**begin.positions, **end.positions})
+            return kept
+        there = kafka_partitions.of_routes(self._catalog.known_routes, topics)
+        return kafka_partitions.extended(kept, (*there, *begin.positions, *end.positions))
 
     def _view(self, begin: Offsets) -> QueuesView:
         """The queues and their bounds now. With fixed ends (AvailableNow), waits for brokers that have messages before them."""
@@ -278,7 +283,7 @@ class Stream:
         lost_ranges = [*before, *(lost_range for lost_range, _ in losses)]
         left = [planner.without(task, lost_ranges) for task in planned]
         # A batch that was logged without the option gets the numbers that the next one will log.
-        numbers = kafka_partitions.numbers(self._numbered(end, end))
+        numbers = kafka_partitions.numbers(self._numbered(end, end)) if self._options.kafka_columns else {}
         return tasks.partitions(self._catalog.routes, left, others, end, numbers)
 
     def _logged_partitioning(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:

@@ -15,6 +15,7 @@ from rocketmq_spark.model import MessageQueue, SendStatus
 from tests.live.grpc.proxied import forgotten, known, new_topic, producer, stored_rows, write
 from tests.live.writes import frame, numbered
 from tests.mockbroker import eventually
+from tests.reading import read
 from tests.witness import java_read
 
 __all__ = ["forgotten"]
@@ -236,3 +237,16 @@ def test_tls_with_a_proxy_of_plain_text_is_an_error(proxied, certs):
 def test_an_endpoint_that_is_away_for_good_is_an_error(nobody):
     with pytest.raises(errors.ConnectionLost, match="gRPC port is reachable"):
         write(nobody, frame(body=["x"]), topic="t", sendTimeout="2s", connectTimeout="1s")
+
+
+def test_keys_and_headers_of_kafka_that_a_proxy_refuses_as_texts_come_back(proxied):
+    odd = [b"two\nlines", b"\t", b" ", b"", b"\xff", "\x85".encode(), b"plain"]
+    topic = new_topic(proxied, "FIFO")
+    headers = [[{"key": "h", "value": each}] for each in odd]
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    rows = frame(value=numbered(len(odd)), key=pa.array(odd, pa.binary()), headers=pa.array(headers, kind))
+    assert write(proxied, rows, topic=topic, kafkaColumns=True).rows == len(odd)
+    stored_rows(proxied, topic, len(odd))
+    found = read(proxied, subscribe=topic, kafkaColumns=True, includeHeaders=True)
+    by_value = {row["value"].decode(): (row["key"], row["headers"]) for row in found}
+    assert by_value == {value: (odd[n], headers[n]) for n, value in enumerate(numbered(len(odd)))}

@@ -1,0 +1,72 @@
+"""Option ``kafkaColumns``: a partition is the place of a queue in its route, however few queues the source reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from rocketmq_spark import session
+from rocketmq_spark.base.codes import Request
+from rocketmq_spark.model import MessageQueue
+from tests.mockbroker import MockBroker
+from tests.reading import Run, batch_reader
+from tests.source.scripted import route, stats
+
+A = [MessageQueue("t", "broker-a", number) for number in range(4)]
+B = [MessageQueue("t", "broker-b", number) for number in range(4)]
+OPTIONS = {"kafkaColumns": True, "numRetries": 0}
+
+
+@pytest.fixture
+def scripted() -> Iterator[MockBroker]:
+    """Name server and both brokers in one."""
+    with MockBroker() as broker:
+        yield broker
+    session.close_all()
+
+
+def expose(scripted: MockBroker, queues: int, *brokers: str, ends: int = 10) -> None:
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route({name: {0: scripted.address} for name in brokers}, queues=queues))
+    scripted.on(Request.GET_TOPIC_STATS_INFO, stats(dict.fromkeys((*A[:queues], *B[:queues]), (0, ends))))
+
+
+def numbers(partitions) -> dict[MessageQueue, int]:
+    return {
+        part.queue: number
+        for each in partitions
+        for part, number in zip(each.ranges, each.numbers, strict=bool(each.numbers))
+    }
+
+
+def test_assigned_queues_have_the_numbers_of_their_places_in_the_route(scripted):
+    expose(scripted, 2, "broker-a", "broker-b")
+    assign = {"assign": {"t": {"broker-a": [1], "broker-b": [1]}}, **OPTIONS}
+    expected = {A[1]: 1, B[1]: 3}
+    assert numbers(batch_reader(scripted.address, **assign).partitions()) == expected
+    run = Run(scripted.address, startingOffsets="earliest", **assign)
+    end = run.ahead()
+    assert numbers(run.plan(end)) == expected
+    assert json.loads(end)["partitions"] == {"t": [["broker-a", 0, 2], ["broker-b", 0, 2]]}
+
+
+def test_a_stream_keeps_its_numbers_while_the_option_is_off(scripted):
+    """Otherwise a broker that came meanwhile would change them."""
+    expose(scripted, 2, "broker-b")
+    on = Run(scripted.address, startingOffsets="earliest", subscribe="t", **OPTIONS)
+    on.offset = on.ahead()
+    expose(scripted, 2, "broker-a", "broker-b", ends=20)
+    off = Run(scripted.address, on.offset, subscribe="t", numRetries=0)
+    off.offset = off.ahead()
+    assert json.loads(off.offset)["partitions"] == {"t": [["broker-b", 0, 2]]}
+    expose(scripted, 2, "broker-a", "broker-b", ends=30)
+    again = Run(scripted.address, off.offset, subscribe="t", **OPTIONS)
+    assert numbers(again.plan(again.ahead())) == {B[0]: 0, B[1]: 1, A[0]: 2, A[1]: 3}
+
+
+def test_a_topic_that_is_no_longer_read_leaves_no_numbers_behind(scripted):
+    expose(scripted, 2, "broker-a")
+    begun = {"topics": {"t": {"broker-a": {"0": 1}}}, "partitions": {"t": [["broker-a", 0, 1]], "u": [["b", 0, 9]]}}
+    run = Run(scripted.address, json.dumps({**begun, "v": 1}), subscribe="t", **OPTIONS)
+    assert json.loads(run.ahead())["partitions"] == {"t": [["broker-a", 0, 1], ["broker-a", 1, 1]]}
