@@ -296,8 +296,12 @@ class BulkStream:
         return moved
 
     def close(self) -> None:
-        self._account.resize(0)
         self._sock.close()
+        # Errors have references to the stream, and with it to its memory.
+        self.buffer = _uninitialised(SLACK_BYTES)
+        self._view = memoryview(self.buffer.data)
+        self._filled = self._scanned = 0
+        self._account.resize(0)
 
 
 def _answer(command: Command) -> Answer:
