@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import BinaryType, BooleanType, LongType, StructField, StructType
@@ -133,8 +133,7 @@ def delayed(
     # A cancellation must get the same shard as its message.
     which = sf.when(whole, sf.substring("body", DIGEST_AT + 1, DIGEST_END - DIGEST_AT)).otherwise(sf.col("body"))
     return (
-        # A message that inflates to more can only become a dead letter, with its first bytes.
-        messages.select(sf.substring("body", 1, most + _ENVELOPE_BYTES).alias("body"))
+        messages.select(_cut("body", most))
         .union(_ticks(messages))
         .where("body is not null")
         .select("body", sf.when(whole, due_ms).otherwise(0).alias("due"))
@@ -147,6 +146,13 @@ def delayed(
         .groupBy("shard", "second")
         .transformWithState(_Waiting(dead_topic, tuple(topics), sink), SCHEMA, "Append", "ProcessingTime")
     )
+
+
+def _cut(column: str, most: int) -> Column:
+    """The bodies without what no envelope has, of a message of at most ``most`` bytes. A longer one can only be a dead letter,
+    with its first bytes. This is before Python, because a few kilobytes may inflate to megabytes.
+    """
+    return sf.substring(column, 1, most + _ENVELOPE_BYTES).alias(column)
 
 
 def _ticks(messages: DataFrame) -> DataFrame:
