@@ -195,8 +195,7 @@ class _Waiting(StatefulProcessor):
         nothing_waits = not (self._ends.exists() or self._waiting.exists())
         if due_ms <= now_ms:
             first, second = next(parts, []), next(parts, None)
-            few = second is None and self._has_room(now_ms)
-            if few and (nothing_waits or not any(map(is_cancel, first))):
+            if nothing_waits and second is None and self._has_room(now_ms):  # else the timer gives them, once
                 yield from self._rows(first)
                 return
             parts = itertools.chain([first] if second is None else [first, second], parts)
