@@ -20,6 +20,8 @@ CONF = {
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     # Each micro-batch then writes only its changes, not the files of RocksDB.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Rows that a Python worker gets at once: others may send messages of kilobytes that become megabytes.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "64",
 }
 
 
@@ -31,6 +33,7 @@ def pipeline(spark: SparkSession, name_server: str, inner_topic: str, checkpoint
         .option("subscribe", inner_topic)
         .option("startingOffsets", "earliest")
         .option("columns", "body")
+        .option("maxOffsetsPerTrigger", "10000")
         .option("badMessage", "null")  # a message that cannot be decoded must not hold up the others
         .load()
     )

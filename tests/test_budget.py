@@ -1,4 +1,4 @@
-"""Limits of the bytes that wait in a process."""
+"""Limits of the bytes that arrive or wait, and their fair shares."""
 
 from __future__ import annotations
 
@@ -7,39 +7,78 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark import session
-from rocketmq_spark.base import budget
-from rocketmq_spark.base.budget import Budget
+from rocketmq_spark.base.budget import Arrivals, Budget
 
 
-def test_what_exceeds_the_limit_is_rejected_until_something_is_released() -> None:
+def test_a_holder_may_have_as_much_as_stays_free() -> None:
     held = Budget(10)
-    first, second = held.claim(6), held.claim(4)
+    first = held.claim("a", 5)
     assert first is not None
+    assert held.claim("a", 1) is None
+    second = held.claim("b", 2)
     assert second is not None
-    assert held.claim(1) is None
+    assert held.claim("b", 1) is None
     first()
-    assert held.claim(6) is not None
-    assert held.used == 10
+    assert held.claim("b", 3) is not None
+    assert held.used == 5
 
 
-def test_something_larger_than_the_limit_waits_only_alone() -> None:
+def test_something_larger_than_the_limit_is_held_only_alone() -> None:
     held = Budget(10)
-    large = held.claim(50)
+    large = held.claim("a", 50)
     assert large is not None
-    assert held.claim(0) is None
+    assert held.claim("b", 1) is None
     large()
-    assert held.claim(1) is not None
-    assert held.claim(50) is None
+    assert held.claim("b", 1) is not None
+    assert held.claim("a", 50) is None
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 12))))
-def test_used_is_the_sum_of_what_is_not_released(steps: list[tuple[bool, int]]) -> None:
+def test_what_arrives_alone_may_have_any_size() -> None:
+    room = Arrivals(10)
+    one = room.of("a")
+    assert [one.resize(size) for size in (3, 8, 50)] == [True, True, True]
+    other = room.of("b")
+    assert other.resize(5)
+    assert (one.revoked, one.resize(51), room.used) == (True, False, 5)
+    assert one.resize(0)
+    assert (one.revoked, one.resize(5), one.resize(6)) == (False, True, False)
+    assert not other.revoked
+
+
+def test_who_has_most_loses_its_largest_thing() -> None:
+    room = Arrivals(100)
+    small, large, other = room.of("a"), room.of("a"), room.of("b")
+    assert small.resize(20)
+    assert large.resize(35)
+    assert other.resize(45)
+    assert other.resize(50)
+    assert (small.revoked, large.revoked, room.used) == (False, True, 70)
+    assert not small.resize(60)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 400)), max_size=60))
+def test_a_fair_share_is_never_refused_nor_lost(steps: list[tuple[int, int]]) -> None:
+    room = Arrivals(900)
+    things = [room.of(number) for number in range(9)]
+    modest = room.of("modest")
+    modest_has = 0
+    for number, size in steps:
+        if not things[number].resize(size):
+            things[number].resize(0)
+        modest_has = min(modest_has + 10, 90)
+        assert modest.resize(modest_has)
+        assert not modest.revoked
+        assert room.used == sum(thing.size for thing in [*things, modest])
+        assert room.used <= 900
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 12), st.sampled_from("abc"))))
+def test_used_is_the_sum_of_what_is_not_released(steps: list[tuple[bool, int, str]]) -> None:
     held = Budget(20)
     claims: list[tuple[int, Callable[[], None]]] = []
-    for claims_more, number in steps:
+    for claims_more, number, holder in steps:
         if claims_more:
-            release = held.claim(number)
+            release = held.claim(holder, number)
             if release is not None:
                 claims.append((number, release))
         elif claims:
@@ -47,10 +86,6 @@ def test_used_is_the_sum_of_what_is_not_released(steps: list[tuple[bool, int]]) 
             release()
             release()  # a second release has no effect
         assert held.used == sum(size for size, _ in claims)
-
-
-def test_purposes_have_a_budget_each_that_a_process_shares() -> None:
-    session.close_all()
-    assert budget.of(budget.REQUESTS) is budget.of(budget.REQUESTS)
-    assert budget.of(budget.REQUESTS) is not budget.of(budget.HALF_MESSAGES)
-    assert budget.of(budget.REQUESTS).limit + budget.of(budget.HALF_MESSAGES).limit == 64 << 20
+    for _, release in claims:
+        release()
+    assert not held._by_holder

@@ -7,8 +7,6 @@ from collections.abc import Callable, Hashable
 
 import pytest
 
-from rocketmq_spark import session
-from rocketmq_spark.base import budget
 from rocketmq_spark.base import copies as copies_module
 from rocketmq_spark.base.copies import CopyQuestions
 from tests.helpers import RAISED, no_more_threads, raising
@@ -105,10 +103,9 @@ def test_what_has_no_thread_is_left_for_the_next_time(
 
 
 def test_no_more_bytes_wait_for_a_slow_function_than_may(caplog: pytest.LogCaptureFixture) -> None:
-    session.close_all()
-    held = budget.of(budget.HALF_MESSAGES)
     bench = Bench()
-    bench.copies.ask("a", "a1", bench.slow("a"), held.limit - 10)
+    held = bench.copies._held
+    bench.copies.ask("a", "a1", bench.slow("a"), held.limit // 2 - 10)
     assert bench.called.wait(60)
     bench.copies.ask("b", "b1", bench.slow("b"), 11)
     bench.copies.ask("c", "c1", bench.slow("c"), 10)
@@ -120,7 +117,6 @@ def test_no_more_bytes_wait_for_a_slow_function_than_may(caplog: pytest.LogCaptu
 
 
 def test_what_is_dropped_releases_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    session.close_all()
     bench = Bench()
     with monkeypatch.context() as exhausted:
         no_more_threads(exhausted)
@@ -130,7 +126,7 @@ def test_what_is_dropped_releases_its_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     bench.copies.ask("b", "b1", bench.slow("b"), 10)
     bench.copies.leave()
     bench.may_end.set()
-    eventually(lambda: budget.of(budget.HALF_MESSAGES).used == 0)
+    eventually(lambda: bench.copies._held.used == 0)
 
 
 def test_no_more_wait_for_a_slow_function_than_may(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,9 @@ def test_equal_connection_options_share_a_client():
 def test_other_connection_options_get_a_client_of_their_own(different):
     assert session.client(parsed(**different)) is not session.client(parsed())
     assert session.client(parsed(**different)) is session.client(parsed(**different))
+    theirs, mine = (session.client(one).calls.pool.dialling for one in (parsed(**different), parsed()))
+    assert theirs.arriving is not mine.arriving
+    assert theirs.waiting is not mine.waiting
 
 
 def test_only_an_explicit_option_allows_secrets_in_plain_text():

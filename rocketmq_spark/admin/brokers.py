@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -165,6 +166,7 @@ def states(tools: AdminTools) -> list[BrokerState]:
 
 # A broker that has just started has counted nothing yet, and fails at this question for a second.
 _YOUNG_S, _PAUSE_S = 5.0, 0.2
+_MOST_DIGITS = 18  # of a time; Python refuses to read thousands
 
 
 def _is_young(answer: Command | RocketMQError) -> bool:
@@ -183,7 +185,7 @@ def _state(there: BrokerState, answer: Command | RocketMQError) -> BrokerState:
     return BrokerState(
         *who,
         version=facts.get("brokerVersionDesc"),
-        started_ms=int(started) if started.isdecimal() else None,
+        started_ms=int(started) if started.isdecimal() and len(started) <= _MOST_DIGITS else None,
         put_per_s=_first_number(facts.get("putTps")),
         # 4.9 has the other spelling.
         get_per_s=_first_number(facts.get("getTransferredTps") or facts.get("getTransferedTps")),
@@ -198,7 +200,7 @@ def _first_number(text: str | None) -> float | None:
         number = float((text or "").split()[0])
     except (IndexError, ValueError):
         return None
-    return number if number >= 0 else None
+    return number if 0 <= number < math.inf else None
 
 
 def update_config(tools: AdminTools, broker: str, values: Mapping[str, str]) -> dict[str, Secret]:

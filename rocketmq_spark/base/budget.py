@@ -1,21 +1,16 @@
-"""Limits the bytes that wait in a process for one purpose, over all of its clients and threads."""
+"""Limits the bytes that arrive or wait, with a fair share for each server: nobody can take what others need."""
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 
-from rocketmq_spark.base import process
-
-# Together 64 MiB. They have separate limits, so that no request is rejected because half messages wait for a slow function of
-# the user.
-REQUESTS, HALF_MESSAGES = "requests of servers", "half messages"
-_LIMIT_BYTES = 32 << 20
-# Large frames that arrive, by the sizes that their servers announce: answers, and what servers push.
-ANSWERS, PUSHES = "answers that arrive", "requests of servers that arrive"
-ANSWERS_BYTES = 512 << 20
-
+# What a client keeps of large frames that have not arrived completely: answers, requests of servers, and bulk reads.
+ARRIVING_BYTES = 512 << 20
+# Requests of servers that wait in a client; a client whose messages may be larger has four times the largest request. And
+# half messages that wait for a function of the user.
+WAITING_BYTES = 64 << 20
 
 # Added to the bytes of a decoded message; and bytes of objects for each byte of properties, which may be short and many.
 OBJECT_BYTES, _PER_PROPERTY_BYTE = 512, 8
@@ -27,28 +22,90 @@ def memory_of(body_bytes: int, property_bytes: int) -> int:
 
 
 class Budget:
-    """Counts claimed bytes, up to ``limit``. A larger claim succeeds only while there is no other. Thread-safe."""
+    """Counts the bytes that wait, up to ``limit``, of holders such as servers. Thread-safe.
 
-    def __init__(self, limit: int = _LIMIT_BYTES) -> None:
+    A holder may have as many bytes as stay free. While nothing is held, a claim of any size succeeds.
+    """
+
+    def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self._by_holder: Counter[Hashable] = Counter()
         self._lock = threading.RLock()  # reentrant: garbage collection may release something here
 
-    def claim(self, size: int) -> Callable[[], None] | None:
-        """Claim ``size`` bytes. Returns a function that releases them, also if called repeatedly; None above the limit."""
+    def claim(self, holder: Hashable, size: int) -> Callable[[], None] | None:
+        """Claim ``size`` bytes. Returns a function that releases them, also if called repeatedly; None without room."""
         with self._lock:
-            if self.used and self.used + size > self.limit:
+            if self.used and self.used + self._by_holder[holder] + 2 * size > self.limit:
                 return None
             self.used += size
+            self._by_holder[holder] += size
         left = [size]
 
         def release() -> None:
             with self._lock:
-                self.used -= left.pop() if left else 0
+                released = left.pop() if left else 0
+                self.used -= released
+                self._by_holder[holder] -= released
+                if not self._by_holder[holder]:
+                    del self._by_holder[holder]
 
         return release
 
 
-def of(purpose: str, limit: int = _LIMIT_BYTES) -> Budget:
-    """The budget of this process. A forked process has its own."""
-    return process.once("budgets", purpose, functools.partial(Budget, limit))
+class Arrivals:
+    """Counts the bytes that have arrived of things that are not complete, up to ``limit``, by holders. Thread-safe.
+
+    If there is no room, the holder with most loses its largest thing. So a holder that has at most its fair share, the limit
+    divided by the number of holders, loses nothing, whatever the others do. One thing alone may have any size.
+    """
+
+    def __init__(self, limit: int = ARRIVING_BYTES) -> None:
+        self.limit = limit
+        self.used = 0
+        self._by_holder: Counter[Hashable] = Counter()
+        self._arriving: set[Arriving] = set()
+        self._lock = threading.RLock()  # reentrant, as above
+
+    def of(self, holder: Hashable) -> Arriving:
+        """Return an empty account for one thing at a time that arrives from ``holder``."""
+        return Arriving(self, holder)
+
+    def _resize(self, one: Arriving, size: int) -> bool:
+        with self._lock:
+            if size and one.revoked:
+                return False
+            more = size - one.size
+            mine = self._by_holder[one.holder] + more
+            while more > 0 and self.used > one.size and self.used + more > self.limit:
+                most, held = self._by_holder.most_common(1)[0]
+                if most == one.holder or held <= mine:
+                    return False
+                largest = max((other for other in self._arriving if other.holder == most), key=lambda other: other.size)
+                self._set(largest, 0)
+                largest.revoked = True
+            self._set(one, size)
+            one.revoked = False
+            return True
+
+    def _set(self, one: Arriving, size: int) -> None:
+        self.used += size - one.size
+        self._by_holder[one.holder] += size - one.size
+        if not self._by_holder[one.holder]:
+            del self._by_holder[one.holder]
+        one.size = size
+        (self._arriving.add if size else self._arriving.discard)(one)
+
+
+class Arriving:
+    """The account of one thing that arrives. If it is ``revoked``, others needed the room: its owner must drop the thing."""
+
+    def __init__(self, arrivals: Arrivals, holder: Hashable) -> None:
+        self._arrivals = arrivals
+        self.holder = holder
+        self.size = 0
+        self.revoked = False
+
+    def resize(self, size: int) -> bool:
+        """``size`` bytes have arrived; False if there is no room for them. Size 0 ends the thing."""
+        return self._arrivals._resize(self, size)

@@ -12,7 +12,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from rocketmq_spark.base import budget, process
+from rocketmq_spark.base import process
+from rocketmq_spark.base.budget import WAITING_BYTES, Budget
 from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.threads import Aside, Failure, attempt
 
@@ -73,7 +74,7 @@ class CopyQuestions(Generic[P, D]):
         self._behind: set[str] = set()  # things that wait for a call of the function
         self._waiting: Counter[Hashable] = Counter()
         self._say_so = NowAndThen(SAID_S)
-        self._held = budget.of(budget.HALF_MESSAGES)
+        self._held = Budget(WAITING_BYTES)
 
     def leave(self) -> None:
         """Stop deciding. Brokers may ask the other objects about what waits here."""
@@ -101,7 +102,7 @@ class CopyQuestions(Generic[P, D]):
                 self._drop(what)
             waits = what in self._newest
             if not waits and self._waiting[who] < MOST_WAITING:
-                release = self._held.claim(held_bytes)
+                release = self._held.claim(who, held_bytes)
             room = waits or release is not None
             if room:
                 self._newest[what], self._answering[what] = place, self

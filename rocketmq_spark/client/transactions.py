@@ -40,18 +40,18 @@ class _Commits:
     def __init__(self) -> None:
         self._masters: OrderedDict[str, tuple[Deadline, str]] = OrderedDict()
 
-    def add(self, msg_id: str, address: str) -> None:
+    def add(self, what: str, address: str) -> None:
         with process.lock():  # garbage collection may come here, and end a block
-            self._masters[msg_id] = Deadline.after(2 * CROSSING_S), address  # longer than copies are rolled back
-            self._masters.move_to_end(msg_id)
+            self._masters[what] = Deadline.after(2 * CROSSING_S), address  # longer than copies are rolled back
+            self._masters.move_to_end(what)
             with contextlib.suppress(RuntimeError):  # so it would change what is looked through
                 while len(self._masters) > MOST_ANSWERED or next(iter(self._masters.values()))[0].expired:
                     self._masters.popitem(last=False)
 
-    def elsewhere(self, msg_id: str, address: str) -> bool:
+    def elsewhere(self, what: str, address: str) -> bool:
         """Whether a master confirmed it, and not the one at ``address``."""
         with process.lock():
-            return self._masters.get(msg_id, (None, address))[1] != address
+            return self._masters.get(what, (None, address))[1] != address
 
 
 def _commits() -> _Commits:
@@ -83,7 +83,7 @@ def end(calls: Calls, address: str, place: HalfPlace, decision: TransactionState
         return False
     proved = not calls.ask(address, command, deadline).by_proxy
     if proved and decision is TransactionState.COMMIT:
-        _commits().add(place.msg_id, address)
+        _commits().add(place.what, address)
     return proved
 
 
@@ -118,10 +118,11 @@ class HalfChecks:
         known = self._question(message, place)
         copy = address, place
         held_bytes = len(message.body) + len(command.body)
-        what = f"{place.msg_id} {content_of_stored(message).hex()[:32]}"  # another message may have its id
-        decision = known if isinstance(known, TransactionState) else self._copies.ask(what, copy, known, held_bytes)
+        decision = (
+            known if isinstance(known, TransactionState) else self._copies.ask(place.what, copy, known, held_bytes)
+        )
         if decision is not None:
-            self._copies.say(what, copy, decision)
+            self._copies.say(place.what, copy, decision)
         return rpc.CHECK_TRANSACTION_STATE.reply(command)
 
     def _read(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
@@ -141,11 +142,12 @@ class HalfChecks:
             fields["transactionId"] or msg_id,
             fields["tranStateTableOffset"],
             fields["commitLogOffset"],
+            content_of_stored(message),
         )
 
     def _answer(self, copy: _Copy, decision: TransactionState) -> bool:
         address, place = copy
-        if decision is TransactionState.ROLLBACK and _commits().elsewhere(place.msg_id, address):
+        if decision is TransactionState.ROLLBACK and _commits().elsewhere(place.what, address):
             decision = TransactionState.COMMIT  # which may be the second one: that is better than none
         try:
             return end(self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), asked=True)

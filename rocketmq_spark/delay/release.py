@@ -253,7 +253,7 @@ def original(
     if problem is None and not opened.body:
         problem = "the message in the envelope has no body"
     if problem is None and len(opened.body) > max_bytes:
-        problem = f"its body has {len(opened.body)} bytes; option 'maxMessageSize' permits {max_bytes}"
+        problem = f"its body has more than the {max_bytes} bytes that option 'maxMessageSize' permits"
     found = decode_properties(opened.properties)
     kept, stored = found, opened.properties
     if not (_are_stored_so(stored, found) and all(map(_is_kept, found))):
@@ -320,7 +320,7 @@ class DeadLetter(NamedTuple):
 
 def dead_letter(data: bytes, error: DecodeError, max_bytes: int = codes.MAX_BODY_BYTES) -> DeadLetter:
     """A body that is not delivered, as much of it as a message may have."""
-    cut = f"; these are the first {max_bytes} of {len(data)} bytes" if len(data) > max_bytes else ""
+    cut = f"; these are its first {max_bytes} bytes" if len(data) > max_bytes else ""
     # It names parts of the envelope, and a Proxy takes no control characters.
     text = "".join(c if c.isprintable() else "?" for c in str(error)[: 2 * _REASON_CHARS]) + cut
     return DeadLetter(data[:max_bytes] or EMPTY, {PROBLEM: text.encode(errors="replace").decode()})
@@ -379,9 +379,9 @@ def once(bodies: Iterable[bytes]) -> Iterator[bytes]:
     cancelled = set()
     for body in bodies:
         if is_cancel(body):
-            cancelled.add(_identity(body))
+            cancelled.add(identity_of(body))
         else:
-            found.setdefault(_identity(body), body)
+            found.setdefault(identity_of(body), body)
     return (body for identity, body in found.items() if identity not in cancelled)
 
 
@@ -390,9 +390,9 @@ def is_cancel(data: bytes) -> bool:
     return _whole(data) and data[KIND_AT] == CANCEL
 
 
-def _identity(data: bytes) -> bytes:
-    """The identity of an envelope; for other bodies the whole body."""
-    return data[DUE_AT:DIGEST_END] if _whole(data) else data
+def identity_of(data: bytes) -> bytes:
+    """The identity of an envelope; for other bodies a digest of the whole body."""
+    return data[DUE_AT:DIGEST_END] if _whole(data) else digest(data)
 
 
 def _whole(data: bytes) -> bool:

@@ -14,19 +14,30 @@ import importlib.metadata
 import itertools
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import BinaryType, BooleanType, LongType, StructField, StructType
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
-from rocketmq_spark.base import extras
+from rocketmq_spark.base import codes, extras
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC, SCHEMA, Released, dead, is_cancel, once, released
+from rocketmq_spark.delay.portions import distinct, packed, portions, unpacked
+from rocketmq_spark.delay.release import (
+    ALL_TOPICS,
+    DEAD_TOPIC,
+    SCHEMA,
+    Released,
+    dead,
+    identity_of,
+    is_cancel,
+    once,
+    released,
+)
 from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import NO_FILTER
 from rocketmq_spark.model.membership import BrokerRequest, Membership
@@ -65,8 +76,10 @@ __all__ = ["DEAD_TOPIC", "INNER_TOPIC", "delayed"]
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _PROTOBUF = (6, 33, 5)
-# Limit of rows per task and micro-batch, because Spark puts all rows from timers of one task into one record batch.
-_MAX_ROWS = 50_000
+# Limits of a task in a micro-batch, because Spark puts all rows from timers of one task into one record batch.
+_MAX_ROWS, _MAX_BYTES = 50_000, 64 << 20
+# More than an envelope has besides the body of its message, unless no producer made it.
+_ENVELOPE_BYTES = 64 << 10
 # Lists per second. This is a constant and not Spark's setting, because a cancellation must find its list after a restart with
 # other settings.
 _SHARDS = 16
@@ -112,8 +125,7 @@ def delayed(
             that the sink does not have.
     """
     _check(messages)
-    if sink is not None:
-        SinkChecks(sink, _NAMES)
+    most = codes.MAX_BODY_BYTES if sink is None else SinkChecks(sink, _NAMES).max_bytes
     head = sf.concat(sf.lit(MAGIC), sf.lit(bytes([VERSION])))
     whole = (sf.length("body") >= DIGEST_END) & (sf.substring("body", 1, len(MAGIC) + 1) == head)
     due_ms = sf.conv(sf.hex(sf.substring("body", DUE_AT + 1, DIGEST_AT - DUE_AT)), 16, -10).cast("bigint")
@@ -121,7 +133,7 @@ def delayed(
     # A cancellation must get the same shard as its message.
     which = sf.when(whole, sf.substring("body", DIGEST_AT + 1, DIGEST_END - DIGEST_AT)).otherwise(sf.col("body"))
     return (
-        messages.select("body")
+        messages.select(_cut("body", most))
         .union(_ticks(messages))
         .where("body is not null")
         .select("body", sf.when(whole, due_ms).otherwise(0).alias("due"))
@@ -134,6 +146,13 @@ def delayed(
         .groupBy("shard", "second")
         .transformWithState(_Waiting(dead_topic, tuple(topics), sink), SCHEMA, "Append", "ProcessingTime")
     )
+
+
+def _cut(column: str, most: int) -> Column:
+    """The bodies without what no envelope has, of a message of at most ``most`` bytes. A longer one can only be a dead letter,
+    with its first bytes. This is before Python, because a few kilobytes may inflate to megabytes.
+    """
+    return sf.substring(column, 1, most + _ENVELOPE_BYTES).alias(column)
 
 
 def _ticks(messages: DataFrame) -> DataFrame:
@@ -155,32 +174,34 @@ class _Waiting(StatefulProcessor):
         self._sink = sink
         self._sink_checks: SinkChecks | None = None  # made in the worker
         self._batch: Any = None
-        self._given = 0
+        self._given = self._given_bytes = 0
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
+        # Of earlier releases. Spark reads thousands of its elements at once, whatever their size.
         self._waiting = handle.getListState("waiting", StructType([StructField("body", BinaryType())]))
+        self._portions = handle.getMapState(
+            "portions",
+            StructType([StructField("number", LongType())]),
+            StructType([StructField("bodies", BinaryType())]),
+        )
+        # The portions that exist, and whether no envelope is in them twice or is cancelled.
+        ends = [StructField("first", LongType()), StructField("end", LongType()), StructField("clean", BooleanType())]
+        self._ends = handle.getValueState("ends", StructType(ends))
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        due_ms = key[1] * 1000
-        bodies = [bytes(row.body) for row in rows]
-        if due_ms <= timerValues.getCurrentProcessingTimeInMs():
-            if any(map(is_cancel, bodies)) and self._waiting.exists():  # the timer will find nothing
-                bodies = [*(bytes(body) for (body,) in self._waiting.get()), *bodies]
-                self._waiting.clear()
-            yield from self._rows(bodies)
-            return
-        first = not self._waiting.exists()
-        if not first and any(map(is_cancel, bodies)):
-            bodies = [*(bytes(body) for (body,) in self._waiting.get()), *bodies]
-            self._waiting.clear()
-            bodies = list(once(bodies))
-        elif first:
-            bodies = list(once(bodies))
-        if bodies:
-            self._waiting.appendList([(body,) for body in bodies])
-        if bodies and first:
-            self._handle.registerTimer(due_ms)
+        due_ms, now_ms = key[1] * 1000, timerValues.getCurrentProcessingTimeInMs()
+        parts = portions(distinct(bytes(row.body) for row in rows))
+        nothing_waits = not (self._ends.exists() or self._waiting.exists())
+        if due_ms <= now_ms:
+            first, second = next(parts, []), next(parts, None)
+            if nothing_waits and second is None and self._has_room(now_ms):  # else the timer gives them, once
+                yield from self._rows(first)
+                return
+            parts = itertools.chain([first] if second is None else [first, second], parts)
+        self._add(parts)
+        if nothing_waits:
+            self._handle.registerTimer(max(due_ms, now_ms + 1))
 
     def handleExpiredTimer(
         self,
@@ -189,20 +210,61 @@ class _Waiting(StatefulProcessor):
         expiredTimerInfo: Any,
     ) -> Iterator[Row]:
         now_ms = timerValues.getCurrentProcessingTimeInMs()
-        if now_ms != self._batch:
-            self._batch, self._given = now_ms, 0
-        if self._given >= _MAX_ROWS:
-            self._handle.registerTimer(now_ms + 1)
+        if self._waiting.exists():
+            self._add(portions(bytes(body) for (body,) in self._waiting.get()))
+            self._waiting.clear()
+        if (ends := self._ends.get()) is None:
             return
-        bodies = [bytes(body) for (body,) in self._waiting.get()]
-        self._waiting.clear()
-        self._given += len(bodies)
-        yield from self._rows(bodies)
+        first, end, clean = ends
+        if not clean and end - first > 1:
+            self._clean(first, end)
+        for number in range(first, end):
+            if not self._has_room(now_ms):
+                self._ends.update((number, end, clean or end - first > 1))
+                self._handle.registerTimer(now_ms + 1)
+                return
+            yield from self._rows(self._portion(number))
+            self._portions.removeKey((number,))
+        self._ends.clear()
+
+    def _has_room(self, now_ms: int) -> bool:
+        """Whether this task may return more rows in this micro-batch."""
+        if now_ms != self._batch:
+            self._batch, self._given, self._given_bytes = now_ms, 0, 0
+        return self._given < _MAX_ROWS and self._given_bytes < _MAX_BYTES
+
+    def _add(self, parts: Iterable[list[bytes]]) -> None:
+        first, end, _ = self._ends.get() or (0, 0, True)
+        for part in parts:
+            self._portions.updateValue((end,), (packed(part),))
+            end += 1
+        self._ends.update((first, end, False))
+
+    def _portion(self, number: int) -> list[bytes]:
+        found = self._portions.getValue((number,))
+        assert found is not None
+        return list(unpacked(bytes(found[0])))
+
+    def _clean(self, first: int, end: int) -> None:
+        """Remove repeated envelopes and cancelled ones from all portions, with one portion in memory."""
+        cancelled = {identity_of(body) for n in range(first, end) for body in self._portion(n) if is_cancel(body)}
+        seen = set(cancelled)
+        for number in range(first, end):
+            bodies = self._portion(number)
+            kept = []
+            for body in bodies:
+                if (which := identity_of(body)) not in seen:
+                    seen.add(which)
+                    kept.append(body)
+            if len(kept) < len(bodies):
+                self._portions.updateValue((number,), (packed(kept),))
 
     def close(self) -> None:
         pass
 
     def _rows(self, bodies: list[bytes]) -> Iterator[Row]:
+        self._given += len(bodies)
+        self._given_bytes += sum(map(len, bodies))
         if self._sink is None:
             return (_row(released(body, self._dead_topic, self._topics)) for body in once(bodies))
         known = self._sink_checks = self._sink_checks or SinkChecks(self._sink, _NAMES)

@@ -215,11 +215,12 @@ class ProxyTransactions:
             return
         message = popped(command.message, topic, (address, address), self._unpack)
         group, check, copies = found[0]
-        place = HalfPlace(topic, address, group, message.msg_id, command.transaction_id)
+        place = HalfPlace(
+            topic, address, group, message.msg_id, command.transaction_id, content=content_of_stored(message)
+        )
         known = check(message, place)
         held_bytes = len(message.body) + command.ByteSize()
-        what = f"{message.msg_id} {content_of_stored(message).hex()[:32]}"  # another message may have its id
-        decision = known if isinstance(known, TransactionState) else copies.ask(what, place, known, held_bytes)
+        decision = known if isinstance(known, TransactionState) else copies.ask(place.what, place, known, held_bytes)
         if decision is not None:
             self._say(place, decision, wait=False)
 

@@ -115,6 +115,7 @@ class HalfPlace(NamedTuple):
     """Identifies a half message for its broker: over remoting by its position, through a Proxy by its ids.
 
     ``half_offset`` is an offset of the internal topic, ``commit_log_offset`` a position in bytes; None through a Proxy.
+    ``content`` is the message's ``content_of``.
     """
 
     topic: str
@@ -124,6 +125,12 @@ class HalfPlace(NamedTuple):
     transaction_id: str
     half_offset: int | None = None
     commit_log_offset: int | None = None
+    content: bytes = b""
+
+    @property
+    def what(self) -> str:
+        """The message, of which a broker may have several copies: another one may have its id."""
+        return f"{self.msg_id} {self.content.hex()[:32]}"
 
     @classmethod
     def of(cls, result: SendResult, group: str, topic: str, msg_id: str) -> HalfPlace:

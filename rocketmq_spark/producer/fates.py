@@ -48,17 +48,19 @@ class HalfFate:
         """Whether a decision is being sent, so that the answer about a copy follows soon."""
         return self._lock.locked()
 
-    def asked(self, place: HalfPlace, content: bytes, patience_s: float = 0.0) -> TransactionState | None:
-        """The decision about a copy that its broker has written to ``place``, or about another message with its id; None if the
-        user's function must decide.
+    def asked(self, place: HalfPlace, patience_s: float = 0.0) -> TransactionState | None:
+        """The decision about a copy that its broker has written to ``place``; None if the user's function must decide, as about
+        another message with its id. While the program may decide, that one waits, too.
         """
         if not self._lock.acquire(timeout=patience_s):
             return TransactionState.UNKNOWN
         try:
             if self.state is HalfState.PREPARED:
-                if content == self.content:  # brokers before 5.1 do not send their name
+                if place.content == self.content:  # brokers before 5.1 do not send their name
                     self._place = place._replace(broker_name=place.broker_name or self._place.broker_name)
                 return None if self.held() is None else TransactionState.UNKNOWN
+            if place.content != self.content:
+                return None
             if self.state is HalfState.COMMITTED:
                 crossing = self._delivered is not None and not self._delivered.expired
                 return TransactionState.ROLLBACK if crossing else TransactionState.COMMIT
@@ -83,7 +85,7 @@ class HalfFate:
             self.said = decision
             self.state = HalfState.UNKNOWN  # in case this is interrupted
             try:
-                proved = send(self._place, decision, timeout)
+                proved = send(self._place._replace(content=self.content), decision, timeout)
             except RocketMQError as e:
                 if e.unsent:
                     self.state = HalfState.PREPARED

@@ -39,7 +39,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Message, ReceivedMessage, SendResult, SendStatus
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, content_of, content_of_stored
+from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, content_of
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.encoding import How
@@ -205,12 +205,12 @@ def answer(
         return functools.partial(_ask_later, fate, check, message, place)
     if fate is not None and fate.state is HalfState.PREPARED:
         _sweep()
-    known = None if fate is None else fate.asked(place, content_of_stored(message))
+    known = None if fate is None else fate.asked(place)
     return functools.partial(_ask, check, message) if known is None else known
 
 
 def _ask_later(fate: HalfFate, check: Callable[[Any], Any], message: _Shown, place: HalfPlace) -> TransactionState:
-    known = fate.asked(place, content_of_stored(message), DECIDING_S)
+    known = fate.asked(place, DECIDING_S)
     return _ask(check, message) if known is None else known
 
 

@@ -88,7 +88,9 @@ class Puller:
         return RangeReader(ranges, replica, templates, settings, on_loss, on_hint=replica.hint, recreated=recreated)
 
     def replica(self, queue: MessageQueue, known: str | None = None) -> Replica:
-        return Replica(self.source, self.dialling, queue.broker_name, queue.topic, self.read_from, known)
+        # What is under way, what waits behind it, and a quarter more: ``RangeReader`` and ``BulkStream.turn``.
+        spare = 3 * self.settings.max_bytes_in_flight
+        return Replica(self.source, self.dialling, queue.broker_name, queue.topic, self.read_from, known, spare)
 
     def template(self, queue: MessageQueue, filtered: Filter = NO_FILTER) -> PullTemplate:
         """Pulls of one queue that leave nothing behind on the broker."""

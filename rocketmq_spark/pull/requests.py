@@ -318,7 +318,7 @@ class Replica:
     """Opens streams to a replica of a broker; follows what brokers suggest when it may.
 
     ``known`` was the master's address when the read was planned. ``at_master`` is None while no route was asked whether it
-    still is.
+    still is. ``spare_bytes`` is what the user's options let a stream keep besides its buffer.
     """
 
     source: PullSource
@@ -327,6 +327,7 @@ class Replica:
     topic: str
     read_from: str = "master"
     known: str | None = None
+    spare_bytes: int = 0
     suggested: int = MASTER_ID
     doubted: bool = False
     at_master: bool | None = False
@@ -342,6 +343,8 @@ class Replica:
                 self.dialling.reachable(address),
                 deadline.within(self.dialling.connect_timeout_s),
                 self.dialling.tls,
+                spare_bytes=self.spare_bytes,
+                arriving=self.dialling.arriving,
             )
         except RocketMQError as e:
             # The remedy assumes that the name server answers. That is known only if the address came from a route just now.

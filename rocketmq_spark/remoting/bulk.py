@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rocketmq_spark.base import codes
+from rocketmq_spark.base.budget import Arrivals
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.errors import RemoteProtocolError
+from rocketmq_spark.errors import ConnectionLost, RemoteProtocolError
 from rocketmq_spark.remoting.endpoint import TlsSettings, closed_by_peer, connect, mapped
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command
@@ -36,6 +37,7 @@ _MAX_FRAME = 256 << 20
 BUFFER_BYTES = 16 << 20
 # Stays free after the last body, so that decoders may read a few words beyond its end without leaving the buffer.
 SLACK_BYTES = 64
+_LOOK_S = 0.5
 
 _LONG = 1 << 63
 # The header of nearly every answer. Others, such as those with longer numbers, are parsed as JSON.
@@ -127,10 +129,20 @@ def _uninitialised(size: int) -> npt.NDArray[np.uint8]:
 
 
 class BulkStream:
-    """The connection with its receive buffer. ``received`` is the number of bytes received so far."""
+    """The connection with its receive buffer. ``received`` is the number of bytes received so far.
+
+    The buffer grows with what arrives, whatever size a frame announces. What it has beyond its first size and ``spare_bytes``
+    must find room in ``arriving``, the account of the client.
+    """
 
     def __init__(
-        self, address: str, deadline: Deadline, tls: TlsSettings | None, buffer_bytes: int = BUFFER_BYTES
+        self,
+        address: str,
+        deadline: Deadline,
+        tls: TlsSettings | None,
+        buffer_bytes: int = BUFFER_BYTES,
+        spare_bytes: int = 0,
+        arriving: Arrivals | None = None,
     ) -> None:
         self.address = address
         self._sock: socket.socket = connect(address, deadline, tls)
@@ -140,6 +152,9 @@ class BulkStream:
         self._buffer_bytes = buffer_bytes
         self.buffer: npt.NDArray[np.uint8] = _uninitialised(buffer_bytes + SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
+        self._spare_bytes = spare_bytes
+        self._account = (arriving or Arrivals()).of(address)
+        self._refused = False  # whether the buffer may not grow
         self._filled = 0
         self._scanned = 0
         self.received = 0
@@ -155,8 +170,12 @@ class BulkStream:
 
     @property
     def full(self) -> bool:
-        """Whether the frame that is arriving does not fit: call ``turn`` first."""
-        return self._missing() > self.room
+        """Whether nothing more fits: call ``turn`` first. If that found no memory, ``receive`` raises."""
+        return self.room == 0 and not self._lost
+
+    @property
+    def _lost(self) -> bool:
+        return self._refused or self._account.revoked
 
     def send(self, frames: list[bytes], timeout_s: float) -> None:
         """Write requests. Raises ``ConnectionLost`` or ``CallTimeout``."""
@@ -171,11 +190,15 @@ class BulkStream:
 
     def receive(self, timeout_s: float) -> bool:
         """Read once into the buffer; False if nothing arrived in time. Call only while not ``full``."""
+        if self._lost:
+            what = f"an answer to a pull was dropped after {self._filled - self._scanned} bytes"
+            raise ConnectionLost(f"{what}: others that arrive fill the memory that they may have", self.address)
         room = self._view[self._filled : len(self.buffer) - SLACK_BYTES]
         try:
             count = self._at_once(lambda: self._sock.recv_into(room, 0, _NO_WAIT))
             if count is None:
-                with self._waiting(timeout_s):
+                # A stream that has memory of the others' looks often whether they need it.
+                with self._waiting(min(timeout_s, _LOOK_S) if self._account.size else timeout_s):
                     count = self._sock.recv_into(room)
         except TimeoutError:
             return False
@@ -213,6 +236,8 @@ class BulkStream:
         while filled - at >= _PREFIX_BYTES:
             length, kind_and_header = unpack(view, at)
             end = at + 4 + length
+            if length > _MAX_FRAME:
+                raise RemoteProtocolError(f"the server announced a frame of {length} bytes", self.address)
             if end > filled:
                 break
             start = at + _PREFIX_BYTES
@@ -250,8 +275,11 @@ class BulkStream:
         """
         kept = sorted(keep)
         torn = self._filled - self._scanned
-        need = sum(end - start for start, end in kept) + max(torn, self._frame_bytes(self._scanned) or 0)
-        size = max(self._buffer_bytes, need + (self._buffer_bytes >> 2))
+        have = sum(end - start for start, end in kept) + torn
+        size = max(self._buffer_bytes, have + torn + (self._buffer_bytes >> 2))  # at most as much again of the frame
+        self._refused = not self._account.resize(max(0, size - self._buffer_bytes - self._spare_bytes))
+        if self._refused:
+            size = max(self._buffer_bytes, have)
         old = self._view
         if len(old) != size + SLACK_BYTES:  # larger for one large frame, or back to the usual size
             self.buffer = _uninitialised(size + SLACK_BYTES)
@@ -269,19 +297,11 @@ class BulkStream:
 
     def close(self) -> None:
         self._sock.close()
-
-    def _missing(self) -> int:
-        """Missing bytes of the frame that is arriving; at least one."""
-        whole = self._frame_bytes(self._scanned)
-        return 1 if whole is None else self._scanned + whole - self._filled
-
-    def _frame_bytes(self, at: int) -> int | None:
-        if self._filled - at < 4:
-            return None
-        length = int.from_bytes(self._view[at : at + 4], "big")
-        if length > _MAX_FRAME:
-            raise RemoteProtocolError(f"the server announced a frame of {length} bytes", self.address)
-        return 4 + length
+        # Errors have references to the stream, and with it to its memory.
+        self.buffer = _uninitialised(SLACK_BYTES)
+        self._view = memoryview(self.buffer.data)
+        self._filled = self._scanned = 0
+        self._account.resize(0)
 
 
 def _answer(command: Command) -> Answer:

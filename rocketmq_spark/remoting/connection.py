@@ -12,10 +12,10 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from rocketmq_spark.base import budget
+from rocketmq_spark.base.budget import WAITING_BYTES, Arrivals, Budget
 from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import Flag
 from rocketmq_spark.base.threads import Failure, attempt, may_wait
@@ -130,12 +130,6 @@ class _Waiter:
             outcome.log(logger, "the receiver of an answer failed")
 
 
-def _claim(size: int, awaited: bool) -> Callable[[], None] | None:
-    """Room for a large frame that begins to arrive, over all connections of the process."""
-    answers = budget.of(budget.ANSWERS, budget.ANSWERS_BYTES)
-    return (answers if awaited else budget.of(budget.PUSHES)).claim(size)
-
-
 class _Reader(threading.Thread):
     """The thread of a connection. It never waits for the socket to accept bytes: the server may be waiting for it to read."""
 
@@ -144,6 +138,7 @@ class Connection:
     """A connected conversation. Thread-safe; ``close`` fails all waiting requests.
 
     ``peer`` is the kind of server that answers have shown, or that the caller knows. Each later answer has it, too.
+    ``arriving`` and ``waiting`` are the budgets of the client's frames that arrive, and of requests that wait.
     """
 
     def __init__(
@@ -156,6 +151,8 @@ class Connection:
         undelivered: Undelivered = UNDELIVERED,
         peer: Peer = Peer.UNKNOWN,
         max_pushed: int = PUSHED_BYTES,
+        arriving: Arrivals | None = None,
+        waiting: Budget | None = None,
     ) -> None:
         self.address = address
         self.peer = peer
@@ -165,13 +162,14 @@ class Connection:
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = threading.RLock()  # reentrant: its owner can be checked
-        self._conversation: Conversation[_Waiter] = Conversation(max_frame, max_pushed, _claim)
+        account = (arriving or Arrivals()).of(address)
+        self._conversation: Conversation[_Waiter] = Conversation(max_frame, max_pushed, account)
         self._error: RocketMQError | None = None
         self._answered = False
         self._silent_since: float | None = None
         self._next_tick = 0.0
         self._say_so = NowAndThen(SAID_S)
-        self._held = budget.of(budget.REQUESTS)
+        self._held = waiting or Budget(WAITING_BYTES)
         self._unread_bytes = 0
         self._reader = _Reader(target=self._read, name=f"rocketmq-{address}", daemon=True)
         try:
@@ -330,6 +328,9 @@ class Connection:
         with self._lock:
             events = self._conversation.receive(data)
             self._silent_since = time.monotonic() if self._conversation.waiting else None
+        self._tell(events)
+
+    def _tell(self, events: Iterable[Answered[_Waiter] | Asked | Dropped[_Waiter]]) -> None:
         for event in events:
             if isinstance(event, Answered):
                 self._answered = True
@@ -343,7 +344,7 @@ class Connection:
                 self._answer(event)
 
     def _answer(self, asked: Asked) -> None:
-        release = None if asked.held_bytes is None else self._held.claim(asked.held_bytes)
+        release = None if asked.held_bytes is None else self._held.claim(self.address, asked.held_bytes)
         if release is None:
             self._refuse(asked)
             return
@@ -363,7 +364,7 @@ class Connection:
         if asked.reply is not None:
             self._reply(asked.reply)
         if self._say_so.due():  # there may be thousands of them
-            why = "it is too large" if asked.held_bytes is None else f"requests of {self._held.used} bytes wait"
+            why = asked.why or f"requests of {self._held.used} bytes wait"
             logger.warning("request %s of %s is rejected: %s", asked.command.code, self.address, why)
 
     def _reply(self, reply: Command) -> None:
@@ -385,6 +386,9 @@ class Connection:
         self._next_tick = now + TICK_S
         if self.waiting:
             self._expire()
+        with self._lock:
+            dropped = self._conversation.tick()
+        self._tell(dropped)
         if self._conversation.has_outgoing:  # its writer timed out before its turn
             self._flush(_NO_WAIT)
         blocked_since = self._channel.blocked_since

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from rocketmq_spark.base.budget import WAITING_BYTES, Arrivals, Budget
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_of
 from rocketmq_spark.remoting.advertised import explained
@@ -79,6 +80,9 @@ class Dialling:
     allow_plain_text: bool = False
     max_pushed: int = PUSHED_BYTES
     max_connections: int = MAX_CONNECTIONS
+    # Of the client alone: servers that other options of the process name take nothing of them.
+    arriving: Arrivals = field(default_factory=Arrivals, compare=False, repr=False)
+    waiting: Budget = field(default_factory=lambda: Budget(WAITING_BYTES), compare=False, repr=False)
 
     def reachable(self, address: str) -> str:
         return self.address_map.get(address, address)
@@ -253,6 +257,8 @@ class Pool:
                 undelivered=self.dialling.undelivered,
                 peer=self._advertised.get(address, Peer.UNKNOWN),
                 max_pushed=self.dialling.max_pushed,
+                arriving=self.dialling.arriving,
+                waiting=self.dialling.waiting,
             )
         except RocketMQError as e:
             self._explain(e, address, slot)

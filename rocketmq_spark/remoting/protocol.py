@@ -8,9 +8,11 @@ stream or a lost connection fails every waiting request at once, each with its o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base import codes
+from rocketmq_spark.base.budget import Arrivals, Arriving
 from rocketmq_spark.errors import ConnectionLost, RemoteProtocolError, RocketMQError, copy_of
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command, FrameSplitter, Peer
@@ -49,8 +51,10 @@ _PROPERTIES_BYTES = 256 << 10  # more than a request contains besides the body o
 # Estimated memory of a server's request, besides its body: for itself, for each field, and for each character of its header.
 _REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
 
-# Larger frames are looked at when they begin to arrive.
+# Larger frames are looked at when they begin to arrive. Of such a frame, this much more must arrive each time that
+# ``QUIET_TICKS`` ticks pass.
 LARGE_BYTES = 1 << 20
+QUIET_TICKS = 150
 SMALL_BODY = 16 << 10
 # Small requests that are queued together are written together, up to this many bytes.
 WRITE_BYTES = 64 << 10
@@ -66,28 +70,40 @@ class Answered(NamedTuple, Generic[W]):
 class Asked(NamedTuple):
     """A request of the server. ``reply`` is the answer if no handler takes it; None for one-way requests.
 
-    ``held_bytes`` is the memory that the request needs while it waits. It is None for a request that is too large, whose
-    ``command`` may lack its body.
+    ``held_bytes`` is the memory that the request needs while it waits. It is None for a request that was dropped while it
+    arrived, whose ``command`` may lack its body; ``why`` is the reason.
     """
 
     command: Command
     reply: Command | None
     held_bytes: int | None = 0
+    why: str = ""
 
 
 class Dropped(NamedTuple, Generic[W]):
-    """An answer for which there is no memory, with the waiter of its request."""
+    """An answer that was dropped while it arrived, with the waiter of its request."""
 
     waiter: W
     error: RocketMQError
 
 
-# Claims the bytes of a large frame that begins to arrive, and is awaited or not; returns what releases them, None without room.
-Claim = Callable[[int, bool], Callable[[], None] | None]
+_TOO_LARGE = "it is too large"
+_NO_ROOM = "others that arrive fill the memory that they may have"
+_TOO_SLOW = f"less than {LARGE_BYTES >> 20} MiB of it arrived in 15 s"
 
 
-def _claim_anything(size: int, awaited: bool) -> Callable[[], None]:
-    return lambda: None
+@dataclass(slots=True)
+class _Large:
+    """A large frame that is arriving. ``marked`` is how much of it had arrived when it last got on, ``ticks`` the ticks since."""
+
+    begun: Command
+    size: int
+    marked: int = 0
+    ticks: int = 0
+
+    @property
+    def answers(self) -> int | None:
+        return self.begun.opaque if self.begun.is_response else None
 
 
 def pushed_limit(max_message_bytes: int) -> int:
@@ -98,16 +114,15 @@ def pushed_limit(max_message_bytes: int) -> int:
 class Conversation(Generic[W]):
     """Request numbers and their waiters. ``W`` is any object that the caller gets back with the answer.
 
-    A large frame is kept while it arrives only if somebody waits for it and ``claim`` has room for it.
+    A large frame is kept while it arrives only if somebody waits for it, ``account`` has room for what has arrived of it, and it
+    gets on.
     """
 
-    def __init__(self, max_frame: int, max_pushed: int = PUSHED_BYTES, claim: Claim = _claim_anything) -> None:
+    def __init__(self, max_frame: int, max_pushed: int = PUSHED_BYTES, account: Arriving | None = None) -> None:
         self._splitter = FrameSplitter(max_frame)
         self._max_pushed = max_pushed
-        self._claim = claim
-        self._kept: tuple[int | None, Callable[[], None]] | None = (
-            None  # a large frame: whose answer it is, and its claim
-        )
+        self._account = account or Arrivals().of(None)
+        self._large: _Large | None = None
         self._begin = b""  # the first bytes that the server sent
         self._waiters: dict[int, W] = {}
         self._next_opaque = 0
@@ -162,35 +177,52 @@ class Conversation(Generic[W]):
                     events.append(Answered(waiter, command))
             else:
                 size = len(frame)
-                events.append(_asked(command, _held_bytes(command, size) if size <= self._max_pushed else None))
+                fits = size <= self._max_pushed
+                events.append(
+                    _asked(command, _held_bytes(command, size)) if fits else _asked(command, None, _TOO_LARGE)
+                )
         if frames:
-            self._release()
-        if self._kept is None and (begun := self._splitter.begun(min(LARGE_BYTES, self._max_pushed))) is not None:
-            events += self._keep_if_wanted(header.decode(begun), self._splitter.arriving)
+            self._forget()
+        if self._large is None and (begun := self._splitter.begun(min(LARGE_BYTES, self._max_pushed))) is not None:
+            self._large = _Large(header.decode(begun), self._splitter.arriving)
+            self._drop_unwanted()
+            if (large := self._large) is not None and large.answers is None and large.size > self._max_pushed:
+                events += self._drop(large, _TOO_LARGE)
+        if self._large is not None and not self._account.resize(self._splitter.buffered):
+            events += self._drop(self._large, _NO_ROOM)
         return events
 
-    def _keep_if_wanted(self, command: Command, size: int) -> list[Answered[W] | Asked | Dropped[W]]:
-        """Keep the large frame that begins with ``command``, or discard what arrives of it."""
-        answers = command.opaque if command.is_response else None
-        if answers in self._waiters if answers is not None else size <= self._max_pushed:
-            release = self._claim(size, answers is not None)
-            if release is not None:
-                self._kept = answers, release
-                return []
+    def tick(self) -> list[Asked | Dropped[W]]:
+        """Drop a large frame that does not get on. To be called from time to time: ``QUIET_TICKS`` are its time.
+
+        Ticks and not seconds, because a process that was stopped itself has read nothing meanwhile.
+        """
+        large = self._large
+        if large is None:
+            return []
+        large.ticks += 1
+        if self._splitter.buffered - large.marked >= LARGE_BYTES:
+            large.marked, large.ticks = self._splitter.buffered, 0
+        if self._account.revoked:
+            return self._drop(large, _NO_ROOM)
+        return self._drop(large, _TOO_SLOW) if large.ticks > QUIET_TICKS else []
+
+    def _drop(self, large: _Large, why: str) -> list[Asked | Dropped[W]]:
+        """Discard what has arrived, and will arrive, of a large frame."""
         self._splitter.skip()
-        if answers is None:
-            return [_asked(command, None)]
-        waiter = self._waiters.pop(answers, None)
+        self._forget()
+        if large.answers is None:
+            return [_asked(large.begun, None, why)]
+        waiter = self._waiters.pop(large.answers, None)
         if waiter is None:
             return []
-        why = f"an answer of {size} bytes was dropped: others that arrive fill the memory that they may have"
-        return [Dropped(waiter, ConnectionLost(why))]
+        return [Dropped(waiter, ConnectionLost(f"an answer of {large.size} bytes was dropped: {why}"))]
 
-    def _release(self) -> None:
-        if self._kept is not None:
-            _, release = self._kept
-            self._kept = None
-            release()
+    def _forget(self) -> None:
+        """No large frame is kept any more."""
+        if self._large is not None:
+            self._large = None
+            self._account.resize(0)
 
     def give_up(self, opaque: int) -> W | None:
         """Remove a request that has timed out; returns its waiter, None if the answer has arrived meanwhile."""
@@ -207,9 +239,9 @@ class Conversation(Generic[W]):
 
     def _drop_unwanted(self) -> None:
         """Discard what has arrived, and will arrive, of an answer for which nobody waits any more."""
-        if self._kept is not None and self._kept[0] is not None and self._kept[0] not in self._waiters:
-            self._splitter.skip()
-            self._release()
+        large = self._large
+        if large is not None and large.answers is not None and large.answers not in self._waiters:
+            self._drop(large, "")
 
     @property
     def waiting(self) -> int:
@@ -223,8 +255,8 @@ class Conversation(Generic[W]):
         """Return every waiter with its own copy of ``error``: a shared exception would collect the tracebacks of all callers."""
         lost = [(waiter, copy_of(error)) for waiter in self._waiters.values()]
         self._waiters.clear()
-        self._drop_unwanted()
-        self._release()
+        if self._large is not None:
+            self._drop(self._large, "")
         return lost
 
 
@@ -242,8 +274,8 @@ def peer_after(before: Peer, request_code: int, answer: Command) -> Peer:
     return Peer.NAME_SERVER if is_name_server else before
 
 
-def _asked(command: Command, held_bytes: int | None) -> Asked:
-    return Asked(command, None if command.is_oneway else _not_supported(command), held_bytes)
+def _asked(command: Command, held_bytes: int | None, why: str = "") -> Asked:
+    return Asked(command, None if command.is_oneway else _not_supported(command), held_bytes, why)
 
 
 def _held_bytes(command: Command, frame_bytes: int) -> int:

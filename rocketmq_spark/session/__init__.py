@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base import extras, process
+from rocketmq_spark.base.budget import WAITING_BYTES, Budget
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
@@ -195,8 +196,9 @@ def _dialling(options: Options) -> Dialling:
         at_name_server,
         _undelivered(options),
         _allows_plain_text(options),
-        pushed_limit(options.max_message_size),
+        pushed := pushed_limit(options.max_message_size),
         options.max_connections,
+        waiting=Budget(max(WAITING_BYTES, 4 * pushed)),
     )
 
 

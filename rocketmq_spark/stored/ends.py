@@ -229,6 +229,10 @@ for _digit, _value in zip(b"0123456789ABCDEF", range(16), strict=True):
     _DIGITS[_digit] = _value
 
 
+# Batches are decoded with the bodies of their messages, whoever stored them.
+_PORTION_BYTES = 16 << 20
+
+
 def ids_of(
     open_puller: Callable[[], Puller], placed: Callable[[Sequence[OffsetRange]], None] = lambda parts: None
 ) -> Callable[[Sequence[OffsetRange]], Iterator[pa.Array]]:
@@ -247,7 +251,7 @@ def ids_of(
                 placed(
                     [OffsetRange(pulls.queues[p.number], p.start, min(p.next_offset, p.limit)) for p in fetched.pieces]
                 )
-                for batch in decoder.batches(fetched, None):
+                for batch in decoder.batches(fetched, _PORTION_BYTES):
                     yield batch.column(0)
 
     return read
@@ -292,6 +296,8 @@ class ScopedHashes:
 
 # Up to this number, ranges are kept for each task and queue; beyond it, one range per queue covers the messages of all tasks.
 MAX_PLACES = 200_000
+# Tasks from this number on share their ranges: anyone who copies the scope of a batch may store ids of any task.
+MAX_TASKS = 100_000
 
 Places = dict[MessageQueue, OffsetRange]
 
@@ -306,7 +312,7 @@ class BatchHashes(ScopedHashes):
         super().__init__(scope)
         self._limit = limit
         self._at: Sequence[OffsetRange] = ()
-        self.counts: Counter[int] = Counter()  # ids of each task
+        self.counts: Counter[int] = Counter()  # ids of each ``known_task``
         self._places: dict[int, Places] = {}
         self._of_all: Places | None = None
 
@@ -319,7 +325,7 @@ class BatchHashes(ScopedHashes):
             self._parts.clear()
         else:
             self._parts.append(rows)
-        numbers, counts = (found.tolist() for found in np.unique(_partitions(rows), return_counts=True))
+        numbers, counts = (found.tolist() for found in np.unique(known_task(_partitions(rows)), return_counts=True))
         for number, count in zip(numbers, counts, strict=True):
             self.counts[number] += count
             self._places.setdefault(number, {} if self._of_all is None else self._of_all)
@@ -343,7 +349,7 @@ class BatchHashes(ScopedHashes):
         return {number: part.tobytes() for number, part in zip(found.tolist(), parts, strict=False)}
 
     def places(self) -> dict[int, list[OffsetRange]]:
-        """By the number of the task, the ranges that contain all of its messages, broker by broker."""
+        """By ``known_task``, the ranges that contain all of its messages, broker by broker."""
         lists = {
             id(places): sorted(places.values(), key=lambda part: (part.queue.broker_name, part.queue))
             for places in self._places.values()
@@ -355,6 +361,11 @@ def _widen(places: Places, parts: Iterable[OffsetRange]) -> None:
     for part in parts:
         known = places.get(part.queue, part)
         places[part.queue] = OffsetRange(part.queue, min(known.start, part.start), max(known.end, part.end))
+
+
+def known_task(numbers: Any) -> Any:
+    """The numbers under which tasks, or a task, are found in the tables of a batch."""
+    return np.minimum(numbers, MAX_TASKS)
 
 
 def _partitions(rows: Bytes) -> Ints:

@@ -57,6 +57,14 @@ def test_a_broker_that_has_just_started_has_no_rates(broker: MockBroker, tools: 
     assert state.error is None
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "9" * 19, "-1", "²"])
+def test_a_number_that_no_broker_reports_hides_nothing(broker: MockBroker, tools: Parts, number: str) -> None:
+    """Of this broker, nor of others, whose states come with it."""
+    broker.on(FACTS, facts(bootTimestamp=number, putTps=number, brokerVersionDesc="V5_5_0"))
+    (state,) = brokers.states(tools)
+    assert (state.version, state.started_ms, state.error) == ("V5_5_0", None, None)
+
+
 def test_a_setting_that_there_is_not_changes_nothing(broker: MockBroker, tools: Parts) -> None:
     """Brokers say success to any name."""
     broker.on(CONFIG, ok(b"fileReservedTime=72\n"))

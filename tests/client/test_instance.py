@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark import session
-from rocketmq_spark.base import budget
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Flag, Request, Response, SysFlag
 from rocketmq_spark.client import instance as instance_module
@@ -401,9 +399,8 @@ def test_the_group_of_a_check_is_read_without_opening_its_body(broker: MockBroke
 def test_requests_wait_within_a_budget_of_bytes_and_leave_it(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session.close_all()
-    waiting = budget.of(budget.REQUESTS)
-    monkeypatch.setattr(waiting, "limit", 100_000)
+    waiting = parts.pool.dialling.waiting
+    monkeypatch.setattr(waiting, "limit", 200_000)
     inbox = Inbox(ok())
     inbox.may_work.clear()
     parts.routes.get("t")
@@ -424,7 +421,6 @@ def test_requests_wait_within_a_budget_of_bytes_and_leave_it(
 @pytest.mark.parametrize("flag", [0, Flag.ONEWAY])
 @pytest.mark.parametrize("group", ["cg", "raising", "deaf", "nobody"])
 def test_every_request_leaves_the_budget(broker: MockBroker, parts: Parts, group: str, flag: int) -> None:
-    session.close_all()
     parts.routes.get("t")
     parts.instance.join(Member("pg", asked=raising(ValueError("no"))))
     for member in (consumer("cg", Inbox(ok())), consumer("raising", raising(ValueError("no"))), consumer("deaf")):
@@ -435,7 +431,7 @@ def test_every_request_leaves_the_budget(broker: MockBroker, parts: Parts, group
     for body in (half_message("pg"), half_message("pg") * 3, b"\x00" * 50, b""):
         broker.ask(Command(39, {}, body, flag=flag))
     parts.routes.get("t", 0.0)
-    eventually(lambda: budget.of(budget.REQUESTS).used == 0)
+    eventually(lambda: parts.pool.dialling.waiting.used == 0)
 
 
 @pytest.mark.parametrize("body", [b"", half_message("other"), b"garbage"], ids=["none", "another group's", "garbage"])

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark import session
-from rocketmq_spark.base import budget
 from rocketmq_spark.base.codes import Request, SysFlag
 from rocketmq_spark.client.instance import Member
 from rocketmq_spark.model.send import TransactionState
@@ -76,7 +75,7 @@ def test_a_flood_of_requests_takes_little_memory(broker: MockBroker, parts: Part
         flood(broker, command)
         assert parts.routes.get("t", 0.0), "a request behind them is answered"
         may_work.set()
-        eventually(lambda: budget.of(budget.REQUESTS).used == budget.of(budget.HALF_MESSAGES).used == 0)
+        eventually(lambda: parts.pool.dialling.waiting.used == 0)
     leave(parts.soon)
 
 

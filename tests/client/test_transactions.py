@@ -15,7 +15,7 @@ from rocketmq_spark.base import copies, process
 from rocketmq_spark.base.codes import Flag, Property, Request, Response, SysFlag
 from rocketmq_spark.errors import BrokerError, BrokerNotFound, ConnectionLost
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
-from rocketmq_spark.model.send import HalfPlace, TransactionState
+from rocketmq_spark.model.send import HalfPlace, TransactionState, content_of, content_of_stored
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import decode_properties
@@ -25,7 +25,9 @@ from tests.helpers import no_more_threads
 from tests.mockbroker import OF_PROXY, Held, MockBroker, eventually, never, ok, refuse, route
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
-PLACE = HalfPlace("t", "broker-a", "pg", "ID", "TX", 5, 1234)
+PLACE = HalfPlace(
+    "t", "broker-a", "pg", "ID", "TX", 5, 1234, content_of("t", b"order 7", {"PGROUP": "ns%pg", "TRAN_MSG": "true"})
+)
 SENT = {"msgId": "x", "queueId": "0", "queueOffset": "3"}
 
 
@@ -124,7 +126,7 @@ def test_a_question_is_answered_by_a_request_about_the_copy(
     broker.wait_for(lambda: bool(broker.seen(Request.END_TRANSACTION)))
     ((message, place),) = asked
     assert (message.topic, message.body, message.msg_id) == ("t", b"order 7", "ID")
-    assert place == HalfPlace("t", "broker-a", "pg", "ID", "TX", 7, 99)
+    assert place == HalfPlace("t", "broker-a", "pg", "ID", "TX", 7, 99, content_of_stored(message))
     (command,) = broker.seen(Request.END_TRANSACTION)
     assert (command.ext["commitOrRollback"], command.ext["fromTransactionCheck"]) == (kind, "true")
     assert (command.ext["tranStateTableOffset"], command.ext["commitLogOffset"]) == ("7", "99")
@@ -212,6 +214,28 @@ def test_a_master_that_took_the_place_of_the_one_that_confirmed_a_commit_gets_it
             other.wait_for(lambda count=count: len(other.seen(Request.END_TRANSACTION)) == count)  # type: ignore[misc]
         kinds = [[one.ext["commitOrRollback"] for one in of.seen(Request.END_TRANSACTION)] for of in (broker, other)]
     assert kinds == [["8", "12"], ["8", "12"]]
+
+
+@pytest.mark.parametrize("first", ["mine", "ns%t"])
+def test_another_message_with_the_id_changes_no_answer_about_a_committed_one(
+    broker: MockBroker, tenant: Parts, first: str
+) -> None:
+    """Neither is the commit sent to it, nor does the one that was committed lose or repeat its commit."""
+    tenant.routes.get("t")
+    tenant.sender.join("pg", 0, lambda message, place: ROLLBACK)
+    tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon)
+    fakes = "PGROUP\x01ns%pg\x02TRAN_MSG\x01true\x02UNIQ_KEY\x01ID\x02"
+    fake = store(topic=first, body=b"another", properties=fakes)
+    with MockBroker() as other:
+        both = broker, other
+        other.on(Request.END_TRANSACTION, ok())
+        other.on(Request.HEART_BEAT, ok())
+        tenant.calls.ask(other.address, Command(Request.HEART_BEAT), tenant.soon)
+        for count, (asks, half) in enumerate(((other, fake), (broker, HALF), (other, HALF)), 2):
+            asks.ask(question(half))
+            eventually(lambda count=count: sum(len(of.seen(Request.END_TRANSACTION)) for of in both) == count)  # type: ignore[misc]
+        kinds = [[one.ext["commitOrRollback"] for one in of.seen(Request.END_TRANSACTION)] for of in (broker, other)]
+    assert kinds == [["8", "12"], ["12", "8"]]
 
 
 def copies_of(parts: Parts) -> Any:

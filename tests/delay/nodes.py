@@ -213,9 +213,9 @@ def received(queue: MessageQueue, offset: int, body: bytes, stored_ms: int = STA
     )
 
 
-def envelope(name: str, due_s: float, topic: str = "orders") -> bytes:
+def envelope(name: str, due_s: float, topic: str = "orders", body: bytes = b"") -> bytes:
     due_ms = START_MS + round(1000 * due_s)
-    return Envelope(topic, due_ms, name, START_MS, 0, f"UNIQ_KEY\x01{name}\x02", name.encode()).pack()
+    return Envelope(topic, due_ms, name, START_MS, 0, f"UNIQ_KEY\x01{name}\x02", body or name.encode()).pack()
 
 
 def at_once(monkeypatch: Any) -> None:

@@ -111,7 +111,7 @@ def test_a_longer_body_than_messages_have_is_cut_in_its_dead_letter() -> None:
     data = packed(body=b"x" * (5 << 20))
     row = released(data)
     assert (row.topic, row.body) == (DEAD_TOPIC, data[: 4 << 20])
-    assert f"first 4194304 of {len(data)} bytes" in row.properties[PROBLEM]
+    assert "its first 4194304 bytes" in row.properties[PROBLEM]
     larger = envelope_records.sending(ProducerSettings(group="g", max_message_size=6 << 20), DEAD_TOPIC)
     found = envelope_records.arrival(INNER, 7, data, 1)
     assert found.record is not None

@@ -5,13 +5,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from rocketmq_spark import Message, MessageQueue, Producer
 from rocketmq_spark.delay import delayed
+from rocketmq_spark.delay import portions as portions_module
+from rocketmq_spark.delay import stream as stream_module
 from rocketmq_spark.delay.release import PROBLEM
 from rocketmq_spark.delay.stream import _Waiting, protobuf_problem
 from rocketmq_spark.errors import OptionError
@@ -147,6 +152,16 @@ def _send_and_take_back(producer: Producer, inner: str, target: str) -> list[byt
     return cancels[3:]
 
 
+def test_no_more_of_a_body_reaches_python_than_an_envelope_may_have(spark: SparkSession) -> None:
+    """And all of one with as large a body, and as many properties, as messages have."""
+    most = 5000
+    largest = Envelope("t" * 255, 1, "ID", 0, 0, "p" * 32767, b"x" * most).pack()
+    rows = spark.createDataFrame([(largest,), (largest * 3,)], "body binary").select(stream_module._cut("body", most))
+    whole, cut = (bytes(row.body) for row in rows.collect())
+    assert whole == largest
+    assert (cut, len(cut)) == ((largest * 3)[: len(cut)], most + stream_module._ENVELOPE_BYTES)
+
+
 def test_what_is_missing_is_said_at_once(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:
     batch = read(spark, rocketmq.name_server, topic).selectExpr("cast(body as string) body")
     with pytest.raises(OptionError) as raised:
@@ -166,48 +181,124 @@ def test_protobuf_must_be_as_new_as_sparks_generated_code(version: str, fine: bo
 
 
 class Waits:
-    """Spark's state and timers of one shard and second."""
+    """Spark's state and timers of one shard and second. ``most_bytes`` is the most that one access has returned."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[bytes]] = []
+        self.earlier: list[tuple[bytes]] = []  # what earlier releases kept
+        self.by_number: dict[tuple[int], tuple[bytes]] = {}
+        self.ends: tuple[int, int, bool] | None = None
         self.timers: list[int] = []
         self.now_ms = 0
+        self.most_bytes = 0
 
-    # As a handle, its list, and the values of its timers.
+    # As a handle, and the values of its timers.
 
-    def getListState(self, name: str, schema: object) -> Waits:
-        return self
+    def getListState(self, name: str, schema: object) -> Any:
+        return SimpleNamespace(
+            exists=lambda: bool(self.earlier), get=lambda: iter(list(self.earlier)), clear=self.earlier.clear
+        )
+
+    def getMapState(self, name: str, of_key: object, of_value: object) -> Any:
+        def get(key: tuple[int]) -> tuple[bytes]:
+            self.most_bytes = max(self.most_bytes, len(self.by_number[key][0]))
+            return self.by_number[key]
+
+        return SimpleNamespace(
+            getValue=get, updateValue=self.by_number.__setitem__, removeKey=self.by_number.__delitem__
+        )
+
+    def getValueState(self, name: str, schema: object) -> Any:
+        def update(ends: tuple[int, int, bool] | None = None) -> None:
+            self.ends = ends
+
+        return SimpleNamespace(exists=lambda: self.ends is not None, get=lambda: self.ends, update=update, clear=update)
 
     def registerTimer(self, at_ms: int) -> None:
         self.timers.append(at_ms)
 
-    def exists(self) -> bool:
-        return bool(self.rows)
-
-    def get(self) -> list[tuple[bytes]]:
-        return list(self.rows)
-
-    def clear(self) -> None:
-        self.rows.clear()
-
-    def appendList(self, rows: list[tuple[bytes]]) -> None:
-        self.rows += rows
-
     def getCurrentProcessingTimeInMs(self) -> int:
         return self.now_ms
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.earlier or self.by_number or self.ends)
+
+
+class Second:
+    """A processor, and the shard of the second that is five seconds after ``START_MS``."""
+
+    def __init__(self) -> None:
+        self.state: Any = Waits()
+        self.processor = _Waiting("dead")
+        self.processor.init(self.state)
+        self.at = START_MS // 1000 + 5
+
+    def arrive(self, *bodies: bytes) -> list[bytes]:
+        rows = iter([Row(body=body) for body in bodies])
+        return [bytes(row.body) for row in self.processor.handleInputRows((0, self.at), rows, self.state)]
+
+    def fire(self) -> list[list[bytes]]:
+        """What each micro-batch gives until no timer is left."""
+        given = []
+        while self.state.timers:
+            self.state.now_ms = max(self.state.now_ms + 1, self.state.timers.pop())
+            assert not self.state.timers
+            rows = self.processor.handleExpiredTimer((0, self.at), self.state, None)
+            given.append([bytes(row.body) for row in rows])
+        return given
+
+
+def test_a_second_is_given_in_portions_of_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many bodies as other clients like may be due at one second."""
+    monkeypatch.setattr(stream_module, "_MAX_BYTES", 3000)
+    monkeypatch.setattr(portions_module.portions, "__defaults__", (1000,))
+    second = Second()
+    bodies = {str(n): envelope(str(n), 5, body=bytes([n]) * 400) for n in range(20)}
+    cancel = cancelling("orders", START_MS + 5000, "3", START_MS)
+    assert second.arrive(*list(bodies.values())[:10], *list(bodies.values())[:5]) == []
+    assert second.arrive(cancel, *list(bodies.values())[5:]) == []
+    given = second.fire()
+    assert sorted(body[0] for part in given for body in part) == [n for n in range(20) if n != 3]
+    assert len(given) > 2
+    assert max(sum(map(len, part)) for part in given) <= 4000
+    assert second.state.most_bytes <= 1100
+    assert second.state.is_empty
+
+
+def test_more_than_a_portion_that_is_due_waits_in_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions_module.portions, "__defaults__", (1000,))
+    second = Second()
+    second.state.now_ms = second.at * 1000 + 1
+    assert second.arrive(envelope("a", 5), envelope("a", 5)) == [b"a"]
+    assert second.state.is_empty
+    many = [envelope(str(n), 5, body=bytes([n]) * 400) for n in range(9)]
+    assert second.arrive(*many) == []
+    assert sorted(body[0] for part in second.fire() for body in part) == list(range(9))
+    assert second.state.is_empty
+
+
+def test_what_an_earlier_release_kept_is_given_too() -> None:
+    second = Second()
+    second.state.earlier += [(envelope("a", 5),), (envelope("b", 5),)]
+    second.state.timers = [second.at * 1000]
+    assert second.arrive(envelope("a", 5), envelope("c", 5), cancelling("orders", START_MS + 5000, "b", START_MS)) == []
+    assert [sorted(part) for part in second.fire()] == [[b"a", b"c"]]
+    assert second.state.is_empty
+
+
+@given(st.lists(st.binary(max_size=50)), st.integers(1, 200))
+def test_portions_have_all_bodies_in_order(bodies: list[bytes], most_bytes: int) -> None:
+    parts = list(portions_module.portions(bodies, most_bytes))
+    assert [body for part in parts for body in part] == bodies
+    assert all(len(part) == 1 or sum(map(len, part)) <= most_bytes for part in parts)
+    assert [list(portions_module.unpacked(portions_module.packed(part))) for part in parts] == parts
 
 
 def test_what_is_taken_back_while_the_query_was_away_is_not_sent() -> None:
     """Its second is over when the cancel is read, and its timer is still to come."""
-    state, processor = Waits(), _Waiting("dead")
-    handle: Any = state
-    processor.init(handle)
-    second = START_MS // 1000 + 5
-    bodies = [envelope("m", 5), envelope("n", 5)]
-    assert list(processor.handleInputRows((0, second), iter([Row(body=body) for body in bodies]), state)) == []
-    assert state.timers == [second * 1000]
-    state.now_ms = second * 1000 + 1
-    cancel = cancelling("orders", START_MS + 5000, "m", START_MS)
-    rows = [*processor.handleInputRows((0, second), iter([Row(body=cancel)]), state)]
-    rows += processor.handleExpiredTimer((0, second), state, None)
-    assert [bytes(row.body) for row in rows] == [b"n"]
+    second = Second()
+    assert second.arrive(envelope("m", 5), envelope("n", 5)) == []
+    assert second.state.timers == [second.at * 1000]
+    second.state.now_ms = second.at * 1000 + 1
+    assert second.arrive(cancelling("orders", START_MS + 5000, "m", START_MS)) == []
+    assert second.fire() == [[b"n"]]

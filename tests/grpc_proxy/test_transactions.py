@@ -30,7 +30,7 @@ from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import ProxySender
 from rocketmq_spark.model import Message, MessageQueue, SendRequest
 from rocketmq_spark.model.message import PoppedMessage
-from rocketmq_spark.model.send import HalfCheck, HalfPlace, HalfState, SentMessage, TransactionState
+from rocketmq_spark.model.send import HalfCheck, HalfPlace, HalfState, SentMessage, TransactionState, content_of_stored
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionProducer
@@ -189,7 +189,7 @@ def test_a_question_is_answered_where_it_came_from(
         eventually(lambda: bool(asked))
         ((message, place),) = asked
         assert (message.topic, message.body, message.msg_id, message.keys) == ("t", b"order 7", "ID", ["7"])
-        assert place == HalfPlace("t", queue.broker_name, "g", "ID", "TX")
+        assert place == HalfPlace("t", queue.broker_name, "g", "ID", "TX", content=content_of_stored(message))
         if decision is not UNKNOWN:
             eventually(lambda: bool(scripted.ended))
             assert scripted.ended[0].source == TransactionSource.SOURCE_SERVER_CHECK

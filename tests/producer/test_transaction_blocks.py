@@ -246,7 +246,7 @@ def test_what_was_sent_without_an_answer_is_rolled_back_however_many_were_sent_s
         with shop.producer.transaction(Message("T", b"x", keys=["7"])):
             pass
     first = shop.sender.requests[0]
-    assert shop.question(decode_properties(first.properties)[Property.UNIQ_KEY]) is ROLLBACK
+    assert shop.question(decode_properties(first.properties)[Property.UNIQ_KEY], properties={"KEYS": "7"}) is ROLLBACK
     assert shop.asked == []
 
 

@@ -26,7 +26,7 @@ MASTER, SLAVE = "m:1", "s:1"
 def make(parts: Parts, broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Replica]:
     """Opened streams are their addresses."""
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"broker-a": {0: MASTER, 1: SLAVE}}))
-    monkeypatch.setattr(replica_module, "BulkStream", lambda address, deadline, tls: address)
+    monkeypatch.setattr(replica_module, "BulkStream", lambda address, deadline, tls, **memory: address)
 
     def made(*how: Any, broker_name: str = "broker-a") -> Replica:
         return Replica(parts.pulls, parts.pool.dialling, broker_name, "t", *how)
@@ -41,7 +41,7 @@ def address(replica: Replica) -> object:
 def test_a_stream_goes_where_an_address_leads_and_is_encrypted(
     make: Callable[..., Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_module, "BulkStream", lambda address, deadline, tls: (address, tls))
+    monkeypatch.setattr(replica_module, "BulkStream", lambda address, deadline, tls, **memory: (address, tls))
     replica, tls = make("master", "known:1"), TlsSettings("ca.pem")
     replica.dialling = Dialling(tls=tls, address_map={"known:1": "mapped:1", MASTER: "mapped:2"})
     assert [address(replica), address(replica)] == [("mapped:1", tls), ("mapped:2", tls)]
@@ -52,7 +52,7 @@ def test_an_address_that_cannot_be_reached_is_explained(
 ) -> None:
     """A broker that was reached before is down. The address of the plan does not show that the name server answers."""
 
-    def refused(address: str, *how: object) -> None:
+    def refused(address: str, *how: object, **memory: object) -> None:
         raise ConnectionLost("cannot connect: refused", address)
 
     fresh, planned, reached, mapped = make("master"), make("master", "pod:1"), make("master"), make("master")
@@ -137,7 +137,7 @@ def test_who_was_sent_to_the_master_stays_there(make: Callable[..., Replica]) ->
     assert address(replica) == MASTER
 
 
-def _refuse(*_: object) -> None:
+def _refuse(*_: object, **memory: object) -> None:
     raise ConnectionLost("cannot connect: Connection refused", MASTER)
 
 

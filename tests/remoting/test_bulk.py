@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rocketmq_spark.base.budget import Arrivals
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Flag, PullSysFlag, Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError
@@ -222,16 +223,57 @@ def test_rule_3_numbers_beyond_all_bounds(frame: bytes, digits: int) -> None:
 
 
 def test_rule_1_the_limit_itself_is_waited_for(wire: Wire) -> None:
-    wire.feed((256 << 20).to_bytes(4, "big"))
-    assert wire.stream.full  # more than the buffer has room for
+    wire.feed((256 << 20).to_bytes(4, "big") + bytes(4))
+    assert not wire.stream.full
     assert (wire.found, wire.others) == ([], [])
 
 
-@pytest.mark.parametrize("head", [b"HTTP/1.1 400", b"\xff\xff\xff\xff\x00\x00\x00\x00", b"\x10\x00\x00\x01"])
-def test_rule_1_no_frame_above_the_limit_is_waited_for(head: bytes, wire: Wire) -> None:
-    wire.feed(head)
-    with pytest.raises(RemoteProtocolError, match="announced a frame of"):
+def test_memory_is_taken_for_what_has_arrived_not_for_what_is_announced(wire: Wire) -> None:
+    wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
+    for _ in range(3):
         assert wire.stream.full
+        wire.stream.turn(())
+        assert len(wire.stream.buffer) < 3 * wire.stream.filled
+        while wire.stream.room:
+            wire.feed(bytes(min(1000, wire.stream.room)))
+
+
+def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> None:
+    others = Arrivals(100_000)
+    wire.stream._account = others.of("mine")
+    other = others.of("other")
+    assert other.resize(50_000)
+    wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
+    while wire.stream.full:
+        wire.stream.turn(())
+        while wire.stream.room and not wire.stream._lost:
+            wire.feed(bytes(min(1000, wire.stream.room)))
+    with pytest.raises(ConnectionLost, match="others that arrive"):
+        wire.stream.receive(1.0)
+    assert not other.revoked
+    wire.stream.close()
+    assert (others.used, len(wire.stream.buffer)) == (50_000, bulk.SLACK_BYTES)
+
+
+def test_a_stream_whose_room_others_need_ends(wire: Wire) -> None:
+    others = Arrivals(100_000)
+    wire.stream._account = others.of("mine")
+    wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
+    wire.stream.turn(())
+    assert others.used > 0
+    assert others.of("other").resize(99_000) is False
+    assert wire.stream._account.resize(90_000)
+    assert others.of("other").resize(20_000)
+    with pytest.raises(ConnectionLost, match="others that arrive"):
+        wire.stream.receive(1.0)
+
+
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 400", b"\xff\xff\xff\xff\x00\x00\x00\x00", b"\x10\x00\x00\x01\x00\x00\x00\x00"]
+)
+def test_rule_1_no_frame_above_the_limit_is_waited_for(head: bytes, wire: Wire) -> None:
+    with pytest.raises(RemoteProtocolError, match="announced a frame of"):
+        wire.feed(head)
 
 
 def test_a_frame_larger_than_the_buffer_makes_it_grow_and_shrink_again(wire: Wire) -> None:

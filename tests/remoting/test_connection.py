@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
+from rocketmq_spark.base.budget import Arrivals
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Request, Response, SerializeType
+from rocketmq_spark.base.codes import Flag, Request, Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.remoting import connection as connection_module
+from rocketmq_spark.remoting import protocol
 from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest, together
 from rocketmq_spark.remoting.endpoint import SocketChannel
 from rocketmq_spark.remoting.protocol import Conversation
+from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command, Peer
 from tests import mockbroker as mb
 from tests.fix_proxy import FaultyProxy
@@ -540,3 +545,55 @@ def test_answers_that_a_server_does_not_read_are_not_kept_without_limit(
         assert sum(map(len, queued)) < 6 << 20
         server.may_read.set()
         assert connection.call(ping(), soon(60)).code == 0
+
+
+@contextlib.contextmanager
+def unfinished(answers_bytes: int) -> Iterator[str]:
+    """A server that begins one answer of 16 MiB, sends so much of it, and then a byte every moment. Yields its address."""
+    done = threading.Event()
+
+    def run(server: socket.socket) -> None:
+        peer, _ = server.accept()
+        with peer, contextlib.suppress(OSError):
+            peer.recv(4096)
+            whole = header.encode(Command(0, {}, bytes(16 << 20), 0, Flag.RESPONSE))
+            peer.sendall(whole[:answers_bytes])
+            while not done.wait(0.05):
+                peer.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=run, args=(server,), daemon=True)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            done.set()
+            thread.join(60)
+
+
+def test_an_answer_that_does_not_get_on_fails_its_call(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long its caller would wait: options of a service's users say that, too."""
+    monkeypatch.setattr(protocol, "QUIET_TICKS", 3)
+    arriving = Arrivals()
+    with unfinished(2 << 20) as address:
+        connection = connect(address, arriving=arriving)
+        with pytest.raises(
+            ConnectionLost, match=r"an answer of 16\d+ bytes was dropped: less than 1 MiB of it arrived"
+        ):
+            connection.call(ping(), soon(1000.0))
+    assert arriving.used == 0
+
+
+def test_an_answer_whose_room_others_need_fails_its_call(broker: MockBroker, connect: Connect) -> None:
+    """The servers of a client share its room, and none can take what others need."""
+    broker.on(PING, ok(bytes(3 << 20)))
+    arriving = Arrivals(8 << 20)
+    got = Outcomes()
+    with unfinished(7 << 20) as address:
+        connect(address, arriving=arriving).call_each([(ping(), got)], soon(1000.0))
+        eventually(lambda: arriving.used > 6 << 20)
+        assert len(connect(broker.address, arriving=arriving).call(ping(), soon(30.0)).body) == 3 << 20
+        (lost,) = got.wait()
+    assert isinstance(lost, ConnectionLost)
+    assert "others that arrive" in str(lost)
+    eventually(lambda: arriving.used == 0)

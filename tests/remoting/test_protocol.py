@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.base.budget import Arrivals
 from rocketmq_spark.base.codes import Flag, Request, Response, SerializeType
 from rocketmq_spark.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError
+from rocketmq_spark.remoting import protocol
 from rocketmq_spark.remoting.protocol import (
     OPAQUE_MASK,
     PUSHED_BYTES,
@@ -326,33 +326,16 @@ def test_a_request_behind_a_large_answer_is_judged_too() -> None:
     assert talk._splitter.buffered == 0
 
 
-class Room:
-    """Room for ``limit`` bytes of frames that arrive."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.used = limit, 0
-
-    def claim(self, size: int, awaited: bool) -> Callable[[], None] | None:
-        if self.used + size > self.limit:
-            return None
-        self.used += size
-
-        def release() -> None:
-            self.used -= size
-
-        return release
-
-
 @pytest.mark.parametrize("how", ["give up", "expired", "lost"])
 def test_an_answer_for_which_nobody_waits_any_more_is_dropped(how: str) -> None:
     """What has arrived of it, and what still arrives: a slow server would have the client hold it for ever."""
-    room = Room(10_000)
-    talk: Conversation[str] = Conversation(MAX_FRAME, 1000, room.claim)
+    room = Arrivals(10_000)
+    talk: Conversation[str] = Conversation(MAX_FRAME, 1000, room.of(0))
     number = talk.send(Command(PING), "a")
     talk.send(Command(PING), "b")
     large = answer(0, bytes(5000))
     assert in_pieces(talk, large[:3000]) == []
-    assert (talk._splitter.buffered > 2900, room.used > 5000) == (True, True)
+    assert (talk._splitter.buffered, room.used) == (3000, 3000)
     if how == "give up":
         assert talk.give_up(number) == "a"
     elif how == "expired":
@@ -366,36 +349,73 @@ def test_an_answer_for_which_nobody_waits_any_more_is_dropped(how: str) -> None:
         assert event.waiter == "b"
 
 
-def test_answers_that_arrive_have_a_limit_together() -> None:
-    room = Room(12_000)
-    talks = [Conversation[str](MAX_FRAME, 1000, room.claim) for _ in range(3)]
-    large = answer(0, bytes(5000))
-    found = []
-    for talk in talks:
+def test_only_what_has_arrived_of_a_large_answer_counts() -> None:
+    room = Arrivals(12_000)
+    talks = [Conversation[str](MAX_FRAME, 1000, room.of(number)) for number in range(4)]
+    large = answer(0, bytes(50_000))
+    for talk in talks[:3]:  # servers that announce more than there is, and send little of it
         talk.send(Command(PING), "a")
-        found.append(in_pieces(talk, large[:3000]))
-    assert found[:2] == [[], []]
-    (dropped,) = found[2]
-    assert isinstance(dropped, Dropped)
-    assert (dropped.waiter, dropped.error.retriable, talks[2]._splitter.buffered) == ("a", True, 0)
-    for talk in talks[:2]:
-        (event,) = in_pieces(talk, large[3000:])
-        assert isinstance(event, Answered)
+        assert in_pieces(talk, large[:1500]) == []
+    assert room.used == 4500
+    talks[3].send(Command(PING), "b")
+    (event,) = in_pieces(talks[3], answer(0, bytes(3000)))
+    assert isinstance(event, Answered)
+    assert room.used == 4500
+
+
+def test_a_server_that_sends_much_takes_no_answer_of_others() -> None:
+    room = Arrivals(12_000)
+    greedy, other = (Conversation[str](MAX_FRAME, 1000, room.of(number)) for number in range(2))
+    greedy.send(Command(PING), "a")
+    assert in_pieces(greedy, answer(0, bytes(50_000))[:11_900]) == []
+    other.send(Command(PING), "b")
+    (event,) = in_pieces(other, answer(0, bytes(5800)))
+    assert isinstance(event, Answered)
     assert room.used == 0
-    assert in_pieces(talks[2], large[3000:]) == []
-    talks[2].send(Command(PING), "again")
-    (event,) = in_pieces(talks[2], answer(1, bytes(5000)))
+    (dropped,) = greedy.tick()
+    assert isinstance(dropped, Dropped)
+    assert (dropped.waiter, dropped.error.retriable, greedy._splitter.buffered) == ("a", True, 0)
+    assert in_pieces(greedy, answer(0, bytes(50_000))[11_900:]) == []
+    greedy.send(Command(PING), "c")
+    (event,) = in_pieces(greedy, answer(1, bytes(20_000)))
     assert isinstance(event, Answered)
 
 
-def test_a_large_request_of_a_server_has_the_limit_too() -> None:
-    room = Room(3 << 20)
-    talk, other = (Conversation[str](16 << 20, 8 << 20, room.claim) for _ in range(2))
-    large = pushed(2 << 20)
-    assert in_pieces(talk, large[:5000]) == []
-    (event,) = in_pieces(other, large[:5000])
+def test_a_large_request_of_a_server_has_the_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "LARGE_BYTES", 1000)
+    room = Arrivals(12_000)
+    assert room.of("other").resize(6000)
+    talk: Conversation[str] = Conversation(MAX_FRAME, 8000, room.of("mine"))
+    (event,) = in_pieces(talk, pushed(7000))
     assert isinstance(event, Asked)
-    assert (event.held_bytes, other._splitter.buffered) == (None, 0)
+    assert (event.held_bytes, event.why, talk._splitter.buffered) == (None, protocol._NO_ROOM, 0)
+
+
+@pytest.mark.parametrize("is_push", [False, True], ids=["answer", "request"])
+def test_a_large_frame_that_does_not_get_on_is_dropped(is_push: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "LARGE_BYTES", 1000)
+    room = Arrivals(100_000)
+    talk: Conversation[str] = Conversation(MAX_FRAME, 9000, room.of(0))
+    talk.send(Command(PING), "a")
+    large = pushed(8000) if is_push else answer(0, bytes(8000))
+    in_pieces(talk, large[:1500])
+    at = 1500
+    for _ in range(4):  # it gets on, just fast enough
+        assert [talk.tick() for _ in range(protocol.QUIET_TICKS)] == [[]] * protocol.QUIET_TICKS
+        assert in_pieces(talk, large[at : at + 1000]) == []
+        at += 1000
+        assert talk.tick() == []
+    in_pieces(talk, large[at : at + 500])
+    assert [talk.tick() for _ in range(protocol.QUIET_TICKS)] == [[]] * protocol.QUIET_TICKS
+    (event,) = talk.tick()
+    if isinstance(event, Asked):
+        assert (is_push, event.held_bytes, event.why) == (True, None, protocol._TOO_SLOW)
+    else:
+        assert (is_push, event.waiter, event.error.retriable) == (False, "a", True)
+    assert (talk._splitter.buffered, room.used, talk.tick()) == (0, 0, [])
+    number = talk.send(Command(PING), "b")
+    (behind,) = in_pieces(talk, large[at + 500 :] + answer(number, b""))
+    assert isinstance(behind, Answered)
 
 
 def test_a_header_that_no_server_sends_is_not_collected() -> None:

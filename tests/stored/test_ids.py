@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,13 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from rocketmq_spark.base.codes import SysFlag
+from rocketmq_spark.columnar.decode.rows import Careful
+from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.columnar.encode.content_ids import BatchName, ContentIds
 from rocketmq_spark.errors import UnprovedError
 from rocketmq_spark.model import NO_FILTER, Filter, OffsetRange
-from rocketmq_spark.pull.answers import Cause, Fetched, Hole, OnLoss
+from rocketmq_spark.pull.answers import Cause, Fetched, Hole, OnLoss, Piece
 from rocketmq_spark.stored import ends
 from rocketmq_spark.stored.ends import BatchHashes, compared, ids_of, with_scope
 from tests.decode import fetching
+from tests.harness import peak_bytes
 
 NAME = BatchName("query", 0, 7, b"offsets", "sink")
 ROWS = np.arange(36, dtype=np.uint8).reshape(3, 12)
@@ -84,6 +89,33 @@ def test_where_all_lie_begins_with_the_first_of_any_task(monkeypatch: pytest.Mon
         found(pa.array(ids(task, 1_700_000_000_000), pa.string()))
     everywhere = [OffsetRange(first, 5, 9), OffsetRange(second, 0, 60)]
     assert found.places() == {3: everywhere, 4: everywhere}
+
+
+def test_ids_of_tasks_that_nobody_has_fill_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another client that copies the scope of a batch may store ids of any task."""
+    monkeypatch.setattr(ends, "MAX_TASKS", 5)
+    first = fetching.QUEUES[0]
+    found = BatchHashes(NAME.digest(), 0)
+    for task in (4, *range(5, 40), 70_000):
+        found.placed([OffsetRange(first, task, task + 1)])
+        found(pa.array(ids(task, 1_700_000_000_000), pa.string()))
+    assert found.places() == {4: [OffsetRange(first, 4, 5)], 5: [OffsetRange(first, 5, 70_001)]}
+    assert found.counts == {4: 3, 5: 108}
+    assert [ends.known_task(task) for task in (4, 5, 70_000)] == [4, 5, 5]
+
+
+def test_bodies_are_not_decompressed_for_their_ids() -> None:
+    """Of a batch topic as of others: a message of kilobytes may become megabytes."""
+    data = fetching.stored(
+        body=zlib.compress(bytes(8 << 20)),
+        sys_flag=int(SysFlag.COMPRESSED | SysFlag.ZLIB),
+        properties=b"UNIQ_KEY\x01a\x02",
+    )
+    fetched = Fetched(np.frombuffer(bytearray(data * 8), np.uint8), [Piece(0, 0, 8, 8, 0, 8 * len(data))])
+    careful = Careful(fetching.QUEUES, tuple(c for c in BASIC if c.name in ("msgId", "sysFlag")), "none")
+    found: list[pa.RecordBatch] = []
+    assert peak_bytes(lambda: found.extend(careful.batches(fetched, None))) < 4 << 20
+    assert found[0].column(0).to_pylist() == ["a"] * 8
 
 
 def test_nothing_is_stored_of_a_batch() -> None:

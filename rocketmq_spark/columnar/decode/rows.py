@@ -39,7 +39,7 @@ from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, ReceivedMessag
 from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.pull.answers import Fetched, Hole, Piece
 from rocketmq_spark.wire.identifiers import host_text
-from rocketmq_spark.wire.messages import decode_leniently
+from rocketmq_spark.wire.messages import DecodeSettings, decode_one, stored_in
 
 _HOST_FLAGS = {"bornHost": codes.SysFlag.BORNHOST_V6, "storeHost": codes.SysFlag.STOREHOST_V6}
 
@@ -294,7 +294,7 @@ class Careful:
             queue = self._queues[piece.number]
             data = fetched.buffer.data[piece.begin : piece.end]
             window = OffsetWindow(piece.start, piece.next_offset)
-            messages = map(self._judged, decode_leniently(data, queue.broker_name, window=window))
+            messages = map(self._judged, self._decoded(bytes(data), DecodeSettings(queue.broker_name, window=window)))
             for message in placed(messages, piece, dense=not self._filtered):
                 if message.decode_error is not None:
                     self._bad.met(queue, message.queue_offset, message.decode_error)
@@ -306,6 +306,15 @@ class Careful:
                     or message.properties.get(Property.TAGS) in self._wanted
                 ):
                     yield queue, message
+
+    def _decoded(self, data: bytes, how: DecodeSettings) -> Iterator[ReceivedMessage]:
+        """All messages, one by one. A body that is not selected stays compressed, except those of a batch, which are in one."""
+        packed = how._replace(max_body_bytes=None)
+        for one in stored_in(data):
+            *_, batch = one
+            for message in decode_one(data, one, how if self._bodies or batch else packed):
+                plain = self._bodies or message.decode_error is not None or _is_batch(message)
+                yield message if plain else replace(message, sys_flag=message.sys_flag & ~int(SysFlag.COMPRESSED))
 
     def _judged(self, message: ReceivedMessage) -> ReceivedMessage:
         """Applies ``badMessage`` to a message. If the body is not selected, it need not be readable."""

@@ -48,7 +48,7 @@ from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
 from rocketmq_spark.spark.checkpoints.notes import BatchNote
 from rocketmq_spark.spark.sink import checks, guarantee
 from rocketmq_spark.spark.sink.report import Tally
-from rocketmq_spark.stored.ends import BatchHashes, Enough, QueueEnds, ScopedHashes, ends_now
+from rocketmq_spark.stored.ends import BatchHashes, Enough, QueueEnds, ScopedHashes, ends_now, known_task
 from rocketmq_spark.stored.look import Look
 
 logger = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class TaskOnce:
         self._topic = options.topic
         self._hash = RowHash(plan.name.query.encode())
         self._rows = _stored_rows(options, plan, partition, attempt)
-        self._found = plan.counts.get(partition, 0)
+        self._found = plan.counts.get(int(known_task(partition)), 0)
         self.ids = ContentIds(scope, Timer("rocketmq-ids").wall_ms)
         self.stored = noted_ids(options, plan.ends)
         self._given_up = guarantee.watch()
@@ -264,7 +264,7 @@ def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int)
         return StoredRows(np.frombuffer(plan.found.get(partition, b""), np.uint8).reshape(-1, ROW_BYTES))
     assert plan.places is not None
     hashes = ScopedHashes(plan.name.scope(partition))
-    for ids in look_tools(options).read(plan.places.get(partition, ())):
+    for ids in look_tools(options).read(plan.places.get(int(known_task(partition)), ())):
         hashes(ids)
     return StoredRows(hashes.rows())
 

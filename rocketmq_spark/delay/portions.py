@@ -1,0 +1,48 @@
+"""Bodies in portions of limited size, as Spark's state keeps them: nobody knows how many others send for one second."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+from rocketmq_spark.delay.release import identity_of, is_cancel
+
+# A larger body is a portion of its own.
+PORTION_BYTES = 4 << 20
+_LENGTH = struct.Struct(">I")
+
+
+def packed(bodies: Iterable[bytes]) -> bytes:
+    return b"".join(part for body in bodies for part in (_LENGTH.pack(len(body)), body))
+
+
+def unpacked(portion: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(portion):
+        (length,) = _LENGTH.unpack_from(portion, at)
+        at += _LENGTH.size
+        yield bytes(portion[at : at + length])
+        at += length
+
+
+def portions(bodies: Iterable[bytes], most_bytes: int = PORTION_BYTES) -> Iterator[list[bytes]]:
+    part: list[bytes] = []
+    size = 0
+    for body in bodies:
+        if part and size + len(body) > most_bytes:
+            yield part
+            part, size = [], 0
+        part.append(body)
+        size += len(body)
+    if part:
+        yield part
+
+
+def distinct(bodies: Iterable[bytes]) -> Iterator[bytes]:
+    """Drop repeated envelopes, and repeated cancellations, with their identities alone in memory."""
+    seen: set[tuple[bool, bytes]] = set()
+    for body in bodies:
+        which = is_cancel(body), identity_of(body)
+        if which not in seen:
+            seen.add(which)
+            yield body
