@@ -358,6 +358,15 @@ _AT_ONCE = re.compile(
 )
 
 
+def test_spark_drivers_of_this_package_ask_who_connects():
+    """Every user of the machine may connect to a driver's ports, and Spark then runs what that user sends."""
+    tables = [node for module in modules() for node in ast.walk(module.tree) if isinstance(node, ast.Dict)]
+    names = [[key.value for key in table.keys if isinstance(key, ast.Constant)] for table in tables]
+    sessions = [found for found in names if "spark.driver.bindAddress" in found]
+    assert sessions
+    assert all("spark.authenticate" in found for found in sessions)
+
+
 def test_nothing_waits_in_the_registry_of_a_process():
     """All queries, producers and consumers of a process need its lock. What may take long is made in ``once``, or under an
     ``entry_lock``.

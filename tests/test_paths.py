@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark import Consumer, options
+from rocketmq_spark import Consumer, options, session
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.calls import credentials_of
@@ -21,8 +21,10 @@ from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options, paths
 from rocketmq_spark.options.paths import PATHS_VARIABLE, confined
+from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.remoting.endpoint import TlsSettings, connect
-from rocketmq_spark.session.spools import SpoolSettings
+from rocketmq_spark.session.spools import SpoolSettings, open_store, worker_spool
+from rocketmq_spark.spool.store import Store
 from tests import users
 from tests.fix_clusters import certificates
 from tests.mockbroker import MockBroker
@@ -255,7 +257,7 @@ def test_a_pipe_in_the_folder_keeps_nobody_waiting(folder: Path, opened: Callabl
         opened(folder / "pipe")
 
 
-@pytest.mark.parametrize("change", ["given away", "writable", "writable above"])
+@pytest.mark.parametrize("change", ["given away", "writable", "writable above", "itself", "shared"])
 @pytest.mark.parametrize(("opened", "option"), [(_spool, "spoolDir"), (_offsets, "localOffsetsDir")])
 def test_a_folder_that_others_may_exchange_is_not_used(
     folder: Path, opened: Callable[[Path], Any], option: str, change: str, monkeypatch: pytest.MonkeyPatch
@@ -264,11 +266,13 @@ def test_a_folder_that_others_may_exchange_is_not_used(
     theirs = folder / "theirs"
     (theirs / "inner" / "mine").mkdir(parents=True)
     assert opened(theirs / "inner" / "mine") is not None
-    if change == "given away":
+    if change in ("itself", "shared"):
+        (theirs / "inner" / "mine").chmod(0o777 if change == "itself" else 0o1777)
+    elif change == "given away":
         users.give_away(monkeypatch, theirs)
     else:
         (theirs if change == "writable above" else theirs / "inner").chmod(0o777)
-    for name in ("mine", "new"):
+    for name in ("mine", "mine/new") if change in ("itself", "shared") else ("mine", "new"):
         with pytest.raises(OptionError, match=f"option '{option}' is .* may exchange .*{PATHS_VARIABLE}"):
             opened(theirs / "inner" / name)
     monkeypatch.delenv(PATHS_VARIABLE)
@@ -293,3 +297,35 @@ def test_a_readable_certificate_inside_is_used(folder: Path) -> None:
     assert TlsSettings(ca_file=str(folder / "keys")).checked().ca_file == str(folder / "keys")
     with pytest.raises((OptionError, ssl.SSLError), match="cannot be used"):
         connect("127.0.0.1:1", Deadline.after(1), TlsSettings(ca_file=str(folder / "keys")))
+
+
+def test_a_workers_folder_in_which_others_may_put_links_is_not_used(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RocksDB would follow them out of the folder of the variable."""
+    (spool := folder / "spool").mkdir()
+    Store(spool / "worker-1").close()
+    (spool / "worker-1").chmod(0o777)
+    given = parsed("sink", topic="t", onSendFailure="spool", spoolDir=str(spool))
+    made = worker_spool(given, ProducerSettings.of(given))
+    session.close_all()
+    assert made is not None
+    assert [path for path in spool.iterdir() if path.stat().st_mode & 0o022] == [spool / "worker-1"]
+    assert f"skipping the spool in {spool / 'worker-1'}: " in caplog.text
+    assert "may exchange" in caplog.text
+    with pytest.raises(OptionError, match="may exchange"):
+        open_store(spool / "worker-1", given, SpoolSettings.of(given))
+
+
+@pytest.mark.parametrize("opened", [_keys, _grpc])
+@pytest.mark.parametrize("confined_to", [True, False])
+def test_a_file_with_holes_is_not_read_into_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, opened: Callable[[Path], Any], confined_to: bool
+) -> None:
+    """It needs no disk, whatever its size is."""
+    if not confined_to:
+        monkeypatch.delenv(PATHS_VARIABLE)
+    (folder / "keys").write_bytes(b"x")
+    os.truncate(folder / "keys", 1 << 40)
+    with pytest.raises(OptionError, match=f"it has more than {paths.MOST_BYTES} bytes"):
+        opened(folder / "keys")

@@ -124,6 +124,7 @@ def metadata(client_id: str, version: str, request_id: str, now: datetime, keys:
 # A Proxy accepts 130 MiB, and its answers may be as large as those of its brokers. Keepalive as in RocketMQ's Java client.
 _MAX_MESSAGE_BYTES = 128 << 20
 _KEEPALIVE_MS, _KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
+_IDLE_MS = 100_000  # a connection without calls is closed after this time, as over remoting
 PUSHED_BYTES = 16 << 20  # the largest message that a Proxy may send unasked, unless option 'maxMessageSize' is larger
 # The answer to a ping waits behind messages that are under way, which takes as long as they do. gRPC pings with each of them, to
 # measure the connection; so this must be longer than a consumer waits for messages. By itself gRPC waits a minute.
@@ -278,6 +279,7 @@ class ProxyChannel:
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+            ("grpc.client_idle_timeout_ms", _IDLE_MS),
             ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
             ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
             ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_MS),
@@ -288,12 +290,13 @@ class ProxyChannel:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.service_config", _service_config(self._max_pushed)),
         ]
+        target = f"dns:///{self.address}"  # gRPC would take a host with the name of a scheme, such as unix:8081, for that scheme
         if self._tls is None or self._files is None:
-            return grpc.insecure_channel(self.address, options)
+            return grpc.insecure_channel(target, options)
         self._used_credentials, self._ends_with_connection = self._files.get(), False
         if self._tls.server_name:
             options.append(("grpc.ssl_target_name_override", self._tls.server_name))
-        return grpc.secure_channel(self.address, self._used_credentials, options)
+        return grpc.secure_channel(target, self._used_credentials, options)
 
     def _not_asked(self, error: ValueError) -> RocketMQError:
         """The error of a call that was not made: one of this package, or gRPC's for a closed channel."""

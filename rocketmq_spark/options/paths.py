@@ -19,14 +19,19 @@ from rocketmq_spark.errors import OptionError
 PATHS_VARIABLE = "ROCKETMQ_SPARK_PATHS"
 
 
+_NEW = "new"  # stands for whatever is made in a folder
+MOST_BYTES = 4 << 20  # of a file of keys or certificates; a file with holes may be larger than the memory
+
+
 def confined(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> Path:
-    """Return ``path``, of a folder or file that is used by its name. Raises ``OptionError`` if it leads out of the folder, also
-    through links, and if another user may exchange a part of it after this check.
+    """Return ``path``, of a folder or file that is used by its name, as is what is in the folder. Raises ``OptionError`` if it
+    leads out of the folder, also through links, and if another user may exchange a part of it, or of what is in it, after this
+    check.
     """
     if PATHS_VARIABLE not in variables:
         return path
     check(path, option, variables)
-    if (found := next(folders.exposures(path.expanduser()), None)) is not None:
+    if (found := next(folders.exposures(path.expanduser() / _NEW), None)) is not None:
         raise _refused(
             path,
             option,
@@ -53,9 +58,14 @@ def check(path: Path, option: str, variables: Mapping[str, str] = os.environ) ->
 
 
 def read(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> bytes:
-    """The content of a file. Raises ``OptionError`` if it is outside of the folder, and ``OSError`` if it cannot be read."""
+    """The content of a file. Raises ``OptionError`` if it is outside of the folder, and ``OSError`` if it cannot be read, or has
+    more than ``MOST_BYTES``.
+    """
     with file_named(path, option, variables) as name, open(name, "rb") as file:
-        return file.read()
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES} bytes", str(path))
+    return content
 
 
 @contextlib.contextmanager

@@ -354,11 +354,13 @@ class BaseProducer(ClosedWhenDropped):
             logger.warning("producer of %s closed: %d sends have no answer, among them %s", *said)
         return unsent
 
-    def at_exit(self) -> dict[str, RocketMQError]:
-        """Internal, called when the program ends without ``close``: send lingering batches. Returns the errors by message id."""
+    def at_exit(self, deadline: Deadline) -> dict[str, RocketMQError]:
+        """Internal, called when the program ends without ``close``: send lingering batches until ``deadline``. Returns the errors
+        by message id.
+        """
         if not self._owner.here or self._closing.locked():
             return {}
-        deadline, lost = self._deadline(None), self._pending.watch()
+        deadline, lost = deadline.within(self.settings.send_timeout_s), self._pending.watch()
         if self._membership is not None:
             self._membership.batcher.send_all()
         self._pending.none_left(deadline)

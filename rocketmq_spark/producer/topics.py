@@ -230,8 +230,8 @@ class Open(Protocol):
 
     settings: ProducerSettings
 
-    def at_exit(self) -> Mapping[str, RocketMQError]:
-        """Send waiting batches. Returns failures from now on, by message id; empty for a closed producer."""
+    def at_exit(self, deadline: Deadline) -> Mapping[str, RocketMQError]:
+        """Send waiting batches until ``deadline``. Returns failures from now on, by message id; empty for a closed producer."""
 
 
 # Strong references, which keep these producers alive.
@@ -246,10 +246,17 @@ def watch(producer: Open, last: bool = False) -> None:
         _last.add(producer)
 
 
+# For all producers together: a process must end, whatever their time-outs are.
+EXIT_S = 30.0
+
+
 @atexit.register
 def _leave() -> None:
-    for producer in sorted(_open, key=_last.__contains__):
-        lost = producer.at_exit()
+    end, producers = Deadline.after(EXIT_S), sorted(_open, key=_last.__contains__)
+    for left, producer in zip(range(len(producers), 0, -1), producers, strict=True):
+        lost = producer.at_exit(
+            end.within(end.remaining() / left)
+        )  # a share, so that one alone does not use all the time
         if lost:
             shown, cause = ", ".join(list(lost)[:10]), next(iter(lost.values()))
             sys.stderr.write(

@@ -154,9 +154,9 @@ class TraceProducer(BaseProducer):
             unsent = super().close(deadline.remaining())
         return unsent
 
-    def at_exit(self) -> dict[str, RocketMQError]:
+    def at_exit(self, deadline: Deadline) -> dict[str, RocketMQError]:
         """Send what was collected. Traces that are lost then are not worth a line on the screen."""
-        deadline = Deadline.after(EXIT_S)
+        deadline = deadline.within(EXIT_S)
         if self._finish(deadline):
             self._pending.none_left(deadline)
             self._engine.close(Deadline.after(0), wait_s=0.0)

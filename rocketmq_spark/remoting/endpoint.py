@@ -140,7 +140,8 @@ def _context(tls: TlsSettings) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=ca)
         context.check_hostname = tls.check_hostname
         if cert:
-            context.load_cert_chain(cert, key, tls.key_password)
+            # Without a password, OpenSSL would ask for it on the terminal of the process, and ignore all signals meanwhile.
+            context.load_cert_chain(cert, key, tls.key_password or "")
     return context
 
 

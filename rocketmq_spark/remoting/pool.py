@@ -6,14 +6,18 @@ down. Callers that waited for a failed attempt get its error.
 
 A name server decides how many addresses there are, so the number of connections is limited. At the limit, the connection that has
 been idle for longest is closed for a new one. While all are in use, a caller waits.
+
+A pool that nobody uses any more, because its options were used once, closes no connection. So the pools in use do it for all.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -108,6 +112,7 @@ class Pool:
         self._swept_at = 0.0
         self._lock = threading.Lock()
         self._closed = False
+        _pools.add(self)
 
     def get(self, address: str, deadline: Deadline, patient: bool = True) -> Connection:
         """Return a live connection. Raises ``ConnectionLost`` or ``CallTimeout``, and ``ClosedError`` after ``close``.
@@ -122,6 +127,7 @@ class Pool:
             slot.last_used = time.monotonic()
         for old in idle:
             old.close()
+        _close_idle()
         if connection is not None:
             return connection
         if not patient:
@@ -317,6 +323,13 @@ class Pool:
                 taken.append(connection)
         return taken
 
+    def close_idle(self) -> None:
+        """Close the connections that have been idle for ``IDLE_S``. ``get`` does so, too."""
+        with self._lock:
+            idle = self._take_idle(time.monotonic())
+        for connection in idle:
+            connection.close()
+
     def _check_open(self, address: str) -> None:
         if self._closed:
             raise _closed(address)
@@ -341,3 +354,41 @@ class Pool:
 
 def _closed(address: str) -> ClosedError:
     return ClosedError("the client is closed", address)
+
+
+class _Pools:
+    """The pools of this process."""
+
+    def __init__(self) -> None:
+        self._pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+        self._lock = threading.RLock()
+        self._next = 0.0
+
+    def add(self, pool: Pool) -> None:
+        with self._lock:
+            self._pools.add(pool)
+
+    def take_all(self, now: float) -> list[Pool]:
+        """Return the pools, at most once in a hundredth of ``IDLE_S``; otherwise none."""
+        if now < self._next:
+            return []
+        with self._lock:
+            self._next = now + IDLE_S / 100
+            return list(self._pools)
+
+
+_pools = _Pools()
+
+
+def _begin() -> None:
+    """In a forked child: leave the connections of the parent alone."""
+    global _pools
+    _pools = _Pools()
+
+
+os.register_at_fork(after_in_child=_begin)
+
+
+def _close_idle() -> None:
+    for pool in _pools.take_all(time.monotonic()):
+        pool.close_idle()

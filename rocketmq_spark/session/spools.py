@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rocketmq_spark.base import extras, folders, process
 from rocketmq_spark.base.clock import Deadline
@@ -99,34 +99,74 @@ _ENDLESS_MS = 2**63
 
 
 def spools(folder: Path) -> list[Path]:
-    """Return the spools of a folder: the folder itself, and those of workers in it. Raises ``SpoolError`` if this user may not
-    read the folder.
+    """Return the spools of a folder, those of all users: the folder itself, and those of workers in it. Raises ``SpoolError`` if
+    this user may not read the folder.
     """
+    below = sorted(folder / name for name in _names(folder) if name.startswith(WORKER))
+    found = [each for each in below if is_database(each)]
+    return [folder, *found] if is_database(folder) else found
+
+
+def _names(folder: Path) -> list[str]:
     try:
-        if not folder.is_dir():
-            return []
-        below = sorted(each for each in folder.iterdir() if each.name.startswith(WORKER) and is_database(each))
-    except PermissionError as e:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as e:
         raise SpoolError(
             f"the spools in {folder} cannot be read by uid {os.geteuid()}: {e.strerror}",
-            remedy="If several users share the folder, create it for all of them: mkdir -m 1777",
+            remedy="Name a folder of this user. If several users share the folder, create it for all of them: mkdir -m 1777",
         ) from e
-    return [folder, *below] if is_database(folder) else below
+
+
+class _Listing(NamedTuple):
+    """What has a prefix in a folder: what this user owns, and what others have put there, by user."""
+
+    own: list[Path]
+    foreign: dict[int, list[str]]
+
+
+def _listing(folder: Path, prefix: str) -> _Listing:
+    """Look at the owners of what is in a folder. Nothing of another user is opened, and no link of another user is followed."""
+    found = _Listing([], {})
+    for name in _names(folder):
+        if name.startswith(prefix):
+            with contextlib.suppress(OSError):  # it has gone, or this user may not look at it
+                uid = os.lstat(f"{folder}/{name}").st_uid
+                if uid == os.geteuid():
+                    found.own.append(folder / name)
+                else:  # perhaps very many
+                    found.foreign.setdefault(uid, []).append(name)
+    found.own.sort()
+    return found
 
 
 def _adoptable(folder: Path) -> list[Path]:
-    """Return the spools that no running process uses. Spools of other users are left out, with one warning for each."""
-    found = []
-    for path in spools(folder):
-        if (other := folders.foreign_in(path, OF_OTHERS, root_may=path == folder)) is not None:
-            process.once("foreign spools", path, functools.partial(_warn_of_foreign, path, other))
+    """Return the spools that no running process uses. Spools of other users are left out, with one warning for each user.
+
+    ``folder`` itself is a spool only where others may put nothing.
+    """
+    listing, found = _listing(folder, WORKER), []
+    for uid, names in listing.foreign.items():
+        other = folders.Foreign(folder / min(names), uid)
+        warn = functools.partial(_warn_of_foreign, other.path, other, len(names))
+        process.once("foreign spools", (folder, uid), warn)
+    for path in filter(is_database, (folder, *listing.own)):
+        reason: object = folders.foreign_in(path, OF_OTHERS, root_may=path == folder)
+        if reason is None and path == folder:
+            reason = next(folders.exposures_of(folder, ()), None)
+        if reason is not None:
+            process.once("foreign spools", path, functools.partial(_warn_of_foreign, path, reason))
         elif not in_use(path):
             found.append(path)
     return found
 
 
-def _warn_of_foreign(path: Path, other: folders.Foreign) -> None:
-    logger.warning("the spool in %s is left alone: %s. If no process uses it, %s", path, other, look_first(path))
+def _warn_of_foreign(path: Path, reason: object, count: int = 1) -> None:
+    more = f", as are {count - 1} more of that user in this folder" if count > 1 else ""
+    logger.warning(
+        "the spool in %s is left alone%s: %s. If no process uses it, %s", path, more, reason, look_first(path)
+    )
 
 
 def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
@@ -134,7 +174,7 @@ def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
     for path in _adoptable(folder):
         try:
             return make(path)
-        except SpoolError as e:  # another process was faster, or the folder is damaged
+        except (SpoolError, OptionError) as e:  # another process was faster, or the folder is damaged, or not safe
             logger.warning("skipping the spool in %s: %s", path, e)
     return make(folder / f"{WORKER}{os.getpid()}-{uuid.uuid4().hex[:12]}")
 
@@ -147,9 +187,8 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int)
     other process had a clock ahead of ``now_ms``, records keep their remaining delays.
     """
     moved = 0
-    for emptied in folder.glob(f"{EMPTIED}*"):  # left by a process that was killed while it removed one
-        if folders.foreign(emptied, root_may=False) is None:
-            shutil.rmtree(emptied, ignore_errors=True)
+    for emptied in _listing(folder, EMPTIED).own:  # left by a process that was killed while it removed one
+        shutil.rmtree(emptied, ignore_errors=True)
     for path in _adoptable(folder):
         try:
             store = make(path)
@@ -164,7 +203,7 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int)
         except SpoolFull as e:
             logger.warning("the records of the spool in %s stay there for now: %s", path, e)
             break
-        except SpoolError as e:
+        except (SpoolError, OptionError) as e:
             logger.warning("skipping the spool in %s: %s", path, e)
     return moved
 
@@ -218,6 +257,8 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None,
     adds no records, the folder may belong to another user, and the owner, which may know less of its environment, must be able to
     open it again.
     """
+    if spool is not None:
+        confined(path, "spoolDir")  # RocksDB opens files by their names, so that a link there would lead it elsewhere
     store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path, any_owner=lent)
     try:
         environment, noted = environment_of(options), _noted(store)

@@ -285,9 +285,14 @@ def rebuild(path: Path) -> None:
 
 def is_database(path: Path) -> bool:
     """Whether the folder contains a database, open or not, also if one of its files is missing, or this user may not read it."""
-    if path.is_dir() and not is_readable(path):
+    try:
+        names = os.listdir(path)
+        os.lstat(f"{path}/.")
+    except PermissionError:
         return True
-    return (path / "CURRENT").exists() or any(path.glob("*.sst")) or (path / WHOLE).exists()
+    except OSError:
+        return False
+    return any(name in ("CURRENT", WHOLE) or name.endswith(".sst") for name in names)
 
 
 def in_use(path: Path) -> bool:

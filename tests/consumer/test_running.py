@@ -197,6 +197,17 @@ def test_a_broadcasting_member_under_a_new_name_warns_that_it_begins_anew(
         consumer, _ = group.start(clustering=False, name_servers=(server,), **how)
         assert caplog.text.count(f"other hosts or name servers: {tmp_path}/one@DEFAULT/g/a:1/offsets.json") == expected
         consumer.stop()
+    for n in range(20):  # another user may make a million of them in a shared folder
+        (tmp_path / f"planted-{n:02}" / "g").mkdir(parents=True)
+        (tmp_path / f"planted-{n:02}" / "g" / "offsets.json").touch()
+    monkeypatch.setattr("platform.node", lambda: "three")
+    consumer, _ = group.start(clustering=False, name_servers=("a:1",), offsets_folder=tmp_path)
+    (warning,) = [line for line in caplog.messages if "starts without offsets" in line]
+    assert (warning.count("offsets.json,") + warning.count("offsets.json and"), " and 13 more." in warning) == (
+        10,
+        True,
+    )
+    consumer.stop()
 
 
 def test_an_ordered_queue_waits_for_as_long_as_it_is_told(group: GroupBench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -526,3 +527,31 @@ def test_a_child_that_has_nothing_to_do_with_grpc_does_not_crash():
         )
         over.set()
     assert ended.stdout.split() == ["0"], ended.stdout + ended.stderr
+
+
+def test_a_host_with_the_name_of_a_scheme_is_a_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC connects to the Unix socket "8081" for the target unix:8081; an option names only hosts."""
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("8081")
+        server.listen()
+        server.setblocking(False)
+        with pytest.raises(errors.RocketMQError):
+            ask("unix:8081", 3.0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_a_channel_that_nobody_uses_closes_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process keeps the channels of all options that it was ever given."""
+    monkeypatch.setattr(channel_module, "_IDLE_MS", 1)
+    states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
+    with serving({"QueryRoute": route()}) as address:
+        channel = ProxyChannel(address, headers, 1.0)
+        channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        assert channel._made is not None
+        channel._made.subscribe(states.put)
+        while states.get(timeout=30) is not grpc.ChannelConnectivity.IDLE:
+            pass
+        assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
+        channel.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model import Message
 from rocketmq_spark.producer import topics
@@ -123,7 +124,7 @@ def test_a_fork_leaves_traces_to_its_parent(
     sending = Sending(bench)
     sending.producer.append([record()])
     with fork(monkeypatch):
-        getattr(sending.producer, end)()
+        getattr(sending.producer, end)(*[Deadline.after(1)] * (end == "at_exit"))
     assert (sending.bodies, caplog.records) == ([], [])
     sending.producer.append([record(1)])
     sending.producer.close()

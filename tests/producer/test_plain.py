@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import MAX_PROPERTIES_BYTES, TRANSIENT_PROPERTY_PREFIX
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
@@ -165,7 +166,7 @@ def test_errors_at_the_exit_name_the_ids_of_plain_messages(bench: Bench) -> None
     producer = bench.producer(auto_batch=True, retries=0)
     futures = [producer.send_async(message(body)) for body in ("a", "b")]
     bench.sender.by_broker = dict.fromkeys("ab", lambda: MessageRefused("no"))
-    assert len(producer.at_exit()) == 2
+    assert len(producer.at_exit(Deadline.after(1))) == 2
     assert all(isinstance(each.exception(0), MessageRefused) for each in futures)
 
 

@@ -213,7 +213,7 @@ def test_the_close_sends_what_was_collected_and_takes_nothing_more(bench: Bench)
 def test_the_end_of_the_program_sends_what_was_collected(bench: Bench) -> None:
     sending = Sending(bench)
     sending.producer.append([record()])
-    assert sending.producer.at_exit() == {}
+    assert sending.producer.at_exit(Deadline.after(30)) == {}
     assert sending.bodies == ["0\x02"]
 
 
@@ -268,7 +268,7 @@ def test_an_end_with_many_records_has_its_time_though_no_name_server_answers(ben
     if ending == "close":
         sending.producer.close(1.0)
     else:
-        sending.producer.at_exit()
+        sending.producer.at_exit(Deadline.after(30))
     assert bench.time.now - before <= tracing.EXIT_S
 
 

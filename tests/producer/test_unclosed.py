@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import time
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import Message, SendStatus
 from rocketmq_spark.producer import topics
@@ -40,3 +46,28 @@ def test_what_has_no_answer_is_spooled(bench: Bench, auto_batch: bool, capsys: p
     assert [msg_id for send in spool.kept for msg_id in send.msg_ids] == [each.result(0).msg_id for each in sent]
     assert spool.closed
     assert capsys.readouterr().err == ""
+
+
+def test_a_process_ends_whatever_the_time_outs_of_its_producers_are(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options of others may set a time-out of years, and those that come later have messages to send, too."""
+    times: list[float] = []
+
+    def at_exit(deadline: Deadline) -> dict[str, Any]:
+        times.append(deadline.remaining())
+        return {}
+
+    class Waiting(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    several = [Waiting(at_exit=at_exit) for _ in range(3)]
+    monkeypatch.setattr(topics, "_open", weakref.WeakSet(several))
+    topics._leave()
+    assert times == pytest.approx([topics.EXIT_S / 3, topics.EXIT_S / 2, topics.EXIT_S], abs=1)
+    one = bench.producer(send_timeout_s=3650 * 86400.0)
+    bench.sender.script = [None]
+    one.send_async(Message("T", b"x"))
+    before = time.monotonic()
+    one.at_exit(Deadline.after(0.1))
+    assert time.monotonic() - before < 60

@@ -28,7 +28,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.remoting import endpoint
 from rocketmq_spark.remoting.connection import Connection
-from rocketmq_spark.remoting.endpoint import TlsSettings, is_loopback, parse_address
+from rocketmq_spark.remoting.endpoint import TlsSettings, is_loopback, parse_address, ssl_context
 from rocketmq_spark.wire.header import Command
 from tests.fix_clusters import certificates
 from tests.helpers import awaited
@@ -402,3 +402,23 @@ def test_what_a_dead_process_left_unsent_is_dropped(linux: str) -> None:
                     break
                 got += len(data)
     assert got < sent
+
+
+def test_a_key_with_a_password_asks_nobody_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenSSL would ask on the terminal, and ignore SIGTERM and Ctrl-C until somebody answers."""
+    certs, given = certificates(tmp_path), []
+    key = tmp_path / "locked.pem"
+    command = ["openssl", "pkey", "-in", certs.key("server"), "-aes256", "-passout", "pass:open sesame"]
+    subprocess.run([*command, "-out", str(key)], check=True, capture_output=True)
+    load = ssl.SSLContext.load_cert_chain
+
+    def loaded(context: ssl.SSLContext, cert: str, key: str, password: str | None) -> None:
+        given.append(password)
+        load(context, cert, key, password or "")
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", loaded)
+    with pytest.raises(OptionError, match="'tlsKeyPassword'"):
+        ssl_context(TlsSettings(certs.ca, certs.cert("server"), str(key)))
+    ssl_context(TlsSettings(certs.ca, certs.cert("server"), str(key), "open sesame"))
+    ssl_context(TlsSettings(certs.ca, certs.cert("server"), certs.key("server")))
+    assert given == ["", "open sesame", ""]

@@ -364,3 +364,25 @@ def test_addresses_of_routes_are_not_kept_without_limit(
     assert len(pool._slots) < 20
     assert len(pool._advertised) < 20
     assert pool.live(broker.address)
+
+
+def test_connections_of_a_client_that_nobody_uses_are_closed_by_others(
+    broker: MockBroker, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process keeps the clients of all options that it was ever given, each with a thread for each connection."""
+    broker.on(PING, mb.never)
+    unused, used = Pool(Dialling()), Pool(Dialling())
+    with contextlib.closing(unused), contextlib.closing(used):
+        idle, busy = unused.get(broker.address, soon()), used.get(broker.address, soon())
+        busy.call_each([(ping(), lambda _: None)], soon(60))
+        pool.get(broker.address, soon())
+        assert not idle.closed
+        monkeypatch.setattr(pool_module, "IDLE_S", -1.0)
+        monkeypatch.setattr(pool_module._pools, "_next", 0.0)
+        pool.get(broker.address, soon())
+        assert (idle.closed, busy.closed) == (True, False)
+        monkeypatch.setattr(pool_module, "_pools", pool_module._pools)  # restored after the test
+        again = unused.get(broker.address, soon())
+        pool_module._begin()  # as in a forked child
+        pool.get(broker.address, soon())
+        assert not again.closed, "it is the parent's"

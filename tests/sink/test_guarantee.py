@@ -6,6 +6,7 @@ import sys
 import threading
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,9 +118,13 @@ def test_settings_that_register_saw_are_checked_before_a_batch(monkeypatch: pyte
     assert guarantee.ADAPTIVE not in str(e.value), "a session may still set it"
 
 
-def test_a_writer_of_a_context_without_the_settings_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_of_a_context_without_the_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = partial(
-        foreach_batch_writer, "h:1", topic="t", delivery_guarantee="exactly-once", checkpoint_location="/tmp/c"
+        foreach_batch_writer,
+        "h:1",
+        topic="t",
+        delivery_guarantee="exactly-once",
+        checkpoint_location=str(tmp_path / "c"),
     )
     for settings, lacks in ((exactly_once_conf(), None), ({}, "maxConsecutiveAttempts=1"), (None, None)):
         context = None if settings is None else SimpleNamespace(getConf=lambda found=settings: found)

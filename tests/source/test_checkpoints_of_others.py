@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -90,14 +93,14 @@ def test_other_users_get_one_warning(
 def test_folders_that_nobody_else_may_change_are_used(
     checkpoint: Path, as_root: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new folder is Spark's to create, also in a folder of all users; links are followed to what is used."""
+    """A new folder is Spark's to create; links are followed to what is used."""
     shared = checkpoint.parent / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
     checkpoint.rename(shared / "mine")
     (shared / "link").symlink_to("mine")
-    for name in ("mine", "link", "new"):
-        owners.check_owner(str(shared / name))
+    for path in (shared / "mine", shared / "link", checkpoint.parent / "new" / "one"):
+        owners.check_owner(str(path))
     owners.check_owner("s3a://bucket/checkpoint")
     planted(shared / "mine", ".", monkeypatch)
     with pytest.raises(OffsetError):
@@ -127,3 +130,18 @@ def test_sinks_look_when_their_query_starts(checkpoint: Path, as_root: None, mon
             foreach_batch_writer(
                 "127.0.0.1:1", checkpoint_location=str(checkpoint), topic="t", delivery_guarantee=guarantee
             )
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint/inner"])
+def test_a_folder_that_is_away_for_a_moment_is_not_a_new_one(checkpoint: Path, name: str, as_root: None) -> None:
+    """Its owner renames it in a folder of all users while it is looked at, and back before Spark reads it."""
+    (shared := checkpoint.parent).chmod(0o1777)
+    owners.check_owner(str(checkpoint))
+    checkpoint.rename(shared / "away")
+    with pytest.raises(OffsetError, match=rf"others \(mode 1777\) may change {shared}") as caught:
+        owners.check_owner(str(shared / name))
+    assert caught.value.remedy is not None
+    (command,) = re.findall(r"Run: (.*?), or", caught.value.remedy)
+    assert command == f"mkdir -m 700 {checkpoint}"
+    subprocess.run(shlex.split(command), check=True)
+    owners.check_owner(str(shared / name))

@@ -22,7 +22,7 @@ from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.errors import OptionError, SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.session.spools import adopt, claim, prepare, spools, worker_spool
+from rocketmq_spark.session.spools import _adoptable, adopt, claim, prepare, spools, worker_spool
 from rocketmq_spark.spool import lending
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database, in_use
@@ -632,3 +632,59 @@ def test_a_repair_copies_no_file_to_which_a_link_leads(tmp_path: Path) -> None:
         make(spool)
     files = [path for path in spool.rglob("*") if path.is_file() and not path.is_symlink()]
     assert not [path for path in files if b"important" in path.read_bytes()]
+
+
+@pytest.mark.parametrize("name", ["worker-0-evil", "CURRENT", "whole", "emptied-0", "worker-0-evil/CURRENT"])
+def test_what_another_user_puts_into_a_shared_folder_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Such as a link to a folder that nobody else may read; only its owner and root could remove it."""
+    (base := tmp_path / "base").mkdir()
+    (private := tmp_path / "private").mkdir(0o700)
+    base.chmod(0o1777)
+    (planted := base / name).parent.mkdir(mode=0o755, exist_ok=True)
+    planted.symlink_to(private / "x")
+    if users.IS_ROOT:
+        users.give_away(monkeypatch, planted, *{planted.parent} - {base})
+    with users.denied(private):
+        left = fill(base / "worker-1-of-this-user")
+        with contextlib.closing(claim(base, make)) as mine:
+            assert mine.path == left
+            fill(base / "worker-2-of-this-user")
+            assert adopt(base, mine, make, NOW_MS) == 1
+            assert len(mine) == 2
+        assert left in spools(base)
+
+
+def test_folders_of_another_user_cost_one_look_and_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That user may have made a million of them, each with a million files."""
+    (base := tmp_path / "base").mkdir()
+    planted = [fill(base / f"worker-{n}") for n in range(3)]
+    users.give_away(monkeypatch, *planted)
+    looked: list[object] = []
+    for verb in ("listdir", "scandir", "open"):
+        real = getattr(os, verb)
+        monkeypatch.setattr(os, verb, lambda *given, real=real, **how: looked.append(given[0]) or real(*given, **how))
+    for _ in range(2):
+        assert _adoptable(base) == []
+    assert not [place for place in looked if str(place).startswith(str(base / "worker"))]
+    (warning,) = caplog.messages
+    assert f"the spool in {planted[0]} is left alone, as are 2 more of that user in this folder: " in warning
+
+
+@pytest.mark.parametrize("bits", [0o777, 0o1777])
+def test_a_folder_in_which_others_may_put_files_is_no_spool_of_a_sink(
+    tmp_path: Path, bits: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = fill(tmp_path / "base")
+    base.chmod(bits)
+    with contextlib.closing(claim(base, make)) as mine:
+        assert mine.path != base
+        assert adopt(base, mine, make, NOW_MS) == 0
+    (warning,) = [line for line in caplog.messages if "left alone" in line]
+    assert f"the spool in {base} is left alone: {base}, in which others (mode {bits:04o}) may replace" in warning
+    base.chmod(0o700)
+    with contextlib.closing(claim(base, make)) as mine:
+        assert mine.path == base

@@ -89,6 +89,8 @@ _SPARK = {
     # A minute is too short for the second compiler to pay: with it the driver takes twice the processor time.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.python.daemon.module": "rocketmq_spark.daemon",
+    # Otherwise every user of this machine may connect to the driver's ports, and run code in it.
+    "spark.authenticate": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",

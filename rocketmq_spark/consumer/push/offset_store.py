@@ -54,6 +54,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 FILE = "offsets.json"
+_SHOWN = 10
 FOLDER_BYTES = 255  # the longest name that Linux and macOS accept
 
 
@@ -487,7 +488,10 @@ class FileOffsets:
                 "hosts or name servers: %s. If one of these files belongs to this consumer, stop the consumer and move the file "
                 "to the first path. A container needs a host name that stays the same after a restart"
             )
-            logger.warning(text, self._file, ", ".join(map(str, files)))
+            more = (
+                f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
+            )  # other users may have made very many
+            logger.warning(text, self._file, ", ".join(map(str, files[:_SHOWN])) + more)
 
     def end(self) -> None:
         self._file.release()

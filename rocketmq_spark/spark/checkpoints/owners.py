@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import shlex
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,10 +40,10 @@ def check_owner(location: str) -> None:
 def of_others(location: str) -> tuple[str, str] | None:
     """Return a clause about who else may change a local checkpoint, and the remedy; None if nobody else may.
 
-    Also None for a folder that does not exist: Spark creates it.
+    A folder that does not exist counts, too, if others may create it: its owner may have renamed it for this moment.
     """
     path = _local(location)
-    if path is None or not os.path.exists(path):  # unlike the method of ``Path``, this raises no error
+    if path is None:
         return None
     above = next(folders.exposures(path), None)
     found = above or next(folders.exposures_of(path, _entries(path)), None)
@@ -52,6 +53,9 @@ def of_others(location: str) -> tuple[str, str] | None:
     place = found.path
     if above is None:
         change, place = change.replace(" ", " -R ", 1), path
+    elif found.uid is None and found.status.st_mode & stat.S_ISVTX and path.is_relative_to(place):
+        # Nothing has this name now, and then only the one who creates it may replace it.
+        change, place = "mkdir -m 700", place / path.relative_to(place).parts[0]
     return (
         f"{found.who} may change {found.path}, and so decide what the query reads, skips and writes again",
         f"Run: {change} {shlex.quote(str(place))}, or name a new folder, in one that only you and root may change",
