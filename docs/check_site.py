@@ -24,11 +24,11 @@ SITE, PICTURES = ROOT / "build" / "site", ROOT / "build" / "site-pictures"
 SCHEMES = {"light": "default", "dark": "slate"}
 WIDE, NARROW = {"width": 1440, "height": 1000}, {"width": 390, "height": 800}
 PICTURED = ("", "zh-CN/", "monitoring/", "options/", "coming-from-kafka/", "api/")
-WORD, ITS_PAGE = "maxOffsetsPerTrigger", "options/"
+SEARCHED_WORD, RESULT_PAGE = "maxOffsetsPerTrigger", "options/"
 
 # The least contrast of text that WCAG demands (AA), and that of large text.
 _CONTRAST, _LARGE_CONTRAST = 4.5, 3.0
-_FACTS = (Path(__file__).parent / "check_site.js").read_text("utf-8")
+_PAGE_FACTS = (Path(__file__).parent / "check_site.js").read_text("utf-8")
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
@@ -86,7 +86,7 @@ class SchemeCheck:
         """Check one page, in a wide window and in that of a phone."""
         self.page.set_viewport_size(WIDE)  # type: ignore[arg-type]
         self.page.goto(self.home + path)
-        facts = self.page.evaluate(_FACTS)
+        facts = self.page.evaluate(_PAGE_FACTS)
         if facts["scheme"] != SCHEMES[self.scheme]:
             self._fault(f"has the scheme {facts['scheme']}")
         self.links |= dict.fromkeys(facts["links"], self.page.url)
@@ -98,7 +98,7 @@ class SchemeCheck:
                 self._fault(f"hard to read, {text['contrast']:.1f}: {text['what']}")
         self._check_width(path, "wide", WIDE, facts["cut"])
         self.page.set_viewport_size(NARROW)  # type: ignore[arg-type]
-        self._check_width(path, "phone", NARROW, self.page.evaluate(_FACTS)["cut"])
+        self._check_width(path, "phone", NARROW, self.page.evaluate(_PAGE_FACTS)["cut"])
 
     def _check_width(self, path: str, name: str, size: dict[str, int], cut: list[str]) -> None:
         """Report what is wider than the page, and take a screenshot of some pages."""
@@ -135,14 +135,14 @@ class SchemeCheck:
         box.click()
         # The page ignores what is typed before it has loaded the index.
         self.page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for()
-        box.press_sequentially(WORD)
+        box.press_sequentially(SEARCHED_WORD)
         results = self.page.locator(".md-search-result__item a")
         results.first.wait_for()
         targets = [str(result.get_attribute("href")) for result in results.all()]
-        if not any(ITS_PAGE in target for target in targets):
-            self._fault(f"{WORD} is not found on {ITS_PAGE}, but on {targets}")
+        if not any(RESULT_PAGE in target for target in targets):
+            self._fault(f"{SEARCHED_WORD} is not found on {RESULT_PAGE}, but on {targets}")
         results.first.click()
-        self.page.locator(f"article:has-text('{WORD}')").wait_for()
+        self.page.locator(f"article:has-text('{SEARCHED_WORD}')").wait_for()
 
     def change_scheme(self) -> None:
         """Check that the button changes the scheme."""

@@ -20,7 +20,7 @@ from rocketmq_spark.errors import RocketMQError
 
 if TYPE_CHECKING:
     from rocketmq_spark.cli.demo.environment import DemoEnvironment
-    from rocketmq_spark.cli.demo.run import Result
+    from rocketmq_spark.cli.demo.run import DemoResult
 
 
 def _say(output: Output, text: str) -> None:
@@ -87,7 +87,7 @@ def demo(
         )
 
 
-def _run(output: Output, environment: DemoEnvironment, seconds: float, rate: float) -> Result:
+def _run(output: Output, environment: DemoEnvironment, seconds: float, rate: float) -> DemoResult:
     from rocketmq_spark.cli.demo.driver import SparkDriver
     from rocketmq_spark.cli.demo.order_writer import OrderWriter
     from rocketmq_spark.cli.demo.run import DemoRun
@@ -104,9 +104,9 @@ def _run(output: Output, environment: DemoEnvironment, seconds: float, rate: flo
         )
 
 
-def _print_result(output: Output, environment: DemoEnvironment, result: Result, elapsed_s: float) -> None:
+def _print_result(output: Output, environment: DemoEnvironment, result: DemoResult, elapsed_s: float) -> None:
     accounts, state, kill = result.accounts, result.state, result.kill
-    typical = int(statistics.median(state.batch_ms)) if state.batch_ms else 0
+    batches, median_ms = len(state.batch_ms), int(statistics.median(state.batch_ms)) if state.batch_ms else 0
     commands = _next_commands(environment)
     document = {
         "event": "result",
@@ -115,15 +115,15 @@ def _print_result(output: Output, environment: DemoEnvironment, result: Result, 
         "topics": [environment.orders, environment.totals],
         "data": str(environment.folder),
         "seconds": round(elapsed_s, 1),
-        "batches": len(state.batch_ms),
-        "medianBatchMs": typical,
+        "batches": batches,
+        "medianBatchMs": median_ms,
         "next": commands,
     }
-    way = f" through the Proxy at {environment.proxy}" if environment.proxy else ""
+    through_proxy = f" through the Proxy at {environment.proxy}" if environment.proxy else ""
     lines = [
         "",
         f"A producer wrote orders to topic {environment.orders}. A streaming query summed them up per window and region",
-        f"in {len(state.batch_ms)} batches (median {typical} ms) and wrote the totals to topic {environment.totals}{way}.",
+        f"in {batches} batches (median {median_ms} ms) and wrote the totals to topic {environment.totals}{through_proxy}.",
         f"In between: {kill}.",
         "",
         *("  " + line for line in accounts.lines()),

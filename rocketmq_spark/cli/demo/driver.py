@@ -26,7 +26,7 @@ from rocketmq_spark.errors import RocketMQError
 
 _END_WITHIN_S, _POLL_S = 30.0, 0.05
 _STOP_WITHIN_S = 5.0
-_MOST_READ = 1 << 16
+_READ_BYTES = 1 << 16
 
 
 class SparkDriver:
@@ -47,7 +47,7 @@ class SparkDriver:
         self._watcher: subprocess.Popen[bytes] | None = None
         self._reports_fd = -1
         self._unread = b""
-        self._has_ended = False
+        self._has_last_report = False
 
     def __enter__(self) -> SparkDriver:
         self._watcher = subprocess.Popen(
@@ -69,7 +69,7 @@ class SparkDriver:
         log."""
         self._reports_fd, writing = os.pipe()
         os.set_blocking(self._reports_fd, False)
-        self._unread, self._has_ended = b"", False
+        self._unread, self._has_last_report = b"", False
         root = str(Path(rocketmq_spark.__file__).parent.parent)
         call = python("-P", *self._program, str(writing), first=[root])
         call["env"] = {"PYSPARK_PYTHON": sys.executable, **call["env"]}
@@ -83,14 +83,14 @@ class SparkDriver:
                 start_new_session=True,
             )  # fmt: skip
         os.close(writing)
-        self._watch(self._process.pid)
+        self._name_session(self._process.pid)
         self._send(self._environment.to_json())
 
     @property
     def _locks(self) -> list[int]:
         return [] if self._environment.lock is None else [self._environment.lock]
 
-    def _watch(self, session: int) -> None:
+    def _name_session(self, session: int) -> None:
         assert self._watcher is not None
         assert self._watcher.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # somebody killed the watcher: the demo runs on without it
@@ -117,9 +117,9 @@ class SparkDriver:
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             report = json.loads(line)
-            self._has_ended = "totals" in report or "failed" in report
+            self._has_last_report = "totals" in report or "failed" in report
             yield report
-        if ended and not self._has_ended:
+        if ended and not self._has_last_report:
             raise RocketMQError(
                 f"Spark's driver ended with exit code {self._exit_code()}",
                 remedy=f"Spark's messages are in {self._environment.spark_log}",
@@ -127,7 +127,7 @@ class SparkDriver:
 
     def _read(self) -> bytes:
         try:
-            return os.read(self._reports_fd, _MOST_READ)
+            return os.read(self._reports_fd, _READ_BYTES)
         except BlockingIOError:
             return b""
 
@@ -146,7 +146,7 @@ class SparkDriver:
             return
         process_session.kill(self._process.pid)
         self._process.wait()
-        self._watch(0)
+        self._name_session(0)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -166,7 +166,7 @@ class SparkDriver:
         assert self._process is not None
         if sys.platform == "darwin":  # without ``os.waitid``
             return self._process.poll()
-        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if found is None:
+        status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if status is None:
             return None
-        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status

@@ -141,25 +141,25 @@ def _free_folder(base: Path) -> tuple[Path, int]:
         folders.make(folder)
         if not folders.only_own(folder):
             continue
-        lock = _opened(folder / IN_USE)
-        if folders.try_lock(lock) and _is_free(folder / "broker"):
+        lock = _open_lock(folder / IN_USE)
+        if folders.try_lock(lock) and _has_no_broker(folder / "broker"):
             _empty(folder)
             return folder, lock
         os.close(lock)
     raise AssertionError
 
 
-def _is_free(data: Path) -> bool:
+def _has_no_broker(data: Path) -> bool:
     if not folders.only_own(data):
         return not data.exists()
-    lock = _opened(data / IN_USE)
+    lock = _open_lock(data / IN_USE)
     try:
         return folders.try_lock(lock)
     finally:
         os.close(lock)
 
 
-def _opened(lock: Path) -> int:
+def _open_lock(lock: Path) -> int:
     return folders.open_lock(lock, os.O_WRONLY | os.O_CREAT)
 
 
@@ -179,7 +179,7 @@ def interruptible() -> Iterator[None]:
     stopping = False
 
     def end() -> None:
-        _say("Ended before everything was closed")
+        _write_to_stderr("Ended before everything was closed")
         os._exit(INTERRUPTED)
 
     def interrupt() -> None:
@@ -188,7 +188,7 @@ def interruptible() -> Iterator[None]:
             end()
         stopping = True
         signal.alarm(_STOP_WITHIN_S)
-        _say("Stopping ...")
+        _write_to_stderr("Stopping ...")
         raise KeyboardInterrupt
 
     with on_signals(interrupt, signal.SIGINT, signal.SIGTERM), on_signals(end, signal.SIGALRM):
@@ -199,7 +199,7 @@ def interruptible() -> Iterator[None]:
                 signal.alarm(0)
 
 
-def _say(text: str) -> None:
+def _write_to_stderr(text: str) -> None:
     """Write a line to standard error. A signal handler cannot print: it may have interrupted a print."""
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode())

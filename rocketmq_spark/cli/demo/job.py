@@ -32,6 +32,29 @@ from rocketmq_spark.spark.tuning import exactly_once_conf, private_sockets
 
 ORDER = "order_id string, region string, amount decimal(12,2), ts timestamp"
 TOTAL = "window_start timestamp, window_end timestamp, region string, orders bigint, amount decimal(22,2)"
+WINDOW = "5 seconds"
+WATERMARK = "5 seconds"
+_REPORT_INTERVAL_S = 0.25
+
+_SPARK_CONF = {
+    **exactly_once_conf(),
+    # A minute is too short for the second compiler to pay: with it the driver takes twice the processor time.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.python.daemon.module": "rocketmq_spark.daemon",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.execution.python.udf.buffer.size": str(1 << 20),
+    "spark.sql.streaming.numRecentProgressUpdates": "100000",
+    "spark.sql.streaming.stopTimeout": "10s",
+    "spark.log.level": "ERROR",
+}
 
 
 def read_orders(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
@@ -84,42 +107,16 @@ def read_totals(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
     return messages.select(sf.from_json(sf.col("body").cast("string"), TOTAL).alias("t")).select("t.*")
 
 
-_SPARK = {
-    **exactly_once_conf(),
-    # A minute is too short for the second compiler to pay: with it the driver takes twice the processor time.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.python.daemon.module": "rocketmq_spark.daemon",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.memory": "1g",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.catalogImplementation": "in-memory",
-    "spark.sql.execution.python.udf.buffer.size": str(1 << 20),
-    "spark.sql.streaming.numRecentProgressUpdates": "100000",
-    "spark.sql.streaming.stopTimeout": "10s",
-    "spark.log.level": "ERROR",
-}
-
-
-WINDOW = "5 seconds"
-WATERMARK = "5 seconds"
-_LOOK_S = 0.25
-
-
 @contextlib.contextmanager
 def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName("rocketmq-spark demo")
-    places = {
+    folder_conf = {
         "spark.sql.warehouse.dir": str(environment.folder / "warehouse"),
         "spark.local.dir": str(environment.folder / "local"),
     }
     folders.make(sockets := environment.folder / "sockets")
-    for name, value in {**_SPARK, **places, **private_sockets(sockets)}.items():
+    for name, value in {**_SPARK_CONF, **folder_conf, **private_sockets(sockets)}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     try:
@@ -180,7 +177,7 @@ def main() -> None:
         query = _start(spark, environment)
         reports = _Reports(query, report_file)
         try:
-            while not select.select([commands], [], [], _LOOK_S)[0]:
+            while not select.select([commands], [], [], _REPORT_INTERVAL_S)[0]:
                 reports.progress()
                 if (error := query.exception()) is not None:
                     raise error

@@ -26,7 +26,7 @@ _NO_PROGRESS_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class DemoResult:
     accounts: Accounts
     state: DemoState
     kill: Kill
@@ -52,12 +52,12 @@ class DemoRun:
         self._batches = Batches(-1, -1)
         self._kill: Kill | None = None
         self._killed_at = 0.0
-        self._has_repeated = False
+        self._has_recovered = False
         self._began: float | None = None
         self._shown_at = float("-inf")
         self._changed_at = time.monotonic()
 
-    def run(self, exactly_once: bool) -> Result:
+    def run(self, exactly_once: bool) -> DemoResult:
         state, writer = self._watch.state, self._writer
         self._wait("waiting for Spark's first batch", lambda: bool(state.batch_ms))
         writer.start()
@@ -65,14 +65,14 @@ class DemoRun:
         self._wait("writing orders", lambda: writer.done)
         self._wait("reading the rest", lambda: state.read >= writer.sent)
         writer.end_windows()
-        self._wait("ending the last windows", lambda: self._has_repeated and state.read > writer.sent)
+        self._wait("ending the last windows", lambda: self._has_recovered and state.read > writer.sent)
         self._driver.finish()
         self._wait("reading the totals back", lambda: self._watch.returned is not None)
         self._driver.wait()
         state.phase = "done"
         self._show()
         assert self._kill is not None
-        return Result(self._accounts(exactly_once), state, self._kill)
+        return DemoResult(self._accounts(exactly_once), state, self._kill)
 
     def _wait(self, phase: str, reached: Callable[[], bool]) -> None:
         state = self._watch.state
@@ -95,11 +95,11 @@ class DemoRun:
                 time.sleep(_REFRESH_S)
 
     def _report_repeated_batch(self) -> None:
-        if self._kill is None or self._has_repeated:
+        if self._kill is None or self._has_recovered:
             return
         batch = self._kill.batch
-        self._has_repeated = batch is None or self._watch.finished >= batch
-        if self._has_repeated and batch is not None:
+        self._has_recovered = batch is None or self._watch.finished >= batch
+        if self._has_recovered and batch is not None:
             after = time.monotonic() - self._killed_at
             self._watch.state.events.append(f"A new driver has repeated batch {batch} and goes on, {after:.0f} s later")
 
@@ -126,8 +126,8 @@ class DemoRun:
                     return
                 self._driver.resume()
             time.sleep(_KILL_CHECK_S)
-        written = self._watch.state.read > self._writer.sent
-        if written and time.monotonic() - self._changed_at > _IDLE_S:
+        all_read = self._watch.state.read > self._writer.sent
+        if all_read and time.monotonic() - self._changed_at > _IDLE_S:
             if self._driver.stop() and not self._watch.batches().in_flight:
                 self._end_driver(Kill(None, 0))
             else:

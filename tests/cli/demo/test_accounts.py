@@ -11,7 +11,7 @@ from rocketmq_spark.cli.demo import environment as environment_module
 from rocketmq_spark.cli.demo.accounts import Accounts
 from rocketmq_spark.cli.demo.batch_totals import Kill
 from rocketmq_spark.cli.demo.environment import DemoEnvironment
-from rocketmq_spark.cli.demo.run import Result
+from rocketmq_spark.cli.demo.run import DemoResult
 from rocketmq_spark.cli.demo.watch import DemoState
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.localbroker import java
@@ -58,7 +58,7 @@ def test_problems_name_the_numbers_and_late_rows():
     assert wrong.verdict() == "25,011 = 25,011 ≠ 97. They do not agree."
 
 
-def test_late_rows_alone_are_told_only_when_something_is_missing():
+def test_late_rows_are_reported_only_when_something_is_missing():
     assert dataclasses.replace(GOOD, dropped_late=3).balanced
 
 
@@ -80,7 +80,7 @@ def test_the_exit_code_says_whether_the_counts_agree(monkeypatch, tmp_path, acco
     environment = DemoEnvironment("n:1", "orders", "totals", tmp_path, Path("/data"))
     monkeypatch.setattr(java, "find_java", lambda: None)
     monkeypatch.setattr(environment_module, "demo_environment", lambda *arguments: contextlib.nullcontext(environment))
-    monkeypatch.setattr(command, "_run", lambda *arguments: Result(accounts, DemoState(), Kill(23, 6)))
+    monkeypatch.setattr(command, "_run", lambda *arguments: DemoResult(accounts, DemoState(), Kill(23, 6)))
     done = CliRunner().invoke(app, ["demo"])
     assert (done.exit_code, verdict in done.stdout) == (code, True)
     assert ("do not agree: 25011 orders" in done.stderr) == (code == 1)

@@ -35,7 +35,7 @@ def next_reports(driver):
     return awaited(lambda: list(driver.reports()), bool)
 
 
-def test_it_hears_reports_and_is_told_to_finish(driver_of):
+def test_it_yields_reports_and_finishes_on_request(driver_of):
     program = ECHO + "print(json.dumps({'totals': sys.stdin.readline()}), file=out, flush=True)"
     with driver_of(program) as driver:
         assert next_reports(driver) == [{"name": "n:1"}]
@@ -70,7 +70,7 @@ def test_a_driver_that_ends_by_itself_is_an_error_at_last(driver_of):
         assert reported == [{"name": "n:1"}]
 
 
-def test_the_number_of_a_driver_that_ended_stays_its_own_until_it_is_killed(driver_of):
+def test_the_pid_of_an_ended_driver_is_not_reused(driver_of):
     """A signal to its session would reach another process that has the number by then."""
     with driver_of(ECHO + "print(json.dumps({'totals': 1}), file=out, flush=True)") as driver:
         next_reports(driver)

@@ -26,7 +26,7 @@ def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache, as_found
 
 
 @pytest.mark.parametrize(("grpc", "proxy"), [(False, None), (True, "p:8081")])
-def test_a_broker_of_its_own_has_a_proxy_where_one_is_wanted(grpc, proxy, own_cache, monkeypatch):
+def test_its_own_broker_has_a_proxy_for_grpc(grpc, proxy, own_cache, monkeypatch):
     broker = MagicMock()
     broker.return_value.__enter__.return_value = SimpleNamespace(name_server="n:1", proxy_grpc="p:8081")
     monkeypatch.setattr(environment_module, "LocalBroker", broker)

@@ -45,8 +45,8 @@ def test_before_the_first_batch(capsys):
 
 def test_json(capsys):
     _Lines(Json()).show(STATE)
-    found = json.loads(capsys.readouterr().out)
-    assert found == {
+    document = json.loads(capsys.readouterr().out)
+    assert document == {
         "event": "progress", "phase": "writing orders", "elapsedSeconds": 12.3, "ordersWritten": 6000,
         "ordersRead": 5800, "totalsOut": 10, "ordersInTotals": 2500,
         "lag": {"broker-a/0": 120, "broker-a/1": 80}, "batches": 3, "lastBatchMs": 600,
