@@ -82,7 +82,7 @@ def demo(
             _say(output, "Ending RocketMQ, which takes some seconds ...")
     if not result.accounts.balanced:
         raise RocketMQError(
-            f"the counts do not agree: {'; '.join(result.accounts.problems())}",
+            f"the result is wrong: {'; '.join(result.accounts.problems())}",
             remedy=f"Spark's messages are in {environment.spark_log}",
         )
 
