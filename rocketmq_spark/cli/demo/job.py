@@ -156,17 +156,13 @@ class _Reports:
 
 
 def _totals(spark: SparkSession, environment: DemoEnvironment) -> dict[str, int]:
-    """The sums over what was written, read back as a batch. A total that is stored twice counts once."""
+    """Read the totals back as a batch, and return sums over them. A total that is stored more than once counts once."""
     stored = read_totals(spark, environment.name_server, environment.totals)
     different = stored.groupBy(*stored.columns).agg(sf.count("*").alias("copies"))
-    row = different.agg(sf.count("*"), sf.sum("copies"), sf.sum("orders"), sf.sum("amount")).first()
-    count, copies, orders, amount = row if row is not None else (0, 0, 0, 0)
-    return {
-        "different": count,
-        "repeated": (copies or 0) - count,
-        "orders": orders or 0,
-        "cents": int((amount or 0) * 100),
-    }
+    ((count, repeated, orders, amount),) = different.agg(
+        sf.count("*"), sf.count_if(sf.col("copies") > 1), sf.sum("orders"), sf.sum("amount")
+    ).collect()
+    return {"different": count, "repeated": repeated, "orders": orders or 0, "cents": int((amount or 0) * 100)}
 
 
 def main() -> None:
