@@ -73,17 +73,17 @@ def demo(
         try:
             result = _run(output, environment, seconds, rate)
         except BaseException:
-            if environment.broker_data is None:
+            if not environment.starts_broker:
                 topics, commands = f"{environment.orders} and {environment.totals}", _delete_commands(environment)
                 output.warning(f"Topics {topics} stay on the cluster. Delete them: {'; '.join(commands)}")
             raise
         _print_result(output, environment, result, time.monotonic() - began)
-        if environment.broker_data:
+        if environment.starts_broker:
             _say(output, "Ending RocketMQ, which takes some seconds ...")
     if not result.accounts.balanced:
         raise RocketMQError(
             f"the result is wrong: {'; '.join(result.accounts.problems())}",
-            remedy=f"Spark's messages are in {environment.spark_log}",
+            remedy=environment.remedy,
         )
 
 
@@ -100,7 +100,7 @@ def _run(output: Output, environment: DemoEnvironment, seconds: float, rate: flo
         view(output, seconds, rate) as shown,  # it ends first, and with it the picture, even if the end takes long
     ):
         return DemoRun(driver, DemoWatch(environment, driver), writer, shown, seconds).run(
-            exactly_once=environment.proxy is None
+            exactly_once=environment.exactly_once
         )
 
 
@@ -147,7 +147,7 @@ def _activation_hint() -> list[str]:
 
 def _next_commands(environment: DemoEnvironment) -> list[str]:
     tail, describe = f"tail {environment.totals} --from earliest --no-follow", f"topic describe {environment.orders}"
-    if environment.broker_data is None:
+    if not environment.starts_broker:
         return [_command(environment, tail), _command(environment, describe), *_delete_commands(environment)]
     start = f"broker start --data {shlex.quote(str(environment.broker_data))}"
     return [_command(environment, command) for command in (start, tail, describe)]
@@ -159,5 +159,5 @@ def _delete_commands(environment: DemoEnvironment) -> list[str]:
 
 def _command(environment: DemoEnvironment, command: str) -> str:
     """A command for the cluster of the run. The demo's own broker needs no address: ``broker start`` starts it."""
-    where = "" if environment.broker_data else f" --name-server {shlex.quote(environment.name_server)}"
+    where = "" if environment.starts_broker else f" --name-server {shlex.quote(environment.name_server)}"
     return f"rocketmq-spark {command}{where}"

@@ -122,7 +122,7 @@ class SparkDriver:
         if ended and not self._has_last_report:
             raise RocketMQError(
                 f"Spark's driver ended with exit code {self._exit_code()}",
-                remedy=f"Spark's messages are in {self._environment.spark_log}",
+                remedy=self._environment.remedy,
             )
 
     def _read(self) -> bytes:

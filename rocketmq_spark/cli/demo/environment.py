@@ -49,8 +49,21 @@ class DemoEnvironment:
     servers: LocalBroker | None = field(default=None, compare=False)
 
     @property
+    def starts_broker(self) -> bool:
+        return self.broker_data is not None
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether totals are written exactly once: over gRPC they are written at least once."""
+        return self.proxy is None
+
+    @property
     def spark_log(self) -> Path:
         return self.folder / "spark.log"
+
+    @property
+    def remedy(self) -> str:
+        return f"Read Spark's messages in {self.spark_log}"
 
     @property
     def checkpoint(self) -> Path:
@@ -70,7 +83,7 @@ class DemoEnvironment:
         """Raise ``LocalBrokerError`` if the disk of the run is full, or one of its servers has ended. Other errors are then only
         consequences.
         """
-        if problem := disk_problem(self.folder, for_broker=self.servers is not None):
+        if problem := disk_problem(self.folder, for_broker=self.starts_broker):
             remedy = f"Free some space, or name another folder ({distro.CACHE_VARIABLE})"
             raise LocalBrokerError(problem, remedy=remedy)
         for name in self._server_names():

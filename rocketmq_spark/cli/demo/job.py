@@ -128,11 +128,11 @@ def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
 def _start(spark: SparkSession, environment: DemoEnvironment) -> StreamingQuery:
     totals = region_totals(read_orders(spark, environment.name_server, environment.orders), WINDOW, WATERMARK)
     writer = write_totals(totals, environment.name_server, environment.totals, str(environment.checkpoint))
-    if environment.proxy:
-        writer = writer.option("transport", "grpc").option("proxyEndpoint", environment.proxy)
-    else:
+    if environment.exactly_once:
         # The shortest settling time that is allowed: the repeated batch waits for it.
         writer = writer.option("deliveryGuarantee", "exactly-once").option("exactlyOnceSettle", "4s")
+    else:
+        writer = writer.option("transport", "grpc").option("proxyEndpoint", environment.proxy)
     return writer.queryName("demo").trigger(processingTime="1 second").start()
 
 

@@ -124,8 +124,7 @@ class DemoWatch:
                 case {"totals": dict(totals)}:
                     self.returned = ReturnedTotals(**totals)
                 case {"failed": str(reason)}:
-                    remedy = f"Spark's messages are in {self._environment.spark_log}"
-                    raise RocketMQError("the streaming query failed", remark=reason, remedy=remedy)
+                    raise RocketMQError("the streaming query failed", remark=reason, remedy=self._environment.remedy)
 
     def _ends(self, topic: str, within_s: float) -> dict[MessageQueue, int]:
         queues = self._client.routes.get(topic).readable()
