@@ -75,6 +75,7 @@ class DemoWatch:
         self.state = DemoState()
         self.returned: ReturnedTotals | None = None
         self.finished = -1  # the newest batch that was finished at the last refresh
+        self.remedy = environment.remedy
         self._driver = driver
         self._environment = environment
         self._checkpoint = entries.folder(str(environment.checkpoint))
@@ -124,7 +125,7 @@ class DemoWatch:
                 case {"totals": dict(totals)}:
                     self.returned = ReturnedTotals(**totals)
                 case {"failed": str(reason)}:
-                    raise RocketMQError("the streaming query failed", remark=reason, remedy=self._environment.remedy)
+                    raise RocketMQError("the streaming query failed", remark=reason, remedy=self.remedy)
 
     def _ends(self, topic: str, within_s: float) -> dict[MessageQueue, int]:
         queues = self._client.routes.get(topic).readable()

@@ -1,4 +1,4 @@
-"""When the driver is killed, with a driver, a checkpoint and a broker that are made up."""
+"""When the driver is killed, and what the run reports, with a driver, a checkpoint and a broker that are made up."""
 
 from types import SimpleNamespace
 
@@ -7,6 +7,7 @@ import pytest
 from rocketmq_spark.cli.demo.batch_totals import Batches, Kill
 from rocketmq_spark.cli.demo.run import DemoRun
 from rocketmq_spark.cli.demo.watch import DemoState
+from rocketmq_spark.errors import RocketMQError
 
 
 class FakeDriver:
@@ -19,6 +20,8 @@ class FakeDriver:
         self.can_stop = can_stop
         self.calls = []
         self.state = DemoState()
+        self.finished = 7
+        self.remedy = "Read the log"
 
     def stored_totals(self):
         return self.moments[0][1]
@@ -50,6 +53,10 @@ QUIET, FLYING = Batches(7, 7), Batches(8, 7)
 BEFORE = [(QUIET, 20), (QUIET, 20)]
 
 
+def demo_of(run):
+    return DemoRun(run, run, SimpleNamespace(sent=10), run, 1.0)
+
+
 @pytest.fixture
 def kill_of(monkeypatch):
     """Look once for a batch in which to kill; return what was decided."""
@@ -57,7 +64,7 @@ def kill_of(monkeypatch):
     monkeypatch.setattr("rocketmq_spark.cli.demo.run._IDLE_S", -1.0)
 
     def look(run):
-        demo = DemoRun(run, run, SimpleNamespace(sent=10), run, 1.0)
+        demo = demo_of(run)
         demo._kill_in_a_batch()
         return demo._kill
 
@@ -100,3 +107,31 @@ def test_it_kills_between_batches_only_while_none_is_in_flight(kill_of, at_stop,
     run.state.read = 11
     assert kill_of(run) == kill
     assert run.calls[:2] == ["stop", "resume" if kill is None else "kill"]
+
+
+def test_the_repeated_batch_is_reported_once_with_its_time(kill_of):
+    run = FakeDriver([*BEFORE, (FLYING, 26)])
+    demo = demo_of(run)
+    demo._kill_in_a_batch()
+    demo._report_repeated_batch()
+    assert len(run.state.events) == 1, "the new driver has not finished it"
+    run.finished = 8
+    demo._killed_at -= 22
+    demo._report_repeated_batch()
+    demo._report_repeated_batch()
+    assert run.state.events[1:] == ["A new driver repeated batch 8 and continues, 22 s after the kill"]
+
+
+def test_a_run_without_progress_fails_with_its_phase_and_remedy():
+    """The closing order counts as no order."""
+    run = FakeDriver([(QUIET, 20)])
+    run.state.phase, run.state.read, run.state.closing = "ending the last windows", 11, 1
+    demo = demo_of(run)
+    demo._check_progress(changed=False)
+    demo._changed_at -= 200
+    with pytest.raises(RocketMQError) as error:
+        demo._check_progress(changed=False)
+    assert "ending the last windows: nothing has changed for 180 s; 10 of 10 orders are read" in str(error.value)
+    assert error.value.remedy == "Read the log"
+    demo._check_progress(changed=True)
+    demo._check_progress(changed=False)
