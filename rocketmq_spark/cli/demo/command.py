@@ -106,7 +106,7 @@ def _run(output: Output, environment: DemoEnvironment, seconds: float, rate: flo
 
 def _print_result(output: Output, environment: DemoEnvironment, result: DemoResult, elapsed_s: float) -> None:
     accounts, state, kill = result.accounts, result.state, result.kill
-    batches, median_ms = len(state.batch_ms), int(statistics.median(state.batch_ms)) if state.batch_ms else 0
+    batches, median_ms = len(state.batch_ms), int(statistics.median(state.batch_ms))
     commands = _next_commands(environment)
     document = {
         "event": "result",

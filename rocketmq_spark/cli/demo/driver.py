@@ -111,7 +111,7 @@ class SparkDriver:
     def reports(self) -> Iterator[Mapping[str, object]]:
         """Yield the reports since the last call. Raises ``RocketMQError`` if the driver has ended without its last report."""
         # This is asked first: all that a driver wrote before it ended is then read below.
-        ended = self._process is not None and self._exit_code() is not None
+        ended = self._exit_code() is not None
         while part := self._read():
             self._unread += part
         *lines, self._unread = self._unread.split(b"\n")
@@ -133,12 +133,13 @@ class SparkDriver:
 
     def stop(self) -> bool:
         """Stop all processes of the driver with SIGSTOP. Returns whether there are any, and none of them runs any more."""
-        return self._process is not None and process_session.stop(self._process.pid, _STOP_WITHIN_S)
+        assert self._process is not None
+        return process_session.stop(self._process.pid, _STOP_WITHIN_S)
 
     def resume(self) -> None:
         """Let the processes continue after ``stop``."""
-        if self._process is not None:
-            process_session.resume(self._process.pid)
+        assert self._process is not None
+        process_session.resume(self._process.pid)
 
     def kill(self) -> None:
         """Kill all processes of the driver with SIGKILL. Returns when none of them lives."""

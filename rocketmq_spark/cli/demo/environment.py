@@ -86,21 +86,22 @@ class DemoEnvironment:
         if problem := disk_problem(self.folder, for_broker=self.starts_broker):
             remedy = f"Free some space, or name another folder ({distro.CACHE_VARIABLE})"
             raise LocalBrokerError(problem, remedy=remedy)
-        for name in self._server_names():
-            if self.servers is not None and self.servers.pid(name) is None:
-                logs = f"{self.servers.data / name}"
-                raise LocalBrokerError(f"{name}, a server of the demo, has ended", remedy=f"Its output is in {logs}")
+        for servers, name in self._own_servers():
+            if servers.pid(name) is None:
+                raise LocalBrokerError(
+                    f"{name}, a server of the demo, has ended", remedy=f"Read its output in {servers.data / name}"
+                )
 
     def kill_servers(self) -> None:
         """Kill the servers of the demo: a clean stop takes ten seconds, and is of no use if their data is not used again."""
-        for name in self._server_names():
-            if self.servers is not None:
-                self.servers.kill(name)
+        for servers, name in self._own_servers():
+            servers.kill(name)
 
-    def _server_names(self) -> list[str]:
-        if self.servers is None:
-            return []
-        return [NAME_SERVER, *self.servers.brokers, *([PROXY] if self.proxy is not None else [])]
+    def _own_servers(self) -> Iterator[tuple[LocalBroker, str]]:
+        """Yield each server that the demo has started: its cluster, and its name."""
+        if self.servers is not None:
+            for name in [NAME_SERVER, *self.servers.brokers, *([PROXY] if self.proxy is not None else [])]:
+                yield self.servers, name
 
 
 @contextlib.contextmanager
@@ -159,7 +160,7 @@ def _free_folder(base: Path) -> tuple[Path, int]:
             _empty(folder)
             return folder, lock
         os.close(lock)
-    raise AssertionError
+    raise AssertionError  # unreachable, for mypy
 
 
 def _has_no_broker(data: Path) -> bool:

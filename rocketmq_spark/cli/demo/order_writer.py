@@ -52,10 +52,6 @@ class OrderWriter:
         self._writing = self._executor.submit(self._write)
 
     @property
-    def started(self) -> bool:
-        return self._writing is not None
-
-    @property
     def done(self) -> bool:
         """Whether all orders are written. Raises what ended the thread early."""
         if self._writing is None or not self._writing.done():

@@ -12,6 +12,7 @@ from rocketmq_spark.cli.output import Output
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.live import Live
 
     from rocketmq_spark.cli.demo.watch import DemoState
 
@@ -70,14 +71,11 @@ class _Picture:
 
     interval_s = 0.5
 
-    def __init__(self, live: object, seconds: float, rate: float) -> None:
+    def __init__(self, live: Live, seconds: float, rate: float) -> None:
         self._live = live
         self._title = f"rocketmq-spark demo: {rate:g} orders a second for {seconds:g} s"
 
     def show(self, state: DemoState) -> None:
-        from rich.live import Live
-
-        assert isinstance(self._live, Live)
         self._live.update(_picture(self._title, state), refresh=True)
 
 

@@ -81,7 +81,9 @@ def test_the_exit_code_says_whether_the_counts_agree(monkeypatch, tmp_path, acco
     environment = DemoEnvironment("n:1", "orders", "totals", tmp_path, Path("/data"))
     monkeypatch.setattr(java, "find_java", lambda: None)
     monkeypatch.setattr(environment_module, "demo_environment", lambda *arguments: contextlib.nullcontext(environment))
-    monkeypatch.setattr(command, "_run", lambda *arguments: DemoResult(accounts, DemoState(), Kill(23, 6)))
+    monkeypatch.setattr(
+        command, "_run", lambda *arguments: DemoResult(accounts, DemoState(batch_ms=[300]), Kill(23, 6))
+    )
     done = CliRunner().invoke(app, ["demo"])
     assert (done.exit_code, verdict in done.stdout) == (code, True)
     assert ("the result is wrong: 25011 orders" in done.stderr) == (code == 1)

@@ -102,7 +102,7 @@ def test_what_it_prints_goes_to_the_log_of_the_run(driver_of, tmp_path):
 
 # A driver with a worker in a group of its own, as Spark's are; both are stopped when the program that runs them is killed.
 DEMO = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 from rocketmq_spark.base import folders
 from rocketmq_spark.cli.demo.driver import SparkDriver
@@ -114,7 +114,7 @@ assert folders.try_lock(lock)
 environment = DemoEnvironment("n:1", "orders", "totals", folder, None, lock=lock)
 with SparkDriver(environment, program=[str(folder / "program.py")]) as driver:
     while not (reports := list(driver.reports())):
-        pass
+        time.sleep(0.01)
     assert driver.stop()
     print(driver._process.pid, driver._watcher.pid, reports[0]["worker"], flush=True)
     if sys.argv[2] == "fail":
