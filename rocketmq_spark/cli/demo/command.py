@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _say(output: Output, text: str) -> None:
-    """A line of the story, for people only."""
+    """Print a line of progress, for people only."""
     if not output.machine:
         click.echo(text)
 
@@ -54,16 +54,18 @@ def demo(
     """Write orders, sum them up with a streaming query, write the sums back, kill Spark's driver in the middle of a batch, and
     check that nothing is lost or stored twice.
 
-    With --transport grpc, a batch that is repeated may store totals twice: see docs/grpc.md."""
+    With --transport grpc, delivery is at least once: a repeated batch may store totals twice."""
     grpc = transport == "grpc"
     if (proxy_endpoint is not None) != (grpc and name_server is not None):
-        raise click.UsageError("--proxy-endpoint goes with --transport grpc and --name-server, and with both only")
+        raise click.UsageError(
+            "--proxy-endpoint requires --transport grpc and --name-server, and these two together require --proxy-endpoint"
+        )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # before the import of PySpark, when this package checks it
-    import pyspark  # noqa: F401 - the driver's process needs it; that it is missing must be said here
+    import pyspark  # noqa: F401 - fails here, not in the driver's process, if PySpark is missing
 
     from rocketmq_spark.localbroker.java import find_java
 
-    find_java()  # its error must be the first thing that is said
+    find_java()  # raises before anything is printed
     began = time.monotonic()
     _say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
     from rocketmq_spark.cli.demo.environment import demo_environment, interruptible
@@ -79,7 +81,7 @@ def demo(
             raise
         _print_result(output, environment, result, time.monotonic() - began)
         if environment.starts_broker:
-            _say(output, "Ending RocketMQ, which takes some seconds ...")
+            _say(output, "Stopping RocketMQ, which may take 20 s ...")
     if not result.accounts.balanced:
         raise RocketMQError(
             f"the result is wrong: {'; '.join(result.accounts.problems())}",
@@ -97,7 +99,7 @@ def _run(output: Output, environment: DemoEnvironment, seconds: float, rate: flo
     with (
         SparkDriver(environment) as driver,
         OrderWriter(environment.name_server, environment.orders, rate, seconds) as writer,
-        view(output, seconds, rate) as shown,  # it ends first, and with it the picture, even if the end takes long
+        view(output, seconds, rate) as shown,  # innermost: the picture ends first, even if closing takes long
     ):
         return DemoRun(driver, DemoWatch(environment, driver), writer, shown, seconds).run(
             exactly_once=environment.exactly_once

@@ -30,8 +30,7 @@ _READ_BYTES = 1 << 16
 
 
 class SparkDriver:
-    """Starts the driver when the block is entered, and kills it when the block is left. ``kill`` and ``start`` may be called in
-    it.
+    """Starts the driver on entry and kills it on exit. In the block, ``kill`` and ``start`` replace it.
 
     Args:
         environment: The environment of the run.
@@ -93,12 +92,14 @@ class SparkDriver:
     def _name_session(self, session: int) -> None:
         assert self._watcher is not None
         assert self._watcher.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody killed the watcher: the demo runs on without it
+        with contextlib.suppress(BrokenPipeError):  # the watcher was killed: the demo continues without it
             self._watcher.stdin.write(f"{session}\n".encode())
             self._watcher.stdin.flush()
 
     def finish(self) -> None:
-        """Tell the driver that all orders are written: it ends the query when that has read them, and reads the totals back."""
+        """Tell the driver that all orders are written. The driver ends the query when the query has read them, and reads the
+        totals back.
+        """
         self._send(FINISH + b"\n")
 
     def _send(self, line: bytes) -> None:
@@ -110,7 +111,7 @@ class SparkDriver:
 
     def reports(self) -> Iterator[Mapping[str, object]]:
         """Yield the reports since the last call. Raises ``RocketMQError`` if the driver has ended without its last report."""
-        # This is asked first: all that a driver wrote before it ended is then read below.
+        # Before the read: it then gets all that the driver wrote until it ended.
         ended = self._exit_code() is not None
         while part := self._read():
             self._unread += part

@@ -23,11 +23,11 @@ from rocketmq_spark.localbroker.cluster import disk_problem
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
 from rocketmq_spark.localbroker.site import IN_USE
 
-# What a micro-batch costs is mostly set-up of tasks: few queues and few partitions make it quick.
+# Most of the cost of a micro-batch is the set-up of its tasks: few queues and partitions keep it short.
 QUEUES = 4
 # The line that the driver reads when all orders are written.
 FINISH = b"finish"
-# The time from the first Ctrl-C to the end of the process.
+# At most this time passes from the first Ctrl-C to the end of the process.
 _STOP_WITHIN_S = 10
 
 
@@ -84,7 +84,7 @@ class DemoEnvironment:
         consequences.
         """
         if problem := disk_problem(self.folder, for_broker=self.starts_broker):
-            remedy = f"Free some space, or name another folder ({distro.CACHE_VARIABLE})"
+            remedy = f"Free some space, or set {distro.CACHE_VARIABLE} to a folder on another disk"
             raise LocalBrokerError(problem, remedy=remedy)
         for servers, name in self._own_servers():
             if servers.pid(name) is None:
@@ -93,7 +93,7 @@ class DemoEnvironment:
                 )
 
     def kill_servers(self) -> None:
-        """Kill the servers of the demo: a clean stop takes ten seconds, and is of no use if their data is not used again."""
+        """Kill the servers of the demo: a clean stop may take 20 s, and is of no use if their data is not used again."""
         for servers, name in self._own_servers():
             servers.kill(name)
 
@@ -164,6 +164,7 @@ def _free_folder(base: Path) -> tuple[Path, int]:
 
 
 def _has_no_broker(data: Path) -> bool:
+    """Whether no broker runs on the data."""
     if not folders.only_own(data):
         return not data.exists()
     lock = _open_lock(data / IN_USE)

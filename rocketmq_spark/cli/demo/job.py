@@ -38,7 +38,7 @@ _REPORT_INTERVAL_S = 0.25
 
 _SPARK_CONF = {
     **exactly_once_conf(),
-    # A minute is too short for the second compiler to pay: with it the driver takes twice the processor time.
+    # The run is too short for the C2 compiler to pay: with it the driver takes twice the CPU time.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.python.daemon.module": "rocketmq_spark.daemon",
     "spark.ui.enabled": "false",
@@ -102,7 +102,7 @@ def write_totals(totals: DataFrame, name_server: str, topic: str, checkpoint: st
 
 
 def read_totals(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
-    """What was written, read back as a batch."""
+    """Read the totals back as a batch."""
     messages = spark.read.format("rocketmq").option("nameServer", name_server).option("subscribe", topic).load()
     return messages.select(sf.from_json(sf.col("body").cast("string"), TOTAL).alias("t")).select("t.*")
 
@@ -179,7 +179,7 @@ def main() -> None:
                     raise error
             if commands.readline().strip() != FINISH:
                 return
-            query.processAllAvailable()
+            query.processAllAvailable()  # also waits for the batch without rows that emits the last windows
         except PySparkException as e:
             reports.write(failed=explain(e))
             return

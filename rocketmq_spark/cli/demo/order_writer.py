@@ -11,9 +11,10 @@ from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.produce import Orders, paced
 from rocketmq_spark.session.producers import Producer
 
+# ``end_windows`` sends so many orders that count for nothing.
 CLOSING_ORDERS = 1
 _DAY_S = 86_400.0
-# How long orders under way are waited for if the run has failed.
+# Timeout of unacknowledged orders if the run has failed.
 _FAILED_CLOSE_S = 1.0
 
 
@@ -31,6 +32,7 @@ class OrderWriter:
         self._stop = Latch()
         self._executor = ThreadPoolExecutor(1, "demo producer")
         self._writing: Future[None] | None = None
+        # Written by the executor's thread, read by the demo's.
         self.sent = 0
         self.cents = 0
 

@@ -30,7 +30,7 @@ class DemoView(Protocol):
 
 @contextlib.contextmanager
 def view(output: Output, seconds: float, rate: float) -> Iterator[DemoView]:
-    """The view that fits where the output goes."""
+    """Yield a picture for a terminal, and lines otherwise."""
     if output.machine or not sys.stdout.isatty():
         yield _Lines(output)
         return
@@ -42,7 +42,7 @@ def view(output: Output, seconds: float, rate: float) -> Iterator[DemoView]:
 
 
 class _Lines:
-    """One line each five seconds if something has changed, and one for each event."""
+    """One line every five seconds if something has changed, and one for each event."""
 
     interval_s = 5.0
 
@@ -67,7 +67,7 @@ class _Lines:
 
 
 class _Picture:
-    """The same on a terminal, drawn in place."""
+    """A live picture on a terminal."""
 
     interval_s = 0.5
 
@@ -110,7 +110,7 @@ def _picture(title: str, state: DemoState) -> Group:
 
 
 def _batches(times_ms: list[int]) -> str:
-    """The newest batches as little bars, and the last in numbers. The first batch of a driver starts Python and takes longer: no
+    """The newest batches as bars, and the last in numbers. The first batch of a driver starts Python and takes longer: no
     bar is higher than that of four times the median.
     """
     if not times_ms:

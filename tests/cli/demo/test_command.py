@@ -100,10 +100,10 @@ def test_ctrl_c_ends_it_cleanly(start, proxied, own_cache):
         ("--transport", "grpc", "--name-server", "n:1"),
     ],
 )
-def test_a_proxy_goes_with_its_cluster(arguments):
+def test_a_proxy_requires_its_cluster_and_the_reverse(arguments):
     done = CliRunner().invoke(app, ["demo", *arguments])
     assert done.exit_code == 2
-    assert "--proxy-endpoint goes with --transport grpc and --name-server" in done.stderr
+    assert "--proxy-endpoint requires --transport grpc and --name-server, and these two together" in done.stderr
 
 
 def test_without_java_the_first_line_says_how_to_get_it(monkeypatch, tmp_path):

@@ -175,7 +175,7 @@ def test_only_the_demo_s_own_brokers_need_a_tenth_of_the_disk(tmp_path, monkeypa
 
 @pytest.mark.parametrize(("error", "left"), [(KeyboardInterrupt, 0), (RocketMQError, 3), (None, 3)])
 def test_an_interrupted_demo_kills_its_servers(own, error, left):
-    """A clean stop takes ten seconds, and is for data that is used again."""
+    """A clean stop may take 20 s, and is for data that is used again."""
     with contextlib.suppress(KeyboardInterrupt, RocketMQError), demo_environment(None, True):
         if error is not None:
             raise error
