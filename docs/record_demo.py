@@ -28,9 +28,9 @@ HERE = Path(__file__).parent
 COLUMNS, ROWS = 100, 27
 # The animation takes ``PLAY_S`` seconds, and shows its last frame for ``HOLD_S`` more.
 PLAY_S, HOLD_S = 8.0, 6.0
-# The recording begins with the first frame that shows the one, and ends with the line that has the other.
+# The first frame shows BEGIN; the last line has END.
 BEGIN, END = "writing orders", "All agree."
-# What the recording is about: a run in which Spark was killed between two batches shows less.
+# A run in which the driver was killed between two batches is not recorded: it shows less.
 KILL = re.compile(rb"kill -9 of Spark's driver in batch \d")
 
 _SIZE, _CELL_WIDTH, _LINE_HEIGHT, _MARGIN, _TITLE_HEIGHT = 14, 8.43, 18, 12, 30
@@ -52,7 +52,7 @@ def record(command: Sequence[str]) -> Iterator[tuple[float, bytes]]:
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
     began = time.monotonic()
-    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment, close_fds=True)
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment)
     os.close(child)
     while part := _read(main):
         yield time.monotonic() - began, part
@@ -62,7 +62,7 @@ def record(command: Sequence[str]) -> Iterator[tuple[float, bytes]]:
 
 
 def _read(terminal: int) -> bytes:
-    """What is printed next; empty when the command has ended."""
+    """Read what is printed next; empty when the command has ended."""
     try:
         return os.read(terminal, 1 << 16)
     except OSError:  # Linux: the terminal's other side is closed
@@ -70,33 +70,36 @@ def _read(terminal: int) -> bytes:
 
 
 def checked(parts: Iterator[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """The same parts. Ends the program, before it writes a recording, if the run did not show the kill in a batch and the end."""
-    shown = b""
+    """Yield the parts up to ``END``. Ends the program, before it writes a recording, if the run did not show the kill in a batch
+    and the end.
+    """
+    printed, end = b"", -1
     for at_s, part in parts:
-        shown += part
-        yield at_s, part
-    if END.encode() not in shown:
+        if end >= 0:
+            continue  # read on, so that the command can end
+        start = len(printed)
+        printed += part
+        end = printed.find(END.encode())
+        # What follows names folders of this machine.
+        yield at_s, part[: end + len(END) - start] if end >= 0 else part
+    if end < 0:
         raise SystemExit(f"nothing is recorded: the run never showed {END!r}")
-    if not KILL.search(shown):
+    if not KILL.search(printed):
         raise SystemExit(
             "nothing is recorded: Spark's driver was not killed in a batch. Run it again, with more --seconds"
         )
 
 
 def frames(parts: Iterator[tuple[float, bytes]]) -> Iterator[Frame]:
-    """Yield each screen that differs from the one before, from the first with ``BEGIN`` to the line with ``END``."""
+    """Yield each screen that differs from the one before, from the first with ``BEGIN`` on."""
     import pyte
 
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     last: tuple[str, ...] = ()
-    begun = ended = False
+    begun = False
     for at_s, part in parts:
-        if ended:
-            continue  # read on, so that the command can end
-        head, end, _ = part.partition(END.encode())
-        stream.feed(head + end)
-        ended = bool(end)
+        stream.feed(part)
         begun = begun or any(BEGIN in line for line in screen.display)
         lines = tuple(line_of(screen, row) for row in range(ROWS))
         if begun and lines != last:
