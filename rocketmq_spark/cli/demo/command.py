@@ -73,11 +73,14 @@ def demo(
     with interruptible(), demo_environment(name_server, grpc, proxy_endpoint) as environment:
         _say(output, f"Name server {environment.name_server}, {time.monotonic() - began:.1f} s. Starting Spark ...")
         try:
+            environment.create_topics()
             result = _run(output, environment, seconds, rate)
         except BaseException:
             if not environment.starts_broker:
                 topics, commands = f"{environment.orders} and {environment.totals}", _delete_commands(environment)
-                output.warning(f"Topics {topics} stay on the cluster. Delete them: {'; '.join(commands)}")
+                output.warning(
+                    f"Topics {topics} stay on the cluster, if they exist. Delete them: {'; '.join(commands)}"
+                )
             raise
         _print_result(output, environment, result, time.monotonic() - began)
         if environment.starts_broker:

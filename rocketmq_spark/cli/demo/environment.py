@@ -92,6 +92,12 @@ class DemoEnvironment:
                     f"{name}, a server of the demo, has ended", remedy=f"Read its output in {servers.data / name}"
                 )
 
+    def create_topics(self) -> None:
+        """Create both topics. Nothing deletes them."""
+        with BaseAdmin(self.name_server) as admin:
+            for topic in (self.orders, self.totals):
+                admin.create_topic(topic, QUEUES)
+
     def kill_servers(self) -> None:
         """Kill the servers of the demo: a clean stop may take 20 s, and is of no use if their data is not used again."""
         for servers, name in self._own_servers():
@@ -108,11 +114,10 @@ class DemoEnvironment:
 def demo_environment(
     name_server: str | None, grpc: bool = False, proxy: str | None = None
 ) -> Iterator[DemoEnvironment]:
-    """Start a broker with new data, and a Proxy if ``grpc``; or use the cluster of ``name_server``, with its ``proxy``. Create
-    the topics.
+    """Start a broker with new data, and a Proxy if ``grpc``; or use the cluster of ``name_server``, with its ``proxy``.
 
-    Servers that were started stop at the end of the block; topics stay. An error in the block is replaced by its cause if a
-    server has ended or the disk is full.
+    Servers that were started stop at the end of the block. An error in the block is replaced by its cause if a server has ended
+    or the disk is full.
     """
     base = distro.cache_folder() / "demo"
     with contextlib.ExitStack() as stack:
@@ -131,9 +136,6 @@ def demo_environment(
                 topics = f"demo-orders-{suffix}", f"demo-totals-{suffix}"
                 environment = DemoEnvironment(name_server, *topics, folder, None, proxy, lock)
         try:
-            with BaseAdmin(environment.name_server) as admin:
-                for topic in (environment.orders, environment.totals):
-                    admin.create_topic(topic, QUEUES)
             yield environment
         except RocketMQError as e:
             try:
@@ -152,8 +154,13 @@ def _free_folder(base: Path) -> tuple[Path, int]:
     """
     for number in itertools.count(1):
         folder = base / f"run-{number}"
-        folders.make(folder)
+        created = folders.make(folder)
         if not folders.only_own(folder):
+            if created:
+                raise LocalBrokerError(
+                    f"other users may write to {folder}, which was just created",
+                    remedy=f"Name a folder on a disk that keeps modes ({distro.CACHE_VARIABLE})",
+                )
             continue
         lock = _open_lock(folder / IN_USE)
         if folders.try_lock(lock) and _has_no_broker(folder / "broker"):

@@ -30,14 +30,17 @@ class DemoView(Protocol):
 
 @contextlib.contextmanager
 def view(output: Output, seconds: float, rate: float) -> Iterator[DemoView]:
-    """Yield a picture for a terminal, and lines otherwise."""
-    if output.machine or not sys.stdout.isatty():
-        yield _Lines(output)
-        return
+    """Yield a picture for a terminal that can show it, and lines otherwise."""
     from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(), auto_refresh=False) as live:
+    console = Console()
+    # Without standard output (`>&-`), Python has None there. A terminal may be dumb, or unable to show the picture's characters.
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    if output.machine or not is_terminal or console.is_dumb_terminal or not console.encoding.startswith("utf"):
+        yield _Lines(output)
+        return
+    with Live(console=console, auto_refresh=False) as live:
         yield _Picture(live, seconds, rate)
 
 

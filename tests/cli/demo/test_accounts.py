@@ -81,6 +81,7 @@ def test_the_exit_code_says_whether_the_counts_agree(monkeypatch, tmp_path, acco
     environment = DemoEnvironment("n:1", "orders", "totals", tmp_path, Path("/data"))
     monkeypatch.setattr(java, "find_java", lambda: None)
     monkeypatch.setattr(environment_module, "demo_environment", lambda *arguments: contextlib.nullcontext(environment))
+    monkeypatch.setattr(DemoEnvironment, "create_topics", lambda self: None)
     monkeypatch.setattr(
         command, "_run", lambda *arguments: DemoResult(accounts, DemoState(batch_ms=[300]), Kill(23, 6))
     )
@@ -95,13 +96,15 @@ DELETE = "rocketmq-spark topic delete {} --yes --name-server n:1"
 
 @pytest.mark.parametrize("data", [None, Path("/data")])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RocketMQError("it failed")])
-def test_a_run_that_does_not_end_names_its_topics(monkeypatch, tmp_path, error, data):
+@pytest.mark.parametrize("while_creating", [True, False])
+def test_a_run_that_does_not_end_names_its_topics(monkeypatch, tmp_path, error, data, while_creating):
     def fail(*arguments):
         raise error
 
     environment = DemoEnvironment("n:1", "orders", "totals", tmp_path, data)
     monkeypatch.setattr(java, "find_java", lambda: None)
     monkeypatch.setattr(environment_module, "demo_environment", lambda *arguments: contextlib.nullcontext(environment))
+    monkeypatch.setattr(DemoEnvironment, "create_topics", fail if while_creating else lambda self: None)
     monkeypatch.setattr(command, "_run", fail)
     done = CliRunner().invoke(app, ["demo", "--json"])
     assert done.exit_code in (1, 130)

@@ -34,6 +34,8 @@ def test_from_a_wheel_counts_agree_and_next_commands_work(start, own_cache, inst
     assert "none of them stored twice" in out
     assert err == ""
     run_1 = own_cache / "demo" / "run-1"
+    assert list((run_1 / "tmp").glob("spark-*")), "what the killed driver left is in the folder of the run"
+    assert list((run_1 / "local").iterdir())
     assert f"Data, checkpoint and Spark's log: {run_1}" in out
     assert out.partition("Try next:\n")[2].splitlines()[:3] == [
         f"  rocketmq-spark broker start --data {run_1 / 'broker'}",

@@ -3,6 +3,7 @@ import io
 import json
 import sys
 
+import pytest
 from rich.console import Console
 
 from rocketmq_spark.cli.demo.view import _batches, _Lines, _Picture, _picture, view
@@ -67,6 +68,17 @@ def test_the_picture_shows_counts_lag_totals_and_batches():
         "kill -9 of the driver",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize(("name", "encoding"), [("dumb", "utf-8"), ("xterm", "latin-1"), ("xterm", None)])
+def test_lines_are_for_terminals_that_cannot_show_the_picture(monkeypatch, name, encoding):
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding) if encoding is not None else None
+    if output is not None:
+        monkeypatch.setattr(output, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setenv("TERM", name)
+    with view(Text(), 1, 1) as shown:
+        assert isinstance(shown, _Lines)
 
 
 def test_the_picture_is_for_terminals_only(monkeypatch):
