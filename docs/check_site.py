@@ -15,20 +15,22 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urldefrag
 
-from playwright.sync_api import Browser, BrowserContext, Page, Route, TimeoutError, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, TimeoutError, ViewportSize, sync_playwright
 
 ROOT = Path(__file__).parents[1]
 SITE, PICTURES = ROOT / "build" / "site", ROOT / "build" / "site-pictures"
-SCHEMES = {"light": "default", "dark": "slate"}
-WIDE, NARROW = {"width": 1440, "height": 1000}, {"width": 390, "height": 800}
+SCHEMES: dict[Literal["light", "dark"], str] = {"light": "default", "dark": "slate"}
+WIDE: ViewportSize = {"width": 1440, "height": 1000}
+NARROW: ViewportSize = {"width": 390, "height": 800}
 PICTURED = ("", "zh-CN/", "monitoring/", "options/", "coming-from-kafka/", "api/")
-WORD, ITS_PAGE = "maxOffsetsPerTrigger", "options/"
+SEARCHED_WORD, RESULT_PAGE = "maxOffsetsPerTrigger", "options/"
 
 # The least contrast of text that WCAG demands (AA), and that of large text.
 _CONTRAST, _LARGE_CONTRAST = 4.5, 3.0
-_FACTS = (Path(__file__).parent / "check_site.js").read_text("utf-8")
+_PAGE_FACTS = (Path(__file__).parent / "check_site.js").read_text("utf-8")
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
@@ -55,12 +57,12 @@ class SchemeCheck:
     anchors of each page.
     """
 
-    def __init__(self, browser: Browser, home: str, scheme: str) -> None:
+    def __init__(self, browser: Browser, home: str, scheme: Literal["light", "dark"]) -> None:
         self.home, self.scheme = home, scheme
         self.faults: list[str] = []
         self.links: dict[str, str] = {}
         self.anchors: dict[str, set[str]] = {}
-        self.context: BrowserContext = browser.new_context(color_scheme=scheme, viewport=WIDE)  # type: ignore[arg-type]
+        self.context: BrowserContext = browser.new_context(color_scheme=scheme, viewport=WIDE)
         self.context.route("**/*", self._block_others)
         self.page: Page = self.context.new_page()
         self.page.on("pageerror", lambda error: self._fault(f"script: {error}"))
@@ -84,23 +86,23 @@ class SchemeCheck:
 
     def check(self, path: str) -> None:
         """Check one page, in a wide window and in that of a phone."""
-        self.page.set_viewport_size(WIDE)  # type: ignore[arg-type]
+        self.page.set_viewport_size(WIDE)
         self.page.goto(self.home + path)
-        facts = self.page.evaluate(_FACTS)
+        facts = self.page.evaluate(_PAGE_FACTS)
         if facts["scheme"] != SCHEMES[self.scheme]:
             self._fault(f"has the scheme {facts['scheme']}")
         self.links |= dict.fromkeys(facts["links"], self.page.url)
         self.anchors[self.page.url] = set(facts["ids"])
         for picture in facts["missingPictures"]:
-            self._fault(f"no picture: {picture}")
+            self._fault(f"missing picture: {picture}")
         for text in facts["texts"]:
             if text["contrast"] < (_LARGE_CONTRAST if text["large"] else _CONTRAST):
-                self._fault(f"hard to read, {text['contrast']:.1f}: {text['what']}")
+                self._fault(f"low contrast, {text['contrast']:.1f}: {text['what']}")
         self._check_width(path, "wide", WIDE, facts["cut"])
-        self.page.set_viewport_size(NARROW)  # type: ignore[arg-type]
-        self._check_width(path, "phone", NARROW, self.page.evaluate(_FACTS)["cut"])
+        self.page.set_viewport_size(NARROW)
+        self._check_width(path, "phone", NARROW, self.page.evaluate(_PAGE_FACTS)["cut"])
 
-    def _check_width(self, path: str, name: str, size: dict[str, int], cut: list[str]) -> None:
+    def _check_width(self, path: str, name: str, size: ViewportSize, cut: list[str]) -> None:
         """Report what is wider than the page, and take a screenshot of some pages."""
         for what in cut:
             self._fault(f"wider than its page at {size['width']}: {what}")
@@ -129,20 +131,20 @@ class SchemeCheck:
 
     def search(self) -> None:
         """Check that a word, typed into the search box, leads to its page."""
-        self.page.set_viewport_size(WIDE)  # type: ignore[arg-type]
+        self.page.set_viewport_size(WIDE)
         self.page.goto(self.home)
         box = self.page.get_by_role("textbox", name="Search")
         box.click()
         # The page ignores what is typed before it has loaded the index.
         self.page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for()
-        box.press_sequentially(WORD)
+        box.press_sequentially(SEARCHED_WORD)
         results = self.page.locator(".md-search-result__item a")
         results.first.wait_for()
         targets = [str(result.get_attribute("href")) for result in results.all()]
-        if not any(ITS_PAGE in target for target in targets):
-            self._fault(f"{WORD} is not found on {ITS_PAGE}, but on {targets}")
+        if not any(RESULT_PAGE in target for target in targets):
+            self._fault(f"{SEARCHED_WORD} is not found on {RESULT_PAGE}, but on {targets}")
         results.first.click()
-        self.page.locator(f"article:has-text('{WORD}')").wait_for()
+        self.page.locator(f"article:has-text('{SEARCHED_WORD}')").wait_for()
 
     def change_scheme(self) -> None:
         """Check that the button changes the scheme."""

@@ -10,15 +10,17 @@ PAGES = {"index.md": "README.md", "zh-CN.md": "README.zh-CN.md"}
 
 
 def front_page(readme: str) -> str:
-    """Return the text of a README as a page of docs/. Links to files that the site does not have become their names. The links
-    below the title become buttons: the dots between them are left out.
+    """Convert the text of a README to a page of docs/. A link to a file that the site does not have becomes its label. The links
+    below the title become buttons, without the dots between them.
     """
-    names = {readme: page for page, readme in PAGES.items()}
+    pages = {name: page for page, name in PAGES.items()}
 
     def link(match: re.Match[str]) -> str:
         label, target = match.groups()
-        if target in names or target.startswith("docs/"):
-            return f"[{label}]({names.get(target, target.removeprefix('docs/'))})"
+        if "://" in target:
+            return match[0]
+        if target in pages or target.startswith("docs/"):
+            return f"[{label}]({pages.get(target, target.removeprefix('docs/'))})"
         return f"`{label}`" if label == target else label
 
     head, line, rest = re.split(r"(^\[.* · .*$)", readme, maxsplit=1, flags=re.MULTILINE)

@@ -28,13 +28,13 @@ HERE = Path(__file__).parent
 COLUMNS, ROWS = 100, 27
 # The animation takes ``PLAY_S`` seconds, and shows its last frame for ``HOLD_S`` more.
 PLAY_S, HOLD_S = 8.0, 6.0
-# The recording begins with the first frame that shows the one, and ends with the line that has the other.
+# The first frame shows BEGIN; the last line has END.
 BEGIN, END = "writing orders", "All agree."
-# What the recording is about: a run in which Spark was killed between two batches shows less.
+# A run in which the driver was killed between two batches is not recorded: it shows less.
 KILL = re.compile(rb"kill -9 of Spark's driver in batch \d")
 
-_SIZE, _WIDE, _HIGH, _MARGIN, _BAR = 14, 8.43, 18, 12, 30
-_GROUND, _TEXT = "#1b1e28", "#d8dce6"
+_SIZE, _CELL_WIDTH, _LINE_HEIGHT, _MARGIN, _TITLE_HEIGHT = 14, 8.43, 18, 12, 30
+_BACKGROUND, _TEXT = "#1b1e28", "#d8dce6"
 _BUTTONS = "ff5f57", "febc2e", "28c840"
 _COLOURS = {"red": "#ff7b85", "green": "#8fd694", "brown": "#e6c07b", "blue": "#82aaff", "cyan": "#7fdbca"}
 
@@ -52,7 +52,7 @@ def record(command: Sequence[str]) -> Iterator[tuple[float, bytes]]:
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
     began = time.monotonic()
-    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment, close_fds=True)
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment)
     os.close(child)
     while part := _read(main):
         yield time.monotonic() - began, part
@@ -62,7 +62,7 @@ def record(command: Sequence[str]) -> Iterator[tuple[float, bytes]]:
 
 
 def _read(terminal: int) -> bytes:
-    """What is printed next; empty when the command has ended."""
+    """Read what is printed next; empty when the command has ended."""
     try:
         return os.read(terminal, 1 << 16)
     except OSError:  # Linux: the terminal's other side is closed
@@ -70,33 +70,36 @@ def _read(terminal: int) -> bytes:
 
 
 def checked(parts: Iterator[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """The same parts. Ends the program, before it writes a recording, if the run did not show the kill in a batch and the end."""
-    shown = b""
+    """Yield the parts up to ``END``. Ends the program, before it writes a recording, if the run did not show the kill in a batch
+    and the end.
+    """
+    printed, end = b"", -1
     for at_s, part in parts:
-        shown += part
-        yield at_s, part
-    if END.encode() not in shown:
+        if end >= 0:
+            continue  # read on, so that the command can end
+        start = len(printed)
+        printed += part
+        end = printed.find(END.encode())
+        # What follows names folders of this machine.
+        yield at_s, part[: end + len(END) - start] if end >= 0 else part
+    if end < 0:
         raise SystemExit(f"nothing is recorded: the run never showed {END!r}")
-    if not KILL.search(shown):
+    if not KILL.search(printed):
         raise SystemExit(
             "nothing is recorded: Spark's driver was not killed in a batch. Run it again, with more --seconds"
         )
 
 
 def frames(parts: Iterator[tuple[float, bytes]]) -> Iterator[Frame]:
-    """Yield each screen that differs from the one before, from the first with ``BEGIN`` to the line with ``END``."""
+    """Yield each screen that differs from the one before, from the first with ``BEGIN`` on."""
     import pyte
 
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     last: tuple[str, ...] = ()
-    begun = ended = False
+    begun = False
     for at_s, part in parts:
-        if ended:
-            continue  # read on, so that the command can end
-        head, end, _ = part.partition(END.encode())
-        stream.feed(head + end)
-        ended = bool(end)
+        stream.feed(part)
         begun = begun or any(BEGIN in line for line in screen.display)
         lines = tuple(line_of(screen, row) for row in range(ROWS))
         if begun and lines != last:
@@ -114,7 +117,7 @@ def line_of(screen: pyte.Screen, row: int) -> str:
             end += 1
         run = "".join(cell.data for cell in cells[start:end])
         if run.strip():
-            x = f"{_MARGIN + start * _WIDE:.1f}"
+            x = f"{_MARGIN + start * _CELL_WIDTH:.1f}"
             text += f'<tspan x="{x}"{style_of(cells[start])}>{html.escape(run.rstrip(), quote=False)}</tspan>'
         start = end
     return text
@@ -129,16 +132,16 @@ def svg(shown: Sequence[Frame]) -> str:
     """Return the picture. The frames stand below each other on a strip, and the animation moves the strip behind a window."""
     began, lasted = shown[0].at_s, shown[-1].at_s - shown[0].at_s
     speed = max(1.0, lasted / PLAY_S)
-    whole = lasted / speed + HOLD_S
-    width, high = 2 * _MARGIN + COLUMNS * _WIDE, ROWS * _HIGH + _MARGIN
+    duration_s = lasted / speed + HOLD_S
+    width, height = 2 * _MARGIN + COLUMNS * _CELL_WIDTH, ROWS * _LINE_HEIGHT + _MARGIN
     steps = "".join(
-        f"{100 * (frame.at_s - began) / speed / whole:.2f}%{{transform:translateY({-i * high}px)}}"
+        f"{100 * (frame.at_s - began) / speed / duration_s:.2f}%{{transform:translateY({-i * height}px)}}"
         for i, frame in enumerate(shown)
     )
-    lines = {line: f"l{i}" for i, line in enumerate(dict.fromkeys(line for frame in shown for line in frame.lines))}
-    known = "".join(f'<text id="{name}">{line}</text>' for line, name in lines.items() if line)
+    ids = {line: f"l{i}" for i, line in enumerate(dict.fromkeys(line for frame in shown for line in frame.lines))}
+    definitions = "".join(f'<text id="{name}">{line}</text>' for line, name in ids.items() if line)
     film = "".join(
-        f'<use href="#{lines[line]}" y="{i * high + (row + 1) * _HIGH}"/>'
+        f'<use href="#{ids[line]}" y="{i * height + (row + 1) * _LINE_HEIGHT}"/>'
         for i, frame in enumerate(shown)
         for row, line in enumerate(frame.lines)
         if line
@@ -146,18 +149,18 @@ def svg(shown: Sequence[Frame]) -> str:
     dots = "".join(
         f'<circle cx="{18 + 18 * i}" cy="15" r="5.5" fill="#{colour}"/>' for i, colour in enumerate(_BUTTONS)
     )
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {high + _BAR}" role="img">
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height + _TITLE_HEIGHT}" role="img">
 <title>rocketmq-spark demo: Spark's driver is killed in the middle of a batch; orders written, read and summed up agree</title>
 <style>
 text{{font:{_SIZE}px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:{_TEXT};white-space:pre}}
-.film{{transform:translateY({-(len(shown) - 1) * high}px);animation:film {whole:.1f}s step-end infinite}}
+.film{{transform:translateY({-(len(shown) - 1) * height}px);animation:film {duration_s:.1f}s step-end infinite}}
 @keyframes film{{{steps}}}
 @media (prefers-reduced-motion:reduce){{.film{{animation:none}}}}
 </style>
-<rect width="100%" height="100%" rx="8" fill="{_GROUND}"/>
+<rect width="100%" height="100%" rx="8" fill="{_BACKGROUND}"/>
 {dots}<text x="50%" y="20" text-anchor="middle" fill-opacity=".7">rocketmq-spark demo, {speed:.0f} times as fast</text>
-<defs>{known}</defs>
-<svg y="{_BAR}" width="100%" height="{high}"><g class="film">{film}</g></svg>
+<defs>{definitions}</defs>
+<svg y="{_TITLE_HEIGHT}" width="100%" height="{height}"><g class="film">{film}</g></svg>
 </svg>
 """
 

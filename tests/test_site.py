@@ -34,6 +34,13 @@ def test_the_first_page_is_the_readme(page):
     assert (ROOT / "docs" / page).read_text("utf-8") == front_page.front_page(text), "run: make docs"
 
 
+def test_a_link_of_the_readme_leads_to_the_site_or_becomes_text():
+    head = "# Title\n\n[Tutorial](docs/tutorial.md) · [中文](README.zh-CN.md)\n\n"
+    page = front_page.front_page(head + "[site](https://example.org/a) [LICENSE](LICENSE) [the job](e.py)\n")
+    assert "[Tutorial](tutorial.md) [中文](zh-CN.md)" in page
+    assert page.endswith("[site](https://example.org/a) `LICENSE` the job\n")
+
+
 def test_nothing_comes_from_elsewhere():
     assert SITE["theme"]["font"] is False
     assert not SITE.keys() & {"extra_javascript", "hooks"}

@@ -107,7 +107,9 @@ def test_it_runs_in_one_shell(where: str, own_cache: Path, installed: Path, tmp_
         assert shell.returncode == 0, shell.stderr[-4000:]
         shown = [text for language, text in blocks(ENGLISH) if language == "text"]
         assert len(shown) == 2
-        assert [text for text in shown if text not in shell.stdout] == []
+        positions = [f"\n{shell.stdout}".find(f"\n{text}") for text in shown]
+        assert -1 not in positions
+        assert positions == sorted(positions)
         assert "RocketMQ has stopped" in shell.stdout
     finally:
         left = background.running()

@@ -1,1 +1,1 @@
-"""``rocketmq-spark demo``: one file for each thing that it does; ``command`` puts them together."""
+"""The command ``rocketmq-spark demo``."""

@@ -1,9 +1,9 @@
 """The counts that check the result of the demo.
 
-The demo is right when the sums of what was written, read, aggregated and read back agree. They can agree exactly: an order
-belongs to one window and one region; a window's total is sent once, when the watermark has passed the window's end; and a
-last order dated far ahead moves the watermark past the end of every window that holds orders. The window of that last order
-stays open, so no total includes it.
+The result is right if the orders written, the orders read, and the orders in the totals read back are the same number, and so
+are the amounts written and read back. They can be equal exactly: an order belongs to one window and one region; append mode emits
+the total of a window once, when the watermark has passed the window's end; and a last order dated far ahead moves the watermark
+past the end of every window with orders. The window of that last order stays open, so no total includes it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rocketmq_spark.options.names import camel_case
 class Accounts:
     """Counts of orders and of totals along the way. Amounts are in cents.
 
-    ``totals_repeated`` are totals that are stored more than once. Only with ``exactly_once`` there must be none; a total counts
-    once in the other numbers.
+    ``totals_repeated`` totals are stored more than once; with ``exactly_once`` there must be none. In the other numbers each
+    total counts once.
     """
 
     orders_written: int
@@ -38,15 +38,19 @@ class Accounts:
         return not self.problems()
 
     def problems(self) -> list[str]:
-        """What does not agree, as sentences without full stops."""
+        """Return the differences as sentences without a full stop."""
         pairs = (
             ("orders", self.orders_written, "read by the query", self.orders_read),
             ("orders", self.orders_written, "in the totals read back", self.orders_returned),
             ("cents", self.cents_written, "in the totals read back", self.cents_returned),
         )
-        differences = [f"{a} {what} written, but {b} {second}" for what, a, second, b in pairs if a != b]
+        differences = [
+            f"{written} {unit} written, but {count} {where}"
+            for unit, written, where, count in pairs
+            if written != count
+        ]
         if self.exactly_once and self.totals_repeated:
-            differences.append(f"{self.totals_repeated} totals are stored twice")
+            differences.append(f"{self.totals_repeated} totals are stored more than once")
         if differences and self.dropped_late:
             differences.append(f"{self.dropped_late} rows came later than the watermark allows and were dropped")
         return differences
@@ -55,23 +59,25 @@ class Accounts:
         return {camel_case(name): value for name, value in asdict(self).items()} | {"balanced": self.balanced}
 
     def lines(self) -> list[str]:
-        """The books for a person."""
+        """Return the counts as lines of text."""
         written, returned = (f"{cents / 100:,.2f}" for cents in (self.cents_written, self.cents_returned))
         sign = "=" if self.cents_written == self.cents_returned else "≠"
         # Without exactly-once a batch that is repeated sends its totals again.
-        twice = (
-            f"{self.totals_repeated:,} of them stored twice" if self.totals_repeated else "none of them stored twice"
+        repeated = (
+            f"{self.totals_repeated:,} of them stored more than once"
+            if self.totals_repeated
+            else "none of them stored twice"
         )
         return [
             f"orders written to the broker      {self.orders_written:>9,}",
             f"orders read by the query          {self.orders_read:>9,}",
-            f"orders in the totals read back    {self.orders_returned:>9,}  in {self.totals_returned:,} totals, {twice}",
+            f"orders in the totals read back    {self.orders_returned:>9,}  in {self.totals_returned:,} totals, {repeated}",
             f"amount written and read back      {written} {sign} {returned}",
         ]
 
     def verdict(self) -> str:
-        """The counts of orders in one line, and whether all agree."""
+        """Return the three counts of orders in one line, and whether the result is right."""
         counts = (self.orders_written, self.orders_read, self.orders_returned)
         signs = ("=" if a == b else "≠" for a, b in itertools.pairwise(counts))
         text = f"{counts[0]:,}" + "".join(f" {sign} {count:,}" for sign, count in zip(signs, counts[1:], strict=True))
-        return f"{text}. {'All agree.' if self.balanced else 'They do not agree.'}"
+        return f"{text}. {'All agree.' if self.balanced else 'The result is wrong.'}"

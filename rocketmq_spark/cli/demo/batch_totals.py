@@ -19,7 +19,9 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """``batch``: the batch that was not finished, None if there was none. ``stored``: how many of its totals were stored."""
+    """A kill of Spark's driver. ``batch`` is the batch that it interrupted, None if there was none; ``stored`` is the number of
+    its totals in the topic.
+    """
 
     batch: int | None
     stored: int
@@ -34,15 +36,16 @@ class BatchTotals:
     """Remembers how many totals were stored when no batch was in flight."""
 
     def __init__(self) -> None:
+        # The finished batch, and the number of totals stored then.
         self._settled: tuple[int, int] | None = None
 
     def stored(self, before: Batches, totals: int, after: Batches) -> int | None:
-        """How many totals the batch in flight has stored; None if none is, or if it is not known. ``totals`` is the number of
-        totals in the topic, counted after ``before`` was listed and before ``after``.
+        """Return how many totals the batch in flight has stored; None if no batch is in flight, or the number is unknown.
+        ``totals`` is the number of totals in the topic, counted after ``before`` was listed and before ``after``.
         """
         if before == after and not after.in_flight:
             self._settled = after.finished, totals
         if not after.in_flight or self._settled is None or self._settled[0] != after.finished:
             return None
         stored = totals - self._settled[1]
-        return stored if stored >= 0 else None  # a broker left out a queue
+        return stored if stored >= 0 else None  # a broker omitted a queue

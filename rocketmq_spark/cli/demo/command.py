@@ -20,11 +20,11 @@ from rocketmq_spark.errors import RocketMQError
 
 if TYPE_CHECKING:
     from rocketmq_spark.cli.demo.environment import DemoEnvironment
-    from rocketmq_spark.cli.demo.run import Result
+    from rocketmq_spark.cli.demo.run import DemoResult
 
 
 def _say(output: Output, text: str) -> None:
-    """A line of the story, for people only."""
+    """Print a line of progress, for people only."""
     if not output.machine:
         click.echo(text)
 
@@ -54,16 +54,18 @@ def demo(
     """Write orders, sum them up with a streaming query, write the sums back, kill Spark's driver in the middle of a batch, and
     check that nothing is lost or stored twice.
 
-    With --transport grpc, a batch that is repeated may store totals twice: see docs/grpc.md."""
+    With --transport grpc, delivery is at least once: a repeated batch may store totals twice."""
     grpc = transport == "grpc"
     if (proxy_endpoint is not None) != (grpc and name_server is not None):
-        raise click.UsageError("--proxy-endpoint goes with --transport grpc and --name-server, and with both only")
+        raise click.UsageError(
+            "--proxy-endpoint requires --transport grpc and --name-server, and these two together require --proxy-endpoint"
+        )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # before the import of PySpark, when this package checks it
-    import pyspark  # noqa: F401 - the driver's process needs it; that it is missing must be said here
+    import pyspark  # noqa: F401 - fails here, not in the driver's process, if PySpark is missing
 
     from rocketmq_spark.localbroker.java import find_java
 
-    find_java()  # its error must be the first thing that is said
+    find_java()  # raises before anything is printed
     began = time.monotonic()
     _say(output, f"Starting {'RocketMQ' if name_server is None else 'on ' + name_server} ...")
     from rocketmq_spark.cli.demo.environment import demo_environment, interruptible
@@ -71,23 +73,26 @@ def demo(
     with interruptible(), demo_environment(name_server, grpc, proxy_endpoint) as environment:
         _say(output, f"Name server {environment.name_server}, {time.monotonic() - began:.1f} s. Starting Spark ...")
         try:
+            environment.create_topics()
             result = _run(output, environment, seconds, rate)
         except BaseException:
-            if environment.broker_data is None:
+            if not environment.starts_broker:
                 topics, commands = f"{environment.orders} and {environment.totals}", _delete_commands(environment)
-                output.warning(f"Topics {topics} stay on the cluster. Delete them: {'; '.join(commands)}")
+                output.warning(
+                    f"Topics {topics} stay on the cluster, if they exist. Delete them: {'; '.join(commands)}"
+                )
             raise
         _print_result(output, environment, result, time.monotonic() - began)
-        if environment.broker_data:
-            _say(output, "Ending RocketMQ, which takes some seconds ...")
+        if environment.starts_broker:
+            _say(output, "Stopping RocketMQ, which may take 20 s ...")
     if not result.accounts.balanced:
         raise RocketMQError(
-            f"the counts do not agree: {'; '.join(result.accounts.problems())}",
-            remedy=f"Spark's messages are in {environment.spark_log}",
+            f"the result is wrong: {'; '.join(result.accounts.problems())}",
+            remedy=environment.remedy,
         )
 
 
-def _run(output: Output, environment: DemoEnvironment, seconds: float, rate: float) -> Result:
+def _run(output: Output, environment: DemoEnvironment, seconds: float, rate: float) -> DemoResult:
     from rocketmq_spark.cli.demo.driver import SparkDriver
     from rocketmq_spark.cli.demo.order_writer import OrderWriter
     from rocketmq_spark.cli.demo.run import DemoRun
@@ -97,16 +102,16 @@ def _run(output: Output, environment: DemoEnvironment, seconds: float, rate: flo
     with (
         SparkDriver(environment) as driver,
         OrderWriter(environment.name_server, environment.orders, rate, seconds) as writer,
-        view(output, seconds, rate) as shown,  # it ends first, and with it the picture, even if the end takes long
+        view(output, seconds, rate) as shown,  # innermost: the picture ends first, even if closing takes long
     ):
         return DemoRun(driver, DemoWatch(environment, driver), writer, shown, seconds).run(
-            exactly_once=environment.proxy is None
+            exactly_once=environment.exactly_once
         )
 
 
-def _print_result(output: Output, environment: DemoEnvironment, result: Result, elapsed_s: float) -> None:
+def _print_result(output: Output, environment: DemoEnvironment, result: DemoResult, elapsed_s: float) -> None:
     accounts, state, kill = result.accounts, result.state, result.kill
-    typical = int(statistics.median(state.batch_ms)) if state.batch_ms else 0
+    batches, median_ms = len(state.batch_ms), int(statistics.median(state.batch_ms))
     commands = _next_commands(environment)
     document = {
         "event": "result",
@@ -115,15 +120,15 @@ def _print_result(output: Output, environment: DemoEnvironment, result: Result, 
         "topics": [environment.orders, environment.totals],
         "data": str(environment.folder),
         "seconds": round(elapsed_s, 1),
-        "batches": len(state.batch_ms),
-        "medianBatchMs": typical,
+        "batches": batches,
+        "medianBatchMs": median_ms,
         "next": commands,
     }
-    way = f" through the Proxy at {environment.proxy}" if environment.proxy else ""
+    through_proxy = f" through the Proxy at {environment.proxy}" if environment.proxy else ""
     lines = [
         "",
         f"A producer wrote orders to topic {environment.orders}. A streaming query summed them up per window and region",
-        f"in {len(state.batch_ms)} batches (median {typical} ms) and wrote the totals to topic {environment.totals}{way}.",
+        f"in {batches} batches (median {median_ms} ms) and wrote the totals to topic {environment.totals}{through_proxy}.",
         f"In between: {kill}.",
         "",
         *("  " + line for line in accounts.lines()),
@@ -147,7 +152,7 @@ def _activation_hint() -> list[str]:
 
 def _next_commands(environment: DemoEnvironment) -> list[str]:
     tail, describe = f"tail {environment.totals} --from earliest --no-follow", f"topic describe {environment.orders}"
-    if environment.broker_data is None:
+    if not environment.starts_broker:
         return [_command(environment, tail), _command(environment, describe), *_delete_commands(environment)]
     start = f"broker start --data {shlex.quote(str(environment.broker_data))}"
     return [_command(environment, command) for command in (start, tail, describe)]
@@ -159,5 +164,5 @@ def _delete_commands(environment: DemoEnvironment) -> list[str]:
 
 def _command(environment: DemoEnvironment, command: str) -> str:
     """A command for the cluster of the run. The demo's own broker needs no address: ``broker start`` starts it."""
-    where = "" if environment.broker_data else f" --name-server {shlex.quote(environment.name_server)}"
+    where = "" if environment.starts_broker else f" --name-server {shlex.quote(environment.name_server)}"
     return f"rocketmq-spark {command}{where}"

@@ -26,12 +26,11 @@ from rocketmq_spark.errors import RocketMQError
 
 _END_WITHIN_S, _POLL_S = 30.0, 0.05
 _STOP_WITHIN_S = 5.0
-_MOST_READ = 1 << 16
+_READ_BYTES = 1 << 16
 
 
 class SparkDriver:
-    """Starts the driver when the block is entered, and kills it when the block is left. ``kill`` and ``start`` may be called in
-    it.
+    """Starts the driver on entry and kills it on exit. In the block, ``kill`` and ``start`` replace it.
 
     Args:
         environment: The environment of the run.
@@ -47,7 +46,7 @@ class SparkDriver:
         self._watcher: subprocess.Popen[bytes] | None = None
         self._reports_fd = -1
         self._unread = b""
-        self._has_ended = False
+        self._has_last_report = False
 
     def __enter__(self) -> SparkDriver:
         self._watcher = subprocess.Popen(
@@ -69,7 +68,7 @@ class SparkDriver:
         log."""
         self._reports_fd, writing = os.pipe()
         os.set_blocking(self._reports_fd, False)
-        self._unread, self._has_ended = b"", False
+        self._unread, self._has_last_report = b"", False
         root = str(Path(rocketmq_spark.__file__).parent.parent)
         call = python("-P", *self._program, str(writing), first=[root])
         call["env"] = {"PYSPARK_PYTHON": sys.executable, **call["env"]}
@@ -83,22 +82,24 @@ class SparkDriver:
                 start_new_session=True,
             )  # fmt: skip
         os.close(writing)
-        self._watch(self._process.pid)
+        self._name_session(self._process.pid)
         self._send(self._environment.to_json())
 
     @property
     def _locks(self) -> list[int]:
         return [] if self._environment.lock is None else [self._environment.lock]
 
-    def _watch(self, session: int) -> None:
+    def _name_session(self, session: int) -> None:
         assert self._watcher is not None
         assert self._watcher.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody killed the watcher: the demo runs on without it
+        with contextlib.suppress(BrokenPipeError):  # the watcher was killed: the demo continues without it
             self._watcher.stdin.write(f"{session}\n".encode())
             self._watcher.stdin.flush()
 
     def finish(self) -> None:
-        """Tell the driver that all orders are written: it ends the query when that has read them, and reads the totals back."""
+        """Tell the driver that all orders are written. The driver ends the query when the query has read them, and reads the
+        totals back.
+        """
         self._send(FINISH + b"\n")
 
     def _send(self, line: bytes) -> None:
@@ -110,35 +111,36 @@ class SparkDriver:
 
     def reports(self) -> Iterator[Mapping[str, object]]:
         """Yield the reports since the last call. Raises ``RocketMQError`` if the driver has ended without its last report."""
-        # This is asked first: all that a driver wrote before it ended is then read below.
-        ended = self._process is not None and self._exit_code() is not None
+        # Before the read: it then gets all that the driver wrote until it ended.
+        ended = self._exit_code() is not None
         while part := self._read():
             self._unread += part
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             report = json.loads(line)
-            self._has_ended = "totals" in report or "failed" in report
+            self._has_last_report = "totals" in report or "failed" in report
             yield report
-        if ended and not self._has_ended:
+        if ended and not self._has_last_report:
             raise RocketMQError(
                 f"Spark's driver ended with exit code {self._exit_code()}",
-                remedy=f"Spark's messages are in {self._environment.spark_log}",
+                remedy=self._environment.remedy,
             )
 
     def _read(self) -> bytes:
         try:
-            return os.read(self._reports_fd, _MOST_READ)
+            return os.read(self._reports_fd, _READ_BYTES)
         except BlockingIOError:
             return b""
 
     def stop(self) -> bool:
         """Stop all processes of the driver with SIGSTOP. Returns whether there are any, and none of them runs any more."""
-        return self._process is not None and process_session.stop(self._process.pid, _STOP_WITHIN_S)
+        assert self._process is not None
+        return process_session.stop(self._process.pid, _STOP_WITHIN_S)
 
     def resume(self) -> None:
         """Let the processes continue after ``stop``."""
-        if self._process is not None:
-            process_session.resume(self._process.pid)
+        assert self._process is not None
+        process_session.resume(self._process.pid)
 
     def kill(self) -> None:
         """Kill all processes of the driver with SIGKILL. Returns when none of them lives."""
@@ -146,7 +148,7 @@ class SparkDriver:
             return
         process_session.kill(self._process.pid)
         self._process.wait()
-        self._watch(0)
+        self._name_session(0)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -166,7 +168,7 @@ class SparkDriver:
         assert self._process is not None
         if sys.platform == "darwin":  # without ``os.waitid``
             return self._process.poll()
-        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if found is None:
+        status = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if status is None:
             return None
-        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status

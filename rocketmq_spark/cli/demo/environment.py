@@ -23,11 +23,11 @@ from rocketmq_spark.localbroker.cluster import disk_problem
 from rocketmq_spark.localbroker.servers import NAME_SERVER, PROXY
 from rocketmq_spark.localbroker.site import IN_USE
 
-# What a micro-batch costs is mostly set-up of tasks: few queues and few partitions make it quick.
+# Most of the cost of a micro-batch is the set-up of its tasks: few queues and partitions keep it short.
 QUEUES = 4
 # The line that the driver reads when all orders are written.
 FINISH = b"finish"
-# The time from the first Ctrl-C to the end of the process.
+# At most this time passes from the first Ctrl-C to the end of the process.
 _STOP_WITHIN_S = 10
 
 
@@ -49,8 +49,21 @@ class DemoEnvironment:
     servers: LocalBroker | None = field(default=None, compare=False)
 
     @property
+    def starts_broker(self) -> bool:
+        return self.broker_data is not None
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether totals are written exactly once: over gRPC they are written at least once."""
+        return self.proxy is None
+
+    @property
     def spark_log(self) -> Path:
         return self.folder / "spark.log"
+
+    @property
+    def remedy(self) -> str:
+        return f"Read Spark's messages in {self.spark_log}"
 
     @property
     def checkpoint(self) -> Path:
@@ -70,35 +83,41 @@ class DemoEnvironment:
         """Raise ``LocalBrokerError`` if the disk of the run is full, or one of its servers has ended. Other errors are then only
         consequences.
         """
-        if problem := disk_problem(self.folder, for_broker=self.servers is not None):
-            remedy = f"Free some space, or name another folder ({distro.CACHE_VARIABLE})"
+        if problem := disk_problem(self.folder, for_broker=self.starts_broker):
+            remedy = f"Free some space, or set {distro.CACHE_VARIABLE} to a folder on another disk"
             raise LocalBrokerError(problem, remedy=remedy)
-        for name in self._server_names():
-            if self.servers is not None and self.servers.pid(name) is None:
-                logs = f"{self.servers.data / name}"
-                raise LocalBrokerError(f"{name}, a server of the demo, has ended", remedy=f"Its output is in {logs}")
+        for servers, name in self._own_servers():
+            if servers.pid(name) is None:
+                raise LocalBrokerError(
+                    f"{name}, a server of the demo, has ended", remedy=f"Read its output in {servers.data / name}"
+                )
+
+    def create_topics(self) -> None:
+        """Create both topics. Nothing deletes them."""
+        with BaseAdmin(self.name_server) as admin:
+            for topic in (self.orders, self.totals):
+                admin.create_topic(topic, QUEUES)
 
     def kill_servers(self) -> None:
-        """Kill the servers of the demo: a clean stop takes ten seconds, and is of no use if their data is not used again."""
-        for name in self._server_names():
-            if self.servers is not None:
-                self.servers.kill(name)
+        """Kill the servers of the demo: a clean stop may take 20 s, and is of no use if their data is not used again."""
+        for servers, name in self._own_servers():
+            servers.kill(name)
 
-    def _server_names(self) -> list[str]:
-        if self.servers is None:
-            return []
-        return [NAME_SERVER, *self.servers.brokers, *([PROXY] if self.proxy is not None else [])]
+    def _own_servers(self) -> Iterator[tuple[LocalBroker, str]]:
+        """Yield each server that the demo has started: its cluster, and its name."""
+        if self.servers is not None:
+            for name in [NAME_SERVER, *self.servers.brokers, *([PROXY] if self.proxy is not None else [])]:
+                yield self.servers, name
 
 
 @contextlib.contextmanager
 def demo_environment(
     name_server: str | None, grpc: bool = False, proxy: str | None = None
 ) -> Iterator[DemoEnvironment]:
-    """Start a broker with new data, and a Proxy if ``grpc``; or use the cluster of ``name_server``, with its ``proxy``. Create
-    the topics.
+    """Start a broker with new data, and a Proxy if ``grpc``; or use the cluster of ``name_server``, with its ``proxy``.
 
-    Servers that were started stop at the end of the block; topics stay. An error in the block is replaced by its cause if a
-    server has ended or the disk is full.
+    Servers that were started stop at the end of the block. An error in the block is replaced by its cause if a server has ended
+    or the disk is full.
     """
     base = distro.cache_folder() / "demo"
     with contextlib.ExitStack() as stack:
@@ -117,9 +136,6 @@ def demo_environment(
                 topics = f"demo-orders-{suffix}", f"demo-totals-{suffix}"
                 environment = DemoEnvironment(name_server, *topics, folder, None, proxy, lock)
         try:
-            with BaseAdmin(environment.name_server) as admin:
-                for topic in (environment.orders, environment.totals):
-                    admin.create_topic(topic, QUEUES)
             yield environment
         except RocketMQError as e:
             try:
@@ -138,28 +154,34 @@ def _free_folder(base: Path) -> tuple[Path, int]:
     """
     for number in itertools.count(1):
         folder = base / f"run-{number}"
-        folders.make(folder)
+        created = folders.make(folder)
         if not folders.only_own(folder):
+            if created:
+                raise LocalBrokerError(
+                    f"other users may write to {folder}, which was just created",
+                    remedy=f"Name a folder on a disk that keeps modes ({distro.CACHE_VARIABLE})",
+                )
             continue
-        lock = _opened(folder / IN_USE)
-        if folders.try_lock(lock) and _is_free(folder / "broker"):
+        lock = _open_lock(folder / IN_USE)
+        if folders.try_lock(lock) and _has_no_broker(folder / "broker"):
             _empty(folder)
             return folder, lock
         os.close(lock)
-    raise AssertionError
+    raise AssertionError  # unreachable, for mypy
 
 
-def _is_free(data: Path) -> bool:
+def _has_no_broker(data: Path) -> bool:
+    """Whether no broker runs on the data."""
     if not folders.only_own(data):
         return not data.exists()
-    lock = _opened(data / IN_USE)
+    lock = _open_lock(data / IN_USE)
     try:
         return folders.try_lock(lock)
     finally:
         os.close(lock)
 
 
-def _opened(lock: Path) -> int:
+def _open_lock(lock: Path) -> int:
     return folders.open_lock(lock, os.O_WRONLY | os.O_CREAT)
 
 
@@ -179,7 +201,7 @@ def interruptible() -> Iterator[None]:
     stopping = False
 
     def end() -> None:
-        _say("Ended before everything was closed")
+        _write_to_stderr("Ended before everything was closed")
         os._exit(INTERRUPTED)
 
     def interrupt() -> None:
@@ -188,7 +210,7 @@ def interruptible() -> Iterator[None]:
             end()
         stopping = True
         signal.alarm(_STOP_WITHIN_S)
-        _say("Stopping ...")
+        _write_to_stderr("Stopping ...")
         raise KeyboardInterrupt
 
     with on_signals(interrupt, signal.SIGINT, signal.SIGTERM), on_signals(end, signal.SIGALRM):
@@ -199,7 +221,7 @@ def interruptible() -> Iterator[None]:
                 signal.alarm(0)
 
 
-def _say(text: str) -> None:
+def _write_to_stderr(text: str) -> None:
     """Write a line to standard error. A signal handler cannot print: it may have interrupted a print."""
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode())

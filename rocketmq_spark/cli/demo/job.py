@@ -32,6 +32,31 @@ from rocketmq_spark.spark.tuning import exactly_once_conf, private_sockets
 
 ORDER = "order_id string, region string, amount decimal(12,2), ts timestamp"
 TOTAL = "window_start timestamp, window_end timestamp, region string, orders bigint, amount decimal(22,2)"
+WINDOW = "5 seconds"
+WATERMARK = "5 seconds"
+_REPORT_INTERVAL_S = 0.25
+
+# The run is too short for the C2 compiler to pay: with it the driver takes twice the CPU time.
+_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_SPARK_CONF = {
+    **exactly_once_conf(),
+    "spark.python.daemon.module": "rocketmq_spark.daemon",
+    # Otherwise every user of this machine may connect to the driver's ports, and run code in it.
+    "spark.authenticate": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.execution.python.udf.buffer.size": str(1 << 20),
+    "spark.sql.streaming.numRecentProgressUpdates": "100000",
+    "spark.sql.streaming.stopTimeout": "10s",
+    "spark.log.level": "ERROR",
+}
 
 
 def read_orders(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
@@ -79,49 +104,24 @@ def write_totals(totals: DataFrame, name_server: str, topic: str, checkpoint: st
 
 
 def read_totals(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
-    """What was written, read back as a batch."""
+    """Read the totals back as a batch."""
     messages = spark.read.format("rocketmq").option("nameServer", name_server).option("subscribe", topic).load()
     return messages.select(sf.from_json(sf.col("body").cast("string"), TOTAL).alias("t")).select("t.*")
-
-
-_SPARK = {
-    **exactly_once_conf(),
-    # A minute is too short for the second compiler to pay: with it the driver takes twice the processor time.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.python.daemon.module": "rocketmq_spark.daemon",
-    # Otherwise every user of this machine may connect to the driver's ports, and run code in it.
-    "spark.authenticate": "true",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.memory": "1g",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.catalogImplementation": "in-memory",
-    "spark.sql.execution.python.udf.buffer.size": str(1 << 20),
-    "spark.sql.streaming.numRecentProgressUpdates": "100000",
-    "spark.sql.streaming.stopTimeout": "10s",
-    "spark.log.level": "ERROR",
-}
-
-
-WINDOW = "5 seconds"
-WATERMARK = "5 seconds"
-_LOOK_S = 0.25
 
 
 @contextlib.contextmanager
 def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master("local[2]").appName("rocketmq-spark demo")
-    places = {
+    # A driver that is killed deletes none of its temporary files: the next run in this folder does.
+    folders.make(temporary := environment.folder / "tmp")
+    folder_conf = {
+        "spark.driver.extraJavaOptions": f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{temporary}"',
         "spark.sql.warehouse.dir": str(environment.folder / "warehouse"),
-        "spark.local.dir": str(environment.folder / "local"),
+        "spark.local.dir": "local",  # in the current folder, which is that of the run: a comma in a path separates folders
     }
     folders.make(sockets := environment.folder / "sockets")
-    for name, value in {**_SPARK, **places, **private_sockets(sockets)}.items():
+    for name, value in {**_SPARK_CONF, **folder_conf, **private_sockets(sockets)}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     try:
@@ -133,11 +133,11 @@ def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
 def _start(spark: SparkSession, environment: DemoEnvironment) -> StreamingQuery:
     totals = region_totals(read_orders(spark, environment.name_server, environment.orders), WINDOW, WATERMARK)
     writer = write_totals(totals, environment.name_server, environment.totals, str(environment.checkpoint))
-    if environment.proxy:
-        writer = writer.option("transport", "grpc").option("proxyEndpoint", environment.proxy)
-    else:
+    if environment.exactly_once:
         # The shortest settling time that is allowed: the repeated batch waits for it.
         writer = writer.option("deliveryGuarantee", "exactly-once").option("exactlyOnceSettle", "4s")
+    else:
+        writer = writer.option("transport", "grpc").option("proxyEndpoint", environment.proxy)
     return writer.queryName("demo").trigger(processingTime="1 second").start()
 
 
@@ -161,17 +161,13 @@ class _Reports:
 
 
 def _totals(spark: SparkSession, environment: DemoEnvironment) -> dict[str, int]:
-    """The sums over what was written, read back as a batch. A total that is stored twice counts once."""
+    """Read the totals back as a batch, and return sums over them. A total that is stored more than once counts once."""
     stored = read_totals(spark, environment.name_server, environment.totals)
     different = stored.groupBy(*stored.columns).agg(sf.count("*").alias("copies"))
-    row = different.agg(sf.count("*"), sf.sum("copies"), sf.sum("orders"), sf.sum("amount")).first()
-    count, copies, orders, amount = row if row is not None else (0, 0, 0, 0)
-    return {
-        "different": count,
-        "repeated": (copies or 0) - count,
-        "orders": orders or 0,
-        "cents": int((amount or 0) * 100),
-    }
+    ((count, repeated, orders, amount),) = different.agg(
+        sf.count("*"), sf.count_if(sf.col("copies") > 1), sf.sum("orders"), sf.sum("amount")
+    ).collect()
+    return {"different": count, "repeated": repeated, "orders": orders or 0, "cents": int((amount or 0) * 100)}
 
 
 def main() -> None:
@@ -182,13 +178,13 @@ def main() -> None:
         query = _start(spark, environment)
         reports = _Reports(query, report_file)
         try:
-            while not select.select([commands], [], [], _LOOK_S)[0]:
+            while not select.select([commands], [], [], _REPORT_INTERVAL_S)[0]:
                 reports.progress()
                 if (error := query.exception()) is not None:
                     raise error
             if commands.readline().strip() != FINISH:
                 return
-            query.processAllAvailable()
+            query.processAllAvailable()  # also waits for the batch without rows that emits the last windows
         except PySparkException as e:
             reports.write(failed=explain(e))
             return

@@ -11,9 +11,10 @@ from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.produce import Orders, paced
 from rocketmq_spark.session.producers import Producer
 
+# ``end_windows`` sends so many orders that count for nothing.
 CLOSING_ORDERS = 1
 _DAY_S = 86_400.0
-# How long orders under way are waited for if the run has failed.
+# Timeout of unacknowledged orders if the run has failed.
 _FAILED_CLOSE_S = 1.0
 
 
@@ -29,8 +30,9 @@ class OrderWriter:
         self._producer = Producer(name_server=name_server, group="rocketmq-spark-demo", send_timeout="30s")
         self._orders = Orders()
         self._stop = Latch()
-        self._thread = ThreadPoolExecutor(1, "demo producer")
+        self._executor = ThreadPoolExecutor(1, "demo producer")
         self._writing: Future[None] | None = None
+        # Written by the executor's thread, read by the demo's.
         self.sent = 0
         self.cents = 0
 
@@ -45,15 +47,11 @@ class OrderWriter:
         if kind is not None:
             # This ends the thread, too, which may wait for a broker that does not answer.
             self._producer.close(_FAILED_CLOSE_S)
-        self._thread.shutdown()
+        self._executor.shutdown()
         self._producer.close()
 
     def start(self) -> None:
-        self._writing = self._thread.submit(self._write)
-
-    @property
-    def started(self) -> bool:
-        return self._writing is not None
+        self._writing = self._executor.submit(self._write)
 
     @property
     def done(self) -> bool:
@@ -78,8 +76,8 @@ class OrderWriter:
     def _send(self, count: int) -> None:
         # A group is acknowledged before the next one gets its times: orders come nearly sorted, and none comes late.
         orders = [self._orders.next() for _ in range(count)]
-        answers = [self._producer.send_async(order.message(self._topic)) for order in orders]
-        for order, answer in zip(orders, answers, strict=True):
-            answer.result()
+        futures = [self._producer.send_async(order.message(self._topic)) for order in orders]
+        for order, future in zip(orders, futures, strict=True):
+            future.result()
             self.sent += 1
             self.cents += order.cents

@@ -14,19 +14,21 @@ from rocketmq_spark.cli.demo.view import DemoView
 from rocketmq_spark.cli.demo.watch import DemoState, DemoWatch
 from rocketmq_spark.errors import RocketMQError
 
-# The part of the writing time after which the driver may be killed.
+# The driver may be killed after this part of the writing time.
 _KILL_AFTER = 0.4
 _REFRESH_S = 0.5
 # The pause between two checks whether now is the moment to kill the driver.
 _KILL_CHECK_S = 0.01
-# If all orders are written, and no batch begins for this time, the driver is killed between two batches.
+# If the last order is read and no number changes for this time, the driver is killed between two batches.
 _IDLE_S = 5.0
 # If no number changes for this time, which includes Spark's start, the run fails.
 _NO_PROGRESS_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class DemoResult:
+    """What a complete run has counted, shown and killed."""
+
     accounts: Accounts
     state: DemoState
     kill: Kill
@@ -49,15 +51,16 @@ class DemoRun:
         self._view = view
         self._seconds = seconds
         self._batch_totals = BatchTotals()
-        self._batches = Batches(-1, -1)
+        self._batches = Batches(-1, -1)  # as last listed
         self._kill: Kill | None = None
+        self._has_recovered = False
+        # Values of ``time.monotonic()``.
         self._killed_at = 0.0
-        self._has_repeated = False
         self._began: float | None = None
         self._shown_at = float("-inf")
         self._changed_at = time.monotonic()
 
-    def run(self, exactly_once: bool) -> Result:
+    def run(self, exactly_once: bool) -> DemoResult:
         state, writer = self._watch.state, self._writer
         self._wait("waiting for Spark's first batch", lambda: bool(state.batch_ms))
         writer.start()
@@ -65,16 +68,17 @@ class DemoRun:
         self._wait("writing orders", lambda: writer.done)
         self._wait("reading the rest", lambda: state.read >= writer.sent)
         writer.end_windows()
-        self._wait("ending the last windows", lambda: self._has_repeated and state.read > writer.sent)
+        self._wait("ending the last windows", lambda: self._has_recovered and state.read > writer.sent)
         self._driver.finish()
         self._wait("reading the totals back", lambda: self._watch.returned is not None)
         self._driver.wait()
         state.phase = "done"
         self._show()
         assert self._kill is not None
-        return Result(self._accounts(exactly_once), state, self._kill)
+        return DemoResult(self._accounts(exactly_once), state, self._kill)
 
     def _wait(self, phase: str, reached: Callable[[], bool]) -> None:
+        """Refresh and show the state until ``reached``. Kills the driver once, when its part of the time is over."""
         state = self._watch.state
         state.phase = phase
         while True:
@@ -84,7 +88,7 @@ class DemoRun:
             state.closing = CLOSING_ORDERS if state.read > state.sent else 0
             state.elapsed_s = 0.0 if self._began is None else time.monotonic() - self._began
             self._report_repeated_batch()
-            self._check_progress(before == (state.read, state.totals_seen, state.sent))
+            self._check_progress(changed=before != (state.read, state.totals_seen, state.sent))
             if reached():
                 return
             if time.monotonic() - self._shown_at >= self._view.interval_s:
@@ -95,24 +99,30 @@ class DemoRun:
                 time.sleep(_REFRESH_S)
 
     def _report_repeated_batch(self) -> None:
-        if self._kill is None or self._has_repeated:
+        if self._kill is None or self._has_recovered:
             return
         batch = self._kill.batch
-        self._has_repeated = batch is None or self._watch.finished >= batch
-        if self._has_repeated and batch is not None:
+        self._has_recovered = batch is None or self._watch.finished >= batch
+        if self._has_recovered and batch is not None:
             after = time.monotonic() - self._killed_at
-            self._watch.state.events.append(f"A new driver has repeated batch {batch} and goes on, {after:.0f} s later")
+            self._watch.state.events.append(
+                f"A new driver repeated batch {batch} and continues, {after:.0f} s after the kill"
+            )
 
     def _show(self) -> None:
         self._shown_at = time.monotonic()
         self._view.show(self._watch.state)
 
-    def _check_progress(self, unchanged: bool) -> None:
+    def _check_progress(self, changed: bool) -> None:
         now, state = time.monotonic(), self._watch.state
-        if not unchanged:
+        if changed:
             self._changed_at = now
         elif now - self._changed_at > _NO_PROGRESS_S:
-            raise RocketMQError(f"the query has read {state.read} of {self._writer.sent} orders and makes no progress")
+            raise RocketMQError(
+                f"{state.phase}: nothing has changed for {_NO_PROGRESS_S:.0f} s; "
+                f"{state.orders_read} of {self._writer.sent} orders are read",
+                remedy=self._watch.remedy,
+            )
 
     def _kill_in_a_batch(self) -> None:
         """Wait for the moment to kill the driver, until the next refresh. The decision is made while all processes of the
@@ -126,15 +136,15 @@ class DemoRun:
                     return
                 self._driver.resume()
             time.sleep(_KILL_CHECK_S)
-        written = self._watch.state.read > self._writer.sent
-        if written and time.monotonic() - self._changed_at > _IDLE_S:
+        all_read = self._watch.state.read > self._writer.sent
+        if all_read and time.monotonic() - self._changed_at > _IDLE_S:
             if self._driver.stop() and not self._watch.batches().in_flight:
                 self._end_driver(Kill(None, 0))
             else:
                 self._driver.resume()
 
     def _stored_in_flight(self) -> int | None:
-        """How many totals the batch in flight has stored; None if none is, or if it is not known.
+        """Return how many totals the batch in flight has stored; None if no batch is in flight, or the number is unknown.
 
         The checkpoint is listed after the totals were counted. The listing before is that of the last call: if both are the same,
         nothing changed in between.

@@ -12,6 +12,7 @@ from rocketmq_spark.cli.output import Output
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.live import Live
 
     from rocketmq_spark.cli.demo.watch import DemoState
 
@@ -29,19 +30,22 @@ class DemoView(Protocol):
 
 @contextlib.contextmanager
 def view(output: Output, seconds: float, rate: float) -> Iterator[DemoView]:
-    """The view that fits where the output goes."""
-    if output.machine or not sys.stdout.isatty():
-        yield _Lines(output)
-        return
+    """Yield a picture for a terminal that can show it, and lines otherwise."""
     from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(), auto_refresh=False) as live:
+    console = Console()
+    # Without standard output (`>&-`), Python has None there. A terminal may be dumb, or unable to show the picture's characters.
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    if output.machine or not is_terminal or console.is_dumb_terminal or not console.encoding.startswith("utf"):
+        yield _Lines(output)
+        return
+    with Live(console=console, auto_refresh=False) as live:
         yield _Picture(live, seconds, rate)
 
 
 class _Lines:
-    """One line each five seconds if something has changed, and one for each event."""
+    """One line every five seconds if something has changed, and one for each event."""
 
     interval_s = 5.0
 
@@ -66,18 +70,15 @@ class _Lines:
 
 
 class _Picture:
-    """The same on a terminal, drawn in place."""
+    """A live picture on a terminal."""
 
     interval_s = 0.5
 
-    def __init__(self, live: object, seconds: float, rate: float) -> None:
+    def __init__(self, live: Live, seconds: float, rate: float) -> None:
         self._live = live
         self._title = f"rocketmq-spark demo: {rate:g} orders a second for {seconds:g} s"
 
     def show(self, state: DemoState) -> None:
-        from rich.live import Live
-
-        assert isinstance(self._live, Live)
         self._live.update(_picture(self._title, state), refresh=True)
 
 
@@ -112,7 +113,7 @@ def _picture(title: str, state: DemoState) -> Group:
 
 
 def _batches(times_ms: list[int]) -> str:
-    """The newest batches as little bars, and the last in numbers. The first batch of a driver starts Python and takes longer: no
+    """The newest batches as bars, and the last in numbers. The first batch of a driver starts Python and takes longer: no
     bar is higher than that of four times the median.
     """
     if not times_ms:

@@ -17,12 +17,15 @@ from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.checkpoints import entries
 
+_LAG_WITHIN_S, _COUNT_WITHIN_S = 1.0, 10.0
+
 
 @dataclass(slots=True)
 class DemoState:
-    """The demo at one moment. ``sent``, ``closing``, ``phase`` and ``events`` are set by ``DemoRun``.
+    """The demo at one moment. ``DemoRun`` sets ``sent``, ``closing``, ``phase``, ``elapsed_s`` and ``events``.
 
-    ``read`` counts all messages; ``closing`` of these are no orders, but end windows.
+    ``read`` is the number of messages before the offsets of the last finished batch, by Spark's checkpoint; ``closing`` of them
+    are not orders, but end windows.
     """
 
     phase: str = "starting"
@@ -60,7 +63,7 @@ class DemoState:
 
 @dataclass(frozen=True, slots=True)
 class ReturnedTotals:
-    """What the driver read back in the end: how many different totals there are, and how many are stored more than once."""
+    """Sums over the totals that the driver read back: how many are different, and how many of these are stored more than once."""
 
     different: int
     repeated: int
@@ -75,6 +78,7 @@ class DemoWatch:
         self.state = DemoState()
         self.returned: ReturnedTotals | None = None
         self.finished = -1  # the newest batch that was finished at the last refresh
+        self.remedy = environment.remedy
         self._driver = driver
         self._environment = environment
         self._checkpoint = entries.folder(str(environment.checkpoint))
@@ -85,7 +89,7 @@ class DemoWatch:
         self._positions: Mapping[MessageQueue, int] = {}
 
     def refresh(self) -> DemoState:
-        """Ask Spark, its checkpoint and the broker. A broker that does not answer leaves its numbers as they were. Raises
+        """Ask Spark, its checkpoint and the broker. A broker that does not answer keeps its numbers. Raises
         ``RocketMQError`` if the query, its process or a server of the demo has failed.
         """
         self._environment.check()
@@ -103,12 +107,13 @@ class DemoWatch:
 
     def batches(self) -> Batches:
         begun, finished = (max(entries.numbers(self._checkpoint, log), default=-1) for log in ("offsets", "commits"))
+        # A batch may begin and finish between the two listings.
         return Batches(begun, min(begun, finished))
 
     def stored_totals(self) -> int | None:
         """Number of totals in the topic; None if a broker does not answer."""
         try:
-            return sum(self._ends(self._environment.totals, 10.0).values())
+            return sum(self._ends(self._environment.totals, _COUNT_WITHIN_S).values())
         except RocketMQError as e:
             if not e.retriable:
                 raise
@@ -124,8 +129,7 @@ class DemoWatch:
                 case {"totals": dict(totals)}:
                     self.returned = ReturnedTotals(**totals)
                 case {"failed": str(reason)}:
-                    remedy = f"Spark's messages are in {self._environment.spark_log}"
-                    raise RocketMQError("the streaming query failed", remark=reason, remedy=remedy)
+                    raise RocketMQError("the streaming query failed", remark=reason, remedy=self.remedy)
 
     def _ends(self, topic: str, within_s: float) -> dict[MessageQueue, int]:
         queues = self._client.routes.get(topic).readable()
@@ -135,7 +139,7 @@ class DemoWatch:
     def _ask_broker(self) -> None:
         self.state.lag = {
             f"{queue.broker_name}/{queue.queue_id}": max(0, end - self._positions.get(queue, 0))
-            for queue, end in self._ends(self._environment.orders, 1.0).items()
+            for queue, end in self._ends(self._environment.orders, _LAG_WITHIN_S).items()
         }
         for message in self._totals.messages():
             total = json.loads(message.body)

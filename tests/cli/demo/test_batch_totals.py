@@ -39,5 +39,5 @@ def test_a_count_from_the_time_of_a_change_is_no_beginning(before, after):
         (Kill(None, 0), "kill -9 of Spark's driver between two batches"),
     ],
 )
-def test_a_kill_is_told_in_words(kill, text):
+def test_a_kill_in_words(kill, text):
     assert str(kill) == text

@@ -34,6 +34,8 @@ def test_from_a_wheel_counts_agree_and_next_commands_work(start, own_cache, inst
     assert "none of them stored twice" in out
     assert err == ""
     run_1 = own_cache / "demo" / "run-1"
+    assert list((run_1 / "tmp").glob("spark-*")), "what the killed driver left is in the folder of the run"
+    assert list((run_1 / "local").iterdir())
     assert f"Data, checkpoint and Spark's log: {run_1}" in out
     assert out.partition("Try next:\n")[2].splitlines()[:3] == [
         f"  rocketmq-spark broker start --data {run_1 / 'broker'}",
@@ -100,10 +102,10 @@ def test_ctrl_c_ends_it_cleanly(start, proxied, own_cache):
         ("--transport", "grpc", "--name-server", "n:1"),
     ],
 )
-def test_a_proxy_goes_with_its_cluster(arguments):
+def test_a_proxy_requires_its_cluster_and_the_reverse(arguments):
     done = CliRunner().invoke(app, ["demo", *arguments])
     assert done.exit_code == 2
-    assert "--proxy-endpoint goes with --transport grpc and --name-server" in done.stderr
+    assert "--proxy-endpoint requires --transport grpc and --name-server, and these two together" in done.stderr
 
 
 def test_without_java_the_first_line_says_how_to_get_it(monkeypatch, tmp_path):

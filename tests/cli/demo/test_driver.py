@@ -35,7 +35,7 @@ def next_reports(driver):
     return awaited(lambda: list(driver.reports()), bool)
 
 
-def test_it_hears_reports_and_is_told_to_finish(driver_of):
+def test_it_yields_reports_and_finishes_on_request(driver_of):
     program = ECHO + "print(json.dumps({'totals': sys.stdin.readline()}), file=out, flush=True)"
     with driver_of(program) as driver:
         assert next_reports(driver) == [{"name": "n:1"}]
@@ -70,7 +70,7 @@ def test_a_driver_that_ends_by_itself_is_an_error_at_last(driver_of):
         assert reported == [{"name": "n:1"}]
 
 
-def test_the_number_of_a_driver_that_ended_stays_its_own_until_it_is_killed(driver_of):
+def test_the_pid_of_an_ended_driver_is_not_reused(driver_of):
     """A signal to its session would reach another process that has the number by then."""
     with driver_of(ECHO + "print(json.dumps({'totals': 1}), file=out, flush=True)") as driver:
         next_reports(driver)
@@ -102,7 +102,7 @@ def test_what_it_prints_goes_to_the_log_of_the_run(driver_of, tmp_path):
 
 # A driver with a worker in a group of its own, as Spark's are; both are stopped when the program that runs them is killed.
 DEMO = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 from rocketmq_spark.base import folders
 from rocketmq_spark.cli.demo.driver import SparkDriver
@@ -114,7 +114,7 @@ assert folders.try_lock(lock)
 environment = DemoEnvironment("n:1", "orders", "totals", folder, None, lock=lock)
 with SparkDriver(environment, program=[str(folder / "program.py")]) as driver:
     while not (reports := list(driver.reports())):
-        pass
+        time.sleep(0.01)
     assert driver.stop()
     print(driver._process.pid, driver._watcher.pid, reports[0]["worker"], flush=True)
     if sys.argv[2] == "fail":

@@ -17,6 +17,8 @@ from rocketmq_spark.localbroker import cluster, site
 
 def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache, as_found):
     with demo_environment(rocketmq.name_server) as first, demo_environment(rocketmq.name_server) as second:
+        first.create_topics()
+        second.create_topics()
         topics = {first.orders, first.totals, second.orders, second.totals}
         assert len(topics) == 4
         assert topics <= set(rocketmq.admin.topics())
@@ -26,7 +28,7 @@ def test_a_cluster_that_exists_gets_two_new_topics(rocketmq, own_cache, as_found
 
 
 @pytest.mark.parametrize(("grpc", "proxy"), [(False, None), (True, "p:8081")])
-def test_a_broker_of_its_own_has_a_proxy_where_one_is_wanted(grpc, proxy, own_cache, monkeypatch):
+def test_its_own_broker_has_a_proxy_for_grpc(grpc, proxy, own_cache, monkeypatch):
     broker = MagicMock()
     broker.return_value.__enter__.return_value = SimpleNamespace(name_server="n:1", proxy_grpc="p:8081")
     monkeypatch.setattr(environment_module, "LocalBroker", broker)
@@ -68,6 +70,12 @@ def test_what_others_may_have_planted_is_not_followed(tmp_path):
     assert folder == tmp_path / "run-2"
     assert [path.name for path in (tmp_path / "run-2").iterdir()] == ["in-use"]
     assert secret.read_text() == "secret"
+
+
+def test_a_disk_on_which_new_folders_are_open_to_others_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment_module.folders, "only_own", lambda path: False)
+    with pytest.raises(LocalBrokerError, match=r"run-1, which was just created.*ROCKETMQ_SPARK_CACHE"):
+        environment_module._free_folder(tmp_path)
 
 
 def test_the_lock_of_a_run_is_no_link(tmp_path):
@@ -175,7 +183,7 @@ def test_only_the_demo_s_own_brokers_need_a_tenth_of_the_disk(tmp_path, monkeypa
 
 @pytest.mark.parametrize(("error", "left"), [(KeyboardInterrupt, 0), (RocketMQError, 3), (None, 3)])
 def test_an_interrupted_demo_kills_its_servers(own, error, left):
-    """A clean stop takes ten seconds, and is for data that is used again."""
+    """A clean stop may take 20 s, and is for data that is used again."""
     with contextlib.suppress(KeyboardInterrupt, RocketMQError), demo_environment(None, True):
         if error is not None:
             raise error

@@ -3,6 +3,7 @@ import io
 import json
 import sys
 
+import pytest
 from rich.console import Console
 
 from rocketmq_spark.cli.demo.view import _batches, _Lines, _Picture, _picture, view
@@ -45,8 +46,8 @@ def test_before_the_first_batch(capsys):
 
 def test_json(capsys):
     _Lines(Json()).show(STATE)
-    found = json.loads(capsys.readouterr().out)
-    assert found == {
+    document = json.loads(capsys.readouterr().out)
+    assert document == {
         "event": "progress", "phase": "writing orders", "elapsedSeconds": 12.3, "ordersWritten": 6000,
         "ordersRead": 5800, "totalsOut": 10, "ordersInTotals": 2500,
         "lag": {"broker-a/0": 120, "broker-a/1": 80}, "batches": 3, "lastBatchMs": 600,
@@ -67,6 +68,17 @@ def test_the_picture_shows_counts_lag_totals_and_batches():
         "kill -9 of the driver",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize(("name", "encoding"), [("dumb", "utf-8"), ("xterm", "latin-1"), ("xterm", None)])
+def test_lines_are_for_terminals_that_cannot_show_the_picture(monkeypatch, name, encoding):
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding) if encoding is not None else None
+    if output is not None:
+        monkeypatch.setattr(output, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setenv("TERM", name)
+    with view(Text(), 1, 1) as shown:
+        assert isinstance(shown, _Lines)
 
 
 def test_the_picture_is_for_terminals_only(monkeypatch):

@@ -18,15 +18,15 @@ class Driver:
     """What the process of the driver reports, made up."""
 
     def __init__(self):
-        self.said = []
+        self.unread = []
 
     def reports(self):
-        said, self.said = self.said, []
-        return said
+        unread, self.unread = self.unread, []
+        return unread
 
 
 @pytest.fixture
-def watch(rocketmq, make_topic, tmp_path):
+def watched(rocketmq, make_topic, tmp_path):
     environment = DemoEnvironment(rocketmq.name_server, make_topic(queues=2), make_topic(queues=1), tmp_path, None)
     driver = Driver()
     return environment, driver, DemoWatch(environment, driver)
@@ -43,42 +43,42 @@ def offsets(environment: DemoEnvironment, position: int) -> str:
     return f"v1\n{{}}\n{canonical(Offsets({MessageQueue(environment.orders, 'broker-a', 1): position}).to_json())}"
 
 
-def test_reports_of_several_drivers_add_up(watch):
-    _, driver, one = watch
-    driver.said = [{"progress": {"rows": 10, "ms": 100, "late": 2}}, {"progress": {"rows": 0, "ms": 200, "late": 0}}]
-    one.refresh()
-    driver.said = [{"progress": {"rows": 5, "ms": 300, "late": 1}}]
-    state = one.refresh()
+def test_reports_of_several_drivers_add_up(watched):
+    _, driver, watch = watched
+    driver.unread = [{"progress": {"rows": 10, "ms": 100, "late": 2}}, {"progress": {"rows": 0, "ms": 200, "late": 0}}]
+    watch.refresh()
+    driver.unread = [{"progress": {"rows": 5, "ms": 300, "late": 1}}]
+    state = watch.refresh()
     assert (state.batch_ms, state.dropped_late) == ([100, 300], 3), "batches without rows take no part"
-    assert one.returned is None
-    driver.said = [{"totals": {"different": 3, "repeated": 0, "orders": 15, "cents": 99}}]
-    one.refresh()
-    assert one.returned == ReturnedTotals(different=3, repeated=0, orders=15, cents=99)
+    assert watch.returned is None
+    driver.unread = [{"totals": {"different": 3, "repeated": 0, "orders": 15, "cents": 99}}]
+    watch.refresh()
+    assert watch.returned == ReturnedTotals(different=3, repeated=0, orders=15, cents=99)
 
 
-def test_a_failed_query_ends_it_with_its_reason(watch):
-    _, driver, one = watch
-    driver.said = [{"failed": "Python worker failed to connect back"}]
+def test_a_failed_query_ends_it_with_its_reason(watched):
+    _, driver, watch = watched
+    driver.unread = [{"failed": "Python worker failed to connect back"}]
     with pytest.raises(RocketMQError, match=r"Python worker failed to connect back.*spark\.log"):
-        one.refresh()
+        watch.refresh()
 
 
-def test_orders_read_are_those_of_the_last_finished_batch(watch):
-    environment, _, one = watch
-    assert one.batches() == Batches(-1, -1)
-    assert one.refresh().read == 0
+def test_orders_read_are_those_of_the_last_finished_batch(watched):
+    environment, _, watch = watched
+    assert watch.batches() == Batches(-1, -1)
+    assert watch.refresh().read == 0
     log(environment, "offsets", 0, offsets(environment, 7))
-    assert one.batches() == Batches(0, -1)
-    assert one.refresh().read == 0, "it may have to be read again"
+    assert watch.batches() == Batches(0, -1)
+    assert watch.refresh().read == 0, "it may have to be read again"
     log(environment, "commits", 0, "v1\n{}")
     log(environment, "offsets", 1, offsets(environment, 12))
-    assert one.batches() == Batches(1, 0)
-    assert one.refresh().read == 7
-    assert one.finished == 0
+    assert watch.batches() == Batches(1, 0)
+    assert watch.refresh().read == 7
+    assert watch.finished == 0
 
 
-def test_lag_and_newest_totals_come_from_the_broker(rocketmq, watch):
-    environment, _, one = watch
+def test_lag_and_newest_totals_come_from_the_broker(rocketmq, watched):
+    environment, _, watch = watched
     totals = [
         {"window_start": "2026-01-31T12:00:00.000Z", "region": "asia", "orders": 1, "amount": 1.5},
         {"window_start": "2026-01-31T12:00:05.000Z", "region": "asia", "orders": 2, "amount": 1234.5},
@@ -90,24 +90,24 @@ def test_lag_and_newest_totals_come_from_the_broker(rocketmq, watch):
             producer.send(Message(environment.totals, json.dumps(total).encode()))
     log(environment, "offsets", 0, offsets(environment, 1))
     log(environment, "commits", 0, "v1\n{}")
-    state = awaited(one.refresh, lambda state: state.totals_seen == 2 and sum(state.lag.values()) == 2)
+    state = awaited(watch.refresh, lambda state: state.totals_seen == 2 and sum(state.lag.values()) == 2)
     assert state.lag == {"broker-a/0": 0, "broker-a/1": 2}
     assert (state.window, state.window_totals) == ("2026-01-31T12:00:05.000Z", {"asia": (2, "1,234.50")})
     assert state.orders_in_totals == 3
-    assert one.stored_totals() == 2
+    assert watch.stored_totals() == 2
 
 
-def test_a_broker_that_does_not_answer_leaves_the_totals_unknown(watch, monkeypatch):
-    _, _, one = watch
+def test_a_broker_that_does_not_answer_leaves_the_totals_unknown(watched, monkeypatch):
+    _, _, watch = watched
 
     def fail(error):
         def bounds(*arguments):
             raise error
 
-        monkeypatch.setattr(one._client.brokers, "bounds", bounds)
+        monkeypatch.setattr(watch._client.brokers, "bounds", bounds)
 
     fail(CallTimeout("no answer"))
-    assert one.stored_totals() is None
+    assert watch.stored_totals() is None
     fail(AccessDenied("not yours"))
     with pytest.raises(AccessDenied):
-        one.stored_totals()
+        watch.stored_totals()
