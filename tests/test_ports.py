@@ -321,7 +321,7 @@ def test_offsets_are_stored_by_a_committer(wired: Callable[..., None]) -> None:
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     opened: list[str] = []
-    monkeypatch.setattr(requests, "BulkStream", lambda address, deadline, tls: opened.append(address))
+    monkeypatch.setattr(requests, "BulkStream", lambda address, deadline, tls, **how: opened.append(address))
     return opened
 
 

@@ -93,6 +93,7 @@ def test_a_reply_comes_to_who_expects_it_once(
         broker.ask(passed_on(b"yes", OWN + more))
     assert [reply.code for reply in replies_of(broker, 2)] == [0, 0]
     eventually(lambda: "too late, or again, and is ignored: ID" in caplog.text)
+    eventually(lambda: bool(got))  # the broker gets its answer before the program gets the reply
     assert got == [Reply(b"yes", {"a": "b"}, "x", ["k", "l"], 3, 5, "10.0.0.7:99")]
 
 
