@@ -27,6 +27,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.cli.demo.environment import FINISH, DemoEnvironment
+from rocketmq_spark.spark.datasource import register
 from rocketmq_spark.spark.monitoring.queries import explain
 from rocketmq_spark.spark.tuning import exactly_once_conf, private_sockets
 
@@ -124,6 +125,8 @@ def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
     for name, value in {**_SPARK_CONF, **folder_conf, **private_sockets(sockets)}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
+    # Spark looks for no sources by itself if the path of its Python has a space.
+    register(spark)
     try:
         yield spark
     finally:
