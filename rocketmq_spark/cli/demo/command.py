@@ -146,8 +146,10 @@ def _print_result(output: Output, environment: DemoEnvironment, result: DemoResu
 
 def _activation_hint() -> list[str]:
     """``make demo`` runs in an environment that is not activated."""
+    if shutil.which("rocketmq-spark"):
+        return []
     folder = os.path.dirname(sys.executable)
-    return [] if shutil.which("rocketmq-spark") else [f"(rocketmq-spark is in {folder}: . {folder}/activate first)"]
+    return [f"(rocketmq-spark is in {folder}: . {shlex.quote(os.path.join(folder, 'activate'))} first)"]
 
 
 def _next_commands(environment: DemoEnvironment) -> list[str]:
