@@ -327,14 +327,47 @@ def chosen(queues, numbered=Q, **columns):
     return select(TopicRows(batch, "t", None, 0), queues, bad).tolist(), bad.found()
 
 
+def numbering_router(queues, columns, numbered=Q):
+    """A router of topic t whose rows name partitions."""
+    options = options_table.parse({"name_server": "n:1", "topic": "t"}).for_role("sink")
+    return Router(options, {name.lower(): name for name in columns}, queues, numbered=lambda topic: numbered)
+
+
+def queues_of_rows(router, **columns):
+    """The queue of each row, and the bad rows."""
+    bad = BadRows()
+    batch = pa.RecordBatch.from_pydict(columns)
+    plan = router.plan(router.topics(batch, bad, 0), bad)
+    places = {row: share.queue for share in plan.shares for row in plan.rows(share).tolist()}
+    return [places[row] for row in range(len(batch))], bad.found()
+
+
 def test_a_partition_is_the_place_among_the_queues_whatever_their_order():
     places, bad = chosen([Q[2], Q[0], Q[3], Q[1]], partition=pa.array([0, 1, 2, 3, None], pa.int32()))
     assert (places, bad) == ([1, 3, 0, 2, 4], [])
 
 
 def test_a_row_without_partition_goes_to_the_queue_of_its_key():
-    places, _ = chosen(Q, partition=pa.array([3, None, None], pa.int32()), shardingKey=pa.array(["a", "a", None]))
-    assert places == [3, 97 % 4, 4]
+    columns = {"partition": pa.array([3, None, None], pa.int32()), "shardingKey": pa.array(["a", "a", None])}
+    router = numbering_router(lambda topic, refresh: Q, columns)
+    assert queues_of_rows(router, **columns) == ([Q[3], Q[97 % 4], None], [])
+
+
+def test_a_key_keeps_its_queue_when_a_row_names_one_that_is_new():
+    routes = [Q[:2], Q]
+    router = numbering_router(lambda topic, refresh: routes[refresh], ["partition", "shardingKey"])
+    keys = pa.array(["a", "b", "c", "d"])
+
+    def of_keys(first=None):
+        found, bad = queues_of_rows(
+            router, partition=pa.array([first, None, None, None, None], pa.int32()), shardingKey=["x", *keys.to_pylist()]
+        )
+        assert bad == []
+        return found
+
+    before = of_keys()
+    assert of_keys(3) == [Q[3], *before[1:]]
+    assert of_keys() == before
 
 
 def test_a_partition_that_does_not_exist_is_an_error_of_its_row():
@@ -357,20 +390,12 @@ def test_a_partition_of_a_queue_that_takes_no_messages_is_an_error_and_shifts_no
 def test_the_numbers_of_a_write_stay_when_its_route_changes():
     """A queue that is new in the route is written by the next write only."""
     routes = [[Q[2]], Q]
-    router = Router(
-        options_table.parse({"name_server": "n:1", "topic": "t"}).for_role("sink"),
-        {"partition": "partition"},
-        lambda topic, refresh: routes[refresh],
-        numbered=lambda topic: Q[1:],
-    )
+    router = numbering_router(lambda topic, refresh: routes[refresh], ["partition"], Q[1:])
 
     def plan(*numbers):
-        bad = BadRows()
-        batch = pa.RecordBatch.from_pydict({"partition": pa.array(numbers, pa.int32())})
-        shares = router.plan(router.topics(batch, bad, 0), bad).shares
-        return [share.queue for share in shares], bad.found()
+        return queues_of_rows(router, partition=pa.array(numbers, pa.int32()))
 
-    assert plan(1, 1) == ([Q[2]], [])
+    assert plan(1, 1) == ([Q[2], Q[2]], [])
     assert plan(3)[1] == [(0, "partition is 3, but topic 't' has partitions 0 to 2")]
     assert [plan(number)[0] for number in range(3)] == [[Q[1]], [Q[2]], [Q[3]]]
 
