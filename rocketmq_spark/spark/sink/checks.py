@@ -87,7 +87,7 @@ _ATTEMPTS = 6
 # Approximate size of a request's Python objects. It limits the number of small requests that wait for a queue.
 _REQUEST_BYTES = 1 << 10
 
-_ASKED, _CHECKED = "brokers asked for timers", "topics checked"
+_ASKED, _CHECKED, _NUMBERED = "brokers asked for timers", "topics checked", "partitions of topics"
 
 # The reason why such a write cannot keep the queues that an environment given by its number had at the start.
 _OF_STREAMS = (
@@ -196,8 +196,28 @@ def check_topic(sender: Sender, topic: str, options: Options, expected: bool = F
 
 
 def numbered(sender: Sender, topic: str, options: Options) -> tuple[MessageQueue, ...]:
-    """The queues of a topic in the order of Kafka's partitions. Waits for its route as ``check_topic`` does."""
-    return tuple(_asked(sender, topic, options, True, lambda deadline, _: sender.numbered_queues(topic, deadline)))
+    """The queues of a topic in the order of Kafka's partitions. Waits for its route as ``check_topic`` does. Warns if queues have
+    other numbers than in the last write of this process.
+    """
+    found = tuple(_asked(sender, topic, options, True, lambda deadline, _: sender.numbered_queues(topic, deadline)))
+    before = process.kept(_NUMBERED).get((sender, topic), ())
+    process.kept(_NUMBERED)[sender, topic] = found
+    if found[: len(before)] != before:
+        logger.warning(
+            "the partitions of topic %s have other queues than in the last write of this process: %s, and before: %s. Brokers "
+            "that are down have no partitions",
+            topic,
+            _numbers_of(found),
+            _numbers_of(before),
+        )
+    return found
+
+
+def _numbers_of(queues: Sequence[MessageQueue]) -> str:
+    """The numbers that each broker's queues have, for messages: ``0 to 3 on broker-a, 4 to 7 on broker-b``."""
+    last = {queue.broker_name: number for number, queue in enumerate(queues)}
+    first = {queue.broker_name: number for number, queue in reversed([*enumerate(queues)])}
+    return ", ".join(f"{first[name]} to {number} on {name}" for name, number in last.items())
 
 
 def _asked(
