@@ -183,6 +183,28 @@ def use(monkeypatch):
     return patch
 
 
+@pytest.mark.parametrize(
+    ("columns", "taken", "message", "remedy"),
+    [
+        ({"shardingkey": "key"}, {"NORMAL"}, "type NORMAL; column 'key' of the", "=FIFO, or write without 'key'"),
+        (
+            {"shardingkey": "shardingKey"},
+            {"DELAY"},
+            "column 'shardingKey' of the DataFrame makes FIFO",
+            "'shardingKey'",
+        ),
+        ({"delayms": "delayMs"}, {"FIFO"}, "column 'delayMs' of the DataFrame makes DELAY ones", "=DELAY"),
+        ({"body": "value"}, {"FIFO"}, "the columns of the DataFrame make NORMAL ones", "add the columns"),
+    ],
+)
+def test_a_type_of_messages_is_explained_with_the_columns_given(monkeypatch, columns, taken, message, remedy):
+    monkeypatch.setattr(session, "message_types", lambda *given: frozenset(taken))
+    with pytest.raises(OptionError) as caught:
+        checks.check_types(sink_options("x:1", topic="t"), "t", columns)
+    assert message in caught.value.message
+    assert remedy in (caught.value.remedy or "")
+
+
 class Numbered(Asked):
     """A sender whose topic has queues on these brokers, one list for each call, or an error."""
 

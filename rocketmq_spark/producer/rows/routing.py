@@ -192,7 +192,11 @@ class ByPartition:
         for row in np.flatnonzero(given & (named == UNKNOWN)).tolist():
             what = f"{self._number} is {column[row].as_py()}"
             if numbers[row] == missing:
-                reason = f"{what}, but topic {rows.topic!r} has partitions 0 to {missing - 1}"
+                where = ", ".join(dict.fromkeys(queue.broker_name for queue in partitions))
+                reason = (
+                    f"{what}, but topic {rows.topic!r} has partitions 0 to {missing - 1}, on {where} (a broker that is down "
+                    "has none: start it, then write again)"
+                )
             else:
                 queue = partitions[int(numbers[row])]
                 reason = f"{what}, which is queue {queue}, and it does not accept messages of this write now"
