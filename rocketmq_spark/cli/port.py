@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rocketmq_spark.cli.command import CliCommand
-from rocketmq_spark.cli.kafka_lines import findings
+from rocketmq_spark.cli.kafka_lines import UNREADABLE, findings
 from rocketmq_spark.cli.output import Output
 
 _LINES = "{} searched line by line: names and values that are put together elsewhere are not seen"
@@ -35,9 +35,9 @@ def port(ctx: click.Context, file: Path) -> None:
     """
     output: Output = ctx.obj
     try:
-        lines, searched = findings(file.name, file.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, SyntaxError) as e:
-        raise click.UsageError(f"{file} cannot be read: {e}") from e
+        lines, searched = findings(file.name, file.read_bytes())
+    except (OSError, *UNREADABLE) as e:
+        raise click.UsageError(f"{file} cannot be read: {e or 'it is nested too deeply'}") from e
     rows = [{"line": place.where, "kafka": place.kafka, "rocketmq": place.here} for place in lines]
     if rows:
         output.rows({"line": "LINE", "kafka": "KAFKA", "rocketmq": "ROCKETMQ"}, rows)
