@@ -14,7 +14,7 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, St
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.columnar.decode import kafka as decode
-from rocketmq_spark.columnar.decode.schema import HEADERS, KAFKA, READ_QUEUE_ID, columns_of, ddl
+from rocketmq_spark.columnar.decode.schema import HEADERS, KAFKA, READ_QUEUE_ID, Column, columns_of, ddl
 from rocketmq_spark.columnar.encode import empty_bodies
 from rocketmq_spark.columnar.encode import kafka as encode
 from rocketmq_spark.columnar.encode.batch import UniqueIds
@@ -67,6 +67,18 @@ def read_back(batch: pa.RecordBatch) -> pa.RecordBatch:
 def test_any_key_comes_back(keys):
     made, _ = converted(value=pa.array([b"v"] * len(keys)), key=pa.array(keys, pa.binary()))
     assert read_back(made).column("key").to_pylist() == keys
+
+
+def test_a_property_column_has_the_text_of_a_header():
+    given = ["plain", "", " ", "a\nb", "base64:x", b"\xff", None]
+    column = Column("h", "string", pa.string(), "h")
+    number = Column("n", "bigint", pa.int64(), "n")
+    values = pa.array([None if each is None else each.encode() if isinstance(each, str) else each for each in given])
+    batch = pa.RecordBatch.from_arrays([encode.marked(values), pa.array(range(7), pa.int64())], ["h", "n"])
+    assert decode.rows(batch, (column, number), "b", {}).to_pydict() == {
+        "h": [*given[:5], "base64:/w==", None],
+        "n": list(range(7)),
+    }
 
 
 names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=5).filter(
