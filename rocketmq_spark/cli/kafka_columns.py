@@ -26,7 +26,7 @@ _NAMED = {"col", "column", "select", "groupBy", "withColumn"}
 _TEXTS = {"expr", "selectExpr", "where", "filter"}
 _METHODS = {"select", "groupBy", "withColumn", "selectExpr", "where", "filter"}
 # A name in an expression: no function, no type of a cast, no part of a longer name.
-_IN_TEXT = re.compile(rf"(?<![\w$@-])(?<!\bas )(?:\w+\.)?`?({_WORDS})`?(?![\w.-]|\s*\()", re.IGNORECASE)
+_IN_TEXT = re.compile(rf"(?<![\w$@-])(?!(?<=\bas )timestamp\b)(?:\w+\.)?`?({_WORDS})`?(?![\w.-]|\s*\()", re.IGNORECASE)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _IN_CAST = re.compile(rf"\bcast\s*\(\s*(?:\w+\.)?({_WORDS})\s+as\b", re.IGNORECASE)
 

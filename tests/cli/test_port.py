@@ -233,6 +233,8 @@ rows = spark.readStream.format("kafka").load()
 good = rows.where("offset > 5 and topic = 'value'").withColumn("headers", F.lit(None))
 good.select("key", F.expr("cast(timestamp as timestamp) as t"), good.value, good["partition"]).limit(1)
 spark.sql("SELECT cast(value AS STRING) FROM t")
+other.selectExpr("id AS key", "CAST(x AS timestamp)", '''1
+  AS r.value''', "my_value", "value(1)", "keys.value_1")
 both = rows.limit(1)
 both = spark.table("t")
 both.value, other.value, other["key"], d.get("value"), good.offset(3), print("key")
@@ -251,6 +253,8 @@ def test_columns_are_listed_where_they_are_certain():
         ("3", "column timestamp"),
         ("3", "column value"),
         ("4", "column value"),
+        ("5", "column key"),
+        ("6", "column value"),
     ]
     here = {place.kafka: place.here for place in findings("job.py", COLUMNS_JOB).lines}
     assert here["column offset"] == "stays, with kafkaColumns=true; without it: queueOffset"
