@@ -22,9 +22,10 @@ _HERE = {
 _OF_LOWER = {name.lower(): name for name in _HERE}
 _WORDS = "|".join(_HERE)
 # Functions whose texts name columns, functions whose texts are expressions, and those that are methods of frames only.
-_NAMED = {"col", "column", "select", "groupBy", "withColumn"}
+_OF_FRAMES = {"select", "groupBy", "withColumn", "withWatermark", "dropDuplicates", "orderBy"}
+_NAMED = {"col", "column", "window", *_OF_FRAMES}
 _TEXTS = {"expr", "selectExpr", "where", "filter"}
-_METHODS = {"select", "groupBy", "withColumn", "selectExpr", "where", "filter"}
+_METHODS = {"selectExpr", "where", "filter", *_OF_FRAMES}
 # A name in an expression: no function, no type of a cast, no part of a longer name.
 _IN_TEXT = re.compile(rf"(?<![\w$@-])(?!(?<=\bas )timestamp\b)(?:\w+\.)?`?({_WORDS})`?(?![\w.-]|\s*\()", re.IGNORECASE)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")

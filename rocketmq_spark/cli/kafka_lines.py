@@ -201,6 +201,7 @@ class Variables:
                 case ast.Subscript(value=ast.Name(id=name), slice=key):
                     if (_text(key, variables.constants) or "").lower().startswith("kafka."):
                         variables.options.add(name)
+        others.update(node.arg for node in nodes if isinstance(node, ast.arg))
         variables.frames -= others
         for node in nodes:
             if isinstance(node, ast.Call) and (chain := Chain.of(node, variables)) and chain.format == "kafka":

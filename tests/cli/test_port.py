@@ -235,6 +235,9 @@ good.select("key", F.expr("cast(timestamp as timestamp) as t"), good.value, good
 spark.sql("SELECT cast(value AS STRING) FROM t")
 other.selectExpr("id AS key", "CAST(x AS timestamp)", '''1
   AS r.value''', "my_value", "value(1)", "keys.value_1")
+late = rows.withWatermark("timestamp", "1 hour").groupBy(F.window("timestamp", "1 hour"), "key")
+def other_rows(given): given.value
+given = rows.limit(1)
 both = rows.limit(1)
 both = spark.table("t")
 both.value, other.value, other["key"], d.get("value"), good.offset(3), print("key")
@@ -255,6 +258,8 @@ def test_columns_are_listed_where_they_are_certain():
         ("4", "column value"),
         ("5", "column key"),
         ("6", "column value"),
+        ("7", "column key"),
+        ("7", "column timestamp"),
     ]
     here = {place.kafka: place.here for place in findings("job.py", COLUMNS_JOB).lines}
     assert here["column offset"] == "stays, with kafkaColumns=true; without it: queueOffset"
