@@ -31,7 +31,8 @@ def port(ctx: click.Context, file: Path) -> None:
 
     FILE is a Python program, a notebook, or a text in another language, such as Scala, SQL or a shell script. It is read and
     not run. Python is parsed; other languages are searched line by line, which finds less. In both, an option whose name is
-    computed is not found. Exit codes: 0 if there is nothing to change, 1 if there is, 2 if the file cannot be read or parsed.
+    computed is not found. Of a Python program with a Kafka source or sink, lines with Kafka's columns are listed, too: they stay
+    with kafkaColumns=true. Exit codes: 0 if there is nothing to change, 1 if there is, 2 if the file cannot be read or parsed.
     """
     output: Output = ctx.obj
     try:
