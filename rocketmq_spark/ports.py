@@ -54,7 +54,8 @@ class Sender(Protocol):
 
     def numbered_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         """Return the queues whose places are Kafka's partitions, by a route that is fetched now, or by the known one while no
-        name server answers. Some of them may not accept sends now.
+        name server answers. Some of them may not accept sends now. Raises ``BrokerNotFound`` while name servers do not list a
+        broker that is up and has others of them.
         """
 
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
@@ -174,6 +175,11 @@ class RouteReader(Protocol):
 
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
         """Return the route from the name server, and do not cache it. Raises ``RouteNotFound``."""
+
+    def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
+        """Return the sorted queues of brokers that are up and have the topic, but are in older routes only: after a restart of a
+        name server, they register one by one.
+        """
 
     def address(self, broker_name: str, read_from: str = "master") -> str:
         """Return the address of a broker from the cached routes. Raises ``BrokerNotFound``."""

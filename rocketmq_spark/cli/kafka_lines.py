@@ -1,8 +1,8 @@
 """The lines of a program for Kafka that change, and what replaces them. The program is read, never run. Pure.
 
 Python is parsed: a *chain* such as ``df.writeStream.format("kafka").option(…).start()`` says which options it has and whether it
-reads or writes. Everything else (Scala, SQL, shells, cells of notebooks that are not Python) is searched line by line. Columns
-are no findings, because they stay with ``kafkaColumns``.
+reads or writes, also if it goes on in other statements by the name of a variable. Everything else (Scala, SQL, shells, cells of
+notebooks that are not Python) is searched, statement by statement.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import ast
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from rocketmq_spark.cli.kafka_columns import columns
 from rocketmq_spark.options import TABLE
 from rocketmq_spark.options.names import KAFKA_OPTIONS, of_foreign_option
 
@@ -89,16 +91,23 @@ _ANY_SETTING = re.compile(r"\bspark\.kafka\.[\w.]+")
 _ANY_OPTION = re.compile(rf"(?<![\w.])(kafka\.[\w.]+|{'|'.join(map(re.escape, sorted(_OF_SPARK)))})\b", re.IGNORECASE)
 _ANY_MODE = re.compile(r"""outputMode\s*\(\s*(?:["'](?:update|complete)["']|OutputMode\.(?:Update|Complete)\b)""")
 _ANY_PLACES = re.compile(rf"\b({'|'.join(_OF_PARTITIONS)})\b.*(?:{_NUMBERED.pattern})", re.IGNORECASE)
+_OTHER_FORMAT = re.compile(r"""format\s*\(\s*["'](?!kafka["'])|\busing\s+(?!kafka\b)\w""", re.IGNORECASE)
+# A line that is only a comment, in any language. Options of shells begin with two hyphens, too, but without a blank.
+_COMMENT = re.compile(r"^[ \t]*(?://|#|/?\*|--\s).*", re.MULTILINE)
+_STATEMENT = re.compile(r"(?:.*?(?:;|\.(?:load|save|start|toTable)\s*\([^\n]*|\n[ \t]*\n)|.+$)", re.DOTALL)
+# What ``ast.parse`` and ``json.loads`` raise for texts that they cannot read, or that are too deep for them.
+UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
-def findings(name: str, text: str) -> Findings:
-    """What changes, in the order of lines. Raises ``SyntaxError`` if a Python program or a notebook cannot be parsed."""
+def findings(name: str, text: str | bytes) -> Findings:
+    """What changes, in the order of lines. Raises one of ``UNREADABLE`` if the program or the notebook cannot be parsed."""
+    if name.endswith(".py"):
+        tree = ast.parse(text)  # bytes may say their encoding
+        return Findings(_placed("", _of_python(tree, Variables.of([tree]))), [])
+    text = text if isinstance(text, str) else text.decode("utf-8-sig")
     if name.endswith(".ipynb"):
         return _of_notebook(text)
-    if not name.endswith(".py"):
-        return Findings(_placed("", _of_lines(text)), [name])
-    tree = ast.parse(text)
-    return Findings(_placed("", _of_python(tree, _constants([tree]))), [])
+    return Findings(_placed("", _of_text(text)), [name])
 
 
 def _placed(prefix: str, found: Iterable[Found]) -> list[KafkaLine]:
@@ -112,12 +121,12 @@ def _of_notebook(text: str) -> Findings:
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise SyntaxError(f"it is no notebook: {e}") from e
     trees = [_parsed(program) for program in programs]
-    constants = _constants([tree for tree in trees if tree is not None])
+    variables = Variables.of([tree for tree in trees if tree is not None])
     lines, searched = [], []
     for number, (program, tree) in enumerate(zip(programs, trees, strict=True), 1):
         if tree is None:
             searched.append(f"cell {number}")
-        found = _of_lines(program) if tree is None else _of_python(tree, constants)
+        found = _of_text(program) if tree is None else _of_python(tree, variables)
         lines += _placed(f"{number}:", found)
     return Findings(lines, searched)
 
@@ -128,40 +137,109 @@ def _parsed(cell: str) -> ast.Module | None:
         return None
     try:
         return ast.parse(re.sub(r"^(\s*)[%!].*", r"\1pass", cell, flags=re.MULTILINE))
-    except SyntaxError:
+    except UNREADABLE:
         return None
 
 
-def _of_lines(text: str) -> Iterator[Found]:
-    for number, line in enumerate(text.split("\n"), 1):
-        for pattern, here in (
-            (_ANY_FORMAT, _FORMAT),
-            (_IN_SQL, _SQL),
-            (_JAR, _PACKAGE),
-            (_ANY_SETTING, _SETTING),
-            (_ANY_MODE, _UPDATE),
-        ):
-            if found := pattern.search(line):
-                yield number, found[0], here
-        for found in _ANY_OPTION.finditer(line):
-            yield from _option(found[1], None, number, None)
-        if found := _ANY_PLACES.search(line):
-            yield number, found[1], _OF_PARTITIONS[found[1].lower()]
+def _of_text(text: str) -> Iterator[Found]:
+    plain = _COMMENT.sub("//", text)
+    for statement in _STATEMENT.finditer(plain):
+        first = 1 + plain.count("\n", 0, statement.start())
+        for line, kafka, here in _of_statement(statement[0]):
+            yield first + line, kafka, here
+
+
+def _of_statement(text: str) -> Iterator[Found]:
+    """The findings with numbers of lines from 0 on. What other formats have, too, is none in a statement of another format."""
+    shared = not _OTHER_FORMAT.search(text) or _ANY_FORMAT.search(text) or _IN_SQL.search(text)
+    for pattern, here in (
+        (_ANY_FORMAT, _FORMAT),
+        (_IN_SQL, _SQL),
+        (_JAR, _PACKAGE),
+        (_ANY_SETTING, _SETTING),
+        *([(_ANY_MODE, _UPDATE)] if shared else []),
+    ):
+        for found in pattern.finditer(text):
+            yield text.count("\n", 0, found.start()), " ".join(found[0].split()), here
+    for found in _ANY_OPTION.finditer(text):
+        if shared or found[1].lower().startswith("kafka."):
+            yield from _option(found[1], None, text.count("\n", 0, found.start()), None)
+    for found in _ANY_PLACES.finditer(text) if shared else ():
+        yield text.count("\n", 0, found.start()), found[1], _OF_PARTITIONS[found[1].lower()]
 
 
 Constants = Mapping[str, str]
 
 
-def _constants(trees: Iterable[ast.Module]) -> Constants:
-    """The texts that names are assigned."""
-    return {
-        target.id: node.value.value
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+@dataclass
+class Variables:
+    """What the names of a program stand for: texts; the formats of readers and writers, empty if unknown; rows of Kafka's source;
+    and dictionaries of Kafka's options.
+    """
+
+    constants: dict[str, str] = field(default_factory=dict)
+    formats: dict[str, str] = field(default_factory=dict)
+    frames: set[str] = field(default_factory=set)
+    options: set[str] = field(default_factory=set)
+    has_kafka: bool = False  # a source or a sink
+
+    @classmethod
+    def of(cls, trees: Iterable[ast.Module]) -> Variables:
+        variables, others = cls(), set[str]()
+        nodes = [node for tree in trees for node in _in_order(tree)]
+        assigned = [(target, value) for node in nodes for target, value in _assigned(node)]
+        for target, value in assigned:
+            match target, value:
+                case ast.Name(id=name), ast.Constant(value=str() as text):
+                    variables.constants[name] = text
+        for target, value in assigned:
+            match target:
+                case ast.Name(id=name):
+                    variables._note(name, value)
+                    if not variables._of_kafka(value):
+                        others.add(name)
+                case ast.Subscript(value=ast.Name(id=name), slice=key):
+                    if (_text(key, variables.constants) or "").lower().startswith("kafka."):
+                        variables.options.add(name)
+        others.update(node.arg for node in nodes if isinstance(node, ast.arg))
+        variables.frames -= others
+        for node in nodes:
+            if isinstance(node, ast.Call) and (chain := Chain.of(node, variables)) and chain.format == "kafka":
+                variables.has_kafka = True
+                variables.options.update(chain.dictionaries())
+        return variables
+
+    def _note(self, name: str, value: ast.expr) -> None:
+        if self._of_kafka(value):
+            self.frames.add(name)
+        elif isinstance(value, ast.Dict):
+            if any(option.lower().startswith("kafka.") for option, _, _ in _entries(value, self.constants)):
+                self.options.add(name)
+        elif isinstance(value, ast.Call) and (chain := Chain.of(value, self)) and chain.format is not None:
+            same = self.formats.get(name, chain.format) == chain.format
+            self.formats[name] = chain.format if same else ""
+
+    def _of_kafka(self, node: ast.expr) -> bool:
+        """Whether these are rows of Kafka's source, or made of them."""
+        while isinstance(node, ast.Call | ast.Attribute):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
+                chain = Chain.of(node, self)
+                return chain is not None and chain.format == "kafka"
+            node = node.func if isinstance(node, ast.Call) else node.value
+        return isinstance(node, ast.Name) and node.id in self.frames
+
+
+def _in_order(tree: ast.Module) -> list[ast.AST]:
+    return sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
+
+
+def _assigned(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            return [(target, value) for target in targets]
+        case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
+            return [(target, value)]
+    return []
 
 
 def _text(node: ast.expr | None, constants: Constants) -> str | None:
@@ -173,26 +251,43 @@ def _text(node: ast.expr | None, constants: Constants) -> str | None:
     return None
 
 
-def _of_python(tree: ast.Module, constants: Constants) -> Iterator[Found]:
+def _of_python(tree: ast.Module, variables: Variables) -> Iterator[Found]:
+    if variables.has_kafka:
+        yield from columns(tree, variables.frames)
     seen: set[ast.AST] = set()  # parts of chains, and docstrings: they are no findings of their own
     for node in ast.walk(tree):  # the whole chain comes before its parts
-        if isinstance(node, ast.Call) and node not in seen and (chain := Chain.of(node, constants)):
+        if isinstance(node, ast.Call) and node not in seen and (chain := Chain.of(node, variables)):
             seen.update(chain.nodes)
             yield from chain.findings()
+        for target, value in _assigned(node):
+            for name, given, line in _options_of(target, value, variables):
+                seen.add(value)
+                yield from _option(name, given, line, None, variables.constants)
         match node:
             case ast.Expr(value=ast.Constant() as docstring):
                 seen.add(docstring)
             case ast.Dict() if node not in seen:
-                yield from _dictionary(node, constants)
+                yield from _dictionary(node, variables)
             case ast.Import() | ast.ImportFrom():
                 yield from _imports(node)
-            case ast.Constant(value=str() as value) if node not in seen:
-                yield from _constant(value, node.lineno)
+            case ast.Constant(value=str() as text) if node not in seen:
+                yield from _constant(text, node.lineno)
+
+
+def _options_of(target: ast.expr, value: ast.expr, variables: Variables) -> list[Option]:
+    """The options that an assignment to a dictionary of options, or to its item, has."""
+    match target:
+        case ast.Name(id=name) if name in variables.options and isinstance(value, ast.Dict):
+            return _entries(value, variables.constants)
+        case ast.Subscript(value=ast.Name(id=name), slice=key) if name in variables.options:
+            option = _text(key, variables.constants)
+            return [] if option is None else [(option, value, key.lineno)]
+    return []
 
 
 def _constant(value: str, line: int) -> Iterator[Found]:
     if _CREATES.search(value):
-        yield from ((line + number - 1, kafka, here) for number, kafka, here in _of_lines(value))
+        yield from ((line + number - 1, kafka, here) for number, kafka, here in _of_text(value))
     elif found := _JAR.search(value):
         yield line, found[0], _PACKAGE
     elif value.startswith("spark.kafka."):
@@ -201,9 +296,9 @@ def _constant(value: str, line: int) -> Iterator[Found]:
         yield line, value, _LAG
 
 
-def _dictionary(given: ast.Dict, constants: Constants) -> Iterator[Found]:
+def _dictionary(given: ast.Dict, variables: Variables) -> Iterator[Found]:
     """The entries of a dictionary that has an option of Kafka: it is passed to a source or a sink."""
-    entries = _entries(given, constants)
+    entries = _entries(given, variables.constants)
     if any(name.lower().startswith("kafka.") for name, _, _ in entries):
         for name, value, line in entries:
             yield from _option(name, value, line, None)
@@ -224,9 +319,10 @@ class Chain(NamedTuple):
     calls: list[tuple[str, ast.Call]]
     nodes: list[ast.AST]
     constants: Constants
+    inherited: str | None
 
     @classmethod
-    def of(cls, call: ast.Call, constants: Constants) -> Chain | None:
+    def of(cls, call: ast.Call, variables: Variables) -> Chain | None:
         calls: list[tuple[str, ast.Call]] = []
         nodes: list[ast.AST] = []
         node: ast.expr = call
@@ -241,7 +337,30 @@ class Chain(NamedTuple):
         if side is None and not names & {"format", "option", "options", *_ENDS}:
             return None
         nodes += [each.value for _, part in calls for each in part.keywords if isinstance(each.value, ast.Dict)]
-        return cls(side, calls[::-1], nodes, constants)
+        inherited = variables.formats.get(node.id) if isinstance(node, ast.Name) else None
+        return cls(side, calls[::-1], nodes, variables.constants, inherited)
+
+    @property
+    def format(self) -> str | None:
+        """In small letters; empty if it is not known, None if there is none."""
+        named = self._formats()
+        return (_text(named[-1], self.constants) or "").lower() if named else self.inherited
+
+    def dictionaries(self) -> list[str]:
+        """The names of dictionaries that are passed as options."""
+        given = [
+            each.value
+            for name, call in self.calls
+            if name in ("options", *_ENDS)
+            for each in call.keywords
+            if not each.arg
+        ]
+        return [value.id for value in given if isinstance(value, ast.Name)]
+
+    def _formats(self) -> list[ast.expr]:
+        formats = [self._first(call) for name, call in self.calls if name == "format"]
+        formats += [self.argument(name, call, "format") for name, call in self.calls if name in _ENDS]
+        return [node for node in formats if node is not None]
 
     def argument(self, name: str, call: ast.Call, parameter: str) -> ast.expr | None:
         """An argument of load, save or start."""
@@ -250,15 +369,14 @@ class Chain(NamedTuple):
         return call.args[place] if len(call.args) > place else next(by_name, None)
 
     def findings(self) -> Iterator[Found]:
-        formats = [self._first(call) for name, call in self.calls if name == "format"]
-        formats += [self.argument(name, call, "format") for name, call in self.calls if name in _ENDS]
-        named = [node for node in formats if node is not None]
-        of_kafka = [node for node in named if (_text(node, self.constants) or "").lower() == "kafka"]
-        yield from ((node.lineno, 'format("kafka")', _FORMAT) for node in of_kafka)
+        of_kafka = self.format == "kafka"
+        for node in self._formats():
+            if (_text(node, self.constants) or "").lower() == "kafka":
+                yield node.lineno, 'format("kafka")', _FORMAT
         for name, value, line in self._options():
             if of_kafka:
                 yield from _option(name, value, line, self.side, self.constants)
-            elif name.lower().startswith("kafka.") or (not named and name.lower() in _OF_SPARK):
+            elif name.lower().startswith("kafka.") or (self.format is None and name.lower() in _OF_SPARK):
                 yield from _option(name, value, line, None)
         if of_kafka:
             yield from self._modes()
@@ -269,8 +387,13 @@ class Chain(NamedTuple):
 
     def _options(self) -> Iterator[Option]:
         for name, call in self.calls:
-            if name == "option" and len(call.args) == 2 and (option := _text(call.args[0], self.constants)) is not None:
-                yield option, call.args[1], call.args[0].lineno
+            if name == "option":
+                by_name = {each.arg: each.value for each in call.keywords}
+                key, value = [*call.args, *(by_name[part] for part in ("key", "value") if part in by_name), None, None][
+                    :2
+                ]
+                if key is not None and value is not None and (option := _text(key, self.constants)) is not None:
+                    yield option, value, key.lineno
             if name not in ("options", *_ENDS):
                 continue
             for keyword in call.keywords:
@@ -291,7 +414,8 @@ class Chain(NamedTuple):
             if name == "save":
                 given = [*modes, self.argument(name, call, "mode")]
                 texts = [_text(node, self.constants) for node in given if node is not None]
-                if not texts or not {"append", None} & {*texts}:
+                elsewhere = not texts and not self._formats()  # a part of a chain; another one may have the mode
+                if not elsewhere and not {"append", None} & {*texts}:
                     yield call.func.end_lineno or call.lineno, "save()" if not texts else f'mode("{texts[0]}")', _APPEND
 
 

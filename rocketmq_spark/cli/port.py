@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rocketmq_spark.cli.command import CliCommand
-from rocketmq_spark.cli.kafka_lines import findings
+from rocketmq_spark.cli.kafka_lines import UNREADABLE, findings
 from rocketmq_spark.cli.output import Output
 
 _LINES = "{} searched line by line: names and values that are put together elsewhere are not seen"
@@ -31,13 +31,14 @@ def port(ctx: click.Context, file: Path) -> None:
 
     FILE is a Python program, a notebook, or a text in another language, such as Scala, SQL or a shell script. It is read and
     not run. Python is parsed; other languages are searched line by line, which finds less. In both, an option whose name is
-    computed is not found. Exit codes: 0 if there is nothing to change, 1 if there is, 2 if the file cannot be read or parsed.
+    computed is not found. Of a Python program with a Kafka source or sink, lines with Kafka's columns are listed, too: they stay
+    with kafkaColumns=true. Exit codes: 0 if there is nothing to change, 1 if there is, 2 if the file cannot be read or parsed.
     """
     output: Output = ctx.obj
     try:
-        lines, searched = findings(file.name, file.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, SyntaxError) as e:
-        raise click.UsageError(f"{file} cannot be read: {e}") from e
+        lines, searched = findings(file.name, file.read_bytes())
+    except (OSError, *UNREADABLE) as e:
+        raise click.UsageError(f"{file} cannot be read: {e or 'it is nested too deeply'}") from e
     rows = [{"line": place.where, "kafka": place.kafka, "rocketmq": place.here} for place in lines]
     if rows:
         output.rows({"line": "LINE", "kafka": "KAFKA", "rocketmq": "ROCKETMQ"}, rows)

@@ -27,7 +27,7 @@ from rocketmq_spark.errors import (
     ServerFault,
     TopicNotFound,
 )
-from rocketmq_spark.model import BrokerData, QueueData, TopicRoute
+from rocketmq_spark.model import BrokerData, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.options.names import of_kafka_port
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.header import Command
@@ -36,6 +36,8 @@ from rocketmq_spark.wire.loose_json import MAX_BYTES
 logger = logging.getLogger(__name__)
 
 ROUTE_AGE_S = 30.0
+# A broker registers every 30 s, once a minute at most. One that no name server lists for longer has left the cluster.
+UNLISTED_S = 120.0
 
 
 class NameServers:
@@ -171,6 +173,8 @@ class Routes:
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
         self._gone: dict[str, tuple[float, TopicRoute]] = {}
         self._sizes: dict[str, int] = {}  # of both
+        # What newer routes lack of older ones, by topic and broker, and since when.
+        self._lacking: dict[str, dict[str, tuple[float, QueueData, BrokerData]]] = {}
         self._held_bytes = 0
         self._brokers: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one
         self._listed: dict[str, BrokerData] = {}  # for those that no route names
@@ -201,6 +205,7 @@ class Routes:
     def _keep(self, topic: str, route: TopicRoute, size: int) -> TopicRoute:
         """Keep a route of this ``size``. A name server decides how many topics there are, and what a route has."""
         with self._lock:
+            self._note_lacking(topic, route)
             if self._gone.pop(topic, None) is not None:
                 self._held_bytes -= self._sizes.pop(topic)
             held = self._held_bytes - self._sizes.get(topic, 0)
@@ -222,6 +227,43 @@ class Routes:
             self._routes[topic] = (time.monotonic(), route)
             self._brokers = None
         return route
+
+    def _note_lacking(self, topic: str, route: TopicRoute) -> None:
+        before, now = self._routes.get(topic) or self._gone.get(topic), time.monotonic()
+        lacking = self._lacking.pop(topic, {})
+        if before is not None and before[1] is not route:
+            brokers = before[1].brokers
+            known = {data.broker_name: data for data in before[1].queues if data.broker_name in brokers}
+            lacking = {**{name: (now, data, brokers[name]) for name, data in known.items()}, **lacking}
+        listed = {data.broker_name for data in route.queues}
+        lacking = {name: noted for name, noted in lacking.items() if name not in listed and now - noted[0] < UNLISTED_S}
+        if lacking:
+            self._lacking[topic] = lacking
+
+    def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
+        """The sorted queues of brokers that a known route has, and that have the topic, but are not in the newest route.
+
+        While brokers register at a name server that has restarted, its routes have some of them.
+        """
+        with self._lock:
+            lacking, now = dict(self._lacking.get(topic, {})), time.monotonic()
+        asked = [
+            (
+                data,
+                (broker.master, rpc.GET_TOPIC_STATS_INFO.request(topic=self.on_wire(topic), bname=broker.broker_name)),
+            )
+            for since, data, broker in lacking.values()
+            if now - since < UNLISTED_S and broker.master and not self.is_proxy(broker.master)
+        ]
+        if not asked:
+            return []
+        answers = self._name_servers.calls.exchange_each([question for _, question in asked], deadline)
+        there = [
+            data
+            for (data, _), answer in zip(asked, answers, strict=True)
+            if isinstance(answer, Command) and answer.code != Response.TOPIC_NOT_EXIST
+        ]
+        return TopicRoute(topic, tuple(there), {}).numbered()
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
         """Ask for all routes that are older, many at once; the topics whose routes came. What cannot be had

@@ -108,6 +108,14 @@ class RemotingSender:
             route = self._routes.recent(topic, deadline.within(deadline.remaining() / 2), refresh=True)
         except (ConnectionLost, CallTimeout):
             route = self._routes.recent(topic, deadline)
+        if unlisted := self._routes.unlisted(topic, deadline.within(self._calls.request_timeout_s)):
+            names = ", ".join(sorted({queue.broker_name for queue in unlisted}))
+            raise BrokerNotFound(
+                f"no name server lists {names}, which answered, and which had queues of the topic: its queues have numbers, too",
+                topic=topic,
+                remedy="After a restart of a name server, brokers register within half a minute. If it does not, look into the "
+                "broker's log",
+            )
         return route.numbered()
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:

@@ -45,6 +45,11 @@ class TopicNames:
         for name in names:
             self.of(name)
 
+    @property
+    def seen(self) -> tuple[str, ...]:
+        """The names so far, as they were given."""
+        return tuple(self._seen.values())
+
     def of(self, name: str) -> str:
         """RocketMQ's name. Raises ``ValueError`` if another name has become the same."""
         renamed = RULES[self.rule](name)

@@ -55,6 +55,9 @@ def test_each_line_that_changes_is_found():
         ("6", 'format("kafka")'),
         ("7", "includeHeaders"),
         ("8", "startingOffsets"),
+        ("10", "column key"),
+        ("10", "column partition"),
+        ("10", "column value"),
         ("11", 'format("kafka")'),
         ("11", 'outputMode("update")'),
         ("11", "trigger(continuous=…)"),
@@ -75,6 +78,7 @@ def test_each_line_that_changes_is_found():
     "text",
     [
         'FMT = "kafka"\nspark.read.format(FMT).load()',
+        'FMT: str = "kafka"\nspark.read.format(FMT).load()',
         'spark.read.load(format="kafka")',
         'spark.read.load(None, "kafka")',
         'spark.readStream.format("Kafka").load()',
@@ -127,6 +131,9 @@ def test_a_time_replaces_offsets_of_the_same_end():
         'spark.read.format("jdbc").option("timeout", 5).option("key", "k").option("topic", "a.b").load()',
         'df.write.format("delta").save("/t")',
         'log.info("written using kafka")',
+        'r = spark.readStream.format("rocketmq")\nr = r.option("kafkaColumns", True)\nr.option("includeHeaders", True).load()',
+        'o = {}\no["subscribe"] = "a.b"',
+        'w = df.write.format("delta").mode("append")\nw.save()',
         'print("{} and {}".format("kafka", 1))',
     ],
 )
@@ -144,6 +151,14 @@ def test_what_only_looks_like_kafka_is_no_finding(text):
         ('SparkConf().set("spark.kafka.consumer.cache.capacity", 64)', "spark.kafka.consumer.cache.capacity"),
         ('q.lastProgress["sources"][0]["metrics"]["maxOffsetsBehindLatest"]', "maxOffsetsBehindLatest"),
         ('reader = reader.option("kafka.group.id", "g")', "kafka.group.id"),
+        ('spark.read.format("kafka").option(key="kafka.group.id", value="g").load()', "kafka.group.id"),
+        ('spark.read.format("kafka").option("subscribe", value="a.b").load()', "subscribe"),
+        ('o = {}\no["kafka.bootstrap.servers"] = "k:1"', "kafka.bootstrap.servers"),
+        ('o = {}\no["kafka.group.id"] = "k:1"\no["subscribe"] = "a.b"', "subscribe"),
+        ('o = dict()\no["subscribe"] = "a.b"\nspark.read.format("kafka").options(**o)', "subscribe"),
+        ('o: dict = {"subscribe": "a.b"}\nspark.read.load(format="kafka", **o)', "subscribe"),
+        ('r = spark.readStream.format("kafka")\nr = r.option("subscribe", "a.b")', "subscribe"),
+        ('w = df.writeStream.format("kafka")\nw.outputMode("update").start()', 'outputMode("update")'),
     ],
 )
 def test_modes_settings_and_metrics(text, kafka):
@@ -213,6 +228,78 @@ def test_other_languages_by_lines(name, text):
     assert searched == [name]
 
 
+COLUMNS_JOB = """\
+rows = spark.readStream.format("kafka").load()
+good = rows.where("offset > 5 and topic = 'value'").withColumn("headers", F.lit(None))
+good.select("key", F.expr("cast(timestamp as timestamp) as t"), good.value, good["partition"]).limit(1)
+spark.sql("SELECT cast(value AS STRING) FROM t")
+other.selectExpr("id AS key", "CAST(x AS timestamp)", '''1
+  AS r.value''', "my_value", "value(1)", "keys.value_1")
+late = rows.withWatermark("timestamp", "1 hour").groupBy(F.window("timestamp", "1 hour"), "key")
+def other_rows(given): given.value
+given = rows.limit(1)
+both = rows.limit(1)
+both = spark.table("t")
+both.value, other.value, other["key"], d.get("value"), good.offset(3), print("key")
+"""
+
+
+def test_columns_are_listed_where_they_are_certain():
+    found = [(place.where, place.kafka) for place in findings("job.py", COLUMNS_JOB).lines]
+    assert found == [
+        ("1", 'format("kafka")'),
+        ("2", "column headers"),
+        ("2", "column offset"),
+        ("2", "column topic"),
+        ("3", "column key"),
+        ("3", "column partition"),
+        ("3", "column timestamp"),
+        ("3", "column value"),
+        ("4", "column value"),
+        ("5", "column key"),
+        ("6", "column value"),
+        ("7", "column key"),
+        ("7", "column timestamp"),
+    ]
+    here = {place.kafka: place.here for place in findings("job.py", COLUMNS_JOB).lines}
+    assert here["column offset"] == "stays, with kafkaColumns=true; without it: queueOffset"
+    assert places("job.py", COLUMNS_JOB.replace("kafka", "rocketmq")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "job.sql",
+            "CREATE TABLE t USING rocketmq OPTIONS (kafkaColumns 'true', includeHeaders 'true', "
+            'assign \'{"a":{"broker-a":[0,1]}}\', startingOffsets \'{"a":{"b":{"0":17}}}\');',
+        ),
+        ("Job.scala", 'df.writeStream.format("console").outputMode("update").start()'),
+        (
+            "Job.scala",
+            'spark.readStream\n  .option("includeHeaders", "true")\n  // a comment\n  .format("rocketmq")\n  .load()',
+        ),
+        ("Job.scala", "// kafka.bootstrap.servers is gone\n/* USING kafka\n * kafka.acks\n */"),
+        ("job.sql", "-- USING kafka before"),
+        ("job.sh", "# --packages spark-sql-kafka-0-10\nspark-submit job.py"),
+    ],
+)
+def test_texts_of_other_formats_and_comments_have_none(name, text):
+    assert places(name, text) == []
+    kafka = 'spark.read.format("kafka").option("includeHeaders", "true").load()\n'
+    assert [place for _, place in places(name, kafka + text)] == ['format("kafka")', "includeHeaders"]
+
+
+def test_a_statement_may_have_several_lines():
+    sql = "CREATE TABLE a USING rocketmq;\nCREATE TABLE t\nUSING\nkafka\nOPTIONS (includeHeaders 'true')"
+    assert places("job.sql", sql) == [("3", "USING kafka"), ("5", "includeHeaders")]
+
+
+def test_a_program_may_say_its_encoding():
+    text = "# -*- coding: latin-1 -*-\nx = '\xe4'\nspark.read.format('kafka').load()".encode("latin-1")
+    assert [(place.where, place.kafka) for place in findings("job.py", text).lines] == [("3", 'format("kafka")')]
+
+
 def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(run, tmp_path):
     job = tmp_path / "job.py"
     job.write_text("\ufeff" + JOB, encoding="utf-8")
@@ -232,7 +319,10 @@ def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(ru
     assert "job.scala was searched line by line" in run("port", str(job)).stderr
 
 
-@pytest.mark.parametrize("text", ["def (", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "text",
+    ["def (", b"\xff\xfe", "x=" + "(" * 50_000, "x=" + "-" * 200_000 + "1", "x=" + "+".join(["1"] * 100_000), "x=\0"],
+)
 def test_a_program_that_cannot_be_read_is_wrong_usage(run, tmp_path: Path, text):
     job = tmp_path / "job.py"
     job.write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,6 +25,7 @@ from rocketmq_spark.errors import (
     RouteNotFound,
     ServerFault,
 )
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
@@ -345,6 +347,39 @@ class TestRoutes:
             parts.routes.address("unknown")
         parts.routes.forget("third")
         assert parts.routes.address("a") == "new:1"  # those that are gone say it last
+
+    def test_a_broker_that_is_up_and_not_listed_is_found(self, broker: MockBroker, parts: Parts) -> None:
+        with MockBroker() as other:
+            both = route(2, {"broker-a": broker.address, "broker-b": other.address})
+            broker.on(ROUTE, [both, NO_ROUTE, route(2, {"broker-a": broker.address})])
+            other.on(Request.GET_TOPIC_STATS_INFO, ok(b'{"offsetTable":{}}'))
+            parts.routes.get("t", 0.0)
+            assert parts.routes.unlisted("t", parts.soon) == []
+            raised(parts, "t")
+            for _ in range(2):
+                parts.routes.get("t", 0.0)
+                assert parts.routes.unlisted("t", parts.soon) == [MessageQueue("t", "broker-b", i) for i in range(2)]
+            other.on(Request.GET_TOPIC_STATS_INFO, refuse(Response.TOPIC_NOT_EXIST, "topic[t] not exist"))
+            assert parts.routes.unlisted("t", parts.soon) == []
+            other.on(Request.GET_TOPIC_STATS_INFO, ok(b'{"offsetTable":{}}'))
+            assert parts.routes.unlisted("t", parts.soon) != []
+        assert parts.routes.unlisted("t", parts.soon) == []
+        broker.on(ROUTE, both)
+        parts.routes.get("t", 0.0)
+        assert parts.routes._lacking == {}
+
+    def test_a_broker_that_is_not_listed_for_minutes_has_left(
+        self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broker.on(ROUTE, [route(2, {"broker-a": broker.address, "b": broker.address}), route(2, {"c": broker.address})])
+        for _ in range(2):
+            parts.routes.get("t", 0.0)
+        assert {queue.broker_name for queue in parts.routes.unlisted("t", parts.soon)} == {"broker-a", "b"}
+        later = time.monotonic() + route_room.UNLISTED_S
+        monkeypatch.setattr(route_room.time, "monotonic", lambda: later)
+        assert parts.routes.unlisted("t", parts.soon) == []
+        parts.routes.get("t", 0.0)
+        assert parts.routes._lacking == {}
 
     def test_topics_that_come_and_go_for_ever_leave_no_trail(self, broker: MockBroker, parts: Parts) -> None:
         broker.on(ROUTE, lambda c: route(1, {f"of-{c.ext('topic')}": "a:1"}))

@@ -52,6 +52,18 @@ def routed(parts: Parts) -> Parts:
     return parts
 
 
+def test_numbers_wait_for_brokers_that_are_up_and_not_listed(broker: MockBroker, parts: Parts) -> None:
+    with MockBroker({Request.GET_TOPIC_STATS_INFO: ok(b'{"offsetTable":{}}')}) as first:
+        both = route(1, {"a": first.address, "broker-a": broker.address})
+        broker.on(ROUTE, [both, route(1, {"broker-a": broker.address}), both, route(1, {"broker-a": broker.address})])
+        numbers = parts.sender.numbered_queues("t", parts.soon)
+        assert [queue.broker_name for queue in numbers] == ["a", "broker-a"]
+        with pytest.raises(BrokerNotFound, match="no name server lists a, which answered"):
+            parts.sender.numbered_queues("t", parts.soon)
+        assert parts.sender.numbered_queues("t", parts.soon) == numbers
+    assert parts.sender.numbered_queues("t", parts.soon) == numbers[1:]  # it is down
+
+
 How = Callable[[Parts, SendRequest], SendResult]
 
 

@@ -14,7 +14,7 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, St
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.columnar.decode import kafka as decode
-from rocketmq_spark.columnar.decode.schema import HEADERS, KAFKA, READ_QUEUE_ID, columns_of, ddl
+from rocketmq_spark.columnar.decode.schema import HEADERS, KAFKA, READ_QUEUE_ID, Column, columns_of, ddl
 from rocketmq_spark.columnar.encode import empty_bodies
 from rocketmq_spark.columnar.encode import kafka as encode
 from rocketmq_spark.columnar.encode.batch import UniqueIds
@@ -67,6 +67,18 @@ def read_back(batch: pa.RecordBatch) -> pa.RecordBatch:
 def test_any_key_comes_back(keys):
     made, _ = converted(value=pa.array([b"v"] * len(keys)), key=pa.array(keys, pa.binary()))
     assert read_back(made).column("key").to_pylist() == keys
+
+
+def test_a_property_column_has_the_text_of_a_header():
+    given = ["plain", "", " ", "a\nb", "base64:x", b"\xff", None]
+    column = Column("h", "string", pa.string(), "h")
+    number = Column("n", "bigint", pa.int64(), "n")
+    values = pa.array([None if each is None else each.encode() if isinstance(each, str) else each for each in given])
+    batch = pa.RecordBatch.from_arrays([encode.marked(values), pa.array(range(7), pa.int64())], ["h", "n"])
+    assert decode.rows(batch, (column, number), "b", {}).to_pydict() == {
+        "h": [*given[:5], "base64:/w==", None],
+        "n": list(range(7)),
+    }
 
 
 names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=5).filter(
@@ -327,22 +339,56 @@ def chosen(queues, numbered=Q, **columns):
     return select(TopicRows(batch, "t", None, 0), queues, bad).tolist(), bad.found()
 
 
+def numbering_router(queues, columns, numbered=Q):
+    """A router of topic t whose rows name partitions."""
+    options = options_table.parse({"name_server": "n:1", "topic": "t"}).for_role("sink")
+    return Router(options, {name.lower(): name for name in columns}, queues, numbered=lambda topic: numbered)
+
+
+def queues_of_rows(router, **columns):
+    """The queue of each row, and the bad rows."""
+    bad = BadRows()
+    batch = pa.RecordBatch.from_pydict(columns)
+    plan = router.plan(router.topics(batch, bad, 0), bad)
+    places = {row: share.queue for share in plan.shares for row in plan.rows(share).tolist()}
+    return [places[row] for row in range(len(batch))], bad.found()
+
+
 def test_a_partition_is_the_place_among_the_queues_whatever_their_order():
     places, bad = chosen([Q[2], Q[0], Q[3], Q[1]], partition=pa.array([0, 1, 2, 3, None], pa.int32()))
     assert (places, bad) == ([1, 3, 0, 2, 4], [])
 
 
 def test_a_row_without_partition_goes_to_the_queue_of_its_key():
-    places, _ = chosen(Q, partition=pa.array([3, None, None], pa.int32()), shardingKey=pa.array(["a", "a", None]))
-    assert places == [3, 97 % 4, 4]
+    columns = {"partition": pa.array([3, None, None], pa.int32()), "shardingKey": pa.array(["a", "a", None])}
+    router = numbering_router(lambda topic, refresh: Q, columns)
+    assert queues_of_rows(router, **columns) == ([Q[3], Q[97 % 4], None], [])
+
+
+def test_a_key_keeps_its_queue_when_a_row_names_one_that_is_new():
+    routes = [Q[:2], Q]
+    router = numbering_router(lambda topic, refresh: routes[refresh], ["partition", "shardingKey"])
+    keys = pa.array(["a", "b", "c", "d"])
+
+    def of_keys(first=None):
+        found, bad = queues_of_rows(
+            router,
+            partition=pa.array([first, None, None, None, None], pa.int32()),
+            shardingKey=["x", *keys.to_pylist()],
+        )
+        assert bad == []
+        return found
+
+    before = of_keys()
+    assert of_keys(3) == [Q[3], *before[1:]]
+    assert of_keys() == before
 
 
 def test_a_partition_that_does_not_exist_is_an_error_of_its_row():
     _, bad = chosen(Q, partition=pa.array([4, 0, -1], pa.int32()))
-    assert bad == [
-        (0, "partition is 4, but topic 't' has partitions 0 to 3"),
-        (2, "partition is -1, but topic 't' has partitions 0 to 3"),
-    ]
+    there = "but topic 't' has partitions 0 to 3, on broker-a, broker-b (a broker that is down has none: start it, "
+    there += "then write again)"
+    assert bad == [(0, f"partition is 4, {there}"), (2, f"partition is -1, {there}")]
 
 
 def test_a_partition_of_a_queue_that_takes_no_messages_is_an_error_and_shifts_no_other():
@@ -357,21 +403,14 @@ def test_a_partition_of_a_queue_that_takes_no_messages_is_an_error_and_shifts_no
 def test_the_numbers_of_a_write_stay_when_its_route_changes():
     """A queue that is new in the route is written by the next write only."""
     routes = [[Q[2]], Q]
-    router = Router(
-        options_table.parse({"name_server": "n:1", "topic": "t"}).for_role("sink"),
-        {"partition": "partition"},
-        lambda topic, refresh: routes[refresh],
-        numbered=lambda topic: Q[1:],
-    )
+    router = numbering_router(lambda topic, refresh: routes[refresh], ["partition"], Q[1:])
 
     def plan(*numbers):
-        bad = BadRows()
-        batch = pa.RecordBatch.from_pydict({"partition": pa.array(numbers, pa.int32())})
-        shares = router.plan(router.topics(batch, bad, 0), bad).shares
-        return [share.queue for share in shares], bad.found()
+        return queues_of_rows(router, partition=pa.array(numbers, pa.int32()))
 
-    assert plan(1, 1) == ([Q[2]], [])
-    assert plan(3)[1] == [(0, "partition is 3, but topic 't' has partitions 0 to 2")]
+    assert plan(1, 1) == ([Q[2], Q[2]], [])
+    ((row, reason),) = plan(3)[1]
+    assert (row, "partition is 3, but topic 't' has partitions 0 to 2" in reason) == (0, True)
     assert [plan(number)[0] for number in range(3)] == [[Q[1]], [Q[2]], [Q[3]]]
 
 
@@ -379,7 +418,6 @@ def test_source_and_sink_number_the_queues_that_a_broker_has_for_either():
     queues = (QueueData("broker-b", 2, 1, Perm.WRITE), QueueData("broker-a", 1, 2, Perm.READ), QueueData("c", 1, 1, 0))
     route = TopicRoute("t", queues, {})
     assert route.numbered() == [*Q, MessageQueue("t", "c", 0)]
-    assert kafka_partitions.of_routes({"t": route, "u": route}, ["t", "v"]) == route.numbered()
 
 
 def test_new_queues_get_the_next_numbers():

@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from rocketmq_spark import session
 from rocketmq_spark.base import codes, process
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RouteNotFound
+from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.sink import checks, task
@@ -181,6 +181,63 @@ def use(monkeypatch):
         return client
 
     return patch
+
+
+@pytest.mark.parametrize(
+    ("columns", "taken", "message", "remedy"),
+    [
+        ({"shardingkey": "key"}, {"NORMAL"}, "type NORMAL; column 'key' of the", "=FIFO, or write without 'key'"),
+        (
+            {"shardingkey": "shardingKey"},
+            {"DELAY"},
+            "column 'shardingKey' of the DataFrame makes FIFO",
+            "'shardingKey'",
+        ),
+        ({"delayms": "delayMs"}, {"FIFO"}, "column 'delayMs' of the DataFrame makes DELAY ones", "=DELAY"),
+        ({"body": "value"}, {"FIFO"}, "the columns of the DataFrame make NORMAL ones", "add the columns"),
+    ],
+)
+def test_a_type_of_messages_is_explained_with_the_columns_given(monkeypatch, columns, taken, message, remedy):
+    monkeypatch.setattr(session, "message_types", lambda *given: frozenset(taken))
+    with pytest.raises(OptionError) as caught:
+        checks.check_types(sink_options("x:1", topic="t"), "t", columns)
+    assert message in caught.value.message
+    assert remedy in (caught.value.remedy or "")
+
+
+class Numbered(Asked):
+    """A sender whose topic has queues on these brokers, one list for each call, or an error."""
+
+    def __init__(self, *answers):
+        super().__init__()
+        self.answers = list(answers)
+
+    def numbered_queues(self, topic, deadline):
+        brokers = self.answers.pop(0)
+        if isinstance(brokers, RocketMQError):
+            raise brokers
+        return [MessageQueue(topic, name, i) for name in brokers for i in range(2)]
+
+
+def test_partitions_wait_for_a_broker_that_is_not_listed(use):
+    sender = use(Numbered(BrokerNotFound("no name server lists a"), "ab"))
+    found = checks.partitions(sink_options("x:1", topic="t", retryInterval=1), {"partition": "partition"})
+    assert [queue.broker_name for queue in found["t"]] == list("aabb")
+    assert sender.answers == []
+
+
+def test_a_warning_says_that_partitions_have_other_queues(use, caplog):
+    sender = use(Numbered("bc", "bc", "bcd", "bd", "bd"))
+
+    def warnings():
+        caplog.clear()
+        checks.numbered(sender, "t", sink_options("x:1", topic="t"))
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    assert [warnings() for _ in range(3)] == [[], [], []]  # the last queues are new
+    (told,) = warnings()
+    assert "0 to 1 on b, 2 to 3 on d, and before: 0 to 1 on b, 2 to 3 on c, 4 to 5 on d" in told
+    assert warnings() == []
 
 
 @pytest.mark.parametrize("column", ["delayms", "deliverat"])

@@ -74,6 +74,17 @@ def test_rows_that_choose_no_queue_go_to_queues_in_turn(
     assert len(by_queue([row for row in found if not int(row.body) % 2])) == 1
 
 
+def test_two_tasks_that_name_one_topic_in_two_ways_are_an_error(
+    spark: SparkSession, rocketmq: LocalBroker, topic: str
+) -> None:
+    rocketmq.create_topic(f"{topic}_x", 1)
+    frame = spark.range(0, 2, 1, 2).selectExpr("'x' body", f"if(id = 0, '{topic}.x', '{topic}_x') topic")
+    write = foreach_batch_writer(name_server=rocketmq.name_server, topic_names="dotsToUnderscores")
+    write(frame.where("topic like '%.x'"), 0)
+    with pytest.raises(OptionError, match=r"are both .* tasks of this write have stored rows of both there"):
+        write(frame, 1)
+
+
 def test_nothing_to_write_is_no_error(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:
     empty = spark.createDataFrame([], "body string")
     assert write_rocketmq(empty, name_server=rocketmq.name_server, topic=topic).rows == 0

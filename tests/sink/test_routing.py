@@ -133,6 +133,26 @@ def test_a_row_without_a_queue_goes_to_the_queue_of_its_key(given, by_key):
     assert found == {0: QUEUES["T"][3], 1: of_key, 2: None, 3: QUEUES["T"][0]}
 
 
+def test_a_key_keeps_its_queue_when_a_row_names_one_that_is_new():
+    """The queues of the first look decide over keys, although a row that names a new queue causes another look."""
+    routes = [QUEUES["T"][:3], QUEUES["T"]]
+    columns = {"queueid": "q", "brokername": "b", "shardingkey": "k"}
+    made = Router(options(topic="T"), columns, lambda topic, refresh: routes[refresh])
+
+    def found(queue_id, broker):
+        plan, bad_rows = planned(
+            made, frame(q=pa.array([queue_id, *[None] * 8], pa.int32()), b=[broker, *[None] * 8], k=list("xabcdefgh"))
+        )
+        assert bad_rows == {}
+        queues = {row: share.queue for share in plan.shares for row in plan.rows(share).tolist()}
+        return [queues[row] for row in range(9)]
+
+    before = found(0, "a")
+    assert before[1:] == [select("hash", routes[0], None, key) for key in "abcdefgh"]
+    assert found(3, "b") == [QUEUES["T"][7], *before[1:]]
+    assert found(0, "a") == before
+
+
 @pytest.mark.parametrize(
     ("given", "columns", "line"),
     [

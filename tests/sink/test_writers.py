@@ -15,6 +15,7 @@ from rocketmq_spark.errors import OptionError, RouteNotFound
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.sink import task
 from rocketmq_spark.spark.sink.report import Written
+from tests.live.writes import sink_options
 from tests.schemas import struct
 
 SCHEMA = struct("body string")
@@ -62,6 +63,16 @@ def test_counts_are_logged(writer, caplog):
     caplog.set_level(logging.INFO, "rocketmq_spark")
     finish(writer, "commit", [Written(5, 100, 1), Written(2, 50, 1, 3)])
     assert "7 rows in 2 batches, 150 bytes, 3 retries" in caplog.text
+
+
+def test_two_tasks_that_name_one_topic_in_two_ways_are_an_error():
+    options = sink_options("x:1", topicNames="dotsToUnderscores", topic="t")
+    writer = object.__new__(task._Writer)
+    writer.options = options
+    same = [task.TaskCommitMessage(Written(1), ("t", "a.b")) for _ in range(2)]
+    writer.commit([*same, None], "written")
+    with pytest.raises(OptionError, match=r"topics 'a.b' and 'a_b' are both 'a_b'.*tasks of this write have stored"):
+        writer.commit([*same, task.TaskCommitMessage(Written(1), ("a_b",))], "written")
 
 
 @pytest.mark.parametrize("kind", ["writer", "streamWriter"])

@@ -19,6 +19,7 @@ from rocketmq_spark.errors import (
     ServiceNotAvailable,
 )
 from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.spark.source import kafka_partitions
 from rocketmq_spark.spark.source.catalog import OffsetCache
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.harness import store
@@ -51,6 +52,18 @@ def scripted():
         broker.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
         yield broker
     session.close_all()
+
+
+def test_a_broker_that_is_not_listed_keeps_its_numbers(scripted):
+    with MockBroker({Request.GET_TOPIC_STATS_INFO: ok(STATS)}) as first:
+        both = route(1, {"a": first.address, "broker-a": scripted.address})
+        scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [both, route(1, {"broker-a": scripted.address})])
+        session.routes(catalog(scripted.address)._options).get("t")
+        later = catalog(scripted.address)
+        later.sweep()
+        assert set(later.known_routes["t"].brokers) == {"broker-a"}
+        numbers = kafka_partitions.numbers(kafka_partitions.extended({}, later.numbered({"t"})))
+        assert numbers == {MessageQueue("t", "a", 0): 0, MessageQueue("t", "broker-a", 0): 1}
 
 
 def queues(topic, count):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -56,10 +57,23 @@ def rows(
 ) -> pa.RecordBatch:
     """The decoded ``parts`` of messages of one broker as ``columns``; ``numbers`` are the partitions of its queues."""
     made = [
-        batch.column(column.name) if column.property is not None else _made(batch, column, broker_name, numbers)
+        _property(batch.column(column.name))
+        if column.property is not None
+        else _made(batch, column, broker_name, numbers)
         for column in columns
     ]
     return pa.RecordBatch.from_arrays(made, schema=pa.schema([pa.field(c.name, c.arrow) for c in columns]))
+
+
+def _property(values: pa.Array) -> pa.Array:
+    """The values of a column of properties. Texts that are marked as base64 are the header's text, unless it was no text."""
+    if not pa.types.is_string(values.type) or not pc.any(pc.starts_with(values, BASE64_MARK)).as_py():
+        return values
+    texts = values.to_pylist()
+    for row, value in enumerate(unmarked(values).to_pylist()):
+        with contextlib.suppress(UnicodeDecodeError):
+            texts[row] = None if value is None else value.decode()
+    return pa.array(texts, pa.string())
 
 
 def _made(batch: pa.RecordBatch, column: Column, broker_name: str, numbers: Mapping[MessageQueue, int]) -> pa.Array:

@@ -104,12 +104,12 @@ class ByHash:
 
 
 class ByColumn:
-    """The queue that the row names. For a row whose columns are null, ``others`` chooses; without it, any queue."""
+    """The queue that the row names. For a row whose columns are null, ``others`` chooses (``Router``); without it, any queue."""
 
     loops = False
 
     def __init__(self, columns: Mapping[str, str], others: RowSelector | None = None) -> None:
-        self._others = others
+        self.others = others
         self._id = columns["queueid"]
         self._broker = columns.get("brokername")
 
@@ -122,7 +122,7 @@ class ByColumn:
         if anywhere is not None:
             if brokers is not None:
                 anywhere &= ~arrow.flags(brokers.is_valid())
-            chosen[anywhere] = len(queues) if self._others is None else self._others(rows, queues, bad_rows)[anywhere]
+            chosen[anywhere] = len(queues)
         bad = np.flatnonzero(chosen < 0)
         if len(bad):
             numbers = rows.numbers()
@@ -169,7 +169,7 @@ def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> 
 
 class ByPartition:
     """The queue whose number as Kafka's partition the row names: its place among the ``numbered`` queues of the topic, some of
-    which may not accept messages now. A row without a number goes to the queue of its key, or to any queue.
+    which may not accept messages now. For a row without a number, ``others`` chooses (``Router``): the queue of its key, or any.
     """
 
     loops = False
@@ -177,12 +177,9 @@ class ByPartition:
     def __init__(self, columns: Mapping[str, str], numbered: Numbered) -> None:
         self._number = columns["partition"]
         self._numbered = numbered
-        self._of_key = ByHash(columns) if "shardingkey" in columns else None
+        self.others = ByHash(columns) if "shardingkey" in columns else None
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
-        chosen: Ints = np.full(len(rows.numbers()), len(queues), np.int64)
-        if self._of_key is not None:
-            chosen = self._of_key(rows, queues, bad_rows)
         column = rows.column(self._number)
         given = arrow.flags(column.is_valid())
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
@@ -195,12 +192,16 @@ class ByPartition:
         for row in np.flatnonzero(given & (named == UNKNOWN)).tolist():
             what = f"{self._number} is {column[row].as_py()}"
             if numbers[row] == missing:
-                reason = f"{what}, but topic {rows.topic!r} has partitions 0 to {missing - 1}"
+                where = ", ".join(dict.fromkeys(queue.broker_name for queue in partitions))
+                reason = (
+                    f"{what}, but topic {rows.topic!r} has partitions 0 to {missing - 1}, on {where} (a broker that is down "
+                    "has none: start it, then write again)"
+                )
             else:
                 queue = partitions[int(numbers[row])]
                 reason = f"{what}, which is queue {queue}, and it does not accept messages of this write now"
             bad_rows.rows(rows.numbers()[row : row + 1], reason)
-        return np.where(given, np.maximum(named, 0), chosen)
+        return np.where(given, np.maximum(named, 0), len(queues))
 
 
 class ByCallable:
@@ -340,8 +341,9 @@ class Router:
     """Plans the Arrow batches of one task.
 
     ``queues`` gives a topic's queues, after a look at its route if asked to. They are asked for once per task, so
-    that a key keeps its queue for as long as the task lives. Routers of one call share those that are ``known``. ``numbered`` has
-    the queues of each topic by their numbers, which stay the same when routes change.
+    that a key keeps its queue for as long as the task lives. Routers of one call share those that are ``known``. Only rows that
+    name a queue which is not among them cause another look, and only such rows use its answer. ``numbered`` has the queues of
+    each topic by their numbers, which stay the same when routes change.
     """
 
     def __init__(
@@ -359,6 +361,7 @@ class Router:
         self._selector = row_selector(options, columns, numbered)
         self._ask = queues
         self._queues: dict[str, Queues] = {} if known is None else known
+        self._newest: dict[str, Queues] = {}
 
     @property
     def loops(self) -> bool:
@@ -421,13 +424,23 @@ class Router:
 
     def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[Queues, npt.NDArray[np.int64]]:
         assert self._selector is not None
-        queues = self._queues.get(rows.topic)
-        if queues is None:
-            queues = self._queues[rows.topic] = self._ask(rows.topic, False)
-        if isinstance(self._selector, ByColumn | ByPartition):
-            trial = BadRows()
-            chosen = self._selector(rows, queues, trial)
-            if not trial.found():
-                return queues, chosen
-            queues = self._queues[rows.topic] = self._ask(rows.topic, True)  # it may have more queues by now
-        return queues, self._selector(rows, queues, bad_rows)
+        first = self._queues.get(rows.topic)
+        if first is None:
+            first = self._queues[rows.topic] = self._ask(rows.topic, False)
+        if not isinstance(self._selector, ByColumn | ByPartition):
+            return first, self._selector(rows, first, bad_rows)
+        newest = self._newest.get(rows.topic, first)
+        trial = BadRows()
+        named = self._selector(rows, newest, trial)
+        if trial.found():
+            newest = self._newest[rows.topic] = self._ask(rows.topic, True)  # it may have more queues by now
+            named = self._selector(rows, newest, bad_rows)
+        queues, chosen = first, named
+        if newest is not first:
+            queues = list(dict.fromkeys((*first, *newest)))
+            place_of = {queue: place for place, queue in enumerate(queues)}
+            chosen = np.array([*map(place_of.__getitem__, newest), len(queues)])[named]
+        if self._selector.others is not None:
+            others = self._selector.others(rows, first, bad_rows)
+            chosen = np.where((named == len(newest)) & (others < len(first)), others, chosen)
+        return queues, chosen

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from pyspark.sql.types import (
     ArrayType,
@@ -27,6 +27,7 @@ from pyspark.sql.types import (
 from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline, backoff
+from rocketmq_spark.base.codes import TopicType
 from rocketmq_spark.columnar.encode import columns, kafka
 from rocketmq_spark.columnar.encode.columns import RowColumn
 from rocketmq_spark.columnar.encode.properties import TIMERS
@@ -34,7 +35,7 @@ from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, Ro
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.names import resolve
-from rocketmq_spark.options.topic_names import hint
+from rocketmq_spark.options.topic_names import TopicNames, hint
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
 from rocketmq_spark.producer.long_delays import Timers, no_timers
@@ -87,7 +88,7 @@ _ATTEMPTS = 6
 # Approximate size of a request's Python objects. It limits the number of small requests that wait for a queue.
 _REQUEST_BYTES = 1 << 10
 
-_ASKED, _CHECKED = "brokers asked for timers", "topics checked"
+_ASKED, _CHECKED, _NUMBERED = "brokers asked for timers", "topics checked", "partitions of topics"
 
 # The reason why such a write cannot keep the queues that an environment given by its number had at the start.
 _OF_STREAMS = (
@@ -184,6 +185,19 @@ def _problems_of(make: Callable[[], object]) -> list[str]:
     return []
 
 
+def check_topic_names(options: Options, names: Iterable[str]) -> None:
+    """Checks, when the tasks of a write have ended, that no two of them gave one topic different ``names``: a task sees only its
+    own rows.
+    """
+    try:
+        TopicNames(options.topic_names, names)
+    except ValueError as e:
+        raise OptionError(
+            f"{e}; tasks of this write have stored rows of both there",
+            remedy="Rename one of the two in the column 'topic', and write the batch again",
+        ) from None
+
+
 def check_topic(sender: Sender, topic: str, options: Options, expected: bool = False) -> None:
     """Checks that rows can be sent to ``topic``: it exists and has a writable queue.
 
@@ -196,8 +210,28 @@ def check_topic(sender: Sender, topic: str, options: Options, expected: bool = F
 
 
 def numbered(sender: Sender, topic: str, options: Options) -> tuple[MessageQueue, ...]:
-    """The queues of a topic in the order of Kafka's partitions. Waits for its route as ``check_topic`` does."""
-    return tuple(_asked(sender, topic, options, True, lambda deadline, _: sender.numbered_queues(topic, deadline)))
+    """The queues of a topic in the order of Kafka's partitions. Waits for its route as ``check_topic`` does. Warns if queues have
+    other numbers than in the last write of this process.
+    """
+    found = tuple(_asked(sender, topic, options, True, lambda deadline, _: sender.numbered_queues(topic, deadline)))
+    before = process.kept(_NUMBERED).get((sender, topic), ())
+    process.kept(_NUMBERED)[sender, topic] = found
+    if found[: len(before)] != before:
+        logger.warning(
+            "the partitions of topic %s have other queues than in the last write of this process: %s, and before: %s. Brokers "
+            "that are down have no partitions",
+            topic,
+            _numbers_of(found),
+            _numbers_of(before),
+        )
+    return found
+
+
+def _numbers_of(queues: Sequence[MessageQueue]) -> str:
+    """The numbers that each broker's queues have, for messages: ``0 to 3 on broker-a, 4 to 7 on broker-b``."""
+    last = {queue.broker_name: number for number, queue in enumerate(queues)}
+    first = {queue.broker_name: number for number, queue in reversed([*enumerate(queues)])}
+    return ", ".join(f"{first[name]} to {number} on {name}" for name, number in last.items())
 
 
 def _asked(
@@ -261,15 +295,22 @@ def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
     taken = session.message_types(options, topic, Deadline.after(options.request_timeout))
     if not taken:
         return
-    delayed = any(name in names for name in guarantee.DELAYS)
-    wanted = transport.message_type(delayed, "shardingkey" in names, "priority" in names)
+    delays = [name for name in guarantee.DELAYS if name in names]
+    wanted = transport.message_type(bool(delays), "shardingkey" in names, "priority" in names)
+    makers = {TopicType.DELAY: delays, TopicType.FIFO: ["shardingkey"], TopicType.PRIORITY: ["priority"]}
+    by = " and ".join(repr(names[name]) for name in makers.get(wanted, []))
     if wanted not in taken:
         raise OptionError(
-            f"option 'topic' is {topic!r}, which takes messages of type {' or '.join(sorted(taken))}; the columns of the "
-            f"DataFrame make {wanted} ones",
+            f"option 'topic' is {topic!r}, which takes messages of type {' or '.join(sorted(taken))}; "
+            + (f"column {by} of the DataFrame makes" if by else "the columns of the DataFrame make")
+            + f" {wanted} ones",
             topic=topic,
-            remedy=f"Make a topic with attribute message.type={wanted}: shardingKey makes FIFO, delays make DELAY, "
-            "priority makes PRIORITY messages",
+            remedy=f"Make a topic with attribute message.type={wanted}"
+            + (
+                f", or write without {by}"
+                if by
+                else ", or add the columns that the type needs: keys, delays or priorities"
+            ),
         )
 
 

@@ -58,7 +58,7 @@ _COUNTS = (
 _WRITES = "exactly-once writes of batches"
 # The generated name of a write without ``write_name``.
 _OF_TOPICS = re.compile("topics-[0-9a-f]{16}")
-_SCHEMA = ", ".join([*(f"{name} bigint" for name in _COUNTS), "brokers string"])
+_SCHEMA = ", ".join([*(f"{name} bigint" for name in _COUNTS), "brokers string", "topic_names array<string>"])
 
 
 def write_rocketmq(
@@ -198,14 +198,16 @@ def _write(df: DataFrame, options: Options, what: str, once: bool, batch: QueryB
 def _sent(df: DataFrame, options: Options, names: dict[str, str], plan: OncePlan | None, what: str) -> Written:
     positions, partitions = checks.positions(options), checks.partitions(options, names)
     send = functools.partial(_send, options, names, positions, partitions, plan)
-    written = Written()
+    written, topic_names = Written(), list[str]()
     for row in map_in_arrow(df, send, _SCHEMA, 'write with df.write.format("rocketmq")').collect():
         brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
         written += Written(**{name: row[name] for name in _COUNTS}, brokers=brokers)
+        topic_names += row["topic_names"]
     written = written.of_all_tasks()
     logger.info("%s: %s", what, written)
     warn_of_unmatched(written, what)
     warn_of_left_out(written, what)
+    checks.check_topic_names(options, topic_names)
     return written
 
 
@@ -310,10 +312,11 @@ def _send(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     done = write_task(options, names, positions, batches, once, partitions)
-    values: dict[str, Any] = {name: [getattr(done, name)] for name in _COUNTS}
-    brokers = json.dumps({name: asdict(part) for name, part in done.brokers.items()})
+    values: dict[str, Any] = {name: [getattr(done.written, name)] for name in _COUNTS}
+    brokers = json.dumps({name: asdict(part) for name, part in done.written.brokers.items()})
     arrays = [pa.array(values[name], pa.int64()) for name in _COUNTS]
-    yield pa.RecordBatch.from_arrays([*arrays, pa.array([brokers])], names=[*_COUNTS, "brokers"])
+    arrays += [pa.array([brokers]), pa.array([list(done.topic_names)], pa.list_(pa.string()))]
+    yield pa.RecordBatch.from_arrays(arrays, names=[*_COUNTS, "brokers", "topic_names"])
 
 
 def _warn_of_speculation(df: DataFrame) -> None:

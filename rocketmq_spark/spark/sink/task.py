@@ -118,6 +118,10 @@ class TaskWriter:
         self._topics_seen: set[str] = set()
         self._fresh = Deadline.after(ROUTE_S)
 
+    def run(self, batches: Iterable[pa.RecordBatch]) -> TaskCommitMessage:
+        """``write``, and what the driver must know of it."""
+        return TaskCommitMessage(self.write(batches), self._topic_names.seen)
+
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Send all rows and wait for all acknowledgements. Raises the first failure, with the number of stored rows."""
         done = False
@@ -263,6 +267,14 @@ class TaskWriter:
         self._tally.acknowledged(ended.brokers[-1], rows, ended.outgoing.size, ended.attempts - 1, failed)
 
 
+class TaskCommitMessage(WriterCommitMessage):
+    """A task's counts, which Spark passes to the driver. ``topic_names`` are the names to which option ``topicNames`` applied."""
+
+    def __init__(self, written: Written, topic_names: Sequence[str] = ()) -> None:
+        self.written = written
+        self.topic_names = topic_names
+
+
 def write_task(
     options: Options,
     names: dict[str, str],
@@ -270,7 +282,7 @@ def write_task(
     batches: Iterable[pa.RecordBatch],
     once: OncePlan | None = None,
     partitions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
-) -> Written:
+) -> TaskCommitMessage:
     """Send the rows of the calling task. A later attempt warns that rows may be in the topic twice.
 
     Writers cannot see whether ``spark.speculation`` is on, but a speculative attempt has a number like an attempt after a
@@ -282,7 +294,7 @@ def write_task(
     if once is not None:
         check_task(once, options.exactly_once_settle)
         mine = TaskOnce(options, once, partition or 0, attempt)
-        return TaskWriter(options, names, partition, positions, mine, partitions).write(batches)
+        return TaskWriter(options, names, partition, positions, mine, partitions).run(batches)
     if attempt > 0:
         logger.warning(
             "attempt %d of partition %s sends its rows again (a failure, or spark.speculation): rows of other attempts "
@@ -290,7 +302,7 @@ def write_task(
             attempt,
             partition,
         )
-    return TaskWriter(options, names, partition, positions, partitions=partitions).write(batches)
+    return TaskWriter(options, names, partition, positions, partitions=partitions).run(batches)
 
 
 _COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
@@ -332,8 +344,12 @@ class _Writer:
         return self.__dict__.copy()
 
     def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-        done = write_task(self.options, self.names, self.positions, iterator, self.once, self.partitions or {})
-        return TaskCommitMessage(done)
+        return write_task(self.options, self.names, self.positions, iterator, self.once, self.partitions or {})
+
+    def commit(self, messages: list[WriterCommitMessage | None], what: str) -> None:
+        self.log(messages, what)
+        names = [name for message in messages if isinstance(message, TaskCommitMessage) for name in message.topic_names]
+        checks.check_topic_names(self.options, names)
 
     def log(self, messages: list[WriterCommitMessage | None], what: str) -> Written:
         written = total(message.written if isinstance(message, TaskCommitMessage) else None for message in messages)
@@ -341,13 +357,6 @@ class _Writer:
         warn_of_unmatched(written, what)
         warn_of_left_out(written, what)
         return written
-
-
-class TaskCommitMessage(WriterCommitMessage):
-    """A task's counts, which Spark passes to the driver."""
-
-    def __init__(self, written: Written) -> None:
-        self.written = written
 
 
 class RocketMQWriter(DataSourceArrowWriter):
@@ -360,7 +369,7 @@ class RocketMQWriter(DataSourceArrowWriter):
         return self._writer.write_batches(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._writer.log(messages, "written")
+        self._writer.commit(messages, "written")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         done = self._writer.log(messages, "the write failed; acknowledged before that")
@@ -379,7 +388,7 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
         return self._writer.write_batches(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._writer.log(messages, f"batch {batchId}")
+        self._writer.commit(messages, f"batch {batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._writer.log(messages, f"batch {batchId} failed; acknowledged before that")

@@ -112,6 +112,14 @@ class OffsetCache:
         """Whether a topic existed: offsets name it, or it had a route."""
         return topic in self._had or topic in self.known_routes
 
+    def numbered(self, topics: Iterable[str]) -> list[MessageQueue]:
+        """The queues of these topics that have a number as Kafka's partitions."""
+        there = [
+            queue for topic in topics if topic in self.known_routes for queue in self.known_routes[topic].numbered()
+        ]
+        deadline = Deadline.after(self._options.request_timeout)
+        return [*there, *(queue for topic in topics for queue in self.routes.unlisted(topic, deadline))]
+
     @property
     def environment(self) -> dict[MessageQueue, int]:
         """The queues that the environment of the options owns by its number alone, with the number."""

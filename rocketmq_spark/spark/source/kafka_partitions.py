@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from rocketmq_spark.model import MessageQueue, TopicRoute
+from rocketmq_spark.model import MessageQueue
 
 # Runs of queues by topic, in the order of their numbers.
 Runs = Mapping[str, Sequence[Sequence[str | int]]]
@@ -35,11 +35,6 @@ def extended(runs: Runs, queues: Iterable[MessageQueue]) -> Runs:
         return runs
     added = {topic: list(_runs(of_topic)) for topic, of_topic in groupby(new, key=lambda queue: queue.topic)}
     return {topic: [*runs.get(topic, ()), *added.get(topic, ())] for topic in sorted({*runs, *added})}
-
-
-def of_routes(routes: Mapping[str, TopicRoute], topics: Iterable[str]) -> list[MessageQueue]:
-    """The queues that the routes of these topics have."""
-    return [queue for topic in topics if topic in routes for queue in routes[topic].numbered()]
 
 
 def _queues(topic: str, run: Sequence[str | int]) -> Iterator[MessageQueue]:

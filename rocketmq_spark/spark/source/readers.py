@@ -215,7 +215,7 @@ class RocketMQReader(DataSourceReader):
 
 
 def _numbers(catalog: OffsetCache, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-    there = kafka_partitions.of_routes(catalog.known_routes, {queue.topic for queue in queues})
+    there = catalog.numbered({queue.topic for queue in queues})
     return kafka_partitions.numbers(kafka_partitions.extended({}, (*there, *queues)))
 
 

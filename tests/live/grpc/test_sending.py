@@ -208,7 +208,7 @@ def test_a_priority_is_a_queue(proxied):
 def test_the_type_of_a_topic_is_checked_before_the_first_row(proxied):
     normal, fifo = new_topic(proxied), new_topic(proxied, "FIFO")
     keyed = frame(body=["x"], shardingKey=["k"])
-    with pytest.raises(errors.OptionError, match=r"NORMAL; the columns .* make FIFO"):
+    with pytest.raises(errors.OptionError, match=r"NORMAL; column .shardingKey. .* makes FIFO"):
         write(proxied, keyed, topic=normal)
     with pytest.raises(errors.OptionError, match=r"FIFO; the columns .* make NORMAL"):
         write(proxied, frame(body=["x"]), topic=fifo)
