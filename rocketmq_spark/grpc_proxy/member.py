@@ -32,8 +32,7 @@ from rocketmq_spark.grpc_proxy.facts import ClientType, Code, Encoding, FilterTy
 from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, refused, set_seconds
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
 from rocketmq_spark.model import Filter, MessageQueue
-from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
-from rocketmq_spark.wire.messages import cost
+from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage, memory_of_popped
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +205,7 @@ class ProxyMember:
                         break
                     origin = queue.broker.name, channel.address
                     found.append(popped(answer.message, topic, origin, self._unpack))
-                    room -= cost(found[-1])
+                    room -= memory_of_popped(found[-1])
                 elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                     raise refused(answer.status, channel.address, topic)
         except RocketMQError as e:

@@ -20,7 +20,6 @@ from rocketmq_spark.base.budget import OBJECT_BYTES, memory_of
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, MESSAGE_MAGIC_V1, MESSAGE_MAGIC_V2, Property, SysFlag
 from rocketmq_spark.errors import DecodeError, MessageRefused, RemoteProtocolError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
-from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.wire.compression import MAX_DECOMPRESSED_BYTES, TooLargeError, decompress
 from rocketmq_spark.wire.header import Bytes
@@ -82,14 +81,13 @@ class DecodeSettings(NamedTuple):
     short: bool = False  # the limit is what is left of a room
 
 
-def cost(message: ReceivedMessage | PoppedMessage) -> int:
+def cost(message: ReceivedMessage) -> int:
     """About the memory of a decoded message, in bytes: its body, its properties as objects, and its own objects.
 
     A few kilobytes of another client may become a body of 64 MiB, or millions of messages without a body. So whatever collects
     decoded messages counts this.
     """
-    keys = message.keys if isinstance(message, PoppedMessage) else ()  # the keys of others are properties
-    return memory_of(len(message.body), properties_size(message.properties) + sum(len(key) + 2 for key in keys))
+    return memory_of(len(message.body), properties_size(message.properties))
 
 
 NO_ROOM = "the messages that are held fill the memory that they may have, so this one is as it is stored"

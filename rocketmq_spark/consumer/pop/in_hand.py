@@ -20,9 +20,8 @@ from rocketmq_spark.consumer.push.member_state import ConsumerFigures
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
-from rocketmq_spark.model.message import PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage, memory_of_popped
 from rocketmq_spark.ports import PopMember
-from rocketmq_spark.wire.messages import cost
 from rocketmq_spark.wire.names import dlq_topic
 
 logger = logging.getLogger(__name__)
@@ -86,7 +85,7 @@ class InHand:
     def came(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[InvisibleMessage]:
         """Add messages that arrived now."""
         lent = [
-            InvisibleMessage(one, until_ms, now_ms, (one.topic, self._line(one)), one.body, cost(one))
+            InvisibleMessage(one, until_ms, now_ms, (one.topic, self._line(one)), one.body, memory_of_popped(one))
             for one in messages
         ]
         with self._lock:
