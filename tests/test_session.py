@@ -14,7 +14,7 @@ from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError, Serve
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.remoting.endpoint import Drops
-from rocketmq_spark.session import consumers
+from rocketmq_spark.session import consumers, looks
 from rocketmq_spark.wire import rpc
 from tests.client.test_replies import question
 from tests.harness import store
@@ -65,6 +65,17 @@ def test_other_connection_options_get_a_client_of_their_own(different):
     theirs, mine = (session.client(one).calls.pool.dialling for one in (parsed(**different), parsed()))
     assert theirs.arriving is not mine.arriving
     assert theirs.waiting is not mine.waiting
+
+
+def test_bulk_reads_have_the_account_of_their_client():
+    account = session.client(parsed()).calls.pool.dialling.arriving
+    assert session.puller(parsed()).dialling.arriving is account
+    assert session.puller(parsed(pullBatchSize="7"), "slave").dialling.arriving is account
+    pullers = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(looks, "ids_of", lambda open_puller, placed: pullers.append(open_puller()))
+        looks.look_tools(parsed())
+    assert [one.dialling.arriving for one in pullers] == [account]
 
 
 def test_only_an_explicit_option_allows_secrets_in_plain_text():

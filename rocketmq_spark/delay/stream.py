@@ -78,6 +78,8 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 _PROTOBUF = (6, 33, 5)
 # Limits of a task in a micro-batch, because Spark puts all rows from timers of one task into one record batch.
 _MAX_ROWS, _MAX_BYTES = 50_000, 64 << 20
+# What is due when it arrives gets this part of them, so that timers get the rest; and so does the timer of one key.
+_AT_ONCE, _OF_ONE_KEY = 1 / 2, 1 / 4
 # More than an envelope has besides the body of its message, unless no producer made it.
 _ENVELOPE_BYTES = 64 << 10
 # Lists per second. This is a constant and not Spark's setting, because a cancellation must find its list after a restart with
@@ -104,8 +106,9 @@ def delayed(
     No message is early. A message may be late by up to two micro-batches and one second (due times are rounded up to seconds).
     A message with a sharding key goes to the queue of its key, others to any queue of their topic, even if the sender chose a
     queue or belongs to an environment that owns only some of the queues (``environmentMode=queues``). An envelope (the message
-    of ``dmq_inner_topic`` that contains a delayed one) that is read again while its message waits counts once.
-    ``Producer.recall`` cancels a waiting message.
+    of ``dmq_inner_topic`` that contains a delayed one) that is read again before its message is due counts once.
+    ``Producer.recall`` cancels a waiting message. If more is due than fits into a micro-batch, messages are sent in the order of
+    their due times, or of their arrival if they were due before it, and each second gives only a part before the others.
 
     Requires Spark's RocksDB state store, and protobuf on driver and workers (extra ``delay``). The number of tasks that hold
     messages is ``spark.sql.shuffle.partitions`` at the time the checkpoint is created.
@@ -185,17 +188,18 @@ class _Waiting(StatefulProcessor):
             StructType([StructField("number", LongType())]),
             StructType([StructField("bodies", BinaryType())]),
         )
-        # The portions that exist, and whether no envelope is in them twice or is cancelled.
+        # The portions that exist, and whether repeated and cancelled envelopes were removed: once, when the timer fires first.
         ends = [StructField("first", LongType()), StructField("end", LongType()), StructField("clean", BooleanType())]
         self._ends = handle.getValueState("ends", StructType(ends))
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         due_ms, now_ms = key[1] * 1000, timerValues.getCurrentProcessingTimeInMs()
+        self._given_in(now_ms)
         parts = portions(distinct(bytes(row.body) for row in rows))
         nothing_waits = not (self._ends.exists() or self._waiting.exists())
         if due_ms <= now_ms:
             first, second = next(parts, []), next(parts, None)
-            if nothing_waits and second is None and self._has_room(now_ms):  # else the timer gives them, once
+            if nothing_waits and second is None and self._has_room(_AT_ONCE):  # else the timer gives them
                 yield from self._rows(first)
                 return
             parts = itertools.chain([first] if second is None else [first, second], parts)
@@ -209,7 +213,10 @@ class _Waiting(StatefulProcessor):
         timerValues: Any,
         expiredTimerInfo: Any,
     ) -> Iterator[Row]:
-        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        """Spark calls this in the order of the timers. What has no room keeps its place, and a key that had its part goes behind
+        all that are due now, so that none waits for those that come after it.
+        """
+        now_ms, at_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
         if self._waiting.exists():
             self._add(portions(bytes(body) for (body,) in self._waiting.get()))
             self._waiting.clear()
@@ -218,27 +225,35 @@ class _Waiting(StatefulProcessor):
         first, end, clean = ends
         if not clean and end - first > 1:
             self._clean(first, end)
+        before = self._given_in(now_ms)
         for number in range(first, end):
-            if not self._has_room(now_ms):
-                self._ends.update((number, end, clean or end - first > 1))
-                self._handle.registerTimer(now_ms + 1)
+            if not self._has_room() or (number > first and not self._has_room(_OF_ONE_KEY, before)):
+                self._ends.update((number, end, True))
+                # Never the time of this timer, which Spark deletes after this call.
+                self._handle.registerTimer(at_ms ^ 1 if number == first else max(now_ms, at_ms + 1))
                 return
             yield from self._rows(self._portion(number))
             self._portions.removeKey((number,))
         self._ends.clear()
 
-    def _has_room(self, now_ms: int) -> bool:
-        """Whether this task may return more rows in this micro-batch."""
+    def _given_in(self, now_ms: int) -> tuple[int, int]:
+        """The rows, and their bytes, that this task has returned in this micro-batch."""
         if now_ms != self._batch:
             self._batch, self._given, self._given_bytes = now_ms, 0, 0
-        return self._given < _MAX_ROWS and self._given_bytes < _MAX_BYTES
+        return self._given, self._given_bytes
+
+    def _has_room(self, share: float = 1.0, before: tuple[int, int] = (0, 0)) -> bool:
+        """Whether this task may return more rows in this micro-batch: less than ``share`` of its limits since ``before``."""
+        rows, size = before
+        return self._given - rows < share * _MAX_ROWS and self._given_bytes - size < share * _MAX_BYTES
 
     def _add(self, parts: Iterable[list[bytes]]) -> None:
-        first, end, _ = self._ends.get() or (0, 0, True)
+        first, end, clean = self._ends.get() or (0, 0, False)
         for part in parts:
             self._portions.updateValue((end,), (packed(part),))
             end += 1
-        self._ends.update((first, end, False))
+        # Once the timer has fired, what comes later is too late to cancel anything: all that waits would be read each time.
+        self._ends.update((first, end, clean))
 
     def _portion(self, number: int) -> list[bytes]:
         found = self._portions.getValue((number,))

@@ -15,7 +15,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from rocketmq_spark.base.budget import memory_of
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import MAX_PROPERTIES_BYTES
 from rocketmq_spark.base.threads import Timer
@@ -33,7 +32,7 @@ from rocketmq_spark.grpc_proxy.facts import ClientType, Code, Encoding, FilterTy
 from rocketmq_spark.grpc_proxy.protos import get_ms, get_seconds, proto, refused, set_seconds
 from rocketmq_spark.grpc_proxy.proxy import Proxy, Telemetry, checked
 from rocketmq_spark.model import Filter, MessageQueue
-from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
+from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage, memory_of_popped
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +74,6 @@ def popped(message: Any, topic: str, place: tuple[str, str], unpack: Callable[[b
         endpoint=endpoint,
         decode_error=why,
     )
-
-
-def _cost(message: PoppedMessage) -> int:
-    texts = [*message.properties.keys(), *message.properties.values(), *message.keys]
-    return memory_of(len(message.body), sum(map(len, texts)) + 2 * len(texts))
 
 
 def policy(settings: Any) -> GroupPolicy:
@@ -211,7 +205,7 @@ class ProxyMember:
                         break
                     origin = queue.broker.name, channel.address
                     found.append(popped(answer.message, topic, origin, self._unpack))
-                    room -= _cost(found[-1])
+                    room -= memory_of_popped(found[-1])
                 elif answer.HasField("status") and answer.status.code not in (Code.OK, Code.MESSAGE_NOT_FOUND):
                     raise refused(answer.status, channel.address, topic)
         except RocketMQError as e:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rocketmq_spark.base.budget import memory_of
 from rocketmq_spark.base.codes import KEY_SEPARATOR, Property
 
 
@@ -213,6 +214,12 @@ class PoppedMessage:
     def reconsume_times(self) -> int:
         """How often it was delivered before."""
         return self.delivery_attempt - 1
+
+
+def memory_of_popped(message: PoppedMessage) -> int:
+    """About the memory of a message, in bytes, as ``wire.messages.cost`` of others."""
+    texts = [*message.properties.keys(), *message.properties.values(), *message.keys]
+    return memory_of(len(message.body), sum(map(len, texts)) + 2 * len(texts))
 
 
 Place = tuple[str, int]  # where messages are popped: a topic, and which of its brokers

@@ -111,6 +111,10 @@ class HalfState(enum.Enum):
     UNKNOWN = "UNKNOWN"
 
 
+# A longer id is kept as its beginning and a hash. Ids of this package have 32 characters.
+_LONGEST_ID = 64
+
+
 class HalfPlace(NamedTuple):
     """Identifies a half message for its broker: over remoting by its position, through a Proxy by its ids.
 
@@ -130,7 +134,10 @@ class HalfPlace(NamedTuple):
     @property
     def what(self) -> str:
         """The message, of which a broker may have several copies: another one may have its id."""
-        return f"{self.msg_id} {self.content.hex()[:32]}"
+        which = self.msg_id  # of any client, and kept for many messages
+        if len(which) > _LONGEST_ID:
+            which = f"{which[:_LONGEST_ID]}… {hashlib.sha256(which.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+        return f"{which} {self.content.hex()[:32]}"
 
     @classmethod
     def of(cls, result: SendResult, group: str, topic: str, msg_id: str) -> HalfPlace:

@@ -111,19 +111,23 @@ def is_loopback(address: str) -> bool:
     return (mapped_v4 or ip).is_loopback
 
 
-_contexts: dict[TlsSettings, Reloaded[ssl.SSLContext]] = {}
+# Who gives options may spell the paths of files in any number of ways; a context of large files has several megabytes.
+_MOST_CONTEXTS = 64
+
+
+@functools.lru_cache(_MOST_CONTEXTS)
+def _reloaded(tls: TlsSettings) -> Reloaded[ssl.SSLContext]:
+    return Reloaded((tls.ca_file, tls.cert_file, tls.key_file), functools.partial(_context, tls))
 
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
-    """Return the context for these settings. It is cached until a file is replaced, because certificates are rotated while
-    programs run. ``Reloaded`` describes what happens while files cannot be read.
+    """Return the context for these settings. The 64 that were used last are cached until a file is replaced, because
+    certificates are rotated while programs run. ``Reloaded`` describes what happens while files cannot be read.
 
     The settings can disable the check of host names; the chain is always checked.
     """
-    if tls not in _contexts:
-        _contexts[tls] = Reloaded((tls.ca_file, tls.cert_file, tls.key_file), functools.partial(_context, tls))
     try:
-        return _contexts[tls].get()
+        return _reloaded(tls).get()
     except (OSError, ssl.SSLError) as e:
         raise OptionError(
             f"the TLS files cannot be used: {e}",

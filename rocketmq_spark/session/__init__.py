@@ -266,7 +266,8 @@ def puller(options: Options, read_from: str | None = None) -> Puller:
     from rocketmq_spark.pull.requests import PullSettings  # here, because reads need numpy, and producers do not
 
     settings = PullSettings.of(options)
-    return Puller(pulls(options), _dialling(options), options.group, settings, read_from or options.read_from)
+    made = client(options)  # its reads count with its answers: ``Dialling.arriving`` is the account of both
+    return Puller(made.pulls, made.calls.pool.dialling, options.group, settings, read_from or options.read_from)
 
 
 def parsed(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:

@@ -31,6 +31,15 @@ PLACE = HalfPlace(
 SENT = {"msgId": "x", "queueId": "0", "queueOffset": "3"}
 
 
+def test_a_long_id_of_another_client_is_not_kept_as_it_is() -> None:
+    first, second = (PLACE._replace(msg_id="é" * 30_000 + end) for end in "ab")
+    assert len(first.what) < 200
+    assert first.what != second.what
+    assert first.what != first._replace(msg_id=first.what.split()[0]).what
+    assert PLACE.what.startswith("ID ")
+    assert PLACE._replace(msg_id="\ud800" * 99).what
+
+
 @pytest.fixture(autouse=True)
 def nothing_asked_before() -> Iterator[None]:
     """All of them are about one id, of which a process remembers what was said, as soon as the thread that says it knows."""

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+
+import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.pop import in_hand as in_hand_module
 from rocketmq_spark.consumer.pop.in_hand import InHand, line_of
 from rocketmq_spark.model.membership import ConsumerStats
 from tests.consumer.pop import of
@@ -56,6 +60,26 @@ def test_what_waits_to_be_tried_again_takes_no_room_until_it_is_through():
     assert not hand.room("t", 1, 0)
     hand.end(behind)
     assert hand.room("t", 1, 0)
+
+
+@pytest.mark.parametrize("body", [b"x" * 1000, b""], ids=["large", "many"])
+def test_what_waits_behind_one_that_takes_long_has_a_limit(monkeypatch, body):
+    """A hostile Proxy lends more and more of a queue that waits."""
+    monkeypatch.setattr(in_hand_module, "_MOST_BYTES", 100_000)
+    hand = InHand(line_of)
+    (first,) = hand.came("t", [of("A", "a")], 30_000, 0)
+    hand.begin(first, 1)
+    lent = []
+    while hand.room("t", 1, 0):
+        lent += hand.came("t", [replace(of(str(len(lent) + n), "a"), body=body) for n in range(10)], 30_000, 0)
+        assert len(lent) < 300
+    assert len(lent) > 30
+    assert hand.room("u", 1, 0)
+    first.message.body, first.message.properties = b"what a listener made of it" * 9, {}
+    for one in [first, *lent]:
+        hand.end(one)
+    assert hand.room("t", 1, 0)
+    assert not hand._bytes["t"]
 
 
 def test_how_many_wait_is_not_counted_anew_for_each_who_asks(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -323,6 +324,22 @@ def test_a_count_is_compared_where_all_offsets_follow_each_other() -> None:
     wrong = stored(encode_batch(items(7)), text(INNER_NUM="6"), queue_offset=100, sys_flag=int(FLAGS))
     with pytest.raises(DecodeError, match="a batch has 7 messages, but its broker counted 6"):
         Decoder(QUEUES)(fetch(Answer([wrong, indexed(10, 107)], start=100, limit=117, next_offset=117)))
+
+
+def test_no_more_messages_are_looked_for_than_a_broker_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few kilobytes may inflate to millions."""
+    starts: list[int] = []
+    found = inner._announced
+    monkeypatch.setattr(inner, "_announced", lambda *args: (starts.extend((made := found(*args))[0]), made)[1])
+    body = zlib.compress(encode_batch(items(1)) * 5000)
+    flags = int(FLAGS | SysFlag.COMPRESSED | SysFlag.ZLIB)
+    for counted in (6, 0):
+        fetched = fetch(
+            Answer([stored(body, text(INNER_NUM=str(counted)), queue_offset=100, sys_flag=flags)], start=100)
+        )
+        messages = stored_messages.locate(fetched.buffer, fetched.pieces)
+        assert inner.opened(messages) is None
+        assert len(starts) <= 6
 
 
 @pytest.mark.parametrize("flags", [int(SysFlag.INNER_BATCH), int(FLAGS)])

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo
 
 from rocketmq_spark import Message, MessageQueue, Producer
 from rocketmq_spark.delay import delayed
@@ -241,9 +242,10 @@ class Second:
         """What each micro-batch gives until no timer is left."""
         given = []
         while self.state.timers:
-            self.state.now_ms = max(self.state.now_ms + 1, self.state.timers.pop())
+            at_ms = self.state.timers.pop()
+            self.state.now_ms = max(self.state.now_ms + 1, at_ms)
             assert not self.state.timers
-            rows = self.processor.handleExpiredTimer((0, self.at), self.state, None)
+            rows = self.processor.handleExpiredTimer((0, self.at), self.state, ExpiredTimerInfo(at_ms))
             given.append([bytes(row.body) for row in rows])
         return given
 
@@ -263,6 +265,88 @@ def test_a_second_is_given_in_portions_of_limited_size(monkeypatch: pytest.Monke
     assert max(sum(map(len, part)) for part in given) <= 4000
     assert second.state.most_bytes <= 1100
     assert second.state.is_empty
+
+
+class Task:
+    """A task with many shards and seconds, whose states and timers Spark keeps by key."""
+
+    def __init__(self) -> None:
+        self.processor = _Waiting("dead")
+        self.kept: dict[tuple[int, int], Waits] = {}
+        self.timers: set[tuple[int, tuple[int, int]]] = set()
+
+    def batch(self, now_ms: int, arrived: dict[tuple[int, int], list[bytes]]) -> list[bytes]:
+        found = []
+        for key, bodies in sorted(arrived.items()):
+            found += self._call(key, now_ms, lambda key, bodies=bodies: ([Row(body=body) for body in bodies],))
+        for at_ms, key in sorted(timer for timer in self.timers if timer[0] <= now_ms):
+            found += self._call(key, now_ms, lambda key, at_ms=at_ms: (at_ms,), expired=at_ms)
+        return found
+
+    def _call(self, key: tuple[int, int], now_ms: int, more: Any, expired: int | None = None) -> list[bytes]:
+        state = self.kept.setdefault(key, Waits())
+        state.now_ms = now_ms
+        self.processor.init(state)
+        if expired is None:
+            rows = list(self.processor.handleInputRows(key, iter(more(key)[0]), state))
+        else:
+            rows = list(self.processor.handleExpiredTimer(key, state, ExpiredTimerInfo(expired)))
+        self.timers |= {(at_ms, key) for at_ms in state.timers}
+        state.timers.clear()
+        if expired is not None:
+            self.timers.discard((expired, key))  # as Spark does after the call, also if it was registered again
+        assert (key in {key for _, key in self.timers}) is not state.is_empty
+        return [bytes(row.body) for row in rows]
+
+
+@pytest.mark.parametrize(("keys", "since"), [(1, 1), (40, 4)], ids=["one key", "many keys"])
+def test_what_comes_later_does_not_keep_a_message_waiting(
+    monkeypatch: pytest.MonkeyPatch, keys: int, since: int
+) -> None:
+    """Others send more than a micro-batch can give, all the time."""
+    monkeypatch.setattr(stream_module, "_MAX_BYTES", 4000)
+    monkeypatch.setattr(portions_module.portions, "__defaults__", (1000,))
+    task, sent = Task(), []
+    assert task.batch(START_MS, {(9, START_MS // 1000 + 3): [envelope("m", 3, body=b"mine")]}) == []
+    for n in range(1, 9):
+        late = [(0, key * n) for key in range(keys) if n >= since]
+        arrived = {key: [b"%d %d" % (n, at) + bytes(400) for at in range(80 // keys)] for key in late}
+        given = task.batch(START_MS + 1000 * n - 500, arrived)
+        assert sum(map(len, given)) <= 4000 + 1300
+        sent += [n] * (b"mine" in given)
+    assert sent == [4]
+
+
+def test_a_second_with_much_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "_MAX_BYTES", 4000)
+    monkeypatch.setattr(portions_module.portions, "__defaults__", (1000,))
+    task, second = Task(), START_MS // 1000 + 1
+    large = [envelope(str(n), 1, body=bytes([n]) * 400) for n in range(60)]
+    task.batch(START_MS, {(0, second): large, (1, second): [envelope("m", 1, body=b"mine")]})
+    first = task.batch(START_MS + 1000, {})
+    assert b"mine" in first
+    assert 1 < len(first) < 10
+    rest = [body for n in range(2, 40) for body in task.batch(START_MS + 1000 * n, {})]
+    assert sorted(body[0] for body in first + rest if body != b"mine") == list(range(60))
+    assert not task.timers
+
+
+def test_what_waits_is_not_read_again_for_what_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "_MAX_BYTES", 1000)
+    monkeypatch.setattr(portions_module.portions, "__defaults__", (1000,))
+    task, key = Task(), (0, 0)
+    task.batch(START_MS, {key: [b"%d" % n + bytes(400) for n in range(40)]})
+    task.batch(START_MS + 1000, {})
+    read: list[tuple[int]] = []
+    found = Waits.getMapState
+
+    def seen(state: Waits, name: str, of_key: object, of_value: object) -> Any:
+        made = found(state, name, of_key, of_value)
+        return SimpleNamespace(**{**vars(made), "getValue": lambda key: (read.append(key), made.getValue(key))[1]})
+
+    monkeypatch.setattr(Waits, "getMapState", seen)
+    task.batch(START_MS + 2000, {key: [b"more" + bytes(400)]})
+    assert len(read) <= 2
 
 
 def test_more_than_a_portion_that_is_due_waits_in_the_state(monkeypatch: pytest.MonkeyPatch) -> None:

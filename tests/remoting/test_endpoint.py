@@ -265,6 +265,17 @@ def test_rotated_tls_files_are_read_again(tmp_path: Path) -> None:
         connect_to(broker.address, tls)
 
 
+def test_files_that_are_spelled_in_many_ways_have_few_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[TlsSettings] = []
+    monkeypatch.setattr(endpoint, "_context", lambda tls: (made.append(tls), object())[1])
+    often = ssl_context(TlsSettings(f"{tmp_path}/ca.pem"))
+    for n in range(1, 200):
+        ssl_context(TlsSettings(f"{tmp_path}/{'./' * n}ca.pem"))
+        assert ssl_context(TlsSettings(f"{tmp_path}/ca.pem")) is often
+    assert len(made) == len(set(made)) == 200
+    assert endpoint._reloaded.cache_info().currsize <= 64
+
+
 @pytest.fixture
 def pass_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the monotonic clock forward."""

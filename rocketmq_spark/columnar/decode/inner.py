@@ -8,6 +8,7 @@ unusual form take the careful path.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,7 +50,8 @@ def opened(messages: StoredMessages) -> StoredMessages | None:
     if unpacked is None:
         return None
     buffer, begins, ends = unpacked
-    items = _items(buffer, begins, ends)
+    counted = [count for _, count in map(inner_numbers, property_texts(messages, outer))]
+    items = _items(buffer, begins, ends, counted)
     if items is None:
         return None
     counts = np.ones(len(messages), np.intp)
@@ -164,9 +166,9 @@ class _Items:
     properties_end: Ints
 
 
-def _items(buffer: Bytes, begins: Ints, ends: Ints) -> _Items | None:
+def _items(buffer: Bytes, begins: Ints, ends: Ints, counted: Sequence[int | None]) -> _Items | None:
     """Finds the messages by their sizes and lengths; None unless these are consistent, and the messages fill their batches."""
-    announced, found = _announced(buffer.data, begins, ends)
+    announced, found = _announced(buffer.data, begins, ends, counted)
     starts, counts = np.array(announced, np.int64), np.array(found, np.intp)
     filled = np.flatnonzero(counts)
     if (begins != ends)[counts == 0].any():
@@ -186,19 +188,22 @@ def _items(buffer: Bytes, begins: Ints, ends: Ints) -> _Items | None:
     return _Items(counts, number_at(buffer, starts + _FLAG_AT, ">i4"), body_start, body_end, properties_end)
 
 
-def _announced(view: memoryview, begins: Ints, ends: Ints) -> tuple[list[int], list[int]]:
+def _announced(
+    view: memoryview, begins: Ints, ends: Ints, counted: Sequence[int | None]
+) -> tuple[list[int], list[int]]:
     """The positions of messages by their sizes, batch by batch, and how many each batch has; ``_items`` checks the sizes.
 
     This is the only Python step per message. The number of steps is limited by the possible number of messages, so that it ends
-    even with sizes of 0 or less.
+    even with sizes of 0 or less, and by the number that the broker ``counted``: a few kilobytes may inflate to millions more.
     """
     unpack = struct.Struct(">i").unpack_from
     starts: list[int] = []
     counts = []
     append = starts.append
-    for at, end in zip(begins.tolist(), ends.tolist(), strict=True):
+    for at, end, most in zip(begins.tolist(), ends.tolist(), counted, strict=True):
         before, last = len(starts), end - _SMALLEST
-        for _ in range((end - at) // _SMALLEST):
+        possible = (end - at) // _SMALLEST
+        for _ in range(possible if most is None else min(possible, most)):
             if not 0 <= at <= last:
                 break
             append(at)

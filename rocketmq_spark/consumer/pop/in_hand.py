@@ -20,7 +20,7 @@ from rocketmq_spark.consumer.push.member_state import ConsumerFigures
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
-from rocketmq_spark.model.message import PoppedMessage
+from rocketmq_spark.model.message import PoppedMessage, memory_of_popped
 from rocketmq_spark.ports import PopMember
 from rocketmq_spark.wire.names import dlq_topic
 
@@ -34,7 +34,7 @@ class InvisibleMessage:
     ``since_ms`` is when it arrived, or when the listener got it; ``caller`` is the thread whose listener has it. ``begun``
     is True from its first call on, also while it waits for a retry. The lock ``asking`` allows one request at a time, because
     each request invalidates the receipt of the others. ``line`` is its topic and the key of its order there; ``body`` is its
-    original body, because a listener may change the message.
+    original body, because a listener may change the message; ``size`` is about its memory, in bytes.
     """
 
     message: PoppedMessage
@@ -42,10 +42,16 @@ class InvisibleMessage:
     since_ms: int
     line: tuple[str, Hashable]
     body: bytes
+    size: int
     caller: int | None = None
     begun: bool = False
     settled: bool = False
     asking: threading.Lock = field(default_factory=threading.Lock)
+
+
+# A topic whose messages have more memory than this gets no further ones. Brokers lend a few messages of each queue; a hostile
+# Proxy would lend any number of them behind one that takes long.
+_MOST_BYTES = 256 << 20
 
 
 def by_itself(message: PoppedMessage) -> Hashable:
@@ -72,17 +78,22 @@ class InHand:
         # By topic: how many messages each line has, and lines of which one was begun. Kept, for every poller asks all the time.
         self._lines: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
         self._begun: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
+        self._bytes: Counter[str] = Counter()  # by topic
         self._counts: Counter[str] = Counter()
         self._figures = ConsumerFigures()
 
     def came(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[InvisibleMessage]:
         """Add messages that arrived now."""
-        lent = [InvisibleMessage(one, until_ms, now_ms, (one.topic, self._line(one)), one.body) for one in messages]
+        lent = [
+            InvisibleMessage(one, until_ms, now_ms, (one.topic, self._line(one)), one.body, memory_of_popped(one))
+            for one in messages
+        ]
         with self._lock:
             self._figures.pulled(topic, len(messages), None, now_ms)
             self._lent |= {id(one): one for one in lent}
             for one in lent:
                 _count(self._lines, one.line)
+                self._bytes[one.line[0]] += one.size
         return lent
 
     def begin(self, lent: InvisibleMessage, now_ms: int) -> bool:
@@ -125,9 +136,12 @@ class InHand:
 
         Messages that wait behind another one or for a retry do not count: otherwise one that hangs or fails would block all.
         Brokers deliver no more messages of their queues meanwhile.
+        All together have at most ``_MOST_BYTES``, and what is under way.
         """
         with self._lock:
-            return self._changed.wait_for(lambda: self._waiting(topic) < waiting, wait_s)
+            return self._changed.wait_for(
+                lambda: self._waiting(topic) < waiting and self._bytes[topic] < _MOST_BYTES, wait_s
+            )
 
     def finish(self, deadline: Deadline) -> list[PoppedMessage]:
         """Wait until all messages are settled; returns those that listeners still have after the timeout.
@@ -159,6 +173,7 @@ class InHand:
         if self._lent.pop(id(lent), None) is None:
             return
         _count(self._lines, lent.line, -1)
+        self._bytes[lent.line[0]] -= lent.size
         if lent.begun:
             _count(self._begun, lent.line, -1)
         self._changed.notify_all()
