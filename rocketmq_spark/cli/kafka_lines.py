@@ -82,13 +82,13 @@ _PARAMETERS = {
 }
 _NUMBERED = re.compile(r'"\s*\d+\s*"\s*:|\[\s*\d')
 _IN_SQL = re.compile(r"\busing\s+kafka\b", re.IGNORECASE)
-_CREATES = re.compile(r"\bcreate\b.*\busing\s+kafka\b", re.IGNORECASE | re.DOTALL)
+_CREATE = re.compile(r"\bcreate\b", re.IGNORECASE)
 _JAR = re.compile(r"spark-(?:sql|streaming)-kafka[\w.:-]*|kafka-clients[\w.:-]*")
 _ANY_FORMAT = re.compile(r"""format\s*\(\s*["']kafka["']\s*\)""")
 _ANY_SETTING = re.compile(r"\bspark\.kafka\.[\w.]+")
 _ANY_OPTION = re.compile(rf"(?<![\w.])(kafka\.[\w.]+|{'|'.join(map(re.escape, sorted(_OF_SPARK)))})\b", re.IGNORECASE)
 _ANY_MODE = re.compile(r"""outputMode\s*\(\s*(?:["'](?:update|complete)["']|OutputMode\.(?:Update|Complete)\b)""")
-_ANY_PLACES = re.compile(rf"\b({'|'.join(_OF_PARTITIONS)})\b.*(?:{_NUMBERED.pattern})", re.IGNORECASE)
+_ANY_PLACES = re.compile(rf"\b({'|'.join(_OF_PARTITIONS)})\b", re.IGNORECASE)
 
 
 def findings(name: str, text: str) -> Findings:
@@ -127,7 +127,7 @@ def _parsed(cell: str) -> ast.Module | None:
     if cell.lstrip().startswith("%%"):
         return None
     try:
-        return ast.parse(re.sub(r"^(\s*)[%!].*", r"\1pass", cell, flags=re.MULTILINE))
+        return ast.parse(re.sub(r"^([^\S\n]*)[%!].*", r"\1pass", cell, flags=re.MULTILINE))
     except SyntaxError:
         return None
 
@@ -145,7 +145,7 @@ def _of_lines(text: str) -> Iterator[Found]:
                 yield number, found[0], here
         for found in _ANY_OPTION.finditer(line):
             yield from _option(found[1], None, number, None)
-        if found := _ANY_PLACES.search(line):
+        if (found := _ANY_PLACES.search(line)) and _NUMBERED.search(line, found.end()):
             yield number, found[1], _OF_PARTITIONS[found[1].lower()]
 
 
@@ -191,7 +191,7 @@ def _of_python(tree: ast.Module, constants: Constants) -> Iterator[Found]:
 
 
 def _constant(value: str, line: int) -> Iterator[Found]:
-    if _CREATES.search(value):
+    if (create := _CREATE.search(value)) and _IN_SQL.search(value, create.end()):
         yield from ((line + number - 1, kafka, here) for number, kafka, here in _of_lines(value))
     elif found := _JAR.search(value):
         yield line, found[0], _PACKAGE
