@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import click
@@ -15,13 +17,19 @@ from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, MAX_PROPERTIES_BYTES, Property
 from rocketmq_spark.base.logs import escaped
 from rocketmq_spark.base.threads import start_thread
+from rocketmq_spark.base.tls_files import check_authorities
 from rocketmq_spark.cli import group as group_commands
+from rocketmq_spark.cli import kafka_lines
 from rocketmq_spark.cli.output import Text
 from rocketmq_spark.client.sender import copy_of
+from rocketmq_spark.consumer.push.offset_store import cluster_folder
 from rocketmq_spark.errors import LocalProtocolError
 from rocketmq_spark.model import Message, ReceivedMessage
+from rocketmq_spark.options.parsing import instance_of
+from rocketmq_spark.spark.monitoring.queries import explain
 from rocketmq_spark.wire import bodies, traces
 from rocketmq_spark.wire.messages import BatchItem, decode_messages, encode_batch
+from rocketmq_spark.wire.names import legal_name, read_problem
 from rocketmq_spark.wire.properties import decode_properties, encode_properties, message_properties
 from tests.harness import peak_bytes, store
 
@@ -103,3 +111,36 @@ def test_a_body_of_control_characters_is_escaped_in_pieces() -> None:
     text = "\0" * (2 << 20)
     assert peak_bytes(lambda: escaped(text)) < 30 << 20
     assert escaped(text) == "\\x00" * (2 << 20)
+
+
+_BEGIN, _END = b"-----BEGIN CERTIFICATE-----\n", b"-----END CERTIFICATE-----\n"
+
+
+@pytest.mark.parametrize(
+    "looked_at",
+    [
+        lambda: check_authorities(_BEGIN * 150_000),
+        lambda: instance_of(("MQ_INST_" + "_" * 400_000,)),
+        lambda: legal_name("a" + "!" * 400_000 + "a"),
+        lambda: read_problem("!" * 400_000 + "a"),
+        lambda: cluster_folder(f"host-{i}:9876" for i in range(100_000)),
+        lambda: nearest("a" * 100_000, ["b" * 100_000, "ab" * 50_000], 3, 0.5),
+        lambda: nearest("a" * 100, ["ab" * 10_000_000], 3, 0.1),
+        lambda: kafka_lines.findings("a.py", repr("create " * 100_000)),
+        lambda: kafka_lines.findings("a.sql", "startingoffsets [" * 50_000),
+        lambda: kafka_lines._parsed("\n" * 100_000 + "1"),
+        lambda: explain(RuntimeError("[UNSUPPORTED_DATA_SOURCE_SAVE_MODE]" * 50_000)),
+        lambda: explain(RuntimeError("[UNRESOLVED_COLUMN with name `a`." * 50_000)),
+        lambda: explain(RuntimeError("[UNRESOLVED_COLUMN " * 30_000 + " with name `" * 30_000)),
+    ],
+)
+def test_long_texts_of_others_take_linear_time(looked_at: Callable[[], object]) -> None:
+    """Quadratic time would be minutes, in which no other thread of the process runs."""
+    begun = time.process_time()
+    looked_at()
+    assert time.process_time() - begun < 5.0
+
+
+def test_a_certificate_with_bytes_that_are_no_text_is_damaged() -> None:
+    with pytest.raises(ssl.SSLError):
+        check_authorities(_BEGIN + b"\xff\n" + _END)

@@ -6,6 +6,8 @@ import io
 import logging
 import logging.config
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -104,3 +106,12 @@ def test_to_escape_again_changes_nothing(text: str) -> None:
     assert escaped(escaped(text)) == escaped(text)
     assert "\n" not in escaped(text)
     escaped(text).encode()  # a log file in UTF-8 can store it
+
+
+def test_the_first_text_with_control_characters_imports_nothing() -> None:
+    """Root escapes texts while it has the rights of a user who may not read Python's files."""
+    code = (
+        "import sys; from rocketmq_spark.base.logs import escaped; before = {*sys.modules}; escaped('a\\x1b\\udcff\\n'); "
+        "print({*sys.modules} - before)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

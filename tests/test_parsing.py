@@ -363,3 +363,10 @@ def test_queue_numbers_have_a_lower_bound():
     assert parse('{"t":{"b":{"3":0}}}') == {MessageQueue("t", "b", 3): 0}
     with pytest.raises(ValueError, match="at least 0"):
         parse('{"t":{"b":{"3":-1}}}')
+
+
+def test_a_list_of_addresses_has_a_limit() -> None:
+    """Each may cost a connection."""
+    assert len(p.addresses(";".join(f"h{i}:1" for i in range(100)))) == 100
+    with pytest.raises(ValueError, match=r"at most 100 addresses \(these are 101\)"):
+        p.addresses(";".join(f"h{i}:1" for i in range(101)))

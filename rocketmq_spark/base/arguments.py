@@ -106,13 +106,14 @@ def synchronous(name: str, value: Any) -> None:
 
 
 _MOST_COMPARED = 20_000
+_LONGEST = 255  # of names that are compared, in characters
 
 
 def nearest(name: str, known: Iterable[str], count: int, cutoff: float) -> list[str]:
     """The names that are most similar to ``name``. A server decides how many there are: beyond 20,000 only those are compared
-    that begin with the same letter, and of these 20,000.
+    that begin with the same letter, and of these 20,000. The comparison is quadratic, so long names are not similar to any.
     """
-    names = list(known)
+    name, names = name[:_LONGEST], [each for each in known if len(each) <= _LONGEST]
     if len(names) > _MOST_COMPARED:
         names = [each for each in names if each[:1] == name[:1]][:_MOST_COMPARED]
     return difflib.get_close_matches(name, names, n=count, cutoff=cutoff)

@@ -6,6 +6,7 @@ look like another log record, and a control character would control the terminal
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import logging
 import re
@@ -21,6 +22,8 @@ _PACKAGES = ("rocketmq_spark", "pyspark_rocketmq")
 
 
 _PIECE = 1 << 16
+# Looked up now: ``encode`` would import the codec with the first text, perhaps where root has the rights of another user.
+_encoded = codecs.getencoder("unicode_escape")
 
 
 def replaced(characters: re.Pattern[str], code: Callable[[re.Match[str]], str], text: str) -> str:
@@ -36,7 +39,7 @@ def escaped(text: str) -> str:
 
 
 def _code(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()
+    return _encoded(found[0])[0].decode()
 
 
 def escape_record(record: logging.LogRecord) -> None:

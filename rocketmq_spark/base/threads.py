@@ -1,4 +1,5 @@
-"""Threads that survive errors in user code, one worker thread per key (``Aside``), and one that calls what is due (``Timer``).
+"""Threads that survive errors in user code, one worker thread per key (``Aside``), some for all work (``DaemonThreads``), and one
+that calls what is due (``Timer``).
 
 A listener, a callback, a strategy or a hook may raise anything, even ``SystemExit``. Python ends a thread on ``SystemExit``
 without a message, so ``attempt`` returns whatever user code raises as a value (``Failure``).
@@ -23,12 +24,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.logs import escaped
 
 logger = logging.getLogger(__name__)
@@ -258,6 +260,83 @@ class Aside:
             if self._work.get(key) is mine:
                 del self._work[key]
             return None
+
+
+_REST_S, _POLL_S = 10.0, 0.02
+
+
+class DaemonThreads(Executor):
+    """As ``ThreadPoolExecutor``, whose threads keep a process from ending for as long as their work takes. These do not. Threads
+    that have no work for ``_REST_S`` end. Raises ``RuntimeError`` as that does, and then does not run the work later.
+    """
+
+    def __init__(self, limit: int, name: str) -> None:
+        self._limit, self._name = limit, name
+        self._changed = threading.Condition()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._threads = self._idle = 0
+        self._shut = False
+
+    def submit(self, code: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run ``code`` on a thread."""
+        future = Future[T]()
+        work = functools.partial(_into, future, functools.partial(code, *args, **kwargs))
+        with self._changed:
+            if self._shut:
+                raise RuntimeError("the threads were shut down")
+            self._waiting.append(work)
+            if self._idle >= len(self._waiting):
+                self._changed.notify()
+            elif self._threads < self._limit:
+                self._threads += 1
+                try:
+                    start_thread(self._name, self._run)
+                except BaseException:
+                    self._threads -= 1
+                    self._waiting.pop()
+                    raise
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads after their work. With ``wait``, return when they have ended. No future is cancelled."""
+        with self._changed:
+            self._shut = True
+            self._changed.notify_all()
+            if wait:
+                self._changed.wait_for(lambda: not self._threads)
+
+    def finish(self, deadline: Deadline) -> bool:
+        """Whether there is no work left, at ``deadline`` at the latest."""
+        while (busy := self._threads > self._idle or bool(self._waiting)) and not deadline.expired:
+            deadline.pause(_POLL_S)
+        return not busy
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            work()
+            del work  # otherwise the waiting thread would keep the objects of the work alive
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: self._waiting or self._shut, _REST_S)
+            self._idle -= 1
+            if self._waiting:
+                return self._waiting.popleft()
+            self._threads -= 1
+            self._changed.notify_all()
+            return None
+
+
+def _into(future: Future[T], code: Callable[[], T]) -> None:
+    """Run ``code`` unless ``future`` was cancelled, and give it the outcome."""
+    if not future.set_running_or_notify_cancel():
+        return
+    outcome = attempt(code)
+    if isinstance(outcome, Failure):
+        future.set_exception(outcome.error)
+    else:
+        future.set_result(outcome)
 
 
 _LEASES = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # counts sleep of the machine, on Linux

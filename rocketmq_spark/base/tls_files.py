@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import ssl
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -20,6 +21,9 @@ T = TypeVar("T")
 # While files are replaced, they may be missing, or not match each other. An authority whose file stays away longer was removed
 # on purpose, and must not be trusted.
 STALE_S = 600.0
+# A key may demand minutes of work before it is refused. So a load that failed is repeated only after this many times as long as
+# it took, unless a file was replaced: then at most a tenth of a processor works for it.
+_PAUSE_FACTOR = 10
 
 
 class Reloaded(Generic[T]):
@@ -32,6 +36,7 @@ class Reloaded(Generic[T]):
         self._paths = tuple(os.path.expanduser(path) for path in paths if path)
         self._load = load
         self._loaded: tuple[tuple[object, ...], T] | None = None  # the stamps of the files, and the value
+        self._failed: tuple[tuple[object, ...], OSError | RocketMQError, Deadline] | None = None
         self._stale: Deadline | None = None  # set while the files cannot be loaded: when the value expires
 
     def get(self) -> T:
@@ -41,7 +46,7 @@ class Reloaded(Generic[T]):
         stamps = tuple(map(_stamp, self._paths))
         if self._loaded is None or self._loaded[0] != stamps:
             try:
-                self._loaded = stamps, self._load()
+                self._loaded = stamps, self._again(stamps)
             except (OSError, RocketMQError) as e:  # errors of ``ssl`` are OSErrors
                 if self._loaded is None or not self._may_use_stale(e):
                     raise
@@ -50,6 +55,16 @@ class Reloaded(Generic[T]):
             self._stale = None
             logger.warning("the TLS files %s can be read again", ", ".join(self._paths))
         return self._loaded[1]
+
+    def _again(self, stamps: tuple[object, ...]) -> T:
+        if self._failed is not None and self._failed[0] == stamps and not self._failed[2].expired:
+            raise self._failed[1].with_traceback(None)
+        begun = time.monotonic()
+        try:
+            return self._load()
+        except (OSError, RocketMQError) as e:
+            self._failed = stamps, e, Deadline.after(_PAUSE_FACTOR * (time.monotonic() - begun))
+            raise
 
     def _may_use_stale(self, error: Exception) -> bool:
         if self._stale is None:
@@ -60,15 +75,18 @@ class Reloaded(Generic[T]):
 
 
 def _stamp(path: str) -> object:
-    """Return a value that changes when the file is replaced; None without a file."""
+    """Return a value that changes when the file, or the right to read it, is changed; None without a file."""
     try:
         status = os.stat(path)
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
-_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
+# Parts of a PEM file that somebody's options name. OpenSSL sorts certificates again for each one that it adds, which takes a
+# minute for 8,000 of them. Systems trust 150.
+MOST_PARTS = 500
 _HASHED = re.compile(r"[0-9a-f]{8}\.\d+")
 
 
@@ -78,15 +96,23 @@ def system_authorities() -> bytes:
     They are in a file, and in folders whose files are named by hashes. The variables SSL_CERT_FILE and SSL_CERT_DIR replace these
     paths.
     """
-    certificates = dict.fromkeys(pem for path in _system_files() for pem in _CERTIFICATE.findall(_content(path)))
+    certificates = dict.fromkeys(pem for path in _system_files() for pem in _certificates(_content(path)))
     return b"\n".join([*certificates, b""]) if certificates else b""
 
 
 def check_authorities(pem: bytes) -> None:
     """Raise ``ssl.SSLError`` if a certificate in the file content ``pem`` is damaged."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    for certificate in _CERTIFICATE.findall(pem):
-        context.load_verify_locations(cadata=certificate.decode("ascii", "replace"))
+    for certificate in _certificates(pem):  # ``ssl`` takes only ASCII
+        context.load_verify_locations(cadata=certificate.decode("ascii", "backslashreplace"))
+
+
+def _certificates(pem: bytes) -> Iterator[bytes]:
+    """The certificates in the content of a file, in time that is linear in its size."""
+    end = 0
+    while (begin := pem.find(_BEGIN, end)) >= 0 and (last := pem.find(_END, begin)) >= 0:
+        end = last + len(_END)
+        yield pem[begin:end]
 
 
 def _system_files() -> Iterator[Path]:

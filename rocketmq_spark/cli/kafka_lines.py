@@ -8,6 +8,7 @@ notebooks that are not Python) is searched, statement by statement.
 from __future__ import annotations
 
 import ast
+import bisect
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -84,13 +85,13 @@ _PARAMETERS = {
 }
 _NUMBERED = re.compile(r'"\s*\d+\s*"\s*:|\[\s*\d')
 _IN_SQL = re.compile(r"\busing\s+kafka\b", re.IGNORECASE)
-_CREATES = re.compile(r"\bcreate\b.*\busing\s+kafka\b", re.IGNORECASE | re.DOTALL)
+_CREATE = re.compile(r"\bcreate\b", re.IGNORECASE)
 _JAR = re.compile(r"spark-(?:sql|streaming)-kafka[\w.:-]*|kafka-clients[\w.:-]*")
 _ANY_FORMAT = re.compile(r"""format\s*\(\s*["']kafka["']\s*\)""")
 _ANY_SETTING = re.compile(r"\bspark\.kafka\.[\w.]+")
 _ANY_OPTION = re.compile(rf"(?<![\w.])(kafka\.[\w.]+|{'|'.join(map(re.escape, sorted(_OF_SPARK)))})\b", re.IGNORECASE)
 _ANY_MODE = re.compile(r"""outputMode\s*\(\s*(?:["'](?:update|complete)["']|OutputMode\.(?:Update|Complete)\b)""")
-_ANY_PLACES = re.compile(rf"\b({'|'.join(_OF_PARTITIONS)})\b.*(?:{_NUMBERED.pattern})", re.IGNORECASE)
+_ANY_PLACES = re.compile(rf"\b({'|'.join(_OF_PARTITIONS)})\b", re.IGNORECASE)
 _OTHER_FORMAT = re.compile(r"""format\s*\(\s*["'](?!kafka["'])|\busing\s+(?!kafka\b)\w""", re.IGNORECASE)
 # A line that is only a comment, in any language. Options of shells begin with two hyphens, too, but without a blank.
 _COMMENT = re.compile(r"^[ \t]*(?://|#|/?\*|--\s).*", re.MULTILINE)
@@ -136,22 +137,24 @@ def _parsed(cell: str) -> ast.Module | None:
     if cell.lstrip().startswith("%%"):
         return None
     try:
-        return ast.parse(re.sub(r"^(\s*)[%!].*", r"\1pass", cell, flags=re.MULTILINE))
+        return ast.parse(re.sub(r"^([^\S\n]*)[%!].*", r"\1pass", cell, flags=re.MULTILINE))
     except UNREADABLE:
         return None
 
 
 def _of_text(text: str) -> Iterator[Found]:
     plain = _COMMENT.sub("//", text)
+    first = 1
     for statement in _STATEMENT.finditer(plain):
-        first = 1 + plain.count("\n", 0, statement.start())
         for line, kafka, here in _of_statement(statement[0]):
             yield first + line, kafka, here
+        first += statement[0].count("\n")
 
 
 def _of_statement(text: str) -> Iterator[Found]:
     """The findings with numbers of lines from 0 on. What other formats have, too, is none in a statement of another format."""
     shared = not _OTHER_FORMAT.search(text) or _ANY_FORMAT.search(text) or _IN_SQL.search(text)
+    ends = [end.start() for end in re.finditer("\n", text)]
     for pattern, here in (
         (_ANY_FORMAT, _FORMAT),
         (_IN_SQL, _SQL),
@@ -160,12 +163,13 @@ def _of_statement(text: str) -> Iterator[Found]:
         *([(_ANY_MODE, _UPDATE)] if shared else []),
     ):
         for found in pattern.finditer(text):
-            yield text.count("\n", 0, found.start()), " ".join(found[0].split()), here
+            yield bisect.bisect_left(ends, found.start()), " ".join(found[0].split()), here
     for found in _ANY_OPTION.finditer(text):
         if shared or found[1].lower().startswith("kafka."):
-            yield from _option(found[1], None, text.count("\n", 0, found.start()), None)
-    for found in _ANY_PLACES.finditer(text) if shared else ():
-        yield text.count("\n", 0, found.start()), found[1], _OF_PARTITIONS[found[1].lower()]
+            yield from _option(found[1], None, bisect.bisect_left(ends, found.start()), None)
+    for number, line in enumerate(text.split("\n")) if shared else ():
+        if (place := _ANY_PLACES.search(line)) and _NUMBERED.search(line, place.end()):
+            yield number, place[1], _OF_PARTITIONS[place[1].lower()]
 
 
 Constants = Mapping[str, str]
@@ -286,7 +290,7 @@ def _options_of(target: ast.expr, value: ast.expr, variables: Variables) -> list
 
 
 def _constant(value: str, line: int) -> Iterator[Found]:
-    if _CREATES.search(value):
+    if (create := _CREATE.search(value)) and _IN_SQL.search(value, create.end()):
         yield from ((line + number - 1, kafka, here) for number, kafka, here in _of_text(value))
     elif found := _JAR.search(value):
         yield line, found[0], _PACKAGE

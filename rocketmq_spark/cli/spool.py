@@ -63,7 +63,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
     from rocketmq_spark.spool.spool import SpoolReading
 
     rows: list[dict[str, object]] = []
-    failed: list[SpoolError] = []
+    failed: list[Exception] = []
     for path in _paths(folder):
         with _collected(failed), lent(path):
             reading = SpoolReading(path)
@@ -105,7 +105,7 @@ def export(output: Output, folder: Path) -> None:
     from rocketmq_spark.spool.spool import SpoolReading
 
     count = 0
-    failed: list[SpoolError] = []
+    failed: list[Exception] = []
     for path in _paths(folder):
         with _collected(failed), lent(path):
             reading = SpoolReading(path)
@@ -147,7 +147,7 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
         raise OptionError(
             position_problem(parsed, "a command does not know the count of the programs that filled the spool")
         )
-    failed: list[SpoolError] = []
+    failed: list[Exception] = []
     paths = _paths(folder)
     spools.prepare(parsed, paths)
     for path in paths:
@@ -188,7 +188,7 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
     from rocketmq_spark.spool.store import Store
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
-    failed: list[SpoolError] = []
+    failed: list[Exception] = []
     owners = _owners(parsed, delay_group)
     for path in _paths(folder):
         with _collected(failed), lent(path), contextlib.closing(Store(path, any_owner=True)) as store:
@@ -198,7 +198,7 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
     _raise(output, failed)
 
 
-def _raise(output: Output, failed: Sequence[SpoolError]) -> None:
+def _raise(output: Output, failed: Sequence[Exception]) -> None:
     """The first error of several folders; the others are shown."""
     for other in failed[1:]:
         output.note(str(other))
@@ -242,11 +242,15 @@ def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[
 
 
 @contextlib.contextmanager
-def _collected(failed: list[SpoolError]) -> Iterator[None]:
-    """Add the error of one folder to ``failed``, so that the command goes on with the other folders."""
+def _collected(failed: list[Exception]) -> Iterator[None]:
+    """Add the error of one folder to ``failed``, so that the command goes on with the other folders. Who may write to a folder
+    decides what is in it, so that is any error, except that of the output.
+    """
     try:
         yield
-    except SpoolError as e:
+    except (BrokenPipeError, click.ClickException, click.Abort):
+        raise
+    except Exception as e:  # noqa: BLE001 - `_raise` raises it after the other folders
         failed.append(e)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import operator
+import os
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -154,6 +156,14 @@ _MOST_BYTES, _AT_ONCE, _SHOWN = 128 << 20, 64, 127
 _QUEUE_BYTES = 128
 
 
+# The routes of all clients of a process are limited, too: each set of options has a client, which stays. Above the first number
+# of bytes, clients without calls for ``_IDLE_S`` forget their routes. Above the second, a client with more than its share gets
+# no more.
+_IDLE_S, _MOST_IDLE_BYTES, _MOST_OF_PROCESS = 100.0, 16 << 20, 2 * _MOST_BYTES
+# Addresses of brokers that are kept then, in characters: a consumer that pauses asks for them first.
+_MOST_ADDRESSES = 1 << 16
+
+
 def _size(route: TopicRoute, answer: Command) -> int:
     queues = sum(max(data.read_queues, data.write_queues) for data in route.queues)
     return len(answer.body) + _QUEUE_BYTES * queues
@@ -178,9 +188,12 @@ class Routes:
         self._held_bytes = 0
         self._brokers: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one
         self._listed: dict[str, BrokerData] = {}  # for those that no route names
+        self._used_at = time.monotonic()
+        _everywhere.add(self)
 
     def get(self, topic: str, max_age_s: float = 30.0, deadline: Deadline | None = None) -> TopicRoute:
         """The route, at most ``max_age_s`` old. An unchanged route stays the same object. Raises ``RouteNotFound``."""
+        self._used_at = time.monotonic()
         with self._lock:
             known = self._routes.get(topic)
         if known is not None and time.monotonic() - known[0] < max_age_s:
@@ -204,7 +217,19 @@ class Routes:
 
     def _keep(self, topic: str, route: TopicRoute, size: int) -> TopicRoute:
         """Keep a route of this ``size``. A name server decides how many topics there are, and what a route has."""
+        self._used_at = time.monotonic()
+        share = _everywhere.share(size)
         with self._lock:
+            known = self._routes.get(topic)  # of another thread, perhaps, that asked at the same time
+            growth = size - self._sizes.get(topic, 0)
+            if growth > 0 and self._held_bytes + growth > share:
+                raise RemoteProtocolError(
+                    f"the routes of all clients of this process have more than {_MOST_OF_PROCESS} bytes, {_QUEUE_BYTES} for each "
+                    f"queue included, and those of this client would have more than its share of {share} with "
+                    f"{topic[:_SHOWN]}",
+                    topic=topic[:_SHOWN],
+                    remedy="Read fewer topics in one process, or use the same connection options for all",
+                )
             self._note_lacking(topic, route)
             if self._gone.pop(topic, None) is not None:
                 self._held_bytes -= self._sizes.pop(topic)
@@ -221,7 +246,6 @@ class Routes:
                     "look at what the name server answers: rocketmq-spark topic describe",
                 )
             self._sizes[topic], self._held_bytes = size, held + size
-            known = self._routes.get(topic)  # of another thread, perhaps, that asked at the same time
             if known is not None and known[1] == route:
                 route = known[1]
             self._routes[topic] = (time.monotonic(), route)
@@ -354,6 +378,24 @@ class Routes:
                     self._held_bytes -= self._forgotten()
                 self._brokers = None
 
+    @property
+    def held_bytes(self) -> int:
+        """The size of all routes that are kept."""
+        return self._held_bytes
+
+    def forget_idle(self, now: float) -> None:
+        """Forget all routes, if none was asked for in ``_IDLE_S``. A few brokers stay known."""
+        with self._lock:
+            if now - self._used_at < _IDLE_S:
+                return
+            newest = {**self._listed, **_newest(self._routes, self._gone)}
+            texts = [
+                text for data in newest.values() for text in (data.broker_name, data.cluster, *data.addresses.values())
+            ]
+            self._listed = newest if sum(map(len, texts)) + _QUEUE_BYTES * len(texts) <= _MOST_ADDRESSES else {}
+            self._routes, self._gone, self._sizes = {}, {}, {}
+            self._brokers, self._held_bytes = None, 0
+
     def _forgotten(self) -> int:
         """Forget the oldest deleted topic, and return the size of its route."""
         gone = next(iter(self._gone))
@@ -380,6 +422,7 @@ class Routes:
 
     def broker(self, broker_name: str) -> BrokerData | None:
         """A broker as the newest route that names it says, or else the last list of all."""
+        self._used_at = time.monotonic()
         found = self._brokers
         if found is None:
             with self._lock:
@@ -437,6 +480,41 @@ class Routes:
         return _with_nearest(
             self, error, f"Create it with Admin.create_topic, or with: rocketmq-spark topic create {error.topic}"
         )
+
+
+class _Everywhere:
+    """The routes of all clients of this process."""
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[Routes] = weakref.WeakSet()
+        self._lock = threading.RLock()
+
+    def add(self, routes: Routes) -> None:
+        with self._lock:
+            self._all.add(routes)
+
+    def share(self, more: int) -> int:
+        """Make room for ``more`` bytes. Returns how many bytes the routes of one client may have."""
+        with self._lock:
+            routes = list(self._all)
+        if sum(one.held_bytes for one in routes) + more > _MOST_IDLE_BYTES:
+            now = time.monotonic()
+            for one in routes:
+                one.forget_idle(now)
+        held = [one.held_bytes for one in routes if one.held_bytes]
+        return _MOST_OF_PROCESS if sum(held) + more <= _MOST_OF_PROCESS else _MOST_OF_PROCESS // (len(held) + 1)
+
+
+_everywhere = _Everywhere()
+
+
+def _begin() -> None:
+    """In a forked child: the routes of the parent's clients count for nothing."""
+    global _everywhere
+    _everywhere = _Everywhere()
+
+
+os.register_at_fork(after_in_child=_begin)
 
 
 def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNotFound:

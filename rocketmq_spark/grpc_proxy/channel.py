@@ -16,6 +16,7 @@ import hmac
 import json
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -130,6 +131,8 @@ PUSHED_BYTES = 16 << 20  # the largest message that a Proxy may send unasked, un
 # measure the connection; so this must be longer than a consumer waits for messages. By itself gRPC waits a minute.
 _PING_TIMEOUT_MS = 30_000
 _FIRST_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2_000
+# One attempt to connect takes at most this, whatever option 'connectTimeout' says: it goes on after the call that wanted it.
+_LONGEST_ATTEMPT_MS = 20_000
 
 # gRPC counts a call before it starts the thread for its answers. If the system has no thread, the channel delivers no answers any
 # more, and closing or finalizing it waits forever. Such a channel is useless, and kept here so that it is never finalized.
@@ -179,15 +182,24 @@ class ProxyChannel:
         # Streams and asynchronous calls that ``close`` ends, also those of replaced channels.
         self._running: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lacks_threads = False
+        self._last_used = time.monotonic()
+        self._asking = 0  # calls of ``ask`` that have no answer yet
+        _channels.add(self)
 
     def ask(self, rpc: Rpc, request: Any, deadline: Deadline) -> Any:
         """Make one call and return its answer. Raises ``ConnectionLost``, ``CallTimeout`` and others."""
+        with self._lock:
+            self._asking += 1
         try:
             return self._call(rpc)(request, timeout=_seconds(deadline), metadata=self._headers())
         except grpc.RpcError as e:
             raise self._broken(e) from e
         except ValueError as e:
             raise self._not_asked(e) from e
+        finally:
+            with self._lock:
+                self._asking -= 1
+                self._last_used = time.monotonic()
 
     def ask_async(self, rpc: Rpc, request: Any, deadline: Deadline, done: Done) -> None:
         """Make one call. ``done`` is called once, on a thread of gRPC, with the answer or a ``RocketMQError``."""
@@ -230,6 +242,18 @@ class ProxyChannel:
         for call in running:
             call.cancel()
 
+    def close_idle(self, now: float) -> None:
+        """Close the connection, and end attempts to connect, if there has been no call for ``_IDLE_MS``. A later call opens a new
+        one.
+        """
+        with self._lock:
+            if self._made is None or self._asking or 1000 * (now - self._last_used) < _IDLE_MS:
+                return
+            if any(call.is_active() for call in self._running):
+                return
+            made, self._made, self._calls = self._made, None, {}
+        made.close()
+
     def _begun(self, rpc: Rpc, begin: Callable[[Any], Any]) -> Any:
         """Start a call, and make sure that gRPC has a thread to deliver its answers."""
         try:
@@ -239,6 +263,7 @@ class ProxyChannel:
             begun = begin(self._call(rpc))
             with self._lock:
                 self._running.add(begun)
+                self._last_used = time.monotonic()
             return begun
         except ValueError as e:
             raise self._not_asked(e) from e
@@ -250,6 +275,9 @@ class ProxyChannel:
             raise ConnectionLost(f"there is no thread for the answer: {e}", self.address) from e
 
     def _call(self, rpc: Rpc) -> Any:
+        self._last_used = time.monotonic()
+        for other in _channels.due(self._last_used):
+            other.close_idle(self._last_used)
         self._renew()
         call = self._calls.get(rpc.name)
         if call is None:
@@ -283,7 +311,7 @@ class ProxyChannel:
             ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
             ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),
             ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_MS),
-            ("grpc.min_reconnect_backoff_ms", round(1000 * self._connect_timeout_s)),  # limits one attempt, too
+            ("grpc.min_reconnect_backoff_ms", min(_LONGEST_ATTEMPT_MS, round(1000 * self._connect_timeout_s))),
             ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS),
             ("grpc.enable_retries", 0),
             ("grpc.enable_http_proxy", 0),
@@ -336,6 +364,41 @@ class ProxyChannel:
         made.subscribe(changed)
 
 
+class _Channels:
+    """The channels of this process. One that nobody uses any more, because its options were used once, closes no connection. So
+    those in use do it for all.
+    """
+
+    def __init__(self) -> None:
+        self._channels: weakref.WeakSet[ProxyChannel] = weakref.WeakSet()
+        self._lock = threading.RLock()
+        self._next = 0.0
+
+    def add(self, channel: ProxyChannel) -> None:
+        with self._lock:
+            self._channels.add(channel)
+
+    def due(self, now: float) -> list[ProxyChannel]:
+        """Return the channels, at most once in a hundredth of ``_IDLE_MS``; otherwise none."""
+        if now < self._next:
+            return []
+        with self._lock:
+            self._next = now + _IDLE_MS / 100_000
+            return list(self._channels)
+
+
+_channels = _Channels()
+
+
+def _begin() -> None:
+    """In a forked child: leave the channels of the parent alone."""
+    global _channels
+    _channels = _Channels()
+
+
+os.register_at_fork(after_in_child=_begin)
+
+
 def _service_config(max_pushed: int) -> str:
     """Return gRPC's service config, which limits messages of the telemetry stream: they may be smaller than answers."""
     service, _, method = TELEMETRY.path.strip("/").rpartition("/")
@@ -386,7 +449,7 @@ def _read(option: str, path: str | None, part: bytes) -> bytes | None:
     if path is None:
         return None
     try:
-        found = paths.read(paths.expanded(path, option), option)
+        found = paths.read_pem(paths.expanded(path, option), option)
     except OSError as e:
         raise OptionError(f"option {option!r} is {path!r}; it cannot be read: {e.strerror}") from e
     if part not in found:

@@ -216,7 +216,7 @@ def _of_ivy(path: Path) -> list[Repository]:
     values |= {one.get("name", ""): one.get("value", "") for one in root.iter("property")}
 
     def text(word: str | None) -> str:
-        return re.sub(r"\$\{([^}]+)\}", lambda name: values.get(name[1], name[0]), word or "")
+        return re.sub(r"\$\{([^${}]+)\}", lambda name: values.get(name[1], name[0]), word or "")
 
     keys = {
         text(one.get("host")): f"{text(one.get('username'))}:{text(one.get('passwd'))}"

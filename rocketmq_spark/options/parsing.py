@@ -24,7 +24,7 @@ QUEUE_ID = re.compile("0|[1-9][0-9]{0,9}")
 _HTTP = re.compile("^http://", re.IGNORECASE)
 _HOST = re.compile(r"[^\s:/\\\[\]@?#%]+")
 _NAMESPACE = re.compile("[%|a-zA-Z0-9_-]+")
-_INSTANCE = re.compile(r"(MQ_INST_\w+_\w+)\.", re.ASCII)
+_INSTANCE = re.compile(r"(MQ_INST_(\w+))\.", re.ASCII)
 # Stricter than ``int``, which reads 1_000 and digits of any script.
 _INTEGER = re.compile("[+-]?[0-9]{1,100}")
 _DURATION = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|m|h|d)?")
@@ -209,6 +209,10 @@ def split_address(item: str, lowest_port: int = 1) -> tuple[str, int]:
     return host, int(port)
 
 
+# Clusters have a handful of name servers or endpoints. Each may cost a connection.
+_MOST_SERVERS = 100
+
+
 def addresses(value: str) -> tuple[str, ...]:
     """``host:port`` items separated by ``;`` or ``,``.
 
@@ -218,6 +222,8 @@ def addresses(value: str) -> tuple[str, ...]:
     items = tuple(dict.fromkeys(_HTTP.sub("", item.strip()) for item in re.split("[;,]", value) if item.strip()))
     if not items:
         raise ValueError(expected)
+    if len(items) > _MOST_SERVERS:
+        raise ValueError(f"at most {_MOST_SERVERS} addresses (these are {len(items)})")
     for item in items:
         try:
             split_address(item)
@@ -240,7 +246,7 @@ def instance_of(servers: Sequence[str]) -> str | None:
     The instance is the namespace. Mirrors ``NameServerAddressUtils``.
     """
     found = _INSTANCE.match(servers[0]) if servers else None
-    return None if found is None else found[1]
+    return found[1] if found is not None and "_" in found[2][1:-1] else None
 
 
 # The value of option 'addressMap' that replaces each advertised address by that of the name server which reported it.

@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from rocketmq_spark.base import folders
+from rocketmq_spark.base.tls_files import MOST_PARTS
 from rocketmq_spark.errors import OptionError
 
 PATHS_VARIABLE = "ROCKETMQ_SPARK_PATHS"
@@ -66,6 +69,33 @@ def read(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> 
     if len(content) > MOST_BYTES:
         raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES} bytes", str(path))
     return content
+
+
+def read_pem(path: Path, option: str, variables: Mapping[str, str] = os.environ) -> bytes:
+    """As ``read``, for certificates and keys. A file with very many of them is an ``OSError``, too."""
+    content = read(path, option, variables)
+    if content.count(b"-----BEGIN ") > MOST_PARTS:
+        raise OSError(errno.EFBIG, f"it has more than {MOST_PARTS} certificates and keys", str(path))
+    return content
+
+
+@contextlib.contextmanager
+def pem_named(path: Path, option: str) -> Iterator[str]:
+    """Yield the name of a copy of what ``read_pem`` returns, for a library that reads files only by their names, and any size.
+    The copy is in memory where the system has such files, and otherwise without a name in a folder.
+    """
+    content = read_pem(path, option)
+    with _unnamed() as copy:
+        copy.write(content)
+        copy.flush()
+        copy.seek(0)  # /dev/fd/… of macOS shares the position
+        yield f"/dev/fd/{copy.fileno()}"
+
+
+def _unnamed() -> IO[bytes]:
+    with contextlib.suppress(AttributeError, OSError):  # the system, or its operator, has no such files
+        return open(os.memfd_create("rocketmq-tls"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 @contextlib.contextmanager

@@ -105,13 +105,16 @@ class Options:
         p.name_servers,
         (),
         _ALL,
-        "`host:port`, several separated by `;` or `,`; if one fails, the next one is tried. `http://` before it is ignored, and "
+        "`host:port`, several (at most 100) separated by `;` or `,`; if one fails, the next one is tried. `http://` before it is ignored, and "
         "`MQ_INST_a_b.host:port` also sets `namespace`, as in the Java client",
         shown="required, except with `transport=grpc`",
         aliases=("namesrvAddr",),
     )
     proxy_endpoint: tuple[str, ...] = _row(
-        p.addresses, (), _ALL, "`host:port` of the gRPC port of a Proxy, several separated by `;`; for `transport=grpc`"
+        p.addresses,
+        (),
+        _ALL,
+        "`host:port` of the gRPC port of a Proxy, several (at most 100) separated by `;`; for `transport=grpc`",
     )
     address_map: dict[str, str] | str = _row(
         p.address_map,

@@ -14,7 +14,7 @@ class AdminOptions(TypedDict, total=False):
     """Keywords of ``Admin``, which all the other classes and functions take, too."""
 
     proxy_endpoint: str
-    """``host:port`` of the gRPC port of a Proxy, several separated by ``;``; for ``transport=grpc``."""
+    """``host:port`` of the gRPC port of a Proxy, several (at most 100) separated by ``;``; for ``transport=grpc``."""
     address_map: Mapping[str, str] | str
     """Where to connect instead of at advertised addresses: ``nameServer``, for a Proxy as name server (docs/hosted.md), or
     JSON ``{"advertised:port": "reachable:port"}`` for NAT and containers; not over gRPC.

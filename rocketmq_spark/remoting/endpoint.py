@@ -138,7 +138,7 @@ def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
 def _context(tls: TlsSettings) -> ssl.SSLContext:
     with contextlib.ExitStack() as stack:
         ca, cert, key = (
-            None if path is None else stack.enter_context(paths.file_named(paths.expanded(path, option), option))
+            None if path is None else stack.enter_context(paths.pem_named(paths.expanded(path, option), option))
             for option, path in tls.files().items()
         )
         context = ssl.create_default_context(cafile=ca)

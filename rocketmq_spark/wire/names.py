@@ -27,7 +27,7 @@ from rocketmq_spark.base.codes import (
     SYSTEM_TOPICS,
 )
 
-_ILLEGAL = re.compile(r"[^%|a-zA-Z0-9_-]+")
+_ILLEGAL, _LEGAL = re.compile("[^%|a-zA-Z0-9_-]+"), re.compile("[%|a-zA-Z0-9_-]")
 _PREFIXES = (RETRY_PREFIX, DLQ_PREFIX)
 
 
@@ -70,8 +70,10 @@ def _problem(kind: str, name: str, scope: Scope | None, limit: int, special: str
 
 def legal_name(name: str, limit: int = MAX_TOPIC_LENGTH) -> str:
     """The name with ``_`` in place of characters that are not allowed; empty if no letter or digit is left."""
-    ends = rf"\A(?:{_ILLEGAL.pattern})|(?:{_ILLEGAL.pattern})\Z"
-    legal = _ILLEGAL.sub("_", re.sub(ends, "", name))[:limit]
+    first, last = _LEGAL.search(name), _LEGAL.search(name[::-1])
+    if first is None or last is None:
+        return ""
+    legal = _ILLEGAL.sub("_", name[first.start() : len(name) - last.start()])[:limit]
     return legal if any(map(str.isalnum, legal)) else ""
 
 

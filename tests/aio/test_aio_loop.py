@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -498,3 +500,33 @@ def test_a_poll_takes_the_times_of_a_poll(monkeypatch: pytest.MonkeyPatch, timeo
                 await consumer.poll(timeout_s)
 
     run(body)
+
+
+def test_a_call_without_end_does_not_keep_the_process() -> None:
+    code = (
+        "import asyncio, threading\n"
+        "from rocketmq_spark.aio import loop\n"
+        "loop._EXIT_S = 0.2\n"
+        "async def body():\n"
+        "    made = loop.EventLoop()\n"
+        "    made.start(threading.Event().wait)\n"
+        "    made.apart(threading.Event().wait)\n"
+        "    print('begun')\n"
+        "asyncio.run(body())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "begun\n"
+
+
+def test_a_process_that_ends_waits_for_what_is_under_way() -> None:
+    code = (
+        "import asyncio, time\n"
+        "from rocketmq_spark.aio import loop\n"
+        "async def body():\n"
+        "    made = loop.EventLoop(1)\n"
+        "    for text in 'ab':\n"
+        "        made.start(lambda text=text: (time.sleep(0.1), print(text)))\n"
+        "asyncio.run(body())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "a\nb\n"

@@ -8,10 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import Result
 
 from rocketmq_spark import Producer
+from rocketmq_spark.cli import spool as spool_commands
+from rocketmq_spark.cli.output import Text
+from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.spool.records import LOST_OWNER, Dead, Record, SpoolOwner
@@ -247,3 +251,22 @@ def test_export_gives_what_is_needed_to_send_a_record_again(run: Run, tmp_path: 
     names = ("topic", "flag", "sysFlag", "bornTimestamp", "batch")
     assert [send[name] for name in names] == ["t", 7, 1, 5, True]
     assert (other["kind"], base64.b64decode(other["payload"])) == ("delayed", b"envelope")
+
+
+@pytest.mark.parametrize("error", [SpoolError("damaged"), LookupError("unknown encoding"), OSError("gone")])
+def test_an_error_of_one_folder_ends_no_command(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    """Others may put a folder beside the spools of this user."""
+    failed: list[Exception] = []
+    for raised in (error, SpoolError("another")):
+        with spool_commands._collected(failed):
+            raise raised
+    with pytest.raises(type(error)) as caught:
+        spool_commands._raise(Text(), failed)
+    assert caught.value is error
+    assert "another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), click.Abort(), KeyboardInterrupt()])
+def test_the_end_of_the_output_ends_a_command(error: BaseException) -> None:
+    with pytest.raises(type(error)), spool_commands._collected([]):
+        raise error

@@ -531,3 +531,53 @@ class TestMemory:
         broker.on(ROUTE, refuse(Response.SYSTEM_ERROR))
         assert parts.routes.refresh(topics, 0.0) == frozenset()
         assert sizes[3:] == [3]
+
+    def test_a_client_without_calls_forgets_its_routes_and_knows_its_brokers(
+        self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each set of options has a client, which stays in the process."""
+        monkeypatch.setattr(route_room, "_everywhere", route_room._Everywhere())
+        broker.on(ROUTE, route(200_000, {"b": "h:1"}))
+        idle, busy = Parts(broker.address), Parts(broker.address)
+        for one in (idle, busy):
+            one.routes.get("t0")
+            assert one.routes.held_bytes > 200_000 * route_room._QUEUE_BYTES
+        idle.routes._used_at -= 99
+        busy.routes.get("t1")
+        assert idle.routes.known() == ["t0"]
+        idle.routes._used_at -= 2
+        busy.routes.get("t2")
+        assert (idle.routes.known(), idle.routes.held_bytes) == ([], 0)
+        assert busy.routes.known() == ["t0", "t1", "t2"]
+        assert idle.routes.address("b") == "h:1"
+        assert len(idle.routes.get("t0").readable()) == 200_000
+        for one in (idle, busy):
+            one.close()
+
+    def test_few_routes_of_an_idle_client_stay(self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A stream with a slow trigger may use them while no name server answers."""
+        monkeypatch.setattr(route_room, "_everywhere", route_room._Everywhere())
+        idle, busy = Parts(broker.address), Parts(broker.address)
+        idle.routes.get("t")
+        idle.routes._used_at -= 1000
+        busy.routes.get("t")
+        assert idle.routes.known() == ["t"]
+        for one in (idle, busy):
+            one.close()
+
+    def test_clients_together_have_a_limit_and_each_its_share(
+        self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(route_room, "_everywhere", route_room._Everywhere())
+        monkeypatch.setattr(route_room, "_MOST_OF_PROCESS", 4 * 20_500 * route_room._QUEUE_BYTES)
+        broker.on(ROUTE, route(20_000, {"b": "h:1"}))
+        greedy, other, small = (Parts(broker.address) for _ in range(3))
+        for n in range(3):
+            greedy.routes.get(f"t{n}")
+        other.routes.get("t0")
+        with pytest.raises(RemoteProtocolError, match="more than its share"):
+            greedy.routes.get("t3")
+        greedy.routes.get("t2", 0.0)  # what it has, it may have again
+        assert len(small.routes.get("t0").readable()) == 20_000
+        for one in (greedy, other, small):
+            one.close()

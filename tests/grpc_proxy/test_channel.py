@@ -555,3 +555,74 @@ def test_a_channel_that_nobody_uses_closes_its_connection(monkeypatch: pytest.Mo
             pass
         assert channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code == Code.OK
         channel.close()
+
+
+@pytest.mark.parametrize("connect_timeout_s", [0.5, 3.0, 24 * 86_400.0, 1e12])
+def test_an_attempt_to_connect_ends_soon_after_the_call(
+    connect_timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that accepts and says nothing would keep a descriptor of this process for all that time."""
+    given: dict[str, Any] = {}
+    opened = grpc.insecure_channel
+    monkeypatch.setattr(
+        grpc, "insecure_channel", lambda target, options: given.update(options) or opened(target, options)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        channel = ProxyChannel(f"127.0.0.1:{silent.getsockname()[1]}", headers, connect_timeout_s)
+        with pytest.raises(errors.RocketMQError):
+            channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(0.2))
+        channel.close()
+    assert given["grpc.min_reconnect_backoff_ms"] == min(20_000, 1000 * connect_timeout_s)
+
+
+def test_a_channel_without_calls_is_closed_by_the_calls_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving({"QueryRoute": route()}) as address, socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(channel_module, "_channels", channel_module._Channels())
+        unused, used = (ProxyChannel(one, headers, 1e9) for one in (f"127.0.0.1:{silent.getsockname()[1]}", address))
+        with pytest.raises(errors.RocketMQError):
+            unused.ask(QUERY_ROUTE, REQUEST, Deadline.after(0.2))
+        peer = silent.accept()[0]
+        peer.settimeout(30)
+        used.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        assert unused._made is not None
+        assert used._made is not None
+        unused._last_used -= 101
+        monkeypatch.setattr(channel_module._channels, "_next", 0.0)
+        used.ask(QUERY_ROUTE, REQUEST, Deadline.after(10))
+        assert unused._made is None
+        assert used._made is not None
+        while peer.recv(1 << 16):  # until the end of the connection
+            pass
+        peer.close()
+        with pytest.raises(errors.CallTimeout):
+            unused.ask(QUERY_ROUTE, REQUEST, Deadline.after(0.2))
+        unused.close()
+        used.close()
+
+
+def test_a_channel_with_a_call_is_not_idle() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(request: Any, context: grpc.ServicerContext) -> Any:
+        entered.set()
+        leave.wait(30)
+        return route()(request, context)
+
+    with serving({"QueryRoute": slow}) as address:
+        for way in ("ask", "ask_async"):
+            channel, answers = ProxyChannel(address, headers, 1.0), SimpleQueue[Any]()
+            entered.clear()
+            leave.clear()
+            if way == "ask":
+                ask_it = lambda: answers.put(channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(60)))  # noqa: E731, B023
+                threading.Thread(target=ask_it).start()
+            else:
+                channel.ask_async(QUERY_ROUTE, REQUEST, Deadline.after(60), answers.put)
+            assert entered.wait(30)
+            channel.close_idle(time.monotonic() + 101)
+            leave.set()
+            assert answers.get(timeout=30).status.code == Code.OK
+            awaited(lambda: not any(call.is_active() for call in channel._running))  # noqa: B023
+            channel.close_idle(time.monotonic() + 101)
+            assert channel._made is None
+            channel.close()

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.tls_files import MOST_PARTS, Reloaded
 from rocketmq_spark.errors import (
     CallTimeout,
     CertificateRefused,
@@ -26,6 +27,7 @@ from rocketmq_spark.errors import (
     OptionError,
     RocketMQError,
 )
+from rocketmq_spark.options import paths
 from rocketmq_spark.remoting import endpoint
 from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.endpoint import TlsSettings, is_loopback, parse_address, ssl_context
@@ -433,3 +435,53 @@ def test_a_key_with_a_password_asks_nobody_for_it(tmp_path: Path, monkeypatch: p
     ssl_context(TlsSettings(certs.ca, certs.cert("server"), str(key), "open sesame"))
     ssl_context(TlsSettings(certs.ca, certs.cert("server"), certs.key("server")))
     assert given == ["", "open sesame", ""]
+
+
+@pytest.mark.parametrize("option", ["ca_file", "cert_file", "key_file"])
+def test_files_of_tls_are_read_only_to_a_limit(option: str, tmp_path: Path) -> None:
+    certs = certificates(tmp_path)
+    given = TlsSettings(certs.ca, certs.cert("server"), certs.key("server"))
+    for content, problem in (
+        (b"-----BEGIN CERTIFICATE-----\n" + b"A" * paths.MOST_BYTES, f"more than {paths.MOST_BYTES} bytes"),
+        (b"-----BEGIN CERTIFICATE-----\n" * (MOST_PARTS + 1), f"more than {MOST_PARTS} certificates"),
+    ):
+        (file := tmp_path / "large.pem").write_bytes(content)
+        with pytest.raises(OptionError, match=problem):
+            ssl_context(replace(given, **{option: str(file)}))
+    (file := tmp_path / "endless").symlink_to("/dev/zero")
+    with pytest.raises(OptionError, match=f"more than {paths.MOST_BYTES} bytes"):
+        ssl_context(replace(given, **{option: str(file)}))
+
+
+def test_files_of_tls_are_used_where_no_file_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.memfd_create", raising=False)
+    certs = certificates(tmp_path)
+    given = TlsSettings(certs.ca, certs.cert("server"), certs.key("server"), check_hostname=False)
+    assert ssl_context(given).get_ca_certs()
+
+
+def test_a_load_that_failed_slowly_is_not_repeated_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key may demand any number of rounds before it is refused."""
+    now, loads = 1000.0, 0
+
+    def load() -> None:
+        nonlocal now, loads
+        now, loads = now + 20.0, loads + 1
+        raise ssl.SSLError("wrong password")
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    (file := tmp_path / "key.pem").write_bytes(b"a")
+    key = Reloaded([str(file)], load)
+
+    def attempts() -> int:
+        with pytest.raises(ssl.SSLError, match="wrong password"):
+            key.get()
+        return loads
+
+    assert [attempts(), attempts()] == [1, 1]
+    now += 199.0
+    assert attempts() == 1
+    now += 2.0
+    assert attempts() == 2
+    file.write_bytes(b"ab")
+    assert attempts() == 3

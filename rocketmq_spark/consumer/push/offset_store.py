@@ -71,9 +71,12 @@ def cluster_folder(name_servers: Iterable[str]) -> str:
 
     One name server identifies a cluster, so those that do not fit are left out.
     """
-    name = ",".join(sorted({server.lower() for server in name_servers}))
-    while len(name.encode()) > FOLDER_BYTES and "," in name:
-        name = name.rpartition(",")[0]
+    first, *others = sorted({server.lower() for server in name_servers})
+    name = first
+    for other in others:
+        if len(f"{name},{other}".encode()) > FOLDER_BYTES:
+            break
+        name = f"{name},{other}"
     return name
 
 

@@ -73,9 +73,9 @@ _KNOWN = (
 
 
 # A name that Spark could not resolve, of which the last part is the column.
-_UNRESOLVED = re.compile(
-    r"^.*\[UNRESOLVED_COLUMN\b.* with name (?:`[^`]*`\.)*`([^`]*)` cannot be resolved", re.MULTILINE
-)
+_UNRESOLVED = re.compile(r".*\[UNRESOLVED_COLUMN\b.* with name (?:`[^`]*`\.)*`([^`]*)` cannot be resolved")
+# Of a line, which a server or the author of a message may have chosen: expressions with several ``.*`` look at no more of it.
+_LOOKED_AT = 16_384
 # A frame of this source has its plan or its columns in the error.
 _OUR_FRAME = re.compile(r"\brocketmq\b|`(?:brokerName|queueId|queueOffset|body|bornTimestamp|storeTimestamp|msgId)`")
 
@@ -98,11 +98,11 @@ def explain(exception: BaseException) -> str:
             return _one_line(ours[-1])
     for text in texts:
         for known, remedy in _KNOWN:
-            found = re.search(rf"^.*(?:{known}).*$", text, re.MULTILINE)
-            if found:
-                return f"{_one_line(found[0]).rstrip('.')}: {remedy}"
+            found = next((line for line in _lines(text) if re.search(known, line)), None)
+            if found is not None:
+                return f"{_one_line(found).rstrip('.')}: {remedy}"
     for text in texts:
-        unresolved = _UNRESOLVED.search(text)
+        unresolved = next(filter(None, map(_UNRESOLVED.match, _lines(text))), None)
         if unresolved and _OUR_FRAME.search(text) and (here := _column_here(unresolved[1])):
             return f"{_one_line(unresolved[0])}: {here}"
     for text in texts:
@@ -112,6 +112,10 @@ def explain(exception: BaseException) -> str:
     return next(
         (_one_line(line) for text in texts for line in text.splitlines() if line.strip()), type(exception).__name__
     )
+
+
+def _lines(text: str) -> Iterator[str]:
+    return (line[:_LOOKED_AT] for line in text.split("\n"))
 
 
 def _column_here(name: str) -> str:
