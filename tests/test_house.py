@@ -67,7 +67,7 @@ ORDER = {
     " decode.properties decode.rows decode.decoder decode.kafka encode.properties encode.columns"
     " encode.kafka encode.empty_bodies encode.batch encode.content_ids encode.encoder encode.proxy_rows",
     "stored": "ends look",
-    "base": "codes logs extras exposition process budget folders java threads arguments clock complaints tls_files dropped copies"
+    "base": "codes logs extras exposition process budget clock folders java threads arguments complaints tls_files dropped copies"
     " retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls committer member",
     "spool": "records changes files lending database lanes recovery store redelivery spool",
@@ -140,8 +140,8 @@ OUTSIDE = {
     " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.redelivery notebook",
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
-    "time": "base.clock base.threads base.retry remoting.endpoint remoting.connection remoting.pool client.calls"
-    " client.route client.questions delay.node delay.stream grpc_proxy.proxy grpc_proxy.sender client.instance client.sender"
+    "time": "base.clock base.threads base.retry base.tls_files remoting.endpoint remoting.connection remoting.pool client.calls"
+    " client.route client.questions delay.node delay.stream grpc_proxy.channel grpc_proxy.proxy grpc_proxy.sender client.instance client.sender"
     " spool.spool consumer.pull.polls session.telemetry localbroker cli spark.monitoring.listeners aio",
     "asyncio": "aio",
     "multiprocessing": "",

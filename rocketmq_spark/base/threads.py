@@ -272,7 +272,8 @@ class DaemonThreads(Executor):
 
     def __init__(self, limit: int, name: str) -> None:
         self._limit, self._name = limit, name
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._waiting: deque[Callable[[], None]] = deque()
         self._threads = self._idle = 0
         self._shut = False
@@ -281,7 +282,7 @@ class DaemonThreads(Executor):
         """Run ``code`` on a thread."""
         future = Future[T]()
         work = functools.partial(_into, future, functools.partial(code, *args, **kwargs))
-        with self._changed:
+        with self._lock:
             if self._shut:
                 raise RuntimeError("the threads were shut down")
             self._waiting.append(work)
@@ -299,7 +300,7 @@ class DaemonThreads(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads after their work. With ``wait``, return when they have ended. No future is cancelled."""
-        with self._changed:
+        with self._lock:
             self._shut = True
             self._changed.notify_all()
             if wait:
@@ -317,7 +318,7 @@ class DaemonThreads(Executor):
             del work  # otherwise the waiting thread would keep the objects of the work alive
 
     def _next(self) -> Callable[[], None] | None:
-        with self._changed:
+        with self._lock:
             self._idle += 1
             self._changed.wait_for(lambda: self._waiting or self._shut, _REST_S)
             self._idle -= 1

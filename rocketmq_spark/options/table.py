@@ -105,8 +105,8 @@ class Options:
         p.name_servers,
         (),
         _ALL,
-        "`host:port`, several (at most 100) separated by `;` or `,`; if one fails, the next one is tried. `http://` before it is ignored, and "
-        "`MQ_INST_a_b.host:port` also sets `namespace`, as in the Java client",
+        "`host:port`, several (at most 100) separated by `;` or `,`; if one fails, the next one is tried. `http://` before it is "
+        "ignored, and `MQ_INST_a_b.host:port` also sets `namespace`, as in the Java client",
         shown="required, except with `transport=grpc`",
         aliases=("namesrvAddr",),
     )
