@@ -141,8 +141,8 @@ OUTSIDE = {
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
     "time": "base.clock base.threads base.retry base.tls_files remoting.endpoint remoting.connection remoting.pool client.calls"
-    " client.route client.questions delay.node delay.stream grpc_proxy.channel grpc_proxy.proxy grpc_proxy.sender client.instance client.sender"
-    " spool.spool consumer.pull.polls session.telemetry localbroker cli spark.monitoring.listeners aio",
+    " client.route client.questions delay.node delay.stream grpc_proxy.channel grpc_proxy.proxy grpc_proxy.sender client.instance"
+    " client.sender spool.spool consumer.pull.polls session.telemetry localbroker cli spark.monitoring.listeners aio",
     "asyncio": "aio",
     "multiprocessing": "",
 }
