@@ -29,7 +29,7 @@ class KafkaLine(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """``searched`` are the parts that were searched line by line, such as ``cell 2``."""
+    """``searched`` are the parts that were searched as text, such as ``cell 2``."""
 
     lines: list[KafkaLine]
     searched: list[str]

@@ -1,4 +1,4 @@
-"""``rocketmq-spark port``: what of a program for Kafka changes."""
+"""``rocketmq-spark port``: lists the lines of a Kafka program that must change."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from rocketmq_spark.cli.command import CliCommand
 from rocketmq_spark.cli.kafka_lines import UNREADABLE, findings
 from rocketmq_spark.cli.output import Output
 
-_LINES = "{} searched line by line: names and values that are put together elsewhere are not seen"
+_LINES = "{} searched as text: names and values that are computed elsewhere are not found"
 # What no line of the program shows.
 _ALSO = (
-    "Columns and options of the same names stay. Also check:",
+    "Options that are not listed keep their names and values; columns stay. Also check:",
     "- null or empty values (tombstones): the sink needs emptyBodies=mark",
     "- topics must exist: rocketmq-spark topic create NAME",
     "- two streams in one program: register(spark) first; with option 'group', one load() for each query",
-    "- a column partition: it is the place of a queue in order of broker and queue id",
+    "- a column partition: the number of a queue, in order of broker name and queue id",
+    "- names of topics with dots in filters, in split() and in computed values: RocketMQ's names have _ in their place",
     "- startingTimestamp is the time when the broker stored the message",
     "All differences: rocketmq-spark help coming-from-kafka",
 )
@@ -30,20 +31,22 @@ def port(ctx: click.Context, file: Path) -> None:
     """List the lines of a Spark program that change from Kafka to RocketMQ, and what replaces them.
 
     FILE is a Python program, a notebook, or a text in another language, such as Scala, SQL or a shell script. It is read and
-    not run. Python is parsed; other languages are searched line by line, which finds less. In both, an option whose name is
+    not run. Python is parsed; other languages are searched as text, which finds less. In both, an option whose name is
     computed is not found. Of a Python program with a Kafka source or sink, lines with Kafka's columns are listed, too: they stay
     with kafkaColumns=true. Exit codes: 0 if there is nothing to change, 1 if there is, 2 if the file cannot be read or parsed.
     """
     output: Output = ctx.obj
     try:
         lines, searched = findings(file.name, file.read_bytes())
-    except (OSError, *UNREADABLE) as e:
-        raise click.UsageError(f"{file} cannot be read: {e or 'it is nested too deeply'}") from e
+    except OSError as e:
+        raise click.UsageError(f"{file} cannot be read: {e}") from e
+    except UNREADABLE as e:
+        raise click.UsageError(f"{file} cannot be parsed: {str(e) or 'it is nested too deeply'}") from e
     rows = [{"line": place.where, "kafka": place.kafka, "rocketmq": place.here} for place in lines]
     if rows:
         output.rows({"line": "LINE", "kafka": "KAFKA", "rocketmq": "ROCKETMQ"}, rows)
     if searched:
         output.note(_LINES.format(f"{', '.join(searched)} {'were' if len(searched) > 1 else 'was'}"))
-    for line in _ALSO if rows else (f"{file} names nothing of Kafka",):
+    for line in _ALSO if rows else (f"{file}: nothing to change",):
         output.note(line)
     ctx.exit(1 if rows else 0)

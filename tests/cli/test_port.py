@@ -316,7 +316,7 @@ def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(ru
     done = run("port", str(job))
     assert (done.exit_code, done.stdout) == (0, "")
     job = job.rename(tmp_path / "job.scala")
-    assert "job.scala was searched line by line" in run("port", str(job)).stderr
+    assert "job.scala was searched as text" in run("port", str(job)).stderr
 
 
 @pytest.mark.parametrize(
@@ -327,5 +327,5 @@ def test_a_program_that_cannot_be_read_is_wrong_usage(run, tmp_path: Path, text)
     job = tmp_path / "job.py"
     job.write_bytes(text if isinstance(text, bytes) else text.encode())
     done = run("port", str(job))
-    assert (done.exit_code, f"{job} cannot be read" in done.stderr) == (2, True)
+    assert (done.exit_code, f"{job} cannot be" in done.stderr) == (2, True)
     assert run("port", str(tmp_path / "none.py")).exit_code == 2

@@ -156,9 +156,9 @@ def test_a_key_keeps_its_queue_when_a_row_names_one_that_is_new():
 @pytest.mark.parametrize(
     ("given", "columns", "line"),
     [
-        ({}, KEYED, "column 'k' chooses the queue of each row (queueSelector=hash)"),
-        ({}, {"queueid": "q"}, "column 'q' chooses the queue of each row (queueSelector=column)"),
-        ({"topic": "U"}, {"queueid": "q", **KEYED}, "column 'q' chooses the queue of each row (queueSelector=column)"),
+        ({}, KEYED, "column 'k' chooses the queue of each row"),
+        ({}, {"queueid": "q"}, "column 'q' chooses the queue of each row"),
+        ({"topic": "U"}, {"queueid": "q", **KEYED}, "column 'q' chooses the queue of each row"),
         ({}, {"topic": "t"}, ""),
         ({"queueSelector": "hash"}, KEYED, ""),
         ({"queueSelector": "roundRobin"}, KEYED, ""),

@@ -292,13 +292,18 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
     if role is None or "queue_selector" in options.given or transport.features(options).chooses_queues:
         return
     name, where = columns[role], f"topic {options.topic}" if options.topic is not None else "topics of the rows"
+    other = (
+        "drop the column to let queueSelector choose"
+        if selector == "partition"
+        else f"as with queueSelector={selector}; set option 'queueSelector' for another choice"
+    )
     line = functools.partial(
         logger.info,
-        "%s: column %r chooses the queue of each row (queueSelector=%s); a row in which it is null goes round robin, unless "
-        "another column chooses. Option 'queueSelector' replaces this choice",
+        "%s: column %r chooses the queue of each row; rows in which it is null go round robin, unless another column "
+        "chooses (%s)",
         where,
         name,
-        selector,
+        other,
     )
     if once:
         process.once("chosen selectors", (options.cluster, where, name), line)
