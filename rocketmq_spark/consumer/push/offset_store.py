@@ -71,12 +71,12 @@ def cluster_folder(name_servers: Iterable[str]) -> str:
 
     One name server identifies a cluster, so those that do not fit are left out.
     """
-    first, *others = sorted({server.lower() for server in name_servers})
-    name = first
-    for other in others:
-        if len(f"{name},{other}".encode()) > FOLDER_BYTES:
+    name = ""
+    for server in sorted({server.lower() for server in name_servers}):
+        longer = f"{name},{server}" if name else server
+        if name and len(longer.encode()) > FOLDER_BYTES:
             break
-        name = f"{name},{other}"
+        name = longer
     return name
 
 
