@@ -89,14 +89,15 @@ def test_a_session_without_processes_cannot_be_stopped():
 
 
 def test_processes_that_start_others_are_all_stopped(tmp_path):
-    """Each process starts the next one and ends, so that there is always one that a listing may miss."""
-    program = "import os, time\nwhile True:\n    if os.fork():\n        time.sleep(0.03)\n        os._exit(0)\n"
+    """Each process starts the next one and ends, so that a listing may miss one. A chain that is quicker than a listing cannot be
+    stopped; Spark starts none."""
+    program = "import os, time\nwhile True:\n    time.sleep(0.5)\n    if os.fork():\n        os._exit(0)\n"
     first = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     try:
         awaited(lambda: first.poll() is not None)
         assert process_session.stop(first.pid, 30.0)
         before = process_session.members(first.pid).keys()
-        threading.Event().wait(0.05)
+        threading.Event().wait(0.7)
         assert process_session.members(first.pid).keys() == before
     finally:
         process_session.kill(first.pid)
