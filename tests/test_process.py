@@ -188,3 +188,20 @@ def test_another_python_keeps_whole_paths_and_its_own_place(monkeypatch: pytest.
     assert (call["env"]["PYTHONPATH"], call["cwd"]) == ("/a:/b:/d", "/")
     monkeypatch.setenv("PYTHONPATH", ":")
     assert "PYTHONPATH" not in process.python()["env"]
+
+
+def test_living_objects_are_known_until_collected_and_in_no_child() -> None:
+    class Thing:
+        pass
+
+    living: process.Living[Thing] = process.Living(10.0)
+    one, other = living.add(Thing()), living.add(Thing())
+    assert set(living.due(100.0)) == {one, other}
+    assert living.due(109.0) == []
+    del other
+    gc.collect()
+    assert living.due(110.0) == [one]
+    if (child := os.fork()) == 0:
+        os._exit(len(living.all()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert living.all() == [one]

@@ -8,9 +8,7 @@ import contextlib
 import functools
 import inspect
 import logging
-import os
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
@@ -19,6 +17,7 @@ from itertools import repeat
 from typing import Any, ParamSpec, Self, TypeVar
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.process import Living
 from rocketmq_spark.base.threads import DaemonThreads, Failure, attempt, start_thread
 from rocketmq_spark.consumer.result import LaterListener, ListenerCall, Turn
 from rocketmq_spark.errors import ClosedError, OptionError
@@ -34,21 +33,13 @@ _ALIVE_S = 1.0  # how often a thread that waits for a coroutine checks that the 
 
 
 _EXIT_S = 30.0  # in which a process that ends waits for calls that are under way, all together
-_all: weakref.WeakSet[DaemonThreads] = weakref.WeakSet()
-
-
-def _kept(threads: DaemonThreads) -> DaemonThreads:
-    _all.add(threads)
-    return threads
-
-
-os.register_at_fork(after_in_child=_all.clear)  # the threads are not in the child
+_all: Living[DaemonThreads] = Living()  # a forked child has none of the threads
 
 
 @atexit.register
 def _finish() -> None:
     end = Deadline.after(_EXIT_S)
-    for threads in list(_all):
+    for threads in _all.all():
         threads.finish(end)
 
 
@@ -60,7 +51,7 @@ class EventLoop:
         self._made_in: asyncio.AbstractEventLoop | None = None  # for what threads ask before it is used
         with contextlib.suppress(RuntimeError):
             self._made_in = asyncio.get_running_loop()
-        self._threads: Executor = _kept(DaemonThreads(threads, "rocketmq-aio"))
+        self._threads: Executor = _all.add(DaemonThreads(threads, "rocketmq-aio"))
         self._ready: deque[Callable[[], object]] = deque()
         self._woken = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -129,7 +120,7 @@ class EventLoop:
         """Run ``code`` on a new thread: a close must not wait for busy threads, nor be cancelled before it begins. Raises
         ``RuntimeError`` if the system has no more threads; then ``code`` has not begun.
         """
-        threads = _kept(DaemonThreads(1, "rocketmq-aio-close"))
+        threads = _all.add(DaemonThreads(1, "rocketmq-aio-close"))
         future = self.here().run_in_executor(threads, code)
         future.add_done_callback(_retrieve)
         threads.shutdown(wait=False)

@@ -30,7 +30,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
-from typing import Any, ParamSpec, Self, TypedDict, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypedDict, TypeVar
 
 from rocketmq_spark.errors import ClosedError
 
@@ -103,6 +103,41 @@ def once(kind: str, key: Hashable, make: Callable[[], T]) -> T:
         made = make()
         with lock():
             return things.setdefault(key, made)
+
+
+class Living(Generic[T]):
+    """The living objects of a kind in this process, which does not keep them alive. A forked child begins with none of them.
+
+    Objects that nobody uses any more do nothing by themselves, so those in use look after all: ``due`` says when.
+    """
+
+    def __init__(self, period_s: float = 0.0) -> None:
+        self._period_s = period_s
+        self._next = 0.0
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        self._lock = threading.RLock()
+        self._objects: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def add(self, one: T) -> T:
+        """Note an object, and return it."""
+        with self._lock:
+            self._objects.add(one)
+        return one
+
+    def all(self) -> list[T]:
+        """Return the objects."""
+        with self._lock:
+            return list(self._objects)
+
+    def due(self, now: float) -> list[T]:
+        """Return the objects, at most once in ``period_s`` seconds of a monotonic clock; otherwise none."""
+        if now < self._next:
+            return []
+        self._next = now + self._period_s
+        return self.all()
 
 
 def forget() -> dict[str, dict[Any, Any]]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import math
 import operator
-import os
 import random
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, Response
+from rocketmq_spark.base.process import Living
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.errors import (
     BrokerNotFound,
@@ -218,7 +217,7 @@ class Routes:
     def _keep(self, topic: str, route: TopicRoute, size: int) -> TopicRoute:
         """Keep a route of this ``size``. A name server decides how many topics there are, and what a route has."""
         self._used_at = time.monotonic()
-        share = _everywhere.share(size)
+        share = _share(size)
         with self._lock:
             known = self._routes.get(topic)  # of another thread, perhaps, that asked at the same time
             growth = size - self._sizes.get(topic, 0)
@@ -482,39 +481,18 @@ class Routes:
         )
 
 
-class _Everywhere:
-    """The routes of all clients of this process."""
-
-    def __init__(self) -> None:
-        self._all: weakref.WeakSet[Routes] = weakref.WeakSet()
-        self._lock = threading.RLock()
-
-    def add(self, routes: Routes) -> None:
-        with self._lock:
-            self._all.add(routes)
-
-    def share(self, more: int) -> int:
-        """Make room for ``more`` bytes. Returns how many bytes the routes of one client may have."""
-        with self._lock:
-            routes = list(self._all)
-        if sum(one.held_bytes for one in routes) + more > _MOST_IDLE_BYTES:
-            now = time.monotonic()
-            for one in routes:
-                one.forget_idle(now)
-        held = [one.held_bytes for one in routes if one.held_bytes]
-        return _MOST_OF_PROCESS if sum(held) + more <= _MOST_OF_PROCESS else _MOST_OF_PROCESS // (len(held) + 1)
+_everywhere: Living[Routes] = Living()
 
 
-_everywhere = _Everywhere()
-
-
-def _begin() -> None:
-    """In a forked child: the routes of the parent's clients count for nothing."""
-    global _everywhere
-    _everywhere = _Everywhere()
-
-
-os.register_at_fork(after_in_child=_begin)
+def _share(more: int) -> int:
+    """Make room for ``more`` bytes in the routes of all clients of this process. Returns how many bytes one client may have."""
+    routes = _everywhere.all()
+    if sum(one.held_bytes for one in routes) + more > _MOST_IDLE_BYTES:
+        now = time.monotonic()
+        for one in routes:
+            one.forget_idle(now)
+    held = [one.held_bytes for one in routes if one.held_bytes]
+    return _MOST_OF_PROCESS if sum(held) + more <= _MOST_OF_PROCESS else _MOST_OF_PROCESS // (len(held) + 1)
 
 
 def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNotFound:

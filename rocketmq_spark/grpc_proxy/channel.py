@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.process import Living
 from rocketmq_spark.base.threads import start_thread
 from rocketmq_spark.base.tls_files import Reloaded, check_authorities, system_authorities
 from rocketmq_spark.errors import ClosedError, ConnectionLost, OptionError, RocketMQError
@@ -364,39 +365,8 @@ class ProxyChannel:
         made.subscribe(changed)
 
 
-class _Channels:
-    """The channels of this process. One that nobody uses any more, because its options were used once, closes no connection. So
-    those in use do it for all.
-    """
-
-    def __init__(self) -> None:
-        self._channels: weakref.WeakSet[ProxyChannel] = weakref.WeakSet()
-        self._lock = threading.RLock()
-        self._next = 0.0
-
-    def add(self, channel: ProxyChannel) -> None:
-        with self._lock:
-            self._channels.add(channel)
-
-    def due(self, now: float) -> list[ProxyChannel]:
-        """Return the channels, at most once in a hundredth of ``_IDLE_MS``; otherwise none."""
-        if now < self._next:
-            return []
-        with self._lock:
-            self._next = now + _IDLE_MS / 100_000
-            return list(self._channels)
-
-
-_channels = _Channels()
-
-
-def _begin() -> None:
-    """In a forked child: leave the channels of the parent alone."""
-    global _channels
-    _channels = _Channels()
-
-
-os.register_at_fork(after_in_child=_begin)
+# A channel that nobody uses any more, because its options were used once, closes no connection. So those in use do it for all.
+_channels: Living[ProxyChannel] = Living(_IDLE_MS / 100_000)
 
 
 def _service_config(max_pushed: int) -> str:

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from rocketmq_spark.base.budget import WAITING_BYTES, Arrivals, Budget
 from rocketmq_spark.base.clock import Deadline, backoff
+from rocketmq_spark.base.process import Living
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_of
 from rocketmq_spark.remoting.advertised import explained
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
@@ -356,39 +355,9 @@ def _closed(address: str) -> ClosedError:
     return ClosedError("the client is closed", address)
 
 
-class _Pools:
-    """The pools of this process."""
-
-    def __init__(self) -> None:
-        self._pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-        self._lock = threading.RLock()
-        self._next = 0.0
-
-    def add(self, pool: Pool) -> None:
-        with self._lock:
-            self._pools.add(pool)
-
-    def take_all(self, now: float) -> list[Pool]:
-        """Return the pools, at most once in a hundredth of ``IDLE_S``; otherwise none."""
-        if now < self._next:
-            return []
-        with self._lock:
-            self._next = now + IDLE_S / 100
-            return list(self._pools)
-
-
-_pools = _Pools()
-
-
-def _begin() -> None:
-    """In a forked child: leave the connections of the parent alone."""
-    global _pools
-    _pools = _Pools()
-
-
-os.register_at_fork(after_in_child=_begin)
+_pools: Living[Pool] = Living(IDLE_S / 100)
 
 
 def _close_idle() -> None:
-    for pool in _pools.take_all(time.monotonic()):
+    for pool in _pools.due(time.monotonic()):
         pool.close_idle()

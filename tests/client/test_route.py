@@ -14,6 +14,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
+from rocketmq_spark.base.process import Living
 from rocketmq_spark.client import route as route_room
 from rocketmq_spark.client.route import NameServers
 from rocketmq_spark.errors import (
@@ -536,7 +537,7 @@ class TestMemory:
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each set of options has a client, which stays in the process."""
-        monkeypatch.setattr(route_room, "_everywhere", route_room._Everywhere())
+        monkeypatch.setattr(route_room, "_everywhere", Living())
         broker.on(ROUTE, route(200_000, {"b": "h:1"}))
         idle, busy = Parts(broker.address), Parts(broker.address)
         for one in (idle, busy):
@@ -556,7 +557,7 @@ class TestMemory:
 
     def test_few_routes_of_an_idle_client_stay(self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         """A stream with a slow trigger may use them while no name server answers."""
-        monkeypatch.setattr(route_room, "_everywhere", route_room._Everywhere())
+        monkeypatch.setattr(route_room, "_everywhere", Living())
         idle, busy = Parts(broker.address), Parts(broker.address)
         idle.routes.get("t")
         idle.routes._used_at -= 1000
@@ -568,7 +569,7 @@ class TestMemory:
     def test_clients_together_have_a_limit_and_each_its_share(
         self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(route_room, "_everywhere", route_room._Everywhere())
+        monkeypatch.setattr(route_room, "_everywhere", Living())
         monkeypatch.setattr(route_room, "_MOST_OF_PROCESS", 4 * 20_500 * route_room._QUEUE_BYTES)
         broker.on(ROUTE, route(20_000, {"b": "h:1"}))
         greedy, other, small = (Parts(broker.address) for _ in range(3))

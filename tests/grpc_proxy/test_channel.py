@@ -18,6 +18,7 @@ import pytest
 
 from rocketmq_spark import errors
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.process import Living
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings
 from rocketmq_spark.grpc_proxy import channel as channel_module
 from rocketmq_spark.grpc_proxy.channel import ProxyChannel, Tls
@@ -577,7 +578,7 @@ def test_an_attempt_to_connect_ends_soon_after_the_call(
 
 def test_a_channel_without_calls_is_closed_by_the_calls_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving({"QueryRoute": route()}) as address, socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(channel_module, "_channels", channel_module._Channels())
+        monkeypatch.setattr(channel_module, "_channels", Living(1.0))
         unused, used = (ProxyChannel(one, headers, 1e9) for one in (f"127.0.0.1:{silent.getsockname()[1]}", address))
         with pytest.raises(errors.RocketMQError):
             unused.ask(QUERY_ROUTE, REQUEST, Deadline.after(0.2))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.process import Living
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost
 from rocketmq_spark.remoting import pool as pool_module
 from rocketmq_spark.remoting.endpoint import Undelivered
@@ -381,8 +382,7 @@ def test_connections_of_a_client_that_nobody_uses_are_closed_by_others(
         monkeypatch.setattr(pool_module._pools, "_next", 0.0)
         pool.get(broker.address, soon())
         assert (idle.closed, busy.closed) == (True, False)
-        monkeypatch.setattr(pool_module, "_pools", pool_module._pools)  # restored after the test
         again = unused.get(broker.address, soon())
-        pool_module._begin()  # as in a forked child
+        monkeypatch.setattr(pool_module, "_pools", Living())  # as in a forked child
         pool.get(broker.address, soon())
         assert not again.closed, "it is the parent's"
