@@ -392,13 +392,14 @@ class Routes:
                 text for data in newest.values() for text in (data.broker_name, data.cluster, *data.addresses.values())
             ]
             self._listed = newest if sum(map(len, texts)) + _QUEUE_BYTES * len(texts) <= _MOST_ADDRESSES else {}
-            self._routes, self._gone, self._sizes = {}, {}, {}
+            self._routes, self._gone, self._sizes, self._lacking = {}, {}, {}, {}
             self._brokers, self._held_bytes = None, 0
 
     def _forgotten(self) -> int:
         """Forget the oldest deleted topic, and return the size of its route."""
         gone = next(iter(self._gone))
         del self._gone[gone]
+        self._lacking.pop(gone, None)
         return self._sizes.pop(gone)
 
     def known(self) -> list[str]:

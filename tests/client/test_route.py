@@ -382,6 +382,22 @@ class TestRoutes:
         parts.routes.get("t", 0.0)
         assert parts.routes._lacking == {}
 
+    @pytest.mark.parametrize("way", ["deleted", "idle"])
+    def test_brokers_of_a_forgotten_topic_are_forgotten(self, broker: MockBroker, parts: Parts, way: str) -> None:
+        routes = [route(2, {"a": broker.address, "b": broker.address}), route(2, {"a": broker.address})]
+        broker.on(ROUTE, routes)
+        for _ in range(2):
+            parts.routes.get("t", 0.0)
+        assert parts.routes._lacking.keys() == {"t"}
+        if way == "idle":
+            parts.routes.forget_idle(time.monotonic() + route_room._IDLE_S)
+        else:
+            parts.routes.forget("t")
+            for n in range(100):
+                parts.routes.get(f"t{n}")
+                parts.routes.forget(f"t{n}")
+        assert parts.routes._lacking == {}
+
     def test_topics_that_come_and_go_for_ever_leave_no_trail(self, broker: MockBroker, parts: Parts) -> None:
         broker.on(ROUTE, lambda c: route(1, {f"of-{c.ext('topic')}": "a:1"}))
         for number in range(200):
