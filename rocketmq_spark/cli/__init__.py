@@ -5,6 +5,7 @@ Nothing heavy is imported before a command runs, so that ``--help`` is quick; se
 
 from __future__ import annotations
 
+import io
 import sys
 
 from rocketmq_spark.base import extras
@@ -17,6 +18,8 @@ def main() -> None:
     missing = [name for name in ("click", "rich") if not extras.installed(name)]
     if missing:
         sys.exit(f"Error: the command needs {' and '.join(missing)}: {extras.command(extras.CLI)}")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it: bodies may have any character
     from rocketmq_spark.cli.command import app
 
     app(prog_name="rocketmq-spark")

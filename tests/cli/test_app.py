@@ -1,3 +1,4 @@
+import os
 import re
 import shlex
 import subprocess
@@ -70,3 +71,16 @@ def test_it_runs_as_a_module():
         [sys.executable, "-m", "rocketmq_spark", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("rocketmq-spark, version")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_a_terminal_without_a_character_gets_its_number(encoding):
+    program = (
+        "from rocketmq_spark import cli\n"
+        "from rocketmq_spark.cli import command\n"
+        "command.app = lambda **how: print('9 \u2260 10')\n"
+        "cli.main()"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True, timeout=60)
+    assert done.stdout == ("9 \u2260 10\n" if encoding == "utf-8" else "9 \\u2260 10\n").encode(encoding)
