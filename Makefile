@@ -145,6 +145,6 @@ $(READY): setup.cfg pyproject.toml
 	@echo "Installing into $(VENV), once: one to five minutes ..."
 	@python=$$(.ci/machine python $(PYTHON)) && $$python -m venv $(VENV)
 	@printf '[bdist_wheel]\ncompression = stored\n' >$(VENV)/wheels.cfg
-	@DIST_EXTRA_CONFIG="$$(cd $(VENV) && pwd)/wheels.cfg" \
+	@DIST_EXTRA_CONFIG="$$(CDPATH= cd $(VENV) && pwd -P)/wheels.cfg" \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[test,check]'
 	@touch $@
