@@ -75,6 +75,7 @@ def demo(
         try:
             environment.create_topics()
             result = _run(output, environment, seconds, rate)
+            _print_result(output, environment, result, time.monotonic() - began)
         except BaseException:
             if not environment.starts_broker:
                 topics, commands = f"{environment.orders} and {environment.totals}", _delete_commands(environment)
@@ -82,7 +83,6 @@ def demo(
                     f"Topics {topics} stay on the cluster, if they exist. Delete them: {'; '.join(commands)}"
                 )
             raise
-        _print_result(output, environment, result, time.monotonic() - began)
         if environment.starts_broker:
             _say(output, "Stopping RocketMQ, which may take 20 s ...")
     if not result.accounts.balanced:

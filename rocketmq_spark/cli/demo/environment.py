@@ -157,9 +157,10 @@ def _free_folder(base: Path) -> tuple[Path, int]:
         created = folders.make(folder)
         if not folders.only_own(folder):
             if created:
+                folder.rmdir()
                 raise LocalBrokerError(
-                    f"other users may write to {folder}, which was just created",
-                    remedy=f"Name a folder on a disk that keeps modes ({distro.CACHE_VARIABLE})",
+                    f"{folder}, which was just created, belongs to another user or lets others write",
+                    remedy=f"Set {distro.CACHE_VARIABLE} to a folder on a disk that keeps owners and modes",
                 )
             continue
         lock = _open_lock(folder / IN_USE)

@@ -116,8 +116,9 @@ def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
     builder = SparkSession.builder.master("local[2]").appName("rocketmq-spark demo")
     # A driver that is killed deletes none of its temporary files: the next run in this folder does.
     folders.make(temporary := environment.folder / "tmp")
+    quoted = str(temporary).replace("\\", "\\\\").replace('"', '\\"')
     folder_conf = {
-        "spark.driver.extraJavaOptions": f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{temporary}"',
+        "spark.driver.extraJavaOptions": f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{quoted}"',
         "spark.sql.warehouse.dir": str(environment.folder / "warehouse"),
         "spark.local.dir": "local",  # in the current folder, which is that of the run: a comma in a path separates folders
     }
@@ -125,7 +126,7 @@ def _spark_session(environment: DemoEnvironment) -> Iterator[SparkSession]:
     for name, value in {**_SPARK_CONF, **folder_conf, **private_sockets(sockets)}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    # Spark looks for no sources by itself if the path of its Python has a space.
+    # Spark does not find Python data sources by itself if the path of its Python contains a space.
     register(spark)
     try:
         yield spark

@@ -63,7 +63,7 @@ class DemoState:
 
 @dataclass(frozen=True, slots=True)
 class ReturnedTotals:
-    """Sums over the totals that the driver read back: how many are different, and how many of these are stored more than once."""
+    """Sums over the totals that the driver read back: how many are different, and how many of them are stored more than once."""
 
     different: int
     repeated: int
@@ -89,7 +89,7 @@ class DemoWatch:
         self._positions: Mapping[MessageQueue, int] = {}
 
     def refresh(self) -> DemoState:
-        """Ask Spark, its checkpoint and the broker. A broker that does not answer keeps its numbers. Raises
+        """Ask Spark, its checkpoint and the broker. If a broker does not answer, its numbers stay as they were. Raises
         ``RocketMQError`` if the query, its process or a server of the demo has failed.
         """
         self._environment.check()

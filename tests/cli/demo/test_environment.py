@@ -76,6 +76,7 @@ def test_a_disk_on_which_new_folders_are_open_to_others_is_an_error(tmp_path, mo
     monkeypatch.setattr(environment_module.folders, "only_own", lambda path: False)
     with pytest.raises(LocalBrokerError, match=r"run-1, which was just created.*ROCKETMQ_SPARK_CACHE"):
         environment_module._free_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_lock_of_a_run_is_no_link(tmp_path):
