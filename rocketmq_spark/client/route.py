@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rocketmq_spark.base.arguments import nearest
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, Response
 from rocketmq_spark.base.process import Living
 from rocketmq_spark.client.calls import Calls, refused
@@ -163,6 +163,23 @@ _IDLE_S, _MOST_IDLE_BYTES, _MOST_OF_PROCESS = 100.0, 16 << 20, 2 * _MOST_BYTES
 _MOST_ADDRESSES = 1 << 16
 
 
+def _is_there(topic: str, broker_name: str, answer: Command | RocketMQError, dialled: bool) -> bool | None:
+    """Whether a broker that name servers do not list has queues of the topic, by the ``answer`` at its address; None if that
+    does not say. ``dialled``: the answer is of a new connection, or of a new attempt to connect.
+    """
+    if isinstance(answer, RocketMQError):
+        return False if dialled and isinstance(answer.__cause__, ConnectionRefusedError) else None
+    if answer.code == Response.TOPIC_NOT_EXIST:
+        return False
+    if answer.code != Response.SUCCESS:
+        return True
+    try:
+        names_there = {queue.broker_name for queue in bodies.topic_stats(topic, answer.body)}
+    except RemoteProtocolError:
+        return True
+    return not names_there or broker_name in names_there
+
+
 def _size(route: TopicRoute, answer: Command) -> int:
     queues = sum(max(data.read_queues, data.write_queues) for data in route.queues)
     return len(answer.body) + _QUEUE_BYTES * queues
@@ -264,28 +281,46 @@ class Routes:
             self._lacking[topic] = lacking
 
     def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
-        """The sorted queues of brokers that a known route has, and that have the topic, but are not in the newest route.
+        """Return the sorted queues of brokers of an earlier route that the newest route does not list, unless a broker has left:
+        nothing listens at its address, it does not know the topic, or a broker with another name answers there.
 
-        While brokers register at a name server that has restarted, its routes have some of them.
+        A name server that has restarted lists brokers only as they register. A broker that gives no clear answer is asked again
+        until ``deadline``, and then counts as one that is there.
         """
         with self._lock:
             lacking, now = dict(self._lacking.get(topic, {})), time.monotonic()
-        asked = [
-            (
-                data,
-                (broker.master, rpc.GET_TOPIC_STATS_INFO.request(topic=self.on_wire(topic), bname=broker.broker_name)),
-            )
+        unclear = [
+            (data, broker.master)
             for since, data, broker in lacking.values()
             if now - since < UNLISTED_S and broker.master and not self.is_proxy(broker.master)
         ]
-        if not asked:
-            return []
-        answers = self._name_servers.calls.exchange_each([question for _, question in asked], deadline)
-        there = [
-            data
-            for (data, _), answer in zip(asked, answers, strict=True)
-            if isinstance(answer, Command) and answer.code != Response.TOPIC_NOT_EXIST
-        ]
+        calls, pauses = self._name_servers.calls, backoff(0.05, 0.5)
+        there: list[QueueData] = []
+        while unclear:
+            attempts = [calls.pool.attempts(address) for _, address in unclear]
+            questions = [
+                (
+                    address,
+                    rpc.GET_TOPIC_STATS_INFO.request(topic=self.on_wire(topic), bname=data.broker_name),
+                )
+                for data, address in unclear
+            ]
+            answers = calls.exchange_each(questions, deadline)
+            # An address that rests returns the error of an earlier attempt, which says nothing about now.
+            dialled = [
+                calls.pool.attempts(address) != before for (_, address), before in zip(unclear, attempts, strict=True)
+            ]
+            states = [
+                _is_there(topic, data.broker_name, answer, fresh)
+                for (data, _), answer, fresh in zip(unclear, answers, dialled, strict=True)
+            ]
+            there += [data for (data, _), state in zip(unclear, states, strict=True) if state]
+            unclear = [one for one, state in zip(unclear, states, strict=True) if state is None]
+            if unclear and deadline.expired:
+                there += [data for data, _ in unclear]
+                break
+            if unclear:
+                deadline.pause(next(pauses))
         return TopicRoute(topic, tuple(there), {}).numbered()
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:

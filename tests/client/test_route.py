@@ -32,7 +32,21 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests import mockbroker as mb
 from tests.client.conftest import Parts
-from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, of_proxy, ok, refuse, route
+from tests.mockbroker import (
+    NO_ROUTE,
+    Call,
+    MockBroker,
+    Script,
+    close,
+    eventually,
+    never,
+    of_proxy,
+    ok,
+    refuse,
+    reset,
+    route,
+)
+from tests.source.scripted import stats
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
 
@@ -368,6 +382,53 @@ class TestRoutes:
         broker.on(ROUTE, both)
         parts.routes.get("t", 0.0)
         assert parts.routes._lacking == {}
+
+    @pytest.mark.parametrize("silence", [never, close, reset, ok(b"?"), refuse(Response.GO_AWAY, "down")])
+    def test_a_broker_without_a_clear_answer_is_not_gone(
+        self, broker: MockBroker, parts: Parts, silence: Script
+    ) -> None:
+        with MockBroker({Request.GET_TOPIC_STATS_INFO: silence}) as other:
+            both = route(1, {"broker-a": broker.address, "b": other.address})
+            broker.on(ROUTE, [both, route(1, {"broker-a": broker.address})])
+            for _ in range(2):
+                parts.routes.get("t", 0.0)
+            unlisted = parts.routes.unlisted("t", Deadline.after(0.2))
+        assert unlisted == [MessageQueue("t", "b", 0)]
+
+    def test_an_unclear_broker_is_asked_again_within_the_deadline(self, broker: MockBroker, parts: Parts) -> None:
+        with MockBroker() as other:
+            gone = refuse(Response.TOPIC_NOT_EXIST, "topic[t] not exist")
+            other.on(Request.GET_TOPIC_STATS_INFO, [close, close, gone])
+            both = route(1, {"broker-a": broker.address, "b": other.address})
+            broker.on(ROUTE, [both, route(1, {"broker-a": broker.address})])
+            for _ in range(2):
+                parts.routes.get("t", 0.0)
+            assert parts.routes.unlisted("t", parts.soon) == []
+
+    def test_a_refusal_of_an_earlier_attempt_is_not_believed(self, broker: MockBroker, parts: Parts) -> None:
+        with MockBroker() as other:
+            address = other.address
+        both = route(1, {"broker-a": broker.address, "b": address})
+        broker.on(ROUTE, [both, route(1, {"broker-a": broker.address})])
+        for _ in range(2):
+            parts.routes.get("t", 0.0)
+        with pytest.raises(ConnectionLost):
+            parts.pool.get(address, parts.soon)
+        rests = parts.pool._slots[address]
+        rests.rest_until = time.monotonic() + 60
+        assert parts.routes.unlisted("t", Deadline.after(0.2)) == [MessageQueue("t", "b", 0)]
+        rests.rest_until = 0.0
+        assert parts.routes.unlisted("t", parts.soon) == []
+
+    def test_a_broker_with_another_name_at_the_address_is_another(self, broker: MockBroker, parts: Parts) -> None:
+        with MockBroker({Request.GET_TOPIC_STATS_INFO: stats({MessageQueue("t", "new", 0): (0, 1)})}) as other:
+            both = route(1, {"broker-a": broker.address, "old": other.address})
+            broker.on(ROUTE, [both, route(1, {"broker-a": broker.address})])
+            for _ in range(2):
+                parts.routes.get("t", 0.0)
+            assert parts.routes.unlisted("t", parts.soon) == []
+            other.on(Request.GET_TOPIC_STATS_INFO, stats({MessageQueue("t", "old", 0): (0, 1)}))
+            assert parts.routes.unlisted("t", parts.soon) == [MessageQueue("t", "old", 0)]
 
     def test_a_broker_that_is_not_listed_for_minutes_has_left(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch

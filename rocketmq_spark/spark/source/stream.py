@@ -181,7 +181,7 @@ class Stream:
         kept = {topic: runs for topic, runs in begin.partitions.items() if topic in topics}
         if not self._options.kafka_columns:
             return kept
-        there = self._catalog.numbered(topics)
+        there = self._catalog.numbered(topics, begun=kept)
         return kafka_partitions.extended(kept, (*there, *begin.positions, *end.positions))
 
     def _view(self, begin: Offsets) -> QueuesView:
