@@ -339,10 +339,11 @@ def chosen(queues, numbered=Q, **columns):
     return select(TopicRows(batch, "t", None, 0), queues, bad).tolist(), bad.found()
 
 
-def numbering_router(queues, columns, numbered=Q):
+def numbering_router(queues, columns, numbered=Q, awaited=None):
     """A router of topic t whose rows name partitions."""
     options = options_table.parse({"name_server": "n:1", "topic": "t"}).for_role("sink")
-    return Router(options, {name.lower(): name for name in columns}, queues, numbered=lambda topic: numbered)
+    names = {name.lower(): name for name in columns}
+    return Router(options, names, queues, numbered=lambda topic: numbered, awaited=awaited)
 
 
 def queues_of_rows(router, **columns):
@@ -412,6 +413,52 @@ def test_the_numbers_of_a_write_stay_when_its_route_changes():
     ((row, reason),) = plan(3)[1]
     assert (row, "partition is 3, but topic 't' has partitions 0 to 2" in reason) == (0, True)
     assert [plan(number)[0] for number in range(3)] == [[Q[1]], [Q[2]], [Q[3]]]
+
+
+def test_a_task_waits_once_for_the_broker_of_a_partition():
+    waits = []
+
+    def awaited(topic, brokers):
+        waits.append((topic, brokers))
+        return Q if len(waits) == 1 else Q[:2]
+
+    router = numbering_router(lambda topic, refresh: Q[:2], ["partition", "shardingKey"], awaited=awaited)
+    columns = {"partition": pa.array([3, 1, None], pa.int32()), "shardingKey": ["x", "x", "c"]}
+    assert queues_of_rows(router, **columns) == ([Q[3], Q[1], Q[99 % 4]], []), "keys use all queues, too"
+    assert waits == [("t", {"broker-b"})]
+
+
+def test_a_broker_that_stays_away_is_waited_for_once():
+    waits = []
+    router = numbering_router(
+        lambda topic, refresh: Q[:2], ["partition"], awaited=lambda topic, brokers: waits.append(brokers) or Q[:2]
+    )
+    for _ in range(2):
+        ((row, reason),) = queues_of_rows(router, partition=pa.array([0, 2], pa.int32()))[1]
+        assert (row, "which is queue t/broker-b/0" in reason) == (1, True)
+    assert waits == [{"broker-b"}]
+
+
+@pytest.mark.parametrize(("partition", "writable"), [(4, Q[:2]), (-1, Q[:2]), (3, Q[:3])])
+def test_nothing_is_awaited_for_a_partition_that_cannot_come(partition, writable):
+    """A broker that is listed with other queues has closed this one."""
+    router = numbering_router(lambda topic, refresh: writable, ["partition"], awaited=lambda topic, brokers: 1 / 0)
+    assert len(queues_of_rows(router, partition=pa.array([partition], pa.int32()))[1]) == 1
+
+
+def test_queues_are_numbered_before_the_route_is_taken():
+    """Numbering waits for brokers that are not listed yet; a route from before that would lack them for keys."""
+    listed = [Q[:2]]
+
+    def number(topic):
+        listed[0] = Q
+        return Q
+
+    options = options_table.parse({"name_server": "n:1"}).for_role("sink")
+    names = {"topic": "topic", "partition": "partition", "shardingkey": "shardingKey"}
+    router = Router(options, names, lambda topic, refresh: listed[0], numbered=number)
+    columns = {"topic": ["t", "t"], "partition": pa.array([None, 0], pa.int32()), "shardingKey": ["c", None]}
+    assert queues_of_rows(router, **columns) == ([Q[99 % 4], Q[0]], [])
 
 
 def test_source_and_sink_number_the_queues_that_a_broker_has_for_either():

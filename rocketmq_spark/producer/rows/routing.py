@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -179,6 +179,19 @@ class ByPartition:
         self._numbered = numbered
         self.others = ByHash(columns) if "shardingkey" in columns else None
 
+    def number(self, topic: str) -> None:
+        """Number the queues of a topic, which may wait for brokers that name servers do not list yet. A route that is fetched
+        afterwards has them.
+        """
+        self._numbered(topic)
+
+    def missing_brokers(self, rows: TopicRows, queues: Queues) -> set[str]:
+        """The brokers of the queues that rows name, as far as no queue of them is among ``queues``."""
+        partitions = self._numbered(rows.topic)
+        numbers = pc.unique(rows.column(self._number)).drop_null().to_pylist()
+        there = {queue.broker_name for queue in queues}
+        return {partitions[number].broker_name for number in numbers if 0 <= number < len(partitions)} - there
+
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         column = rows.column(self._number)
         given = arrow.flags(column.is_valid())
@@ -345,10 +358,13 @@ def _all(queues: Queues) -> Queues:
 class Router:
     """Plans the Arrow batches of one task.
 
-    ``queues`` gives a topic's queues, after a look at its route if asked to. They are asked for once per task, so
-    that a key keeps its queue for as long as the task lives. Routers of one call share those that are ``known``. Only rows that
-    name a queue which is not among them cause another look, and only such rows use its answer. ``numbered`` has the queues of
-    each topic by their numbers, which stay the same when routes change.
+    ``queues(topic, refresh)`` returns a topic's queues. They are asked for once per task, so that a key keeps its queue while the
+    task runs; routers of one call share them as ``known``. If a row names a queue that is not among them, the route is refreshed
+    once per batch, and from then on rows that name a queue use the newest route. Rows with a key keep the first one.
+
+    ``numbered`` returns a topic's queues by partition number; the numbers do not change while the task runs. If rows name a
+    partition of a broker without a queue in the route, ``awaited`` is called once per task and topic: it returns the queues when
+    these brokers have some, or after some time.
     """
 
     def __init__(
@@ -358,6 +374,7 @@ class Router:
         queues: Callable[[str, bool], Queues],
         known: dict[str, Queues] | None = None,
         numbered: Numbered = unnumbered,
+        awaited: Callable[[str, Collection[str]], Queues] | None = None,
     ) -> None:
         self._topic = options.topic
         self._scope = scope_of(options)
@@ -365,6 +382,8 @@ class Router:
         self._column = columns.get("topic")
         self._selector = row_selector(options, columns, numbered)
         self._ask = queues
+        self._ask_patiently = awaited
+        self._has_waited: set[str] = set()
         self._queues: dict[str, Queues] = {} if known is None else known
         self._newest: dict[str, Queues] = {}
 
@@ -429,7 +448,10 @@ class Router:
 
     def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[Queues, npt.NDArray[np.int64]]:
         assert self._selector is not None
+        if isinstance(self._selector, ByPartition):
+            self._selector.number(rows.topic)
         first = self._queues.get(rows.topic)
+        is_new = first is None
         if first is None:
             first = self._queues[rows.topic] = self._ask(rows.topic, False)
         if not isinstance(self._selector, ByColumn | ByPartition):
@@ -438,7 +460,9 @@ class Router:
         trial = BadRows()
         named = self._selector(rows, newest, trial)
         if trial.found():
-            newest = self._newest[rows.topic] = self._ask(rows.topic, True)  # it may have more queues by now
+            newest = self._newest[rows.topic] = self._refreshed(rows)  # it may have more queues by now
+            if is_new:  # no key has a queue yet, so keys can use all queues, too
+                first = self._queues[rows.topic] = newest
             named = self._selector(rows, newest, bad_rows)
         queues, chosen = first, named
         if newest is not first:
@@ -449,3 +473,14 @@ class Router:
             others = self._selector.others(rows, first, bad_rows)
             chosen = np.where((named == len(newest)) & (others < len(first)), others, chosen)
         return queues, chosen
+
+    def _refreshed(self, rows: TopicRows) -> Queues:
+        """The newest queues of the topic. Waits, once for each topic, for brokers whose partitions the rows name."""
+        topic, queues = rows.topic, self._ask(rows.topic, True)
+        if not isinstance(self._selector, ByPartition) or self._ask_patiently is None or topic in self._has_waited:
+            return queues
+        missing = self._selector.missing_brokers(rows, queues)
+        if not missing:
+            return queues
+        self._has_waited.add(topic)
+        return self._ask_patiently(topic, missing)
