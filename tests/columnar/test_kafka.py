@@ -14,6 +14,7 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, St
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.columnar.decode import kafka as decode
+from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.schema import HEADERS, KAFKA, READ_QUEUE_ID, Column, columns_of, ddl
 from rocketmq_spark.columnar.encode import empty_bodies
 from rocketmq_spark.columnar.encode import kafka as encode
@@ -27,6 +28,8 @@ from rocketmq_spark.model import MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.producer.rows.routing import ByPartition, Router, TopicRows
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.source import kafka_partitions
+from tests.decode.fetching import QUEUES, one
+from tests.decode.fetching import stored as decoder_input
 from tests.live.writes import sink_options
 
 HEADER_LIST = HEADERS.arrow
@@ -209,6 +212,15 @@ def test_keys_of_other_producers_are_joined_and_texts_that_only_look_marked_stay
         }
     )
     assert decode._keys(batch).to_pylist() == [b"a b", None, b"base64:?", None]
+
+
+@pytest.mark.parametrize("keys", [b"KEYS\x01a b\x02", b""])
+@pytest.mark.parametrize("row", ["fast", "odd"])
+def test_an_empty_sharding_key_does_not_hide_the_keys(keys, row):
+    odd = b"\x02\x02" if row == "odd" else b""
+    message = decoder_input(b"x", b"__SHARDINGKEY\x01\x02" + keys + odd, queue_offset=0)
+    batch = Decoder(QUEUES, decode.parts(KAFKA[:1]))(one(message))
+    assert decode.rows(batch, KAFKA[:1], "b", {}).to_pylist() == [{"key": b"a b" if keys else None}]
 
 
 def test_every_column_of_kafka():

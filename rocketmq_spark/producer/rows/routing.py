@@ -83,7 +83,7 @@ class RowSelector(Protocol):
 
 
 class ByHash:
-    """``SelectMessageQueueByHash`` of the sharding key; any queue for a row without one."""
+    """``SelectMessageQueueByHash`` of the sharding key; any queue for a row without one. An empty key is none."""
 
     loops = False
 
@@ -93,13 +93,13 @@ class ByHash:
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         keys = rows.column(self._column)
-        missing = arrow.nulls(keys)
-        if missing is not None:
+        filled = arrow.filled(arrow.as_bytes(keys))
+        if filled is not None:
             keys = pc.fill_null(keys, "")
         hashes = hash_codes(keys) if self._hashes is None else rows.column(self._hashes).to_numpy()
         chosen: Ints = np.abs(hashes.astype(np.int64)) % len(queues)
-        if missing is not None:
-            chosen[missing] = len(queues)
+        if filled is not None:
+            chosen[~filled] = len(queues)
         return chosen
 
 
@@ -233,7 +233,7 @@ class ByCallable:
         for at, (body, tags, keys, properties, key) in enumerate(zip(*values.values(), strict=True)):
             message = Message(rows.topic, body, tags, keys or (), dict(properties or ()))
             try:
-                chosen[at] = places[custom(self._function, queues, message, key)]
+                chosen[at] = places[custom(self._function, queues, message, key or None)]
             except SelectorError as e:
                 row = rows.first + int(rows.numbers()[at])
                 raise SelectorError(f"row {row}: {e.message}; nothing of its Arrow batch was sent") from e
