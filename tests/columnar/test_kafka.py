@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,7 +86,7 @@ def test_a_property_column_has_the_text_of_a_header():
 
 
 names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=5).filter(
-    lambda n: encode._legal(n, ())
+    lambda n: encode._legal(n.encode(), ())
 )
 
 
@@ -154,6 +155,29 @@ def test_a_property_of_the_user_called_deleted_stays_and_is_refused_in_a_row_wit
         (1, "its body is null or empty, and its properties have 'deleted', which option 'emptyBodies' sets")
     ]
     assert read_back(full).column("value").to_pylist()[0] == b"x"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, b"", b"x"]),
+            st.none() | st.lists(st.tuples(st.sampled_from(["a", "b"]), st.none() | st.binary(max_size=2)), max_size=3),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(0, 8),
+)
+def test_a_mark_is_one_more_property(rows, start):
+    bodies, maps = zip(*rows, strict=True)
+    column = pa.array(maps, pa.map_(pa.string(), pa.binary()))
+    texts = pa.MapArray.from_arrays(column.offsets, column.keys, column.items.view(pa.string()))
+    texts = pc.if_else(column.is_valid(), texts, None)
+    batch = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary()), "p": texts}).slice(start)
+    full = empty_bodies.marked(batch, {"body": "body", "properties": "p"}, BadRows()).column("p")
+    marks = {None: [("deleted", b"null")], b"": [("deleted", b"empty")], b"x": []}
+    found = full.cast(column.type).to_pylist()
+    assert [row or [] for row in found] == [(own or []) + marks[body] for body, own in rows[start:]]
 
 
 def test_without_an_empty_body_a_batch_gets_the_column_only():

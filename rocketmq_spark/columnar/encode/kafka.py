@@ -5,8 +5,8 @@ second copy could exceed the limit of properties. ``headers`` become properties.
 text become base64 after ``BASE64_MARK``. So does what else a broker or a Proxy does not accept in properties (an empty value,
 blanks alone, control characters), and a text that begins with ``BASE64_MARK`` itself. ``decode.kafka`` undoes this.
 
-A header is left out if it has no value or no name, if its name has a control character or is RocketMQ's own, or if the same row
-has a later header of this name.
+A header is left out if it has no value or no name, if its name has a control character, is not UTF-8 or is RocketMQ's own, or if
+the same row has a later header of this name that is stored.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class KafkaRows:
             if not before:
                 logger.info(
                     "a task leaves out headers that cannot be stored; the first one is %r",
-                    names[int(np.flatnonzero(~keep)[0])].as_py(),
+                    _name(names, int(np.flatnonzero(~keep)[0])),
                 )
             names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
             bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
@@ -147,7 +147,7 @@ class KafkaRows:
 
     def _kept(self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
         """Which headers are stored; None if all are."""
-        coded = names.dictionary_encode()
+        coded = arrow.as_bytes(names).dictionary_encode()
         different = coded.dictionary.to_pylist()
         codes_of = pc.fill_null(coded.indices.cast(pa.int64()), len(different)).to_numpy()
         legal = np.array([*(_legal(name, self._reserved) for name in different), False])
@@ -162,9 +162,17 @@ class KafkaRows:
         return None if keep.all() else keep
 
 
-def _legal(name: str, reserved: Sequence[str]) -> bool:
+def _name(names: pa.Array, at: int) -> str | None:
+    """A name of a header, for messages."""
+    name = arrow.as_bytes(names)[at].as_py()
+    return None if name is None else str(name, "utf-8", "replace")
+
+
+def _legal(name: bytes, reserved: Sequence[str]) -> bool:
     """Whether a property may have this name."""
-    return bool(name) and not is_reserved(name) and name not in reserved and not has_controls(name.encode())
+    if not name or has_controls(name) or not arrow.is_text(name):
+        return False
+    return not is_reserved(name.decode()) and name.decode() not in reserved
 
 
 def _legal_keys(texts: pa.Array) -> pa.Array:

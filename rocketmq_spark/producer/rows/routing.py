@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.base import process
+from rocketmq_spark.base.arguments import shown
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints, hash_codes
 from rocketmq_spark.columnar.encode.columns import KEY_HASH
@@ -58,11 +59,22 @@ class TopicRows(NamedTuple):
         return column if self.which is None else column.take(pa.array(self.which))
 
 
+def utf8_texts(column: pa.Array, name: str, numbers: npt.NDArray[np.intp], bad_rows: BadRows) -> pa.Array:
+    """A column of texts, with null for those that are not UTF-8: their rows are bad. ``numbers`` are those of its rows."""
+    bad = arrow.without_text(arrow.as_bytes(column))
+    if not bad:
+        return column
+    for row in bad:
+        value = column[row].as_buffer().to_pybytes()
+        bad_rows.rows(numbers[row : row + 1], f"{name} is not UTF-8: {shown(value)}")
+    return pc.if_else(pa.array(~np.isin(np.arange(len(column)), bad)), column, None)
+
+
 def renamed(batch: pa.RecordBatch, column: str, names: TopicNames, bad_rows: BadRows) -> pa.RecordBatch:
     """The batch with RocketMQ's names of topics in ``column``; rows that name a topic in a second way are bad."""
     if names.rule == EXACT:
         return batch
-    coded = arrow.plain(batch.column(column)).dictionary_encode()
+    coded = utf8_texts(arrow.plain(batch.column(column)), column, np.arange(len(batch)), bad_rows).dictionary_encode()
     found: list[str] = coded.dictionary.to_pylist()
     for code, name in enumerate(found):
         try:
@@ -92,7 +104,7 @@ class ByHash:
         self._hashes = columns.get(KEY_HASH)
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
-        keys = rows.column(self._column)
+        keys = utf8_texts(rows.column(self._column), self._column, rows.numbers(), bad_rows)
         filled = arrow.filled(arrow.as_bytes(keys))
         if filled is not None:
             keys = pc.fill_null(keys, "")
@@ -117,7 +129,9 @@ class ByColumn:
         named = rows.column(self._id).cast(pa.int64())
         anywhere = arrow.nulls(named)
         ids = pc.fill_null(named, -1).to_numpy()
-        brokers = rows.column(self._broker) if self._broker is not None else None
+        brokers = None
+        if self._broker is not None:
+            brokers = utf8_texts(rows.column(self._broker), self._broker, rows.numbers(), bad_rows)
         chosen = self._look_up(ids, brokers, queues)
         if anywhere is not None:
             if brokers is not None:
@@ -227,6 +241,8 @@ class ByCallable:
         self._function = function
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
+        if self._adds_bad_rows(rows, bad_rows):
+            return np.zeros(len(rows.numbers()), np.int64)
         values = {name: self._values(rows, name) for name in ("body", "tags", "keys", "properties", "shardingkey")}
         places = {queue: at for at, queue in enumerate(queues)}
         chosen = np.empty(len(values["body"]), np.int64)
@@ -239,12 +255,35 @@ class ByCallable:
                 raise SelectorError(f"row {row}: {e.message}; nothing of its Arrow batch was sent") from e
         return chosen
 
+    def _adds_bad_rows(self, rows: TopicRows, bad_rows: BadRows) -> bool:
+        """Whether there are rows with a text that is not UTF-8, which a function cannot get."""
+        is_good = True
+        for name in ("tags", "keys", "properties", "shardingkey"):
+            if name in self._columns:
+                bad = _without_text(rows.column(self._columns[name]))
+                bad_rows.rows(
+                    rows.numbers()[bad], f"{self._columns[name]} is not UTF-8, and the queue selector is a function"
+                )
+                is_good = is_good and not len(bad)
+        return not is_good
+
     def _values(self, rows: TopicRows, name: str) -> list[Any]:
         if name not in self._columns:
             return [None] * len(rows.numbers())
         column = rows.column(self._columns[name])
         values: list[Any] = (arrow.as_bytes(column) if name == "body" else column).to_pylist()
         return values
+
+
+def _without_text(column: pa.Array) -> npt.NDArray[np.intp]:
+    """The rows of a column of texts, of lists of them or of maps, in which a text is not UTF-8."""
+    if pa.types.is_string(column.type):
+        return np.array(arrow.without_text(arrow.as_bytes(column)), np.intp)
+    bounds = arrow.offsets(column)
+    parts = (column.keys, column.items) if pa.types.is_map(column.type) else (column.values,)
+    bad = [place for part in parts for place in arrow.without_text(arrow.as_bytes(part))]
+    rows = np.unique(np.searchsorted(bounds, bad, side="right") - 1)
+    return rows[(rows >= 0) & (rows < len(column))].astype(np.intp)
 
 
 Candidates = Callable[[Queues], Queues]
@@ -399,7 +438,7 @@ class Router:
         if self._topic is not None:
             return [TopicRows(batch, self._topic, None, first)]
         assert self._column is not None
-        column = arrow.plain(batch.column(self._column))
+        column = utf8_texts(arrow.plain(batch.column(self._column)), self._column, np.arange(len(batch)), bad_rows)
         named = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
         bad_rows.add(~arrow.flags(named), "there is no topic")
         parts = []
