@@ -180,6 +180,15 @@ def test_a_mark_is_one_more_property(rows, start):
     assert [row or [] for row in found] == [(own or []) + marks[body] for body, own in rows[start:]]
 
 
+def test_a_mark_is_no_id_of_a_row():
+    batch = pa.RecordBatch.from_pydict({"body": pa.array(["x", None, ""])})
+    bad = BadRows()
+    names = {"body": "body", "properties": "properties", "messageid": "body"}
+    empty_bodies.marked(batch, names, bad)
+    reason = "its body is null or empty, and option 'messageId' names it: that identifies no row"
+    assert bad.found() == [(1, reason), (2, reason)]
+
+
 def test_without_an_empty_body_a_batch_gets_the_column_only():
     batch = pa.RecordBatch.from_pydict({"body": pa.array(["x"])})
     full = empty_bodies.marked(batch, {"body": "body", "properties": "properties"}, BadRows())

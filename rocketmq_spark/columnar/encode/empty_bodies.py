@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, BadRows
 from rocketmq_spark.wire.properties import DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY
 
 _MAP = pa.map_(pa.string(), pa.string())
@@ -21,7 +21,7 @@ def marked(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: BadRows) -
     """``batch`` with the body ``STAND_IN_BODY`` and the property ``DELETED`` in rows whose body is null or empty.
 
     ``names`` has the columns of the roles ``body`` and ``properties``; the latter is added if ``batch`` lacks it. A row without
-    a body that has this property already is a bad row.
+    a body is bad if it has this property already, or if its body is its id, too.
     """
     body = arrow.as_bytes(batch.column(names["body"]))
     empty = arrow.flags(pc.fill_null(pc.equal(pc.binary_length(body), 0), True))
@@ -34,6 +34,10 @@ def marked(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: BadRows) -
             f"its {names['body']} is null or empty, and its {names['properties']} have {DELETED!r}, which option "
             "'emptyBodies' sets",
         )
+        if names.get(MESSAGE_ID) == names["body"]:
+            bad_rows.add(
+                empty, f"its {names['body']} is null or empty, and option 'messageId' names it: that identifies no row"
+            )
         columns[names["body"]] = pc.if_else(pa.array(empty), pa.scalar(STAND_IN_BODY, pa.binary()), body)
         columns[names["properties"]] = entries.marked(empty, arrow.flags(body.is_valid()))
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))

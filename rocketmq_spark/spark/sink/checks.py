@@ -126,8 +126,9 @@ def check(options: Options, schema: StructType, stream: bool = False) -> dict[st
         problems += _selector_of_kafka(selector, by_role)
     else:
         by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
-    if options.empty_bodies == "mark":
-        by_role.setdefault("properties", "properties")  # each row may get one
+    if options.empty_bodies == "mark" and "properties" not in by_role:  # each row may get one
+        is_free = "properties" not in by_role.values()  # with Kafka's columns it may be the name of the row id
+        by_role["properties"] = "properties" if is_free else "properties (emptyBodies)"
     problems += _option_problems(options) + guarantee.problems(options, by_role)
     if by_position(options) and (stream or options.topic is None):
         problems.append(position_problem(options, _OF_STREAMS if stream else _OF_COLUMNS))
