@@ -338,6 +338,40 @@ def test_errors_of_rows_name_the_columns_of_the_user():
     ]  # fmt: skip
 
 
+marks = st.sampled_from([b"null", b"empty", b"yes", b"base64:bnVsbA=="])
+mark_names = st.sampled_from(["deleted", "Deleted", "h"])
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([None, b"", b"\0", b"\0\0"]), st.dictionaries(mark_names, marks, max_size=3)),
+        min_size=1,
+    )
+)
+def test_a_message_is_a_tombstone_only_if_its_value_was_null(rows):
+    rows = [(value, headers) for value, headers in rows if value or "deleted" not in headers] or [(None, {})]
+    values = pa.array([value for value, _ in rows], pa.binary())
+    headers = pa.array([[{"key": k, "value": v} for k, v in row.items()] for _, row in rows], HEADER_LIST)
+    made, _ = converted(value=values, headers=headers)
+    bad = BadRows()
+    full = empty_bodies.marked(made, {"body": "value", "properties": "headers"}, bad)
+    assert bad.found() == []
+    found = read_back(full)
+    assert found.column("value").to_pylist() == values.to_pylist()
+    assert [{each["key"]: each["value"] for each in row or ()} for row in found.column("headers").to_pylist()] == [
+        row for _, row in rows
+    ]
+
+
+def test_only_headers_beside_the_stand_in_are_stored_as_base64():
+    column = pa.array([[("deleted", b"null")], [("deleted", b"null"), ("h", b"null")]], HEADER_LIST)
+    made, _ = converted(value=pa.array([b"x", b"\0"]), headers=column)
+    assert made.column("headers").to_pylist() == [
+        [("deleted", "null")],
+        [("deleted", "base64:bnVsbA=="), ("h", "null")],
+    ]
+
+
 def test_a_header_that_marks_an_empty_value_is_refused_beside_one():
     made, _ = converted(value=pa.array([None], pa.binary()), headers=pa.array([[("deleted", b"x")]], HEADER_LIST))
     bad = BadRows()

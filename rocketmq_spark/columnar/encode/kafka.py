@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.columns import BYTES, INT, TEXT, RowColumn
 from rocketmq_spark.columnar.encode.columns import COLUMNS as OURS
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, has_controls, with_controls
-from rocketmq_spark.wire.properties import BASE64_MARK, is_reserved
+from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY, is_reserved
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class KafkaRows:
             made["key"] = marked(arrow.as_bytes(given["key"]))
             made["keys"] = _legal_keys(made["key"])
         if "headers" in given:
-            made["headers"] = self._properties(given["headers"])
+            made["headers"] = self._properties(given["headers"], arrow.as_bytes(given["value"]))
         for name in ("topic", "partition"):
             if name in given:
                 made[name] = given[name]
@@ -119,7 +119,7 @@ class KafkaRows:
             made[_id_name(self._row_id)] = given[self._row_id.lower()]
         return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
 
-    def _properties(self, headers: pa.Array) -> pa.Array:
+    def _properties(self, headers: pa.Array, bodies: pa.Array) -> pa.Array:
         first = arrow.offsets(headers)
         counts = np.diff(first)
         if headers.null_count:
@@ -141,9 +141,9 @@ class KafkaRows:
                 )
             names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
             bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
-        return pa.MapArray.from_arrays(
-            arrow.integers(bounds.astype(np.int32), pa.int32()), names, marked(arrow.as_bytes(values))
-        )
+        values = arrow.as_bytes(values)
+        texts = marked(values, _as_of_stand_ins(arrow.as_bytes(names), values, bounds, bodies))
+        return pa.MapArray.from_arrays(arrow.integers(bounds.astype(np.int32), pa.int32()), names, texts)
 
     def _kept(self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
         """Which headers are stored; None if all are."""
@@ -182,12 +182,28 @@ def _legal_keys(texts: pa.Array) -> pa.Array:
     return pc.if_else(pc.fill_null(other, True), None, texts)
 
 
-def marked(values: pa.Array) -> pa.Array:
-    """Bytes as texts: those that a property cannot hold become base64."""
+def _as_of_stand_ins(
+    names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64], bodies: pa.Array
+) -> npt.NDArray[np.intp]:
+    """The headers that look like the mark of an empty body, in rows whose body is that of such a message: readers would take the
+    message for one without a value.
+    """
+    rows = np.flatnonzero(arrow.flags(pc.fill_null(pc.equal(bodies, pa.scalar(STAND_IN_BODY, pa.binary())), False)))
+    if not len(rows):
+        return rows
+    marks = pa.array([NULL_BODY.encode(), EMPTY_BODY.encode()], pa.binary())
+    alike = pc.and_(pc.equal(names, pa.scalar(DELETED.encode(), pa.binary())), pc.is_in(values, marks))
+    headers = np.flatnonzero(arrow.flags(pc.fill_null(alike, False)))
+    return headers[np.isin(np.searchsorted(bounds, headers, side="right") - 1, rows)]
+
+
+def marked(values: pa.Array, more: Iterable[int] = ()) -> pa.Array:
+    """Bytes as texts: those that a property cannot hold become base64, and those of the rows ``more``."""
     odd = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
     odd_rows = {
         *np.flatnonzero(arrow.flags(pc.fill_null(odd, False))).tolist(),
         *with_controls(values).tolist(),
+        *map(int, more),
     }
     try:
         texts = values.cast(pa.string())
