@@ -10,12 +10,51 @@ follow each other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
+from rocketmq_spark.base.arguments import is_whole, shown
+from rocketmq_spark.base.codes import MAX_INT
 from rocketmq_spark.model import MessageQueue
 
 # Runs of queues by topic, in the order of their numbers.
 Runs = Mapping[str, Sequence[Sequence[str | int]]]
+
+
+# As many queues as the routes of a client have at most.
+MOST_QUEUES = 1 << 20
+
+
+def of_log(entry: object) -> Runs:
+    """The runs in an entry of the offset log. Raises ``ValueError`` if it has another form: a run of a billion queues would take
+    all memory, and a queue in two runs would have two numbers.
+    """
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{shown(entry)} is not a JSON object")
+    left = MOST_QUEUES
+    for topic, of_topic in entry.items():
+        if not isinstance(of_topic, list | tuple):
+            raise ValueError(f"{topic}: {shown(of_topic)} is not a list of runs")
+        for run in of_topic:
+            if not _is_run(run):
+                raise ValueError(
+                    f"{topic}: {shown(run)} is not a run; expected [broker, first queue id, number of queues]"
+                )
+            left -= run[2]
+            if left < 0:
+                raise ValueError(f"{topic}: {shown(run)} makes more than {MOST_QUEUES} queues in all")
+        for (broker, first, count), (other, other_first, _) in pairwise(sorted(of_topic)):
+            if broker == other and other_first < first + count:
+                raise ValueError(f"{topic}: queue {other_first} of {broker} is in two runs")
+    return {str(topic): of_topic for topic, of_topic in entry.items()}
+
+
+def _is_run(run: object) -> bool:
+    if not isinstance(run, list | tuple) or len(run) != 3:
+        return False
+    broker, first, count = run
+    if not isinstance(broker, str) or not broker or not is_whole(first) or not is_whole(count):
+        return False
+    return bool(first >= 0 and count >= 1 and first + count <= MAX_INT + 1)
 
 
 def numbers(runs: Runs) -> dict[MessageQueue, int]:
