@@ -1,4 +1,4 @@
-"""Option ``kafkaColumns``: a partition is the place of a queue in its route, however few queues the source reads."""
+"""Partition numbers and names of topics in a checkpoint (options ``kafkaColumns`` and ``topicNames``)."""
 
 from __future__ import annotations
 
@@ -140,3 +140,18 @@ def test_a_topic_that_is_no_longer_read_leaves_no_numbers_behind(scripted):
     begun = {"topics": {"t": {"broker-a": {"0": 1}}}, "partitions": {"t": [["broker-a", 0, 1]], "u": [["b", 0, 9]]}}
     run = Run(scripted.address, json.dumps({**begun, "v": 1}), subscribe="t", **OPTIONS)
     assert json.loads(run.ahead())["partitions"] == {"t": [["broker-a", 0, 1], ["broker-a", 1, 1]]}
+
+
+def test_a_checkpoint_has_the_names_of_rocketmq_with_and_without_the_option(scripted):
+    scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"broker-a": {0: scripted.address}}))
+    scripted.on(Request.GET_TOPIC_STATS_INFO, stats({MessageQueue("a_b", "broker-a", 0): (0, 10)}))
+    dotted = {"subscribe": "a.b", "topicNames": "dotsToUnderscores", **OPTIONS}
+    plain = {"subscribe": "a_b", **OPTIONS}
+    run = Run(scripted.address, startingOffsets="earliest", **dotted)
+    run.offset = run.ahead()
+    assert json.loads(run.offset)["topics"].keys() == json.loads(run.offset)["partitions"].keys() == {"a_b"}
+    for ends, given in ((20, plain), (30, dotted)):
+        scripted.on(Request.GET_TOPIC_STATS_INFO, stats({MessageQueue("a_b", "broker-a", 0): (0, ends)}))
+        run = Run(scripted.address, run.offset, **given)
+        run.offset = run.ahead()
+        assert json.loads(run.offset)["topics"] == {"a_b": {"broker-a": {"0": ends}}}
