@@ -200,7 +200,7 @@ class Routes:
         self._gone: dict[str, tuple[float, TopicRoute]] = {}
         self._sizes: dict[str, int] = {}  # of both
         # What newer routes lack of older ones, by topic and broker, and since when.
-        self._lacking: dict[str, dict[str, tuple[float, QueueData, BrokerData]]] = {}
+        self._unlisted_brokers: dict[str, dict[str, tuple[float, QueueData, BrokerData]]] = {}
         self._held_bytes = 0
         self._brokers: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one
         self._listed: dict[str, BrokerData] = {}  # for those that no route names
@@ -246,12 +246,12 @@ class Routes:
                     topic=topic[:_SHOWN],
                     remedy="Read fewer topics in one process, or use the same connection options for all",
                 )
-            self._note_lacking(topic, route)
+            self._note_unlisted_locked(topic, route)
             if self._gone.pop(topic, None) is not None:
                 self._held_bytes -= self._sizes.pop(topic)
             held = self._held_bytes - self._sizes.get(topic, 0)
             while self._gone and held + size > _MOST_BYTES:
-                held -= self._forgotten()
+                held -= self._forget_oldest_locked()
                 self._held_bytes = held + self._sizes.get(topic, 0)
             if held + size > _MOST_BYTES:
                 raise RemoteProtocolError(
@@ -268,17 +268,19 @@ class Routes:
             self._brokers = None
         return route
 
-    def _note_lacking(self, topic: str, route: TopicRoute) -> None:
+    def _note_unlisted_locked(self, topic: str, route: TopicRoute) -> None:
         before, now = self._routes.get(topic) or self._gone.get(topic), time.monotonic()
-        lacking = self._lacking.pop(topic, {})
+        unlisted = self._unlisted_brokers.pop(topic, {})
         if before is not None and before[1] is not route:
             brokers = before[1].brokers
             known = {data.broker_name: data for data in before[1].queues if data.broker_name in brokers}
-            lacking = {**{name: (now, data, brokers[name]) for name, data in known.items()}, **lacking}
+            unlisted = {**{name: (now, data, brokers[name]) for name, data in known.items()}, **unlisted}
         listed = {data.broker_name for data in route.queues}
-        lacking = {name: noted for name, noted in lacking.items() if name not in listed and now - noted[0] < UNLISTED_S}
-        if lacking:
-            self._lacking[topic] = lacking
+        unlisted = {
+            name: noted for name, noted in unlisted.items() if name not in listed and now - noted[0] < UNLISTED_S
+        }
+        if unlisted:
+            self._unlisted_brokers[topic] = unlisted
 
     def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
         """Return the sorted queues of brokers of an earlier route that the newest route does not list, unless a broker has left:
@@ -288,10 +290,10 @@ class Routes:
         until ``deadline``, and then counts as one that is there.
         """
         with self._lock:
-            lacking, now = dict(self._lacking.get(topic, {})), time.monotonic()
+            unlisted, now = dict(self._unlisted_brokers.get(topic, {})), time.monotonic()
         unclear = [
             (data, broker.master)
-            for since, data, broker in lacking.values()
+            for since, data, broker in unlisted.values()
             if now - since < UNLISTED_S and broker.master and not self.is_proxy(broker.master)
         ]
         calls, pauses = self._name_servers.calls, backoff(0.05, 0.5)
@@ -409,7 +411,7 @@ class Routes:
             if topic in self._routes:
                 self._gone[topic] = self._routes.pop(topic)
                 while len(self._gone) > _MOST_GONE:
-                    self._held_bytes -= self._forgotten()
+                    self._held_bytes -= self._forget_oldest_locked()
                 self._brokers = None
 
     @property
@@ -427,14 +429,14 @@ class Routes:
                 text for data in newest.values() for text in (data.broker_name, data.cluster, *data.addresses.values())
             ]
             self._listed = newest if sum(map(len, texts)) + _QUEUE_BYTES * len(texts) <= _MOST_ADDRESSES else {}
-            self._routes, self._gone, self._sizes, self._lacking = {}, {}, {}, {}
+            self._routes, self._gone, self._sizes, self._unlisted_brokers = {}, {}, {}, {}
             self._brokers, self._held_bytes = None, 0
 
-    def _forgotten(self) -> int:
+    def _forget_oldest_locked(self) -> int:
         """Forget the oldest deleted topic, and return the size of its route."""
         gone = next(iter(self._gone))
         del self._gone[gone]
-        self._lacking.pop(gone, None)
+        self._unlisted_brokers.pop(gone, None)
         return self._sizes.pop(gone)
 
     def known(self) -> list[str]:

@@ -381,7 +381,7 @@ class TestRoutes:
         assert parts.routes.unlisted("t", parts.soon) == []
         broker.on(ROUTE, both)
         parts.routes.get("t", 0.0)
-        assert parts.routes._lacking == {}
+        assert parts.routes._unlisted_brokers == {}
 
     @pytest.mark.parametrize("silence", [never, close, reset, ok(b"?"), refuse(Response.GO_AWAY, "down")])
     def test_a_broker_without_a_clear_answer_is_not_gone(
@@ -441,7 +441,7 @@ class TestRoutes:
         monkeypatch.setattr(route_room.time, "monotonic", lambda: later)
         assert parts.routes.unlisted("t", parts.soon) == []
         parts.routes.get("t", 0.0)
-        assert parts.routes._lacking == {}
+        assert parts.routes._unlisted_brokers == {}
 
     @pytest.mark.parametrize("way", ["deleted", "idle"])
     def test_brokers_of_a_forgotten_topic_are_forgotten(self, broker: MockBroker, parts: Parts, way: str) -> None:
@@ -449,7 +449,7 @@ class TestRoutes:
         broker.on(ROUTE, routes)
         for _ in range(2):
             parts.routes.get("t", 0.0)
-        assert parts.routes._lacking.keys() == {"t"}
+        assert parts.routes._unlisted_brokers.keys() == {"t"}
         if way == "idle":
             parts.routes.forget_idle(time.monotonic() + route_room._IDLE_S)
         else:
@@ -457,7 +457,7 @@ class TestRoutes:
             for n in range(100):
                 parts.routes.get(f"t{n}")
                 parts.routes.forget(f"t{n}")
-        assert parts.routes._lacking == {}
+        assert parts.routes._unlisted_brokers == {}
 
     def test_topics_that_come_and_go_for_ever_leave_no_trail(self, broker: MockBroker, parts: Parts) -> None:
         broker.on(ROUTE, lambda c: route(1, {f"of-{c.ext('topic')}": "a:1"}))

@@ -64,7 +64,7 @@ def stored(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def read_back(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return decode.rows(stored(batch), (*KAFKA, HEADERS), "broker-b", {Q[3]: 3})
+    return decode.kafka_batch(stored(batch), (*KAFKA, HEADERS), "broker-b", {Q[3]: 3})
 
 
 @given(st.lists(st.none() | st.binary(max_size=12) | st.text(max_size=6).map(str.encode), min_size=1))
@@ -78,8 +78,8 @@ def test_a_property_column_has_the_text_of_a_header():
     column = Column("h", "string", pa.string(), "h")
     number = Column("n", "bigint", pa.int64(), "n")
     values = pa.array([None if each is None else each.encode() if isinstance(each, str) else each for each in given])
-    batch = pa.RecordBatch.from_arrays([encode.marked(values), pa.array(range(7), pa.int64())], ["h", "n"])
-    assert decode.rows(batch, (column, number), "b", {}).to_pydict() == {
+    batch = pa.RecordBatch.from_arrays([encode.as_property_texts(values), pa.array(range(7), pa.int64())], ["h", "n"])
+    assert decode.kafka_batch(batch, (column, number), "b", {}).to_pydict() == {
         "h": [*given[:5], "base64:/w==", None],
         "n": list(range(7)),
     }
@@ -128,7 +128,7 @@ def test_a_slice_of_rows_keeps_its_headers():
     batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v"] * 6), "headers": column}).slice(2, 3)
     made = encode.KafkaRows()(batch)
     assert [dict(row) for row in made.column("headers").to_pylist()] == [{"h2": "2"}, {"h3": "3"}, {"h4": "4"}]
-    found = decode.rows(stored(made).slice(1, 2), (HEADERS,), "broker-b", {}).column("headers")
+    found = decode.kafka_batch(stored(made).slice(1, 2), (HEADERS,), "broker-b", {}).column("headers")
     assert found.to_pylist() == [[{"key": "h3", "value": b"3"}], [{"key": "h4", "value": b"4"}]]
 
 
@@ -252,8 +252,8 @@ def test_keys_of_other_producers_are_joined_and_texts_that_only_look_marked_stay
 def test_an_empty_sharding_key_does_not_hide_the_keys(keys, row):
     odd = b"\x02\x02" if row == "odd" else b""
     message = decoder_input(b"x", b"__SHARDINGKEY\x01\x02" + keys + odd, queue_offset=0)
-    batch = Decoder(QUEUES, decode.parts(KAFKA[:1]))(one(message))
-    assert decode.rows(batch, KAFKA[:1], "b", {}).to_pylist() == [{"key": b"a b" if keys else None}]
+    batch = Decoder(QUEUES, decode.columns_to_decode(KAFKA[:1]))(one(message))
+    assert decode.kafka_batch(batch, KAFKA[:1], "b", {}).to_pylist() == [{"key": b"a b" if keys else None}]
 
 
 def test_every_column_of_kafka():
@@ -547,11 +547,11 @@ def test_source_and_sink_number_the_queues_that_a_broker_has_for_either():
 
 
 def test_new_queues_get_the_next_numbers():
-    first = kafka_partitions.extended({}, [Q[1], Q[0], Q[3]])
+    first = kafka_partitions.with_new_queues({}, [Q[1], Q[0], Q[3]])
     assert first == {"t": [["broker-a", 0, 2], ["broker-b", 1, 1]]}
-    assert kafka_partitions.extended(first, [Q[0]]) is first
-    more = kafka_partitions.extended(first, [*Q, MessageQueue("s", "broker-a", 0)])
-    numbers = kafka_partitions.numbers(more)
+    assert kafka_partitions.with_new_queues(first, [Q[0]]) is first
+    more = kafka_partitions.with_new_queues(first, [*Q, MessageQueue("s", "broker-a", 0)])
+    numbers = kafka_partitions.partition_numbers(more)
     assert {queue: numbers[queue] for queue in Q} == {Q[0]: 0, Q[1]: 1, Q[3]: 2, Q[2]: 3}
     assert numbers[MessageQueue("s", "broker-a", 0)] == 0
 
@@ -563,8 +563,8 @@ queue = st.builds(MessageQueue, st.sampled_from("tu"), st.sampled_from(["a", "b"
 def test_numbers_are_dense_and_never_change(steps):
     runs, before = {}, {}
     for queues in steps:
-        runs = kafka_partitions.extended(runs, queues)
-        numbers = kafka_partitions.numbers(runs)
+        runs = kafka_partitions.with_new_queues(runs, queues)
+        numbers = kafka_partitions.partition_numbers(runs)
         assert before.items() <= numbers.items()
         assert queues <= numbers.keys()
         for topic in "tu":
@@ -574,6 +574,6 @@ def test_numbers_are_dense_and_never_change(steps):
 
 
 def test_rows_without_any_column_still_count():
-    assert [column.name for column in decode.parts(())] == ["queueOffset"]
+    assert [column.name for column in decode.columns_to_decode(())] == ["queueOffset"]
     batch = pa.RecordBatch.from_pydict({"queueOffset": np.arange(3)})
-    assert decode.rows(batch, (), "b", {}).num_columns == 0
+    assert decode.kafka_batch(batch, (), "b", {}).num_columns == 0

@@ -231,7 +231,7 @@ def test_a_warning_says_that_partitions_have_other_queues(use, caplog):
 
     def warnings():
         caplog.clear()
-        checks.numbered(sender, "t", sink_options("x:1", topic="t"))
+        checks.numbered_queues(sender, "t", sink_options("x:1", topic="t"))
         return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
     assert [warnings() for _ in range(3)] == [[], [], []]  # the last queues are new

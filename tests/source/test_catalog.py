@@ -65,7 +65,7 @@ def test_a_broker_that_is_not_listed_keeps_its_numbers(scripted, answer):
         later = catalog(scripted.address)
         later.sweep()
         assert set(later.known_routes["t"].brokers) == {"broker-a"}
-        numbers = kafka_partitions.numbers(kafka_partitions.extended({}, later.numbered({"t"})))
+        numbers = kafka_partitions.partition_numbers(kafka_partitions.with_new_queues({}, later.numbered({"t"})))
         assert numbers == {MessageQueue("t", "a", 0): 0, MessageQueue("t", "broker-a", 0): 1}
 
 

@@ -23,7 +23,7 @@ _OFFSETS = st.builds(
     _POSITIONS,
     st.dictionaries(strategies.filled_texts, strategies.texts, max_size=2),
     _POSITIONS,
-    partitions=st.lists(strategies.queues, max_size=6).map(lambda queues: kafka_partitions.extended({}, queues)),
+    partitions=st.lists(strategies.queues, max_size=6).map(lambda queues: kafka_partitions.with_new_queues({}, queues)),
 )
 
 

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.columns import BYTES, INT, TEXT, RowColumn
-from rocketmq_spark.columnar.encode.columns import COLUMNS as OURS
+from rocketmq_spark.columnar.encode.columns import COLUMNS as SINK_COLUMNS
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, has_controls, with_controls
 from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY, is_reserved
 
@@ -75,7 +75,7 @@ def check_columns(
             elif column.kind not in kinds:
                 problems.append(column.wrong(text))
             by_role |= _ROLES[name]
-        elif not is_id and name in {known.lower() for known in OURS}:
+        elif not is_id and name in {known.lower() for known in SINK_COLUMNS}:
             problems.append(
                 f"column {column.name!r} has no effect with option 'kafkaColumns', which takes {', '.join(COLUMNS)}: drop it, "
                 "or write without the option"
@@ -105,19 +105,19 @@ class KafkaRows:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with the columns that ``check_columns`` names."""
-        given = {name.lower(): arrow.plain(batch.column(at)) for at, name in enumerate(batch.schema.names)}
-        made: dict[str, pa.Array] = {"value": given["value"]}
-        if "key" in given:
-            made["key"] = marked(arrow.as_bytes(given["key"]))
-            made["keys"] = _legal_keys(made["key"])
-        if "headers" in given:
-            made["headers"] = self._properties(given["headers"], arrow.as_bytes(given["value"]))
+        kafka_arrays = {name.lower(): arrow.plain(batch.column(at)) for at, name in enumerate(batch.schema.names)}
+        sink_arrays: dict[str, pa.Array] = {"value": kafka_arrays["value"]}
+        if "key" in kafka_arrays:
+            sink_arrays["key"] = as_property_texts(arrow.as_bytes(kafka_arrays["key"]))
+            sink_arrays["keys"] = _legal_keys(sink_arrays["key"])
+        if "headers" in kafka_arrays:
+            sink_arrays["headers"] = self._properties(kafka_arrays["headers"], arrow.as_bytes(kafka_arrays["value"]))
         for name in ("topic", "partition"):
-            if name in given:
-                made[name] = given[name]
+            if name in kafka_arrays:
+                sink_arrays[name] = kafka_arrays[name]
         if self._row_id is not None:
-            made[_id_name(self._row_id)] = given[self._row_id.lower()]
-        return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
+            sink_arrays[_id_name(self._row_id)] = kafka_arrays[self._row_id.lower()]
+        return pa.RecordBatch.from_arrays(list(sink_arrays.values()), names=list(sink_arrays))
 
     def _properties(self, headers: pa.Array, bodies: pa.Array) -> pa.Array:
         first = arrow.offsets(headers)
@@ -142,7 +142,7 @@ class KafkaRows:
             names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
             bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
         values = arrow.as_bytes(values)
-        texts = marked(values, _as_of_stand_ins(arrow.as_bytes(names), values, bounds, bodies))
+        texts = as_property_texts(values, _as_of_stand_ins(arrow.as_bytes(names), values, bounds, bodies))
         return pa.MapArray.from_arrays(arrow.integers(bounds.astype(np.int32), pa.int32()), names, texts)
 
     def _kept(self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
@@ -197,11 +197,11 @@ def _as_of_stand_ins(
     return headers[np.isin(np.searchsorted(bounds, headers, side="right") - 1, rows)]
 
 
-def marked(values: pa.Array, more: Iterable[int] = ()) -> pa.Array:
+def as_property_texts(values: pa.Array, more: Iterable[int] = ()) -> pa.Array:
     """Bytes as texts: those that a property cannot hold become base64, and those of the rows ``more``."""
-    odd = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
+    needs_base64 = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
     odd_rows = {
-        *np.flatnonzero(arrow.flags(pc.fill_null(odd, False))).tolist(),
+        *np.flatnonzero(arrow.flags(pc.fill_null(needs_base64, False))).tolist(),
         *with_controls(values).tolist(),
         *map(int, more),
     }
@@ -211,13 +211,15 @@ def marked(values: pa.Array, more: Iterable[int] = ()) -> pa.Array:
             return texts
     except pa.ArrowInvalid:  # some are not UTF-8
         pass
-    return pa.array([_text(value, row in odd_rows) for row, value in enumerate(values.to_pylist())], pa.string())
+    return pa.array(
+        [_property_text(value, row in odd_rows) for row, value in enumerate(values.to_pylist())], pa.string()
+    )
 
 
-def _text(value: bytes | None, odd: bool) -> str | None:
+def _property_text(value: bytes | None, needs_base64: bool) -> str | None:
     if value is None:
         return None
-    if not odd:
+    if not needs_base64:
         try:
             text = value.decode()
         except UnicodeDecodeError:

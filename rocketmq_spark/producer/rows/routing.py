@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN, AMBIGUOUS = -1, -2
 
-Queues = Sequence[MessageQueue]
+QueueList = Sequence[MessageQueue]
 # The queues of a topic in the order of Kafka's partitions.
-Numbered = Callable[[str], Queues]
+PartitionLookup = Callable[[str], QueueList]
 
 
 class TopicRows(NamedTuple):
@@ -70,25 +70,25 @@ def utf8_texts(column: pa.Array, name: str, numbers: npt.NDArray[np.intp], bad_r
     return pc.if_else(pa.array(~np.isin(np.arange(len(column)), bad)), column, None)
 
 
-def renamed(batch: pa.RecordBatch, column: str, names: TopicNames, bad_rows: BadRows) -> pa.RecordBatch:
+def with_rocketmq_topics(batch: pa.RecordBatch, column: str, names: TopicNames, bad_rows: BadRows) -> pa.RecordBatch:
     """The batch with RocketMQ's names of topics in ``column``; rows that name a topic in a second way are bad."""
     if names.rule == EXACT:
         return batch
     coded = utf8_texts(arrow.plain(batch.column(column)), column, np.arange(len(batch)), bad_rows).dictionary_encode()
-    found: list[str] = coded.dictionary.to_pylist()
-    for code, name in enumerate(found):
+    topic_names: list[str] = coded.dictionary.to_pylist()
+    for code, name in enumerate(topic_names):
         try:
-            found[code] = names.of(name)
+            topic_names[code] = names.of(name)
         except ValueError as e:
             bad_rows.add(arrow.flags(pc.fill_null(pc.equal(coded.indices, code), False)), str(e))
-    values = pa.array(found, pa.string()).take(coded.indices)
+    values = pa.array(topic_names, pa.string()).take(coded.indices)
     return batch.set_column(batch.schema.get_field_index(column), column, values)
 
 
 class RowSelector(Protocol):
-    """Chooses for every row. ``loops`` when it must not be asked for rows that are faulty already."""
+    """Chooses for every row. ``needs_good_rows`` when it must not be asked for rows that are faulty already."""
 
-    loops: bool
+    needs_good_rows: bool
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         """An index into ``queues`` per row; ``len(queues)`` for a row that may go to any queue."""
@@ -97,7 +97,7 @@ class RowSelector(Protocol):
 class ByHash:
     """``SelectMessageQueueByHash`` of the sharding key; any queue for a row without one. An empty key is none."""
 
-    loops = False
+    needs_good_rows = False
 
     def __init__(self, columns: Mapping[str, str]) -> None:
         self._column = columns["shardingkey"]
@@ -118,7 +118,7 @@ class ByHash:
 class ByColumn:
     """The queue that the row names. For a row whose columns are null, ``others`` chooses (``Router``); without it, any queue."""
 
-    loops = False
+    needs_good_rows = False
 
     def __init__(self, columns: Mapping[str, str], others: RowSelector | None = None) -> None:
         self.others = others
@@ -186,9 +186,9 @@ class ByPartition:
     which may not accept messages now. For a row without a number, ``others`` chooses (``Router``): the queue of its key, or any.
     """
 
-    loops = False
+    needs_good_rows = False
 
-    def __init__(self, columns: Mapping[str, str], numbered: Numbered) -> None:
+    def __init__(self, columns: Mapping[str, str], numbered: PartitionLookup) -> None:
         self._number = columns["partition"]
         self._numbered = numbered
         self.others = ByHash(columns) if "shardingkey" in columns else None
@@ -199,7 +199,7 @@ class ByPartition:
         """
         self._numbered(topic)
 
-    def missing_brokers(self, rows: TopicRows, queues: Queues) -> set[str]:
+    def missing_brokers(self, rows: TopicRows, queues: QueueList) -> set[str]:
         """The brokers of the queues that rows name, as far as no queue of them is among ``queues``."""
         partitions = self._numbered(rows.topic)
         numbers = pc.unique(rows.column(self._number)).drop_null().to_pylist()
@@ -208,7 +208,7 @@ class ByPartition:
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         column = rows.column(self._number)
-        given = arrow.flags(column.is_valid())
+        has_number = arrow.flags(column.is_valid())
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
         partitions = self._numbered(rows.topic)
         at_queue = {queue: at for at, queue in enumerate(queues)}
@@ -216,25 +216,25 @@ class ByPartition:
         places = np.array([*(at_queue.get(queue, UNKNOWN) for queue in partitions), UNKNOWN], np.int64)
         numbers = np.where((numbers < 0) | (numbers >= missing), missing, numbers)
         named = places[numbers]
-        for row in np.flatnonzero(given & (named == UNKNOWN)).tolist():
-            what = f"{self._number} is {column[row].as_py()}"
+        for row in np.flatnonzero(has_number & (named == UNKNOWN)).tolist():
+            row_text = f"{self._number} is {column[row].as_py()}"
             if numbers[row] == missing:
                 where = ", ".join(dict.fromkeys(queue.broker_name for queue in partitions))
                 reason = (
-                    f"{what}, but topic {rows.topic!r} has partitions 0 to {missing - 1}, on {where} (a broker that is down "
+                    f"{row_text}, but topic {rows.topic!r} has partitions 0 to {missing - 1}, on {where} (a broker that is down "
                     "has none: start it, then write again)"
                 )
             else:
                 queue = partitions[int(numbers[row])]
-                reason = f"{what}, which is queue {queue}, and it does not accept messages of this write now"
+                reason = f"{row_text}, which is queue {queue}, and it does not accept messages of this write now"
             bad_rows.rows(rows.numbers()[row : row + 1], reason)
-        return np.where(given, np.maximum(named, 0), len(queues))
+        return np.where(has_number, np.maximum(named, 0), len(queues))
 
 
 class ByCallable:
     """A user's function, called row by row with the queues, the message and its sharding key."""
 
-    loops = True
+    needs_good_rows = True
 
     def __init__(self, columns: Mapping[str, str], function: Select) -> None:
         self._columns = columns
@@ -286,7 +286,7 @@ def _without_text(column: pa.Array) -> npt.NDArray[np.intp]:
     return rows[(rows >= 0) & (rows < len(column))].astype(np.intp)
 
 
-Candidates = Callable[[Queues], Queues]
+Candidates = Callable[[QueueList], QueueList]
 
 
 class RowRange(NamedTuple):
@@ -363,11 +363,13 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
         line()
 
 
-def unnumbered(topic: str) -> Queues:
+def unnumbered(topic: str) -> QueueList:
     raise AssertionError(f"rows of topic {topic!r} name partitions, and their queues have no numbers")
 
 
-def row_selector(options: Options, columns: Mapping[str, str], numbered: Numbered = unnumbered) -> RowSelector | None:
+def row_selector(
+    options: Options, columns: Mapping[str, str], numbered: PartitionLookup = unnumbered
+) -> RowSelector | None:
     """The selector that looks at rows; None when batches go anywhere."""
     match selector_of(options, columns):
         case "hash":
@@ -390,7 +392,7 @@ def candidates(options: Options) -> Candidates | None:
     return _all if options.queue_selector == "random" else None
 
 
-def _all(queues: Queues) -> Queues:
+def _all(queues: QueueList) -> QueueList:
     return queues
 
 
@@ -398,8 +400,8 @@ class Router:
     """Plans the Arrow batches of one task.
 
     ``queues(topic, refresh)`` returns a topic's queues. They are asked for once per task, so that a key keeps its queue while the
-    task runs; routers of one call share them as ``known``. If a row names a queue that is not among them, the route is refreshed
-    once per batch, and from then on rows that name a queue use the newest route. Rows with a key keep the first one.
+    task runs; routers of one call have the same ``shared_queues``. If a row names a queue that is not among them, the route is
+    refreshed once per batch, and from then on rows that name a queue use the newest route. Rows with a key keep the first one.
 
     ``numbered`` returns a topic's queues by partition number; the numbers do not change while the task runs. If rows name a
     partition of a broker without a queue in the route, ``awaited`` is called once per task and topic: it returns the queues when
@@ -410,26 +412,26 @@ class Router:
         self,
         options: Options,
         columns: Mapping[str, str],
-        queues: Callable[[str, bool], Queues],
-        known: dict[str, Queues] | None = None,
-        numbered: Numbered = unnumbered,
-        awaited: Callable[[str, Collection[str]], Queues] | None = None,
+        queues: Callable[[str, bool], QueueList],
+        shared_queues: dict[str, QueueList] | None = None,
+        numbered: PartitionLookup = unnumbered,
+        awaited: Callable[[str, Collection[str]], QueueList] | None = None,
     ) -> None:
         self._topic = options.topic
         self._scope = scope_of(options)
         self._allowed = frozenset(options.allowed_topics)
         self._column = columns.get("topic")
         self._selector = row_selector(options, columns, numbered)
-        self._ask = queues
+        self._queues_of = queues
         self._ask_patiently = awaited
         self._has_waited: set[str] = set()
-        self._queues: dict[str, Queues] = {} if known is None else known
-        self._newest: dict[str, Queues] = {}
+        self._queues: dict[str, QueueList] = {} if shared_queues is None else shared_queues
+        self._newest: dict[str, QueueList] = {}
 
     @property
-    def loops(self) -> bool:
+    def needs_good_rows(self) -> bool:
         """Whether rows must all be good before they are planned."""
-        return self._selector is not None and self._selector.loops
+        return self._selector is not None and self._selector.needs_good_rows
 
     def topics(self, batch: pa.RecordBatch, bad_rows: BadRows, first: int) -> list[TopicRows]:
         """The rows of each topic; rows without one, or with one that takes no messages, are bad."""
@@ -485,14 +487,14 @@ class Router:
         parts = [(places[i], int(ends[i] - counts[i]), int(ends[i])) for i in np.flatnonzero(counts).tolist()]
         return numbers[order], parts
 
-    def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[Queues, npt.NDArray[np.int64]]:
+    def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[QueueList, npt.NDArray[np.int64]]:
         assert self._selector is not None
         if isinstance(self._selector, ByPartition):
             self._selector.number(rows.topic)
         first = self._queues.get(rows.topic)
         is_new = first is None
         if first is None:
-            first = self._queues[rows.topic] = self._ask(rows.topic, False)
+            first = self._queues[rows.topic] = self._queues_of(rows.topic, False)
         if not isinstance(self._selector, ByColumn | ByPartition):
             return first, self._selector(rows, first, bad_rows)
         newest = self._newest.get(rows.topic, first)
@@ -513,9 +515,9 @@ class Router:
             chosen = np.where((named == len(newest)) & (others < len(first)), others, chosen)
         return queues, chosen
 
-    def _refreshed(self, rows: TopicRows) -> Queues:
+    def _refreshed(self, rows: TopicRows) -> QueueList:
         """The newest queues of the topic. Waits, once for each topic, for brokers whose partitions the rows name."""
-        topic, queues = rows.topic, self._ask(rows.topic, True)
+        topic, queues = rows.topic, self._queues_of(rows.topic, True)
         if not isinstance(self._selector, ByPartition) or self._ask_patiently is None or topic in self._has_waited:
             return queues
         missing = self._selector.missing_brokers(rows, queues)

@@ -39,7 +39,7 @@ from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.rows import routing
-from rocketmq_spark.producer.rows.routing import Numbered, Queues, RoutingPlan, RowRange, TopicRows
+from rocketmq_spark.producer.rows.routing import PartitionLookup, QueueList, RoutingPlan, RowRange, TopicRows
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 
@@ -215,12 +215,12 @@ class RowChecks(NamedTuple):
         """The parts of all rows, and where they go. Raises for bad rows; ``first`` is the number of the batch's first row."""
         checked = self.encoder.check(batch, bad_rows)
         topics = self.router.topics(batch, bad_rows, first)
-        if self.router.loops:
+        if self.router.needs_good_rows:
             bad_rows.raise_if_any(partition)
         for rows in topics:
             self.check_topic(rows.topic)
         self.storage.check(batch, topics, bad_rows)
-        if self.router.loops:
+        if self.router.needs_good_rows:
             bad_rows.raise_if_any(partition)
         plan = self.router.plan(topics, bad_rows)
         bad_rows.raise_if_any(partition)
@@ -241,8 +241,8 @@ class RowSender:
         ids: UniqueIds | ContentIds,
         owner: RowOwner,
         shut: dict[Hashable, RocketMQError] | None = None,
-        queues: dict[str, Queues] | None = None,
-        numbered: Numbered = routing.unnumbered,
+        queues: dict[str, QueueList] | None = None,
+        numbered: PartitionLookup = routing.unnumbered,
     ) -> None:
         options, settings = tools.options, tools.settings
         self._options, self._settings = options, settings

@@ -17,14 +17,14 @@ from rocketmq_spark.base.codes import MAX_INT
 from rocketmq_spark.model import MessageQueue
 
 # Runs of queues by topic, in the order of their numbers.
-Runs = Mapping[str, Sequence[Sequence[str | int]]]
+QueueRuns = Mapping[str, Sequence[Sequence[str | int]]]
 
 
 # As many queues as the routes of a client have at most.
 MOST_QUEUES = 1 << 20
 
 
-def of_log(entry: object) -> Runs:
+def of_log(entry: object) -> QueueRuns:
     """The runs in an entry of the offset log. Raises ``ValueError`` if it has another form: a run of a billion queues would take
     all memory, and a queue in two runs would have two numbers.
     """
@@ -57,7 +57,7 @@ def _is_run(run: object) -> bool:
     return bool(first >= 0 and count >= 1 and first + count <= MAX_INT + 1)
 
 
-def numbers(runs: Runs) -> dict[MessageQueue, int]:
+def partition_numbers(runs: QueueRuns) -> dict[MessageQueue, int]:
     """The number of each queue."""
     return {
         queue: number
@@ -66,10 +66,10 @@ def numbers(runs: Runs) -> dict[MessageQueue, int]:
     }
 
 
-def extended(runs: Runs, queues: Iterable[MessageQueue]) -> Runs:
+def with_new_queues(runs: QueueRuns, queues: Iterable[MessageQueue]) -> QueueRuns:
     """``runs`` with the queues that have no number yet, after the others of their topics; ``runs`` itself if there are none."""
-    known = numbers(runs)
-    new = sorted({*queues} - known.keys())
+    numbered = partition_numbers(runs)
+    new = sorted({*queues} - numbered.keys())
     if not new:
         return runs
     added = {topic: list(_runs(of_topic)) for topic, of_topic in groupby(new, key=lambda queue: queue.topic)}

@@ -56,7 +56,7 @@ class Offsets:
     reads: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[MessageQueue, int] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
-    partitions: kafka_partitions.Runs = field(default_factory=dict)
+    partitions: kafka_partitions.QueueRuns = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What a reader hands to Spark; key order is canonical."""
@@ -158,7 +158,7 @@ def _flat(topics: object) -> dict[MessageQueue, int]:
     return positions
 
 
-def _partitions(logged: object) -> kafka_partitions.Runs:
+def _partitions(logged: object) -> kafka_partitions.QueueRuns:
     try:
         return kafka_partitions.of_log(logged)
     except ValueError as e:

@@ -28,7 +28,7 @@ from rocketmq_spark.spark.source import decisions, filters, kafka_partitions, pa
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.commit import GroupOffsets
 from rocketmq_spark.spark.source.decisions import Account, Loss, QueuesView
-from rocketmq_spark.spark.source.kafka_partitions import Runs
+from rocketmq_spark.spark.source.kafka_partitions import QueueRuns
 from rocketmq_spark.spark.source.offsets import Bounds, OffsetLog, Offsets, Positions, listed, starting
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.planner import Admission, TriggerLimits
@@ -76,7 +76,7 @@ class Stream:
         self._guessed = False
         self._newest: tuple[QueuesView, Offsets | None, dict[str, Any]] | None = None
         # The newest partition numbers, and the queues of a repeated batch of which no log entry has the number yet.
-        self._runs: Runs = {}
+        self._runs: QueueRuns = {}
         self._unlogged: set[MessageQueue] = set()
 
     def initialOffset(self) -> Offsets:
@@ -144,7 +144,7 @@ class Stream:
             return begin
         self._check_filter(view.bounds)
         if self._unlogged:
-            self._unlogged -= kafka_partitions.numbers(begin.partitions).keys()
+            self._unlogged -= kafka_partitions.partition_numbers(begin.partitions).keys()
         if (
             self._unlogged
         ):  # the next batch may come days later, in another run, and must have the numbers of the repeated one
@@ -182,7 +182,7 @@ class Stream:
             partitions=self._numbered(begin, end),
         )
 
-    def _numbered(self, begin: Offsets, end: Offsets) -> Runs:
+    def _numbered(self, begin: Offsets, end: Offsets) -> QueueRuns:
         """The numbers of queues with ``kafkaColumns``: those of the checkpoint and of this run, and the next ones for queues that
         are new. While the option is off, those of the checkpoint stay in it.
         """
@@ -191,7 +191,7 @@ class Stream:
         if not self._options.kafka_columns:
             return kept
         there = self._catalog.numbered(topics, begun=kept)
-        self._runs = kafka_partitions.extended(kept, (*there, *begin.positions, *end.positions))
+        self._runs = kafka_partitions.with_new_queues(kept, (*there, *begin.positions, *end.positions))
         return self._runs
 
     def _numbers_of_batch(self, end: Offsets, queues: set[MessageQueue]) -> Mapping[MessageQueue, int]:
@@ -200,11 +200,11 @@ class Stream:
         """
         if not self._options.kafka_columns:
             return {}
-        numbers = kafka_partitions.numbers(end.partitions)
+        numbers = kafka_partitions.partition_numbers(end.partitions)
         if not (lacking := queues - numbers.keys()):
             return numbers
         self._unlogged |= lacking
-        return kafka_partitions.numbers(self._numbered(end, end))
+        return kafka_partitions.partition_numbers(self._numbered(end, end))
 
     def _view(self, begin: Offsets) -> QueuesView:
         """The queues and their bounds now. With fixed ends (AvailableNow), waits for brokers that have messages before them."""
