@@ -37,7 +37,7 @@ from rocketmq_spark.wire.loose_json import MAX_BYTES
 logger = logging.getLogger(__name__)
 
 ROUTE_AGE_S = 30.0
-# A broker registers every 30 s, once a minute at most. One that no name server lists for longer has left the cluster.
+# Brokers register every 30 s, at the latest every 60 s. A broker that no name server lists for longer has left the cluster.
 UNLISTED_S = 120.0
 
 
@@ -199,7 +199,7 @@ class Routes:
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
         self._gone: dict[str, tuple[float, TopicRoute]] = {}
         self._sizes: dict[str, int] = {}  # of both
-        # What newer routes lack of older ones, by topic and broker, and since when.
+        # By topic: brokers of an earlier route that the newest does not list, since when, and their queues.
         self._unlisted_brokers: dict[str, dict[str, tuple[float, QueueData, BrokerData]]] = {}
         self._held_bytes = 0
         self._brokers: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one

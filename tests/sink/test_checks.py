@@ -236,7 +236,7 @@ def test_a_warning_says_that_partitions_have_other_queues(use, caplog):
 
     assert [warnings() for _ in range(3)] == [[], [], []]  # the last queues are new
     (told,) = warnings()
-    assert "0 to 1 on b, 2 to 3 on d, and before: 0 to 1 on b, 2 to 3 on c, 4 to 5 on d" in told
+    assert "now 0 to 1 on b, 2 to 3 on d, before 0 to 1 on b, 2 to 3 on c, 4 to 5 on d" in told
     assert warnings() == []
 
 

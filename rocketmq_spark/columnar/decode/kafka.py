@@ -1,8 +1,8 @@
 """The columns of Spark's Kafka source (option ``kafkaColumns``), made of the columns of this source.
 
-``key`` is the sharding key, or the keys joined by blanks. Texts that begin with ``BASE64_MARK`` are base64: RocketMQ stores keys
-and properties as texts, so the sink writes bytes that are no text in this form (``encode.kafka``), and here they become bytes
-again. A message that stands for one without a body (option ``emptyBodies`` of the sink) gets its null or empty value back.
+``key`` is the sharding key, or the keys joined by spaces. The sink stores bytes that a property cannot hold as base64 after
+``BASE64_MARK`` (``encode.kafka``); this module decodes them. A message that the sink stored for a row without a body
+(``emptyBodies=mark``) gets a null or empty value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rocketmq_spark.columnar.decode.schema import BASIC, HEADERS, KAFKA, READ_QU
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY
 
-# Their names are no names of columns that a user could give.
+# Names with a leading space, so that they cannot be names of a user's property columns.
 _SHARDING_KEY = Column(" sharding key", "string", pa.string(), Property.SHARDING_KEY)
 _DELETED = Column(" deleted", "string", pa.string(), DELETED)
 _SOURCE_COLUMNS = {column.name: column for column in (*BASIC, READ_QUEUE_ID)}
@@ -66,7 +66,7 @@ def kafka_batch(
 
 
 def _property(values: pa.Array) -> pa.Array:
-    """The values of a column of properties. Texts that are marked as base64 are the header's text, unless it was no text."""
+    """The values of a property column. A string marked as base64 is decoded if its bytes are UTF-8, and else stays as it is."""
     if not pa.types.is_string(values.type) or not pc.any(pc.starts_with(values, BASE64_MARK)).as_py():
         return values
     texts = values.to_pylist()
@@ -84,7 +84,7 @@ def _kafka_column(
             return _keys(batch)
         case "partition":
             return _partitions(batch, broker_name, numbers)
-        case "timestampType":  # Kafka's number of "the time when the producer made the message"
+        case "timestampType":  # 0 is Kafka's CreateTime
             return arrow.integers(np.zeros(len(batch), np.int32), pa.int32())
         case "value":
             return _values(batch)
@@ -104,7 +104,7 @@ def _keys(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _partitions(batch: pa.RecordBatch, broker_name: str, numbers: Mapping[MessageQueue, int]) -> pa.Array:
-    """The number of each row's queue; null for a queue without a number."""
+    """The partition number of each row's queue. Pairs of topic and id that are no queue of the batch have none, and no row."""
     topics = arrow.plain(batch.column("topic")).dictionary_encode()
     ids = batch.column(READ_QUEUE_ID.name).dictionary_encode()
     queues = [
@@ -126,7 +126,7 @@ def _values(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _stand_ins(batch: pa.RecordBatch) -> pa.Array | None:
-    """Which messages stand for one without a body; None if none does. Both the property and the body say so."""
+    """Which messages replace an empty body (both property and body match); None if there are none."""
     marks = batch.column(_DELETED.name)
     if marks.null_count == len(marks):
         return None
@@ -144,7 +144,7 @@ def _headers(batch: pa.RecordBatch) -> pa.Array:
     if stand_ins is not None:
         rows = properties.to_pylist()
         for row in np.flatnonzero(arrow.flags(stand_ins)).tolist():
-            rows[row] = [entry for entry in rows[row] or () if entry[0] != DELETED]
+            rows[row] = [entry for entry in rows[row] if entry[0] != DELETED]
         properties = pa.array(rows, properties.type)
     bounds = properties.offsets.to_numpy()
     entries = pa.StructArray.from_arrays([properties.keys, _decoded(properties.items)], ["key", "value"])
@@ -153,7 +153,7 @@ def _headers(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _decoded(texts: pa.Array) -> pa.Array:
-    """Texts as bytes; those that are marked as base64 are decoded, unless they are none."""
+    """Strings as bytes. Those marked as base64 are decoded; marked strings that are not valid base64 stay as they are."""
     marked = pc.fill_null(pc.starts_with(texts, BASE64_MARK), False)
     if not pc.any(marked).as_py():
         return texts.cast(pa.binary())
@@ -161,6 +161,6 @@ def _decoded(texts: pa.Array) -> pa.Array:
     for row in np.flatnonzero(arrow.flags(marked)).tolist():
         try:
             values[row] = base64.b64decode(values[row][len(BASE64_MARK) :], validate=True)
-        except binascii.Error:  # a text that only looks like it
+        except binascii.Error:  # marked, but not base64: written by another client
             continue
     return pa.array(values, pa.binary())

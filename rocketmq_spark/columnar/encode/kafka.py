@@ -1,12 +1,12 @@
-"""Rows with the columns of Spark's Kafka sink (option ``kafkaColumns``) as rows of this sink.
+"""Converts rows with the columns of Spark's Kafka sink (option ``kafkaColumns``) into rows of this sink.
 
-``key`` becomes the sharding key, and also the keys, unless it has a blank, at which RocketMQ splits keys, or is so long that the
-second copy could exceed the limit of properties. ``headers`` become properties. Both are texts in RocketMQ: bytes that are no
-text become base64 after ``BASE64_MARK``. So does what else a broker or a Proxy does not accept in properties (an empty value,
-blanks alone, control characters), and a text that begins with ``BASE64_MARK`` itself. ``decode.kafka`` undoes this.
+``key`` becomes the sharding key, and also a message key, unless it contains a space, is stored as base64, or is so long that a
+second copy could exceed the limit of properties. ``headers`` become properties. RocketMQ stores both as text, so values that are
+not UTF-8, are empty or only spaces, have control characters, or begin with ``BASE64_MARK`` are stored as base64 after that mark.
+So is a header that would make a message look like one without a body. ``decode.kafka`` decodes them.
 
-A header is left out if it has no value or no name, if its name has a control character, is not UTF-8 or is RocketMQ's own, or if
-the same row has a later header of this name that is stored.
+A header is left out if its value is null, if its name is empty, has a control character, is not UTF-8 or is RocketMQ's own, or if
+the row has a later header of this name that is stored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLUMNS: dict[str, tuple[tuple[str, ...], str]] = {
     "headers": ((HEADERS,), "array<struct<key:string,value:binary>>"),
 }
 PARTITION = "partition"
-# The columns that a column becomes, by role in this sink. Errors name them, so they are called as the user calls them.
+# The sink's columns (role: name) that each Kafka column becomes. Names appear in errors, so they are Kafka's where possible.
 _ROLES = {
     "key": {"shardingkey": "key", "keys": "keys"},
     "value": {"body": "value"},
@@ -47,15 +47,16 @@ _ROLES = {
     "partition": {PARTITION: "partition"},
     "headers": {"properties": "headers"},
 }
-# A longer key is not among the keys: it is stored twice otherwise, and all properties may have 32,767 bytes.
+# Longer keys are not copied to the keys: all properties together may have 32,767 bytes.
 _LONGEST_KEYS = 8192
 
 
 def check_columns(
     columns: Sequence[RowColumn], topic: str | None, row_id: str | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """The columns that ``rows`` makes, by role, and the problems with those that are given. Other columns are ignored, as in
-    Spark's Kafka sink, except those of this sink, which would seem to have an effect.
+    """Returns the columns that ``KafkaRows`` makes, by role, and the problems with the DataFrame's columns.
+
+    Unknown columns are ignored, as in Spark's Kafka sink; columns of this sink are a problem, because they would have no effect.
     """
     problems: list[str] = []
     by_role: dict[str, str] = {}
@@ -90,7 +91,7 @@ def check_columns(
 
 
 def _id_name(row_id: str) -> str:
-    """The name of the made column of ids. The column that option ``messageId`` names may also be a key or a value."""
+    """The name of the id column in the converted batch: not ``row_id`` itself if another converted column has that name."""
     taken = {name.lower() for made in _ROLES.values() for name in made.values()}
     return f"{row_id} (messageId)" if row_id.lower() in taken else row_id
 
@@ -163,7 +164,7 @@ class KafkaRows:
 
 
 def _name(names: pa.Array, at: int) -> str | None:
-    """A name of a header, for messages."""
+    """The name of a header for a log line."""
     name = arrow.as_bytes(names)[at].as_py()
     return None if name is None else str(name, "utf-8", "replace")
 
@@ -198,7 +199,7 @@ def _as_of_stand_ins(
 
 
 def as_property_texts(values: pa.Array, more: Iterable[int] = ()) -> pa.Array:
-    """Bytes as texts: those that a property cannot hold become base64, and those of the rows ``more``."""
+    """Bytes as texts. Those that a property cannot hold, and those in rows ``more``, become base64."""
     needs_base64 = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
     odd_rows = {
         *np.flatnonzero(arrow.flags(pc.fill_null(needs_base64, False))).tolist(),

@@ -86,7 +86,7 @@ def with_rocketmq_topics(batch: pa.RecordBatch, column: str, names: TopicNames, 
 
 
 class RowSelector(Protocol):
-    """Chooses for every row. ``needs_good_rows`` when it must not be asked for rows that are faulty already."""
+    """Chooses a queue for every row. ``needs_good_rows``: bad rows must be removed first, because user code sees the rows."""
 
     needs_good_rows: bool
 
@@ -153,7 +153,7 @@ class ByColumn:
         return chosen
 
     def _look_up(self, ids: Ints, brokers: pa.Array | None, queues: Sequence[MessageQueue]) -> Ints:
-        """Through a table of brokers and queue ids; its last row and column stand for all that is unknown."""
+        """Looks queues up in a table of brokers and queue ids, whose last row and column stand for unknown ones."""
         max_id = 1 + max(queue.queue_id for queue in queues)
         names: list[str | None]
         if brokers is None:
@@ -182,8 +182,8 @@ def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> 
 
 
 class ByPartition:
-    """The queue whose number as Kafka's partition the row names: its place among the ``numbered`` queues of the topic, some of
-    which may not accept messages now. For a row without a number, ``others`` chooses (``Router``): the queue of its key, or any.
+    """The queue with the partition number in the row: an index into the topic's ``numbered`` queues, some of which may not accept
+    messages now. For a row without a number, ``others`` chooses: by key if there is one, otherwise any queue.
     """
 
     needs_good_rows = False
@@ -200,7 +200,7 @@ class ByPartition:
         self._numbered(topic)
 
     def missing_brokers(self, rows: TopicRows, queues: QueueList) -> set[str]:
-        """The brokers of the queues that rows name, as far as no queue of them is among ``queues``."""
+        """The brokers of the partitions that rows name which have no queue among ``queues``."""
         partitions = self._numbered(rows.topic)
         numbers = pc.unique(rows.column(self._number)).drop_null().to_pylist()
         there = {queue.broker_name for queue in queues}
@@ -305,11 +305,11 @@ class RoutingPlan(NamedTuple):
     shares: list[RowRange]
 
     def rows(self, share: RowRange) -> npt.NDArray[np.intp]:
-        """Those of a share, as they are numbered in the Arrow batch."""
+        """Row numbers of ``share`` in the Arrow batch."""
         return np.arange(share.start, share.end) if self.order is None else self.order[share.start : share.end]
 
     def topics(self, count: int) -> RowTopics:
-        """Those of the Arrow batch, which has so many rows."""
+        """The topic of each of the ``count`` rows of the Arrow batch."""
         names = list(dict.fromkeys(share.topic for share in self.shares))
         if len(names) == 1:
             return RowTopics(names)
@@ -320,10 +320,9 @@ class RoutingPlan(NamedTuple):
 
 
 def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[..., object]:
-    """The selector in force: the user's, or the one that a column ``queueId`` or ``shardingKey`` implies.
+    """The selector in force: the user's, or the one implied by a column ``partition``, ``queueId`` or ``shardingKey``.
 
-    Where a server chooses queues, as over gRPC, a sharding key makes a message group, whose order is kept by what goes one
-    after the other.
+    Over gRPC the Proxy chooses queues, and a sharding key becomes the message group.
     """
     if transport.features(options).chooses_queues and "shardingkey" in columns:
         return "hash"
@@ -370,7 +369,7 @@ def unnumbered(topic: str) -> QueueList:
 def row_selector(
     options: Options, columns: Mapping[str, str], numbered: PartitionLookup = unnumbered
 ) -> RowSelector | None:
-    """The selector that looks at rows; None when batches go anywhere."""
+    """The selector that chooses per row; None if whole batches may go to any queue."""
     match selector_of(options, columns):
         case "hash":
             return ByHash(columns)
@@ -386,7 +385,7 @@ def row_selector(
 
 
 def candidates(options: Options) -> Candidates | None:
-    """What batches that may go anywhere choose from at random; None for going round."""
+    """The queues among which such a batch chooses at random; None for round robin."""
     if options.queue_selector == "machineRoom":
         return lambda queues: in_rooms(queues, options.machine_rooms)
     return _all if options.queue_selector == "random" else None
@@ -434,7 +433,7 @@ class Router:
         return self._selector is not None and self._selector.needs_good_rows
 
     def topics(self, batch: pa.RecordBatch, bad_rows: BadRows, first: int) -> list[TopicRows]:
-        """The rows of each topic; rows without one, or with one that takes no messages, are bad."""
+        """The rows of each topic. Rows without a topic, or with one that is illegal or not in ``allowedTopics``, are bad."""
         if not len(batch):
             return []
         if self._topic is not None:

@@ -213,8 +213,8 @@ def check_topic(sender: Sender, topic: str, options: Options, expected: bool = F
 
 
 def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[MessageQueue, ...]:
-    """The queues of a topic in the order of Kafka's partitions. Waits for its route as ``check_topic`` does. Warns if queues have
-    other numbers than in the last write of this process.
+    """Returns the topic's queues by partition number. Waits for the route up to ``sendTimeout``, as ``check_topic`` with
+    ``expected``. Warns if the numbers changed since the last write of this process.
     """
     queues = tuple(
         _wait_for_route(sender, topic, options, True, lambda deadline, _: sender.numbered_queues(topic, deadline))
@@ -223,8 +223,8 @@ def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[Messa
     process.kept(_NUMBERED)[sender, topic] = queues
     if queues[: len(previous)] != previous:
         logger.warning(
-            "the partitions of topic %s have other queues than in the last write of this process: %s, and before: %s. Brokers "
-            "that are down have no partitions",
+            "the partition numbers of topic %s changed since the last write of this process: now %s, before %s. Brokers that are "
+            "down have no numbers",
             topic,
             _numbers_of(queues),
             _numbers_of(previous),
@@ -246,7 +246,9 @@ def _wait_for_route(
     expected: bool,
     ask: Callable[[Deadline, bool], Sequence[MessageQueue]],
 ) -> Sequence[MessageQueue]:
-    """What ``ask`` returns of a topic that may not be there yet; it is called with True after a failure."""
+    """Calls ``ask`` until it returns, the topic proves missing, or ``sendTimeout`` ends. ``ask(deadline, refresh)``: refresh
+    after a failure.
+    """
     deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, options.retry_interval), 2.0)
     first: RocketMQError | None = None
     unknown, registered = 0, False

@@ -1,10 +1,9 @@
 """The numbers of queues as Kafka's partitions (option ``kafkaColumns``). Pure.
 
-The queues of a topic have the numbers from 0 on, in order of broker name and queue id: all queues of its route, as for the sink
-(``TopicRoute.numbered``), also those that the source does not read. A stream keeps the numbers of its checkpoint, under the key
-``partitions`` of the offset log, and appends queues that are new: the numbers of a running query do not change when a broker is
-added. The log has runs of queues, ``{"orders":[["broker-a",0,4],["broker-b",0,4]]}``: a broker, the first queue id, and how many
-follow each other.
+A topic's queues are numbered from 0 in order of broker name and queue id. All queues of the route count, as in the sink
+(``TopicRoute.numbered``), also those that the query does not read. A stream stores its numbers in the offset log under
+``partitions`` and appends new queues, so they do not change when a broker is added. The log holds runs of queues,
+``{"orders":[["broker-a",0,4],["broker-b",0,4]]}``: broker, first queue id, number of queues.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from rocketmq_spark.model import MessageQueue
 
 # Runs of queues by topic, in the order of their numbers.
 QueueRuns = Mapping[str, Sequence[Sequence[str | int]]]
-
-
-# As many queues as the routes of a client have at most.
+# The routes of a client have no more queues than this.
 MOST_QUEUES = 1 << 20
 
 
