@@ -180,6 +180,25 @@ def test_a_mark_is_one_more_property(rows, start):
     assert [row or [] for row in found] == [(own or []) + marks[body] for body, own in rows[start:]]
 
 
+def test_hidden_entries_of_a_null_map_stay_hidden():
+    whole = pa.array([[("deleted", "x")], [("h", "1")]], pa.map_(pa.string(), pa.string()))
+    null = pa.Array.from_buffers(
+        whole.type, 2, [pa.py_buffer(b"\x02"), whole.buffers()[1]], children=[whole_entries(whole)]
+    )
+    assert null.to_pylist() == [None, [("h", "1")]]
+    batch = pa.RecordBatch.from_arrays([pa.array([None, None], pa.binary()), null], names=["body", "p"])
+    bad = BadRows()
+    full = empty_bodies.marked(batch, {"body": "body", "properties": "p"}, bad)
+    assert bad.found() == []
+    assert full.column("p").to_pylist() == [[("deleted", "null")], [("h", "1"), ("deleted", "null")]]
+
+
+def whole_entries(maps: pa.MapArray) -> pa.StructArray:
+    entry = maps.type
+    fields = [pa.field("key", entry.key_type, nullable=False), pa.field("value", entry.item_type)]
+    return pa.StructArray.from_arrays([maps.keys, maps.items], fields=fields)
+
+
 def test_a_mark_is_no_id_of_a_row():
     batch = pa.RecordBatch.from_pydict({"body": pa.array(["x", None, ""])})
     bad = BadRows()

@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.model import MessageQueue
-from tests.mockbroker import MockBroker
+from tests.mockbroker import MockBroker, never
 from tests.reading import Run, batch_reader
 from tests.source.scripted import route, stats
 
@@ -108,6 +108,21 @@ def test_queues_that_came_while_the_option_was_off_are_numbered_once(scripted):
     on.offset = on.latest()
     assert json.loads(on.offset)["partitions"]["t"][:2] == [["broker-b", 0, 1], ["broker-b", 1, 1]]
     assert numbers(on.plan(on.ahead())) == {B[0]: 0, B[1]: 1, A[0]: 2, A[1]: 3}
+    on.offset = begun
+    assert numbers(on.plan(end)) == {B[0]: 0, B[1]: 1}, "also if it is planned again later"
+
+
+def test_a_stream_with_numbers_does_not_wait_for_a_broker_that_hangs(scripted):
+    with MockBroker({Request.GET_TOPIC_STATS_INFO: never}) as other:
+        both = route({"a": {0: other.address}, "broker-a": {0: scripted.address}})
+        alone = route({"broker-a": {0: scripted.address}})
+        scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [both, alone])
+        scripted.on(Request.GET_TOPIC_STATS_INFO, stats({A[0]: (0, 10)}))
+        begun = {"topics": {"t": {"broker-a": {"0": 1}}}, "partitions": {"t": [["broker-a", 0, 1]]}, "v": 1}
+        run = Run(scripted.address, json.dumps(begun), subscribe="t", routeRefresh=0, **OPTIONS)
+        session.routes(run.reader._options).get("t")
+        assert numbers(run.plan(run.ahead())) == {A[0]: 0}
+        assert other.seen(Request.GET_TOPIC_STATS_INFO) == []
 
 
 def test_numbers_of_a_repeated_batch_are_logged_although_nothing_is_new(scripted):
