@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 ROUTE_AGE_S = 30.0
 # Brokers register every 30 s, at the latest every 60 s. A broker that no name server lists for longer has left the cluster.
-UNLISTED_S = 120.0
+# This is less than the default of ``sendTimeout``, so that a write outlasts a broker that hangs.
+UNLISTED_S = 90.0
 
 
 class NameServers:

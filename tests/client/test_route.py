@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.base.process import Living
@@ -437,6 +438,7 @@ class TestRoutes:
         for _ in range(2):
             parts.routes.get("t", 0.0)
         assert {queue.broker_name for queue in parts.routes.unlisted("t", parts.soon)} == {"broker-a", "b"}
+        assert options_table.parse({"nameServer": "x:1"}).for_role("sink").send_timeout > route_room.UNLISTED_S
         later = time.monotonic() + route_room.UNLISTED_S
         monkeypatch.setattr(route_room.time, "monotonic", lambda: later)
         assert parts.routes.unlisted("t", parts.soon) == []
