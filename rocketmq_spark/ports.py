@@ -55,7 +55,7 @@ class Sender(Protocol):
     def numbered_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         """Return the queues whose places are Kafka's partitions, by a route that is fetched now, or by the known one while no
         name server answers. Some of them may not accept sends now. Raises ``BrokerNotFound`` while name servers do not list a
-        broker that is up and has others of them.
+        broker that had others of them and may be up.
         """
 
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
@@ -177,8 +177,8 @@ class RouteReader(Protocol):
         """Return the route from the name server, and do not cache it. Raises ``RouteNotFound``."""
 
     def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
-        """Return the sorted queues of brokers that are up and have the topic, but are in older routes only: after a restart of a
-        name server, they register one by one.
+        """Return the sorted queues of brokers that are in earlier routes only and have not left: after a restart of a name
+        server, they register one by one. A broker that gives no clear answer before ``deadline`` counts as one that is there.
         """
 
     def address(self, broker_name: str, read_from: str = "master") -> str:

@@ -14,7 +14,7 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options, parse
 from rocketmq_spark.options.topic_names import TopicNames
-from rocketmq_spark.producer.rows.routing import renamed
+from rocketmq_spark.producer.rows.routing import with_rocketmq_topics
 from rocketmq_spark.spark.sink import guarantee
 from rocketmq_spark.spark.source import filters
 from rocketmq_spark.spark.source.checks import check_source
@@ -100,12 +100,12 @@ def rows(*topics: str | None) -> pa.RecordBatch:
 def test_the_column_has_rocketmqs_names() -> None:
     bad_rows = BadRows(0)
     names = TopicNames("dotsToUnderscores")
-    found = renamed(rows("a.b", None, "c", "a.b", ""), "t", names, bad_rows)
+    found = with_rocketmq_topics(rows("a.b", None, "c", "a.b", ""), "t", names, bad_rows)
     assert found["t"].to_pylist() == ["a_b", None, "c", "a_b", ""]
     assert found["body"].to_pylist() == ["0", "1", "2", "3", "4"]
     assert not bad_rows.found()
     batch = rows("a.b", "a_b")
-    assert renamed(batch, "t", TopicNames("exact"), bad_rows) is batch
+    assert with_rocketmq_topics(batch, "t", TopicNames("exact"), bad_rows) is batch
 
 
 def test_rows_that_name_a_topic_in_two_ways_are_bad() -> None:
@@ -113,7 +113,7 @@ def test_rows_that_name_a_topic_in_two_ways_are_bad() -> None:
     names = TopicNames("dotsToUnderscores", pickle.loads(pickle.dumps(parsed(allowedTopics="x.y,a.b"))).written_topics)
     for batch, bad in ((rows("a.b", "x.y"), set()), (rows("x.y", "a_b", None, "a_b"), {1, 3}), (rows("x_y"), {0})):
         bad_rows = BadRows(0)
-        renamed(batch, "t", names, bad_rows)
+        with_rocketmq_topics(batch, "t", names, bad_rows)
         assert {number for number, _ in bad_rows.found()} == bad
         assert all("are both" in reason for _, reason in bad_rows.found())
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rocketmq_spark.base.arguments import nearest
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, Response
 from rocketmq_spark.base.process import Living
 from rocketmq_spark.client.calls import Calls, refused
@@ -37,8 +37,9 @@ from rocketmq_spark.wire.loose_json import MAX_BYTES
 logger = logging.getLogger(__name__)
 
 ROUTE_AGE_S = 30.0
-# A broker registers every 30 s, once a minute at most. One that no name server lists for longer has left the cluster.
-UNLISTED_S = 120.0
+# Brokers register every 30 s, at the latest every 60 s. A broker that no name server lists for longer has left the cluster.
+# This is less than the default of ``sendTimeout``, so that a write outlasts a broker that hangs.
+UNLISTED_S = 90.0
 
 
 class NameServers:
@@ -163,6 +164,23 @@ _IDLE_S, _MOST_IDLE_BYTES, _MOST_OF_PROCESS = 100.0, 16 << 20, 2 * _MOST_BYTES
 _MOST_ADDRESSES = 1 << 16
 
 
+def _is_there(topic: str, broker_name: str, answer: Command | RocketMQError, dialled: bool) -> bool | None:
+    """Whether a broker that name servers do not list has queues of the topic, by the ``answer`` at its address; None if that
+    does not say. ``dialled``: the answer is of a new connection, or of a new attempt to connect.
+    """
+    if isinstance(answer, RocketMQError):
+        return False if dialled and isinstance(answer.__cause__, ConnectionRefusedError) else None
+    if answer.code == Response.TOPIC_NOT_EXIST:
+        return False
+    if answer.code != Response.SUCCESS:
+        return True
+    try:
+        names_there = {queue.broker_name for queue in bodies.topic_stats(topic, answer.body)}
+    except RemoteProtocolError:
+        return True
+    return not names_there or broker_name in names_there
+
+
 def _size(route: TopicRoute, answer: Command) -> int:
     queues = sum(max(data.read_queues, data.write_queues) for data in route.queues)
     return len(answer.body) + _QUEUE_BYTES * queues
@@ -182,8 +200,8 @@ class Routes:
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
         self._gone: dict[str, tuple[float, TopicRoute]] = {}
         self._sizes: dict[str, int] = {}  # of both
-        # What newer routes lack of older ones, by topic and broker, and since when.
-        self._lacking: dict[str, dict[str, tuple[float, QueueData, BrokerData]]] = {}
+        # By topic: brokers of an earlier route that the newest does not list, since when, and their queues.
+        self._unlisted_brokers: dict[str, dict[str, tuple[float, QueueData, BrokerData]]] = {}
         self._held_bytes = 0
         self._brokers: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one
         self._listed: dict[str, BrokerData] = {}  # for those that no route names
@@ -229,12 +247,12 @@ class Routes:
                     topic=topic[:_SHOWN],
                     remedy="Read fewer topics in one process, or use the same connection options for all",
                 )
-            self._note_lacking(topic, route)
+            self._note_unlisted_locked(topic, route)
             if self._gone.pop(topic, None) is not None:
                 self._held_bytes -= self._sizes.pop(topic)
             held = self._held_bytes - self._sizes.get(topic, 0)
             while self._gone and held + size > _MOST_BYTES:
-                held -= self._forgotten()
+                held -= self._forget_oldest_locked()
                 self._held_bytes = held + self._sizes.get(topic, 0)
             if held + size > _MOST_BYTES:
                 raise RemoteProtocolError(
@@ -251,41 +269,61 @@ class Routes:
             self._brokers = None
         return route
 
-    def _note_lacking(self, topic: str, route: TopicRoute) -> None:
+    def _note_unlisted_locked(self, topic: str, route: TopicRoute) -> None:
         before, now = self._routes.get(topic) or self._gone.get(topic), time.monotonic()
-        lacking = self._lacking.pop(topic, {})
+        unlisted = self._unlisted_brokers.pop(topic, {})
         if before is not None and before[1] is not route:
             brokers = before[1].brokers
             known = {data.broker_name: data for data in before[1].queues if data.broker_name in brokers}
-            lacking = {**{name: (now, data, brokers[name]) for name, data in known.items()}, **lacking}
+            unlisted = {**{name: (now, data, brokers[name]) for name, data in known.items()}, **unlisted}
         listed = {data.broker_name for data in route.queues}
-        lacking = {name: noted for name, noted in lacking.items() if name not in listed and now - noted[0] < UNLISTED_S}
-        if lacking:
-            self._lacking[topic] = lacking
+        unlisted = {
+            name: noted for name, noted in unlisted.items() if name not in listed and now - noted[0] < UNLISTED_S
+        }
+        if unlisted:
+            self._unlisted_brokers[topic] = unlisted
 
     def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
-        """The sorted queues of brokers that a known route has, and that have the topic, but are not in the newest route.
+        """Return the sorted queues of brokers of an earlier route that the newest route does not list, unless a broker has left:
+        nothing listens at its address, it does not know the topic, or a broker with another name answers there.
 
-        While brokers register at a name server that has restarted, its routes have some of them.
+        A name server that has restarted lists brokers only as they register. A broker that gives no clear answer is asked again
+        until ``deadline``, and then counts as one that is there.
         """
         with self._lock:
-            lacking, now = dict(self._lacking.get(topic, {})), time.monotonic()
-        asked = [
-            (
-                data,
-                (broker.master, rpc.GET_TOPIC_STATS_INFO.request(topic=self.on_wire(topic), bname=broker.broker_name)),
-            )
-            for since, data, broker in lacking.values()
+            unlisted, now = dict(self._unlisted_brokers.get(topic, {})), time.monotonic()
+        unclear = [
+            (data, broker.master)
+            for since, data, broker in unlisted.values()
             if now - since < UNLISTED_S and broker.master and not self.is_proxy(broker.master)
         ]
-        if not asked:
-            return []
-        answers = self._name_servers.calls.exchange_each([question for _, question in asked], deadline)
-        there = [
-            data
-            for (data, _), answer in zip(asked, answers, strict=True)
-            if isinstance(answer, Command) and answer.code != Response.TOPIC_NOT_EXIST
-        ]
+        calls, pauses = self._name_servers.calls, backoff(0.05, 0.5)
+        there: list[QueueData] = []
+        while unclear:
+            attempts = [calls.pool.attempts(address) for _, address in unclear]
+            questions = [
+                (
+                    address,
+                    rpc.GET_TOPIC_STATS_INFO.request(topic=self.on_wire(topic), bname=data.broker_name),
+                )
+                for data, address in unclear
+            ]
+            answers = calls.exchange_each(questions, deadline)
+            # An address that rests returns the error of an earlier attempt, which says nothing about now.
+            dialled = [
+                calls.pool.attempts(address) != before for (_, address), before in zip(unclear, attempts, strict=True)
+            ]
+            states = [
+                _is_there(topic, data.broker_name, answer, fresh)
+                for (data, _), answer, fresh in zip(unclear, answers, dialled, strict=True)
+            ]
+            there += [data for (data, _), state in zip(unclear, states, strict=True) if state]
+            unclear = [one for one, state in zip(unclear, states, strict=True) if state is None]
+            if unclear and deadline.expired:
+                there += [data for data, _ in unclear]
+                break
+            if unclear:
+                deadline.pause(next(pauses))
         return TopicRoute(topic, tuple(there), {}).numbered()
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
@@ -374,7 +412,7 @@ class Routes:
             if topic in self._routes:
                 self._gone[topic] = self._routes.pop(topic)
                 while len(self._gone) > _MOST_GONE:
-                    self._held_bytes -= self._forgotten()
+                    self._held_bytes -= self._forget_oldest_locked()
                 self._brokers = None
 
     @property
@@ -392,14 +430,14 @@ class Routes:
                 text for data in newest.values() for text in (data.broker_name, data.cluster, *data.addresses.values())
             ]
             self._listed = newest if sum(map(len, texts)) + _QUEUE_BYTES * len(texts) <= _MOST_ADDRESSES else {}
-            self._routes, self._gone, self._sizes, self._lacking = {}, {}, {}, {}
+            self._routes, self._gone, self._sizes, self._unlisted_brokers = {}, {}, {}, {}
             self._brokers, self._held_bytes = None, 0
 
-    def _forgotten(self) -> int:
+    def _forget_oldest_locked(self) -> int:
         """Forget the oldest deleted topic, and return the size of its route."""
         gone = next(iter(self._gone))
         del self._gone[gone]
-        self._lacking.pop(gone, None)
+        self._unlisted_brokers.pop(gone, None)
         return self._sizes.pop(gone)
 
     def known(self) -> list[str]:

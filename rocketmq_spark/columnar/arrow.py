@@ -107,6 +107,29 @@ def rows_with(values: pa.Array, wanted: bytes) -> npt.NDArray[np.intp]:
     return rows
 
 
+def is_text(data: bytes) -> bool:
+    """Whether bytes are UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def without_text(values: pa.Array) -> list[int]:
+    """The numbers of the values that are not UTF-8. Spark does not check ``cast(binary as string)``."""
+    data, ends = content(values)
+    used = bytes(data[int(ends[0]) : int(ends[-1])])
+    if used.isascii():
+        return []
+    first = np.frombuffer(used, np.uint8)[(ends[:-1] - ends[0])[np.diff(ends) > 0]]
+    if is_text(used) and not bool(
+        (first & 0xC0 == 0x80).any()
+    ):  # and no value begins inside a character of the one before
+        return []
+    return [i for i, value in enumerate(values.to_pylist()) if value is not None and not is_text(value)]
+
+
 class Pieces:
     """The pieces from which every row is joined, in order, and the sums of their lengths."""
 

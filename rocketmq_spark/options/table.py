@@ -467,8 +467,9 @@ class Options:
         ("sink",),
         "`roundRobin`, `random`, `hash` (of column `shardingKey`, as in Java), `machineRoom`, `environment`, `column` "
         "(`queueId`, `brokerName`), or `module:callable(queues, message, key)`. If the option is not set, a column `queueId` "
-        "selects `column`, and a column `shardingKey` selects `hash`. Rows whose `shardingKey` or `queueId` is null go round "
-        "robin; with both columns, a row without a `queueId` goes to the queue of its `shardingKey`, unless the option is set",
+        "selects `column`, and a column `shardingKey` selects `hash`. Rows whose `shardingKey` is null or empty, or whose "
+        "`queueId` is null, go round robin; with both columns, a row without a `queueId` goes to the queue of its "
+        "`shardingKey`, unless the option is set",
         raw=True,
     )
     send_timeout: float = _row(

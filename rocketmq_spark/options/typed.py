@@ -434,9 +434,9 @@ class SinkOptions(AdminOptions, total=False):
     queue_selector: Callable[..., Any] | str
     """``roundRobin``, ``random``, ``hash`` (of column ``shardingKey``, as in Java), ``machineRoom``, ``environment``,
     ``column`` (``queueId``, ``brokerName``), or ``module:callable(queues, message, key)``. If the option is not set, a
-    column ``queueId`` selects ``column``, and a column ``shardingKey`` selects ``hash``. Rows whose ``shardingKey`` or
-    ``queueId`` is null go round robin; with both columns, a row without a ``queueId`` goes to the queue of its
-    ``shardingKey``, unless the option is set.
+    column ``queueId`` selects ``column``, and a column ``shardingKey`` selects ``hash``. Rows whose ``shardingKey`` is null
+    or empty, or whose ``queueId`` is null, go round robin; with both columns, a row without a ``queueId`` goes to the queue
+    of its ``shardingKey``, unless the option is set.
     """
     send_timeout: float | str
     """Timeout of one batch, including all retries. In the sink only round-robin, random and machine room batches may move to

@@ -57,8 +57,8 @@ class BulkProducer(RequestProducer):
                 ``"random"``, ``"roundRobin"``, ``"environment"``, ``"module:function"``, or a function of queues, message and
                 sharding key that is called for each row. By default a column ``queueId`` selects ``"column"``, a column
                 ``shardingKey`` selects ``"hash"``, and without both batches go to the queues round robin, as do rows whose
-                ``shardingKey`` (``"hash"``) or ``queueId`` (``"column"``) is null. If both columns are there and no selector is
-                given, a row without a ``queueId`` goes to the queue of its ``shardingKey``.
+                ``shardingKey`` (``"hash"``) is null or empty, or whose ``queueId`` (``"column"``) is null. If both columns are
+                there and no selector is given, a row without a ``queueId`` goes to the queue of its ``shardingKey``.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:
@@ -100,7 +100,7 @@ class BulkProducer(RequestProducer):
             queue: The queue of all messages. By default the queues of each topic take batches in turn.
             key: A function that returns the key of a message: a str, int or bool. Messages of one key go to the queue that
                 ``send`` chooses for it with selector ``"hash"``. They carry the key as their sharding key, over gRPC as their
-                message group. Messages without a key (None) go to any queue.
+                message group. Messages without a key (None or an empty text) go to any queue.
             timeout_s: Seconds for all attempts of a batch instead of the send timeout.
 
         Returns:

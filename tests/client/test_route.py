@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.base.process import Living
@@ -32,7 +33,21 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests import mockbroker as mb
 from tests.client.conftest import Parts
-from tests.mockbroker import NO_ROUTE, Call, MockBroker, eventually, of_proxy, ok, refuse, route
+from tests.mockbroker import (
+    NO_ROUTE,
+    Call,
+    MockBroker,
+    Script,
+    close,
+    eventually,
+    never,
+    of_proxy,
+    ok,
+    refuse,
+    reset,
+    route,
+)
+from tests.source.scripted import stats
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
 
@@ -367,7 +382,54 @@ class TestRoutes:
         assert parts.routes.unlisted("t", parts.soon) == []
         broker.on(ROUTE, both)
         parts.routes.get("t", 0.0)
-        assert parts.routes._lacking == {}
+        assert parts.routes._unlisted_brokers == {}
+
+    @pytest.mark.parametrize("silence", [never, close, reset, ok(b"?"), refuse(Response.GO_AWAY, "down")])
+    def test_a_broker_without_a_clear_answer_is_not_gone(
+        self, broker: MockBroker, parts: Parts, silence: Script
+    ) -> None:
+        with MockBroker({Request.GET_TOPIC_STATS_INFO: silence}) as other:
+            both = route(1, {"broker-a": broker.address, "b": other.address})
+            broker.on(ROUTE, [both, route(1, {"broker-a": broker.address})])
+            for _ in range(2):
+                parts.routes.get("t", 0.0)
+            unlisted = parts.routes.unlisted("t", Deadline.after(0.2))
+        assert unlisted == [MessageQueue("t", "b", 0)]
+
+    def test_an_unclear_broker_is_asked_again_within_the_deadline(self, broker: MockBroker, parts: Parts) -> None:
+        with MockBroker() as other:
+            gone = refuse(Response.TOPIC_NOT_EXIST, "topic[t] not exist")
+            other.on(Request.GET_TOPIC_STATS_INFO, [close, close, gone])
+            both = route(1, {"broker-a": broker.address, "b": other.address})
+            broker.on(ROUTE, [both, route(1, {"broker-a": broker.address})])
+            for _ in range(2):
+                parts.routes.get("t", 0.0)
+            assert parts.routes.unlisted("t", parts.soon) == []
+
+    def test_a_refusal_of_an_earlier_attempt_is_not_believed(self, broker: MockBroker, parts: Parts) -> None:
+        with MockBroker() as other:
+            address = other.address
+        both = route(1, {"broker-a": broker.address, "b": address})
+        broker.on(ROUTE, [both, route(1, {"broker-a": broker.address})])
+        for _ in range(2):
+            parts.routes.get("t", 0.0)
+        with pytest.raises(ConnectionLost):
+            parts.pool.get(address, parts.soon)
+        rests = parts.pool._slots[address]
+        rests.rest_until = time.monotonic() + 60
+        assert parts.routes.unlisted("t", Deadline.after(0.2)) == [MessageQueue("t", "b", 0)]
+        rests.rest_until = 0.0
+        assert parts.routes.unlisted("t", parts.soon) == []
+
+    def test_a_broker_with_another_name_at_the_address_is_another(self, broker: MockBroker, parts: Parts) -> None:
+        with MockBroker({Request.GET_TOPIC_STATS_INFO: stats({MessageQueue("t", "new", 0): (0, 1)})}) as other:
+            both = route(1, {"broker-a": broker.address, "old": other.address})
+            broker.on(ROUTE, [both, route(1, {"broker-a": broker.address})])
+            for _ in range(2):
+                parts.routes.get("t", 0.0)
+            assert parts.routes.unlisted("t", parts.soon) == []
+            other.on(Request.GET_TOPIC_STATS_INFO, stats({MessageQueue("t", "old", 0): (0, 1)}))
+            assert parts.routes.unlisted("t", parts.soon) == [MessageQueue("t", "old", 0)]
 
     def test_a_broker_that_is_not_listed_for_minutes_has_left(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
@@ -376,11 +438,12 @@ class TestRoutes:
         for _ in range(2):
             parts.routes.get("t", 0.0)
         assert {queue.broker_name for queue in parts.routes.unlisted("t", parts.soon)} == {"broker-a", "b"}
+        assert options_table.parse({"nameServer": "x:1"}).for_role("sink").send_timeout > route_room.UNLISTED_S
         later = time.monotonic() + route_room.UNLISTED_S
         monkeypatch.setattr(route_room.time, "monotonic", lambda: later)
         assert parts.routes.unlisted("t", parts.soon) == []
         parts.routes.get("t", 0.0)
-        assert parts.routes._lacking == {}
+        assert parts.routes._unlisted_brokers == {}
 
     @pytest.mark.parametrize("way", ["deleted", "idle"])
     def test_brokers_of_a_forgotten_topic_are_forgotten(self, broker: MockBroker, parts: Parts, way: str) -> None:
@@ -388,7 +451,7 @@ class TestRoutes:
         broker.on(ROUTE, routes)
         for _ in range(2):
             parts.routes.get("t", 0.0)
-        assert parts.routes._lacking.keys() == {"t"}
+        assert parts.routes._unlisted_brokers.keys() == {"t"}
         if way == "idle":
             parts.routes.forget_idle(time.monotonic() + route_room._IDLE_S)
         else:
@@ -396,7 +459,7 @@ class TestRoutes:
             for n in range(100):
                 parts.routes.get(f"t{n}")
                 parts.routes.forget(f"t{n}")
-        assert parts.routes._lacking == {}
+        assert parts.routes._unlisted_brokers == {}
 
     def test_topics_that_come_and_go_for_ever_leave_no_trail(self, broker: MockBroker, parts: Parts) -> None:
         broker.on(ROUTE, lambda c: route(1, {f"of-{c.ext('topic')}": "a:1"}))

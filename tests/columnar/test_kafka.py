@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, St
 from rocketmq_spark import options as options_table
 from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.columnar.decode import kafka as decode
+from rocketmq_spark.columnar.decode.decoder import Decoder
 from rocketmq_spark.columnar.decode.schema import HEADERS, KAFKA, READ_QUEUE_ID, Column, columns_of, ddl
 from rocketmq_spark.columnar.encode import empty_bodies
 from rocketmq_spark.columnar.encode import kafka as encode
@@ -27,6 +29,8 @@ from rocketmq_spark.model import MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.producer.rows.routing import ByPartition, Router, TopicRows
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.source import kafka_partitions
+from tests.decode.fetching import QUEUES, one
+from tests.decode.fetching import stored as decoder_input
 from tests.live.writes import sink_options
 
 HEADER_LIST = HEADERS.arrow
@@ -60,7 +64,7 @@ def stored(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def read_back(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return decode.rows(stored(batch), (*KAFKA, HEADERS), "broker-b", {Q[3]: 3})
+    return decode.kafka_batch(stored(batch), (*KAFKA, HEADERS), "broker-b", {Q[3]: 3})
 
 
 @given(st.lists(st.none() | st.binary(max_size=12) | st.text(max_size=6).map(str.encode), min_size=1))
@@ -74,15 +78,15 @@ def test_a_property_column_has_the_text_of_a_header():
     column = Column("h", "string", pa.string(), "h")
     number = Column("n", "bigint", pa.int64(), "n")
     values = pa.array([None if each is None else each.encode() if isinstance(each, str) else each for each in given])
-    batch = pa.RecordBatch.from_arrays([encode.marked(values), pa.array(range(7), pa.int64())], ["h", "n"])
-    assert decode.rows(batch, (column, number), "b", {}).to_pydict() == {
+    batch = pa.RecordBatch.from_arrays([encode.as_property_texts(values), pa.array(range(7), pa.int64())], ["h", "n"])
+    assert decode.kafka_batch(batch, (column, number), "b", {}).to_pydict() == {
         "h": [*given[:5], "base64:/w==", None],
         "n": list(range(7)),
     }
 
 
 names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=5).filter(
-    lambda n: encode._legal(n, ())
+    lambda n: encode._legal(n.encode(), ())
 )
 
 
@@ -124,7 +128,7 @@ def test_a_slice_of_rows_keeps_its_headers():
     batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v"] * 6), "headers": column}).slice(2, 3)
     made = encode.KafkaRows()(batch)
     assert [dict(row) for row in made.column("headers").to_pylist()] == [{"h2": "2"}, {"h3": "3"}, {"h4": "4"}]
-    found = decode.rows(stored(made).slice(1, 2), (HEADERS,), "broker-b", {}).column("headers")
+    found = decode.kafka_batch(stored(made).slice(1, 2), (HEADERS,), "broker-b", {}).column("headers")
     assert found.to_pylist() == [[{"key": "h3", "value": b"3"}], [{"key": "h4", "value": b"4"}]]
 
 
@@ -151,6 +155,57 @@ def test_a_property_of_the_user_called_deleted_stays_and_is_refused_in_a_row_wit
         (1, "its body is null or empty, and its properties have 'deleted', which option 'emptyBodies' sets")
     ]
     assert read_back(full).column("value").to_pylist()[0] == b"x"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, b"", b"x"]),
+            st.none() | st.lists(st.tuples(st.sampled_from(["a", "b"]), st.none() | st.binary(max_size=2)), max_size=3),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(0, 8),
+)
+def test_a_mark_is_one_more_property(rows, start):
+    bodies, maps = zip(*rows, strict=True)
+    column = pa.array(maps, pa.map_(pa.string(), pa.binary()))
+    texts = pa.MapArray.from_arrays(column.offsets, column.keys, column.items.view(pa.string()))
+    texts = pc.if_else(column.is_valid(), texts, None)
+    batch = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary()), "p": texts}).slice(start)
+    full = empty_bodies.marked(batch, {"body": "body", "properties": "p"}, BadRows()).column("p")
+    marks = {None: [("deleted", b"null")], b"": [("deleted", b"empty")], b"x": []}
+    found = full.cast(column.type).to_pylist()
+    assert [row or [] for row in found] == [(own or []) + marks[body] for body, own in rows[start:]]
+
+
+def test_hidden_entries_of_a_null_map_stay_hidden():
+    whole = pa.array([[("deleted", "x")], [("h", "1")]], pa.map_(pa.string(), pa.string()))
+    null = pa.Array.from_buffers(
+        whole.type, 2, [pa.py_buffer(b"\x02"), whole.buffers()[1]], children=[whole_entries(whole)]
+    )
+    assert null.to_pylist() == [None, [("h", "1")]]
+    batch = pa.RecordBatch.from_arrays([pa.array([None, None], pa.binary()), null], names=["body", "p"])
+    bad = BadRows()
+    full = empty_bodies.marked(batch, {"body": "body", "properties": "p"}, bad)
+    assert bad.found() == []
+    assert full.column("p").to_pylist() == [[("deleted", "null")], [("h", "1"), ("deleted", "null")]]
+
+
+def whole_entries(maps: pa.MapArray) -> pa.StructArray:
+    entry = maps.type
+    fields = [pa.field("key", entry.key_type, nullable=False), pa.field("value", entry.item_type)]
+    return pa.StructArray.from_arrays([maps.keys, maps.items], fields=fields)
+
+
+def test_a_mark_is_no_id_of_a_row():
+    batch = pa.RecordBatch.from_pydict({"body": pa.array(["x", None, ""])})
+    bad = BadRows()
+    names = {"body": "body", "properties": "properties", "messageid": "body"}
+    empty_bodies.marked(batch, names, bad)
+    reason = "its body is null or empty, and option 'messageId' names it: that identifies no row"
+    assert bad.found() == [(1, reason), (2, reason)]
 
 
 def test_without_an_empty_body_a_batch_gets_the_column_only():
@@ -209,6 +264,15 @@ def test_keys_of_other_producers_are_joined_and_texts_that_only_look_marked_stay
         }
     )
     assert decode._keys(batch).to_pylist() == [b"a b", None, b"base64:?", None]
+
+
+@pytest.mark.parametrize("keys", [b"KEYS\x01a b\x02", b""])
+@pytest.mark.parametrize("row", ["fast", "odd"])
+def test_an_empty_sharding_key_does_not_hide_the_keys(keys, row):
+    odd = b"\x02\x02" if row == "odd" else b""
+    message = decoder_input(b"x", b"__SHARDINGKEY\x01\x02" + keys + odd, queue_offset=0)
+    batch = Decoder(QUEUES, decode.columns_to_decode(KAFKA[:1]))(one(message))
+    assert decode.kafka_batch(batch, KAFKA[:1], "b", {}).to_pylist() == [{"key": b"a b" if keys else None}]
 
 
 def test_every_column_of_kafka():
@@ -293,6 +357,40 @@ def test_errors_of_rows_name_the_columns_of_the_user():
     ]  # fmt: skip
 
 
+marks = st.sampled_from([b"null", b"empty", b"yes", b"base64:bnVsbA=="])
+mark_names = st.sampled_from(["deleted", "Deleted", "h"])
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([None, b"", b"\0", b"\0\0"]), st.dictionaries(mark_names, marks, max_size=3)),
+        min_size=1,
+    )
+)
+def test_a_message_is_a_tombstone_only_if_its_value_was_null(rows):
+    rows = [(value, headers) for value, headers in rows if value or "deleted" not in headers] or [(None, {})]
+    values = pa.array([value for value, _ in rows], pa.binary())
+    headers = pa.array([[{"key": k, "value": v} for k, v in row.items()] for _, row in rows], HEADER_LIST)
+    made, _ = converted(value=values, headers=headers)
+    bad = BadRows()
+    full = empty_bodies.marked(made, {"body": "value", "properties": "headers"}, bad)
+    assert bad.found() == []
+    found = read_back(full)
+    assert found.column("value").to_pylist() == values.to_pylist()
+    assert [{each["key"]: each["value"] for each in row or ()} for row in found.column("headers").to_pylist()] == [
+        row for _, row in rows
+    ]
+
+
+def test_only_headers_beside_the_stand_in_are_stored_as_base64():
+    column = pa.array([[("deleted", b"null")], [("deleted", b"null"), ("h", b"null")]], HEADER_LIST)
+    made, _ = converted(value=pa.array([b"x", b"\0"]), headers=column)
+    assert made.column("headers").to_pylist() == [
+        [("deleted", "null")],
+        [("deleted", "base64:bnVsbA=="), ("h", "null")],
+    ]
+
+
 def test_a_header_that_marks_an_empty_value_is_refused_beside_one():
     made, _ = converted(value=pa.array([None], pa.binary()), headers=pa.array([[("deleted", b"x")]], HEADER_LIST))
     bad = BadRows()
@@ -339,10 +437,11 @@ def chosen(queues, numbered=Q, **columns):
     return select(TopicRows(batch, "t", None, 0), queues, bad).tolist(), bad.found()
 
 
-def numbering_router(queues, columns, numbered=Q):
+def numbering_router(queues, columns, numbered=Q, awaited=None):
     """A router of topic t whose rows name partitions."""
     options = options_table.parse({"name_server": "n:1", "topic": "t"}).for_role("sink")
-    return Router(options, {name.lower(): name for name in columns}, queues, numbered=lambda topic: numbered)
+    names = {name.lower(): name for name in columns}
+    return Router(options, names, queues, numbered=lambda topic: numbered, awaited=awaited)
 
 
 def queues_of_rows(router, **columns):
@@ -414,6 +513,52 @@ def test_the_numbers_of_a_write_stay_when_its_route_changes():
     assert [plan(number)[0] for number in range(3)] == [[Q[1]], [Q[2]], [Q[3]]]
 
 
+def test_a_task_waits_once_for_the_broker_of_a_partition():
+    waits = []
+
+    def awaited(topic, brokers):
+        waits.append((topic, brokers))
+        return Q if len(waits) == 1 else Q[:2]
+
+    router = numbering_router(lambda topic, refresh: Q[:2], ["partition", "shardingKey"], awaited=awaited)
+    columns = {"partition": pa.array([3, 1, None], pa.int32()), "shardingKey": ["x", "x", "c"]}
+    assert queues_of_rows(router, **columns) == ([Q[3], Q[1], Q[99 % 4]], []), "keys use all queues, too"
+    assert waits == [("t", {"broker-b"})]
+
+
+def test_a_broker_that_stays_away_is_waited_for_once():
+    waits = []
+    router = numbering_router(
+        lambda topic, refresh: Q[:2], ["partition"], awaited=lambda topic, brokers: waits.append(brokers) or Q[:2]
+    )
+    for _ in range(2):
+        ((row, reason),) = queues_of_rows(router, partition=pa.array([0, 2], pa.int32()))[1]
+        assert (row, "which is queue t/broker-b/0" in reason) == (1, True)
+    assert waits == [{"broker-b"}]
+
+
+@pytest.mark.parametrize(("partition", "writable"), [(4, Q[:2]), (-1, Q[:2]), (3, Q[:3])])
+def test_nothing_is_awaited_for_a_partition_that_cannot_come(partition, writable):
+    """A broker that is listed with other queues has closed this one."""
+    router = numbering_router(lambda topic, refresh: writable, ["partition"], awaited=lambda topic, brokers: 1 / 0)
+    assert len(queues_of_rows(router, partition=pa.array([partition], pa.int32()))[1]) == 1
+
+
+def test_queues_are_numbered_before_the_route_is_taken():
+    """Numbering waits for brokers that are not listed yet; a route from before that would lack them for keys."""
+    listed = [Q[:2]]
+
+    def number(topic):
+        listed[0] = Q
+        return Q
+
+    options = options_table.parse({"name_server": "n:1"}).for_role("sink")
+    names = {"topic": "topic", "partition": "partition", "shardingkey": "shardingKey"}
+    router = Router(options, names, lambda topic, refresh: listed[0], numbered=number)
+    columns = {"topic": ["t", "t"], "partition": pa.array([None, 0], pa.int32()), "shardingKey": ["c", None]}
+    assert queues_of_rows(router, **columns) == ([Q[99 % 4], Q[0]], [])
+
+
 def test_source_and_sink_number_the_queues_that_a_broker_has_for_either():
     queues = (QueueData("broker-b", 2, 1, Perm.WRITE), QueueData("broker-a", 1, 2, Perm.READ), QueueData("c", 1, 1, 0))
     route = TopicRoute("t", queues, {})
@@ -421,11 +566,11 @@ def test_source_and_sink_number_the_queues_that_a_broker_has_for_either():
 
 
 def test_new_queues_get_the_next_numbers():
-    first = kafka_partitions.extended({}, [Q[1], Q[0], Q[3]])
+    first = kafka_partitions.with_new_queues({}, [Q[1], Q[0], Q[3]])
     assert first == {"t": [["broker-a", 0, 2], ["broker-b", 1, 1]]}
-    assert kafka_partitions.extended(first, [Q[0]]) is first
-    more = kafka_partitions.extended(first, [*Q, MessageQueue("s", "broker-a", 0)])
-    numbers = kafka_partitions.numbers(more)
+    assert kafka_partitions.with_new_queues(first, [Q[0]]) is first
+    more = kafka_partitions.with_new_queues(first, [*Q, MessageQueue("s", "broker-a", 0)])
+    numbers = kafka_partitions.partition_numbers(more)
     assert {queue: numbers[queue] for queue in Q} == {Q[0]: 0, Q[1]: 1, Q[3]: 2, Q[2]: 3}
     assert numbers[MessageQueue("s", "broker-a", 0)] == 0
 
@@ -437,8 +582,8 @@ queue = st.builds(MessageQueue, st.sampled_from("tu"), st.sampled_from(["a", "b"
 def test_numbers_are_dense_and_never_change(steps):
     runs, before = {}, {}
     for queues in steps:
-        runs = kafka_partitions.extended(runs, queues)
-        numbers = kafka_partitions.numbers(runs)
+        runs = kafka_partitions.with_new_queues(runs, queues)
+        numbers = kafka_partitions.partition_numbers(runs)
         assert before.items() <= numbers.items()
         assert queues <= numbers.keys()
         for topic in "tu":
@@ -448,6 +593,6 @@ def test_numbers_are_dense_and_never_change(steps):
 
 
 def test_rows_without_any_column_still_count():
-    assert [column.name for column in decode.parts(())] == ["queueOffset"]
+    assert [column.name for column in decode.columns_to_decode(())] == ["queueOffset"]
     batch = pa.RecordBatch.from_pydict({"queueOffset": np.arange(3)})
-    assert decode.rows(batch, (), "b", {}).num_columns == 0
+    assert decode.kafka_batch(batch, (), "b", {}).num_columns == 0

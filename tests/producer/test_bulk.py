@@ -168,7 +168,7 @@ def test_rows_without_a_sharding_key_go_to_queues_in_turn(
 ) -> None:
     """Also if no row has one, so that the column has no type."""
     producer = bulk.producer()
-    anywhere = [body for body, key in zip("wxyz", keys, strict=True) if key is None]
+    anywhere = [body for body, key in zip("wxyz", keys, strict=True) if not key]
     for _ in range(4):
         producer.send_arrow(table(*"wxyz", shardingKey=keys), "T", **given).raise_for_failed()
     assert {at for at, found in bulk.sent if [body for body, _ in found] == anywhere} == {*qs("a:0-1 b:0-1")}

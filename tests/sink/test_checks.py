@@ -231,12 +231,12 @@ def test_a_warning_says_that_partitions_have_other_queues(use, caplog):
 
     def warnings():
         caplog.clear()
-        checks.numbered(sender, "t", sink_options("x:1", topic="t"))
+        checks.numbered_queues(sender, "t", sink_options("x:1", topic="t"))
         return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
     assert [warnings() for _ in range(3)] == [[], [], []]  # the last queues are new
     (told,) = warnings()
-    assert "0 to 1 on b, 2 to 3 on d, and before: 0 to 1 on b, 2 to 3 on c, 4 to 5 on d" in told
+    assert "now 0 to 1 on b, 2 to 3 on d, before 0 to 1 on b, 2 to 3 on c, 4 to 5 on d" in told
     assert warnings() == []
 
 

@@ -149,6 +149,24 @@ def test_rows_with_kafkas_columns_are_stored_once(
     assert sorted(bodies(stored(timerless, topic, 60))) == numbered(60)
 
 
+@pytest.mark.parametrize("row_id", [None, "properties", "body", "deleted"])
+def test_rows_without_values_are_stored_once(
+    timerless: LocalBroker, make_timerless_topic: Make, sink: Sink, row_id: str | None
+) -> None:
+    topic = make_timerless_topic(queues=2)
+    given = {} if row_id is None else {"messageId": row_id}
+    options = sink.options(topic=topic, kafkaColumns=True, emptyBodies="mark", **given)
+    values = pa.array([None if i % 3 == 0 else b"" if i % 3 == 1 else b"%d" % i for i in range(30)], pa.binary())
+    columns = {"value": values, "key": pa.array([f"k{i}" for i in range(30)])}
+    rows = pa.RecordBatch.from_pydict(columns if row_id is None else {**columns, row_id: numbered(30)})
+    assert sink.attempt(sink.plan(options), options, rows.slice(0, 20)).sent == 20
+    done = sink.attempt(sink.plan(options), options, rows)
+    assert (done.sent, done.already_stored, done.unmatched) == (10, 20, 0)
+    found = stored(timerless, topic, 30)
+    assert Counter(message.properties.get("deleted") for message in found) == {"null": 10, "empty": 10, None: 10}
+    assert len({message.properties.get("SPARK_ROW_ID") for message in found}) == (1 if row_id is None else 30)
+
+
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize(("name", "values"), [("shardingKey", ["k", None]), ("queueId", [1, None])])
 def test_rows_that_may_go_to_any_queue_are_stored_once(

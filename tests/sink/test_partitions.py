@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 
 import pyarrow as pa
+import pytest
 
+from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.spark.sink.task import RocketMQWriter
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.spark.sink.task import RocketMQWriter, TaskWriter
 from tests.helpers import stored
 from tests.live.writes import sink_options
+from tests.producer.scripted import ScriptedSender, Time, qs
 from tests.reading import names
 from tests.schemas import struct
 
@@ -33,3 +40,36 @@ def test_a_broker_that_gets_the_topic_during_a_write_changes_no_number(pair: Loc
     places = {int(message.body): (message.queue.broker_name, message.queue_id) for message in stored(pair, topic, 8)}
     assert [places[i] for i in range(4)] == [("broker-b", i) for i in range(4)]
     assert [places[i] for i in range(4, 8)] == [("broker-a", i) for i in range(4)]
+
+
+class Registering(ScriptedSender):
+    """The second broker registers when the route has been asked for so often."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(Time(), "a:0-1")
+        self.after = after
+
+    def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
+        if len(self.seen("route")) >= self.after:
+            self.routes["T"] = tuple(qs("a:0-1 b:0-1"))
+        return super().publish_queues(topic, deadline, refresh)
+
+
+@pytest.mark.parametrize("timeout", ["60s", "300ms"])
+def test_a_task_waits_for_a_broker_that_is_not_listed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, timeout: str
+) -> None:
+    sender = Registering(4 if timeout == "60s" else 1_000_000)
+    monkeypatch.setattr(session, "sender", lambda options: sender)
+    options = sink_options("x:1", topic="T", kafkaColumns=True, sendTimeout=timeout)
+    writer = TaskWriter(
+        options, {"body": "value", "partition": "partition"}, partitions={"T": tuple(qs("a:0-1 b:0-1"))}
+    )
+    if timeout == "60s":
+        assert writer.write(iter([numbered(0)])).rows == 4
+        assert {queue for _, queue, _ in sender.calls} == {*qs("a:0-1 b:0-1")}
+    else:
+        with pytest.raises(MessageRefused, match="partition is 2, which is queue T/b/0, and it does not accept"):
+            writer.write(iter([numbered(0)]))
+        assert sender.calls == []
+    assert caplog.text.count("topic T: rows name partitions of b, which no name server lists as writable now") == 1

@@ -23,7 +23,7 @@ def chosen(selector, batch, which=None):
     return [[*QUEUES, None][i] for i in found], dict(bad_rows.found())
 
 
-@given(st.lists(st.text(max_size=8), min_size=1, max_size=30))
+@given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=30))
 def test_hash_is_what_one_message_gets(keys):
     found, bad_rows = chosen(ByHash({"shardingkey": "k"}), frame(k=keys))
     assert found == [select("hash", QUEUES, None, key) for key in keys]
@@ -34,9 +34,10 @@ ANY = None  # any queue
 
 
 def test_rows_without_a_key_may_go_to_any_queue():
-    rows = frame(k=["x", None, "y", None])
+    rows = frame(k=["x", None, "y", None, ""])
     found, bad_rows = chosen(ByHash({"shardingkey": "k"}), rows)
-    assert found == [select("hash", QUEUES, None, "x"), ANY, select("hash", QUEUES, None, "y"), ANY]
+    assert found == [select("hash", QUEUES, None, "x"), ANY, select("hash", QUEUES, None, "y"), ANY, ANY]
+    assert chosen(ByHash({"shardingkey": "k"}), rows, np.array([4, 2]))[0] == [ANY, found[2]]
     found, _ = chosen(ByHash({"shardingkey": "k"}), rows, np.array([0, 3]))
     assert found == [select("hash", QUEUES, None, "x"), ANY]
     assert bad_rows == {}
@@ -90,8 +91,9 @@ def test_a_callable_gets_copies_and_its_answer_is_checked():
         queues.clear()
         return QUEUES[-1]
 
-    found, _ = chosen(ByCallable({"body": "body", "shardingkey": "k"}, pick), frame(body=["1", "2"], k=["x", None]))
-    assert found == [QUEUES[-1]] * 2
-    assert seen == [("T", b"1", None, "x"), ("T", b"2", None, None)]
+    rows = frame(body=["1", "2", "3"], k=["x", None, ""])
+    found, _ = chosen(ByCallable({"body": "body", "shardingkey": "k"}, pick), rows)
+    assert found == [QUEUES[-1]] * 3
+    assert seen == [("T", b"1", None, "x"), ("T", b"2", None, None), ("T", b"3", None, None)]
     with pytest.raises(SelectorError, match=r"row 100: .*chose no queue; nothing of its Arrow batch was sent"):
         chosen(ByCallable({"body": "body"}, lambda queues, message, key: None), frame(body=["1"]))

@@ -23,7 +23,7 @@ from rocketmq_spark.spark.source import kafka_partitions
 from rocketmq_spark.spark.source.catalog import OffsetCache
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.harness import store
-from tests.mockbroker import NO_ROUTE, Held, MockBroker, eventually, never, ok, refuse, route, topic_config
+from tests.mockbroker import NO_ROUTE, Held, MockBroker, close, eventually, never, ok, refuse, route, topic_config
 from tests.reading import feed
 from tests.source.scripted import cluster
 from tests.source.scripted import stats as scripted_stats
@@ -54,16 +54,30 @@ def scripted():
     session.close_all()
 
 
-def test_a_broker_that_is_not_listed_keeps_its_numbers(scripted):
-    with MockBroker({Request.GET_TOPIC_STATS_INFO: ok(STATS)}) as first:
+@pytest.mark.parametrize(
+    "answer", [scripted_stats({MessageQueue("t", "a", 0): (0, 1)}), refuse(Response.SYSTEM_BUSY, "busy"), never, close]
+)
+def test_a_broker_that_is_not_listed_keeps_its_numbers(scripted, answer):
+    with MockBroker({Request.GET_TOPIC_STATS_INFO: answer}) as first:
         both = route(1, {"a": first.address, "broker-a": scripted.address})
         scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [both, route(1, {"broker-a": scripted.address})])
         session.routes(catalog(scripted.address)._options).get("t")
         later = catalog(scripted.address)
         later.sweep()
         assert set(later.known_routes["t"].brokers) == {"broker-a"}
-        numbers = kafka_partitions.numbers(kafka_partitions.extended({}, later.numbered({"t"})))
+        numbers = kafka_partitions.partition_numbers(kafka_partitions.with_new_queues({}, later.numbered({"t"})))
         assert numbers == {MessageQueue("t", "a", 0): 0, MessageQueue("t", "broker-a", 0): 1}
+
+
+def test_only_new_numbers_wait_for_a_broker_that_does_not_answer(scripted):
+    with MockBroker({Request.GET_TOPIC_STATS_INFO: never}) as first:
+        both = route(1, {"a": first.address, "broker-a": scripted.address})
+        scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [both, route(1, {"broker-a": scripted.address})])
+        session.routes(catalog(scripted.address)._options).get("t")
+        later = catalog(scripted.address)
+        later.sweep()
+        assert later.numbered({"t"}, begun={"t"}) == [MessageQueue("t", "broker-a", 0)]
+        assert first.seen(Request.GET_TOPIC_STATS_INFO) == []
 
 
 def queues(topic, count):

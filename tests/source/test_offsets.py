@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.spark.source import kafka_partitions
 from rocketmq_spark.spark.source.offsets import VERSION, OffsetLog, Offsets
 from tests import strategies
 from tests.reading import canonical
@@ -22,6 +23,7 @@ _OFFSETS = st.builds(
     _POSITIONS,
     st.dictionaries(strategies.filled_texts, strategies.texts, max_size=2),
     _POSITIONS,
+    partitions=st.lists(strategies.queues, max_size=6).map(lambda queues: kafka_partitions.with_new_queues({}, queues)),
 )
 
 
@@ -63,7 +65,7 @@ def test_equal_offsets_are_equal_texts(offsets, random):
         return dict(items)
 
     parts = (offsets.positions, offsets.start, offsets.marks, offsets.reads, offsets.environment)
-    again = Offsets(*(shuffled(part) for part in parts))
+    again = Offsets(*(shuffled(part) for part in parts), partitions=offsets.partitions)
     assert canonical(again.to_json()) == canonical(offsets.to_json())
 
 
@@ -139,3 +141,40 @@ def test_a_log_keeps_the_last_two():
     assert log.read(entries[2]) is third
     assert log.read(entries[1]) is not second
     assert log.read(entries[1]) == second
+
+
+@pytest.mark.parametrize(
+    ("partitions", "problem"),
+    [
+        ("7", "7 is not a JSON object"),
+        ("0", "0 is not a JSON object"),
+        ("null", "None is not a JSON object"),
+        ("[]", "[] is not a JSON object"),
+        ("[[1]]", "[[1]] is not a JSON object"),
+        ('{"t":{"broker-a":[0,4]}}', "t: {'broker-a': [0, 4]} is not a list of runs"),
+        ('{"t":"abc"}', "t: 'abc' is not a list of runs"),
+        *(
+            (f'{{"t":[["b",0,1],{run}]}}', "is not a run; expected [broker, first queue id, number of queues]")
+            for run in (
+                '"abc"', "7", "null", "{}", "[]", '["a",0]', '["a",0,1,2]', "[1,0,1]", '["",0,1]', '["a",-1,1]', '["a",0,0]',
+                '["a",0,-1]', '["a",0.0,1]', '["a",0,1.5]', '["a","0","1"]', '["a",true,1]', '["a",0,true]', '["a",null,1]',
+                '["a",2147483647,2]', '["a",0,1e9]', '["a",0,99999999999999999999]',
+            )
+        ),
+        ('{"t":[["a",0,1000000000]]}', "t: ['a', 0, 1000000000] makes more than 1048576 queues in all"),
+        ('{"t":[["a",0,1048576]],"u":[["a",0,1]]}', "u: ['a', 0, 1] makes more than 1048576 queues in all"),
+        ('{"t":[["a",2,2],["b",2,2],["a",0,3]]}', "t: queue 2 of a is in two runs"),
+        ('{"t":[["a",1,1],["a",1,1]]}', "t: queue 1 of a is in two runs"),
+    ],
+)  # fmt: skip
+def test_wrong_partitions_of_a_checkpoint_are_named(partitions, problem):
+    with pytest.raises(OffsetError) as caught:
+        Offsets.from_json(f'{{"topics":{{}},"partitions":{partitions},"v":1}}')
+    assert caught.value.message.startswith('"partitions" of an offset: ')
+    assert problem in caught.value.message
+    assert '{"orders":[["broker-a",0,4],["broker-b",0,4]]}' in str(caught.value)
+
+
+def test_runs_that_touch_are_no_overlap():
+    runs = {"t": [["a", 2, 2], ["b", 2, 2], ["a", 0, 2]], "u": [["a", 2147483647, 1]]}
+    assert Offsets.from_json({"topics": {}, "partitions": runs}).partitions == runs

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from rocketmq_spark import Admin, LocalBroker, foreach_batch_writer, read_rocketmq
 from rocketmq_spark.model import MessageQueue
@@ -247,3 +249,34 @@ def test_a_partition_that_does_not_exist_fails_the_write(
     frame = spark.createDataFrame([("v", 1000)], "value string, partition int")
     with pytest.raises(Exception, match="partition is 1000, but topic"):
         write(frame, rocketmq.name_server, topic=topic, kafkaColumns="true")
+
+
+def test_the_option_is_switched_on_for_a_repeated_batch(spark: SparkSession, pair: LocalBroker, tmp_path: Path) -> None:
+    """A batch without rows logs the numbers, so that no later run makes others."""
+    topic, batches = new_topic(pair), list[tuple[int, list[tuple[int, str]]]]()
+
+    def run(function: Any, **given: str) -> None:
+        rows = read_stream(spark, pair.name_server, topic, startingOffsets="earliest", **given)
+        writer = rows.writeStream.foreachBatch(function).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+
+    def fail(batch: Any, number: int) -> None:
+        raise RuntimeError("stopped in the batch")
+
+    def keep(batch: Any, number: int) -> None:
+        rows = batch.selectExpr("partition", "cast(value as string) as value").collect()
+        batches.append((number, sorted((row["partition"], row["value"]) for row in rows)))
+
+    write(frame(spark, topic), pair.name_server, kafkaColumns="true")
+    with pytest.raises(StreamingQueryException, match="stopped in the batch"):
+        run(fail)
+    run(keep, kafkaColumns="true")
+    expected = sorted((number, value.decode()) for _, value, number, _ in ROWS)
+    assert [batch for batch in batches if batch[1]] == [(0, expected)]
+    offsets = tmp_path / "checkpoint" / "offsets"
+    last = (offsets / str(max(int(file.name) for file in offsets.iterdir() if file.name.isdecimal()))).read_text()
+    assert json.loads(last.splitlines()[-1])["partitions"] == {topic: [["broker-a", 0, 2], ["broker-b", 0, 2]]}
+    done = len(batches)
+    run(keep, kafkaColumns="true")
+    assert batches[done:] == [], "numbers are logged once"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.columnar import arrow
-from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, BadRows
 from rocketmq_spark.wire.properties import DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY
 
 _MAP = pa.map_(pa.string(), pa.string())
@@ -19,24 +21,62 @@ def marked(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: BadRows) -
     """``batch`` with the body ``STAND_IN_BODY`` and the property ``DELETED`` in rows whose body is null or empty.
 
     ``names`` has the columns of the roles ``body`` and ``properties``; the latter is added if ``batch`` lacks it. A row without
-    a body that has this property already is a bad row.
+    a body is bad if it has this property already, or if its body is its id, too.
     """
     body = arrow.as_bytes(batch.column(names["body"]))
     empty = arrow.flags(pc.fill_null(pc.equal(pc.binary_length(body), 0), True))
-    name = names["properties"]
-    has_properties = name in batch.schema.names
-    if not empty.any():
-        return batch if has_properties else batch.append_column(name, arrow.null_column(_MAP, len(batch)))
-    given = batch.column(name).to_pylist() if has_properties else [None] * len(batch)
-    for row in np.flatnonzero(empty).tolist():
-        entries = list(given[row] or ())
-        if any(each == DELETED for each, _ in entries):
-            bad_rows.rows(
-                np.array([row]),
-                f"its {names['body']} is null or empty, and its {name} have {DELETED!r}, which option 'emptyBodies' sets",
+    columns = {each: batch.column(at) for at, each in enumerate(batch.schema.names)}
+    properties = columns.setdefault(names["properties"], arrow.null_column(_MAP, len(batch)))
+    if empty.any():
+        entries = _Entries.of(properties)
+        bad_rows.add(
+            empty & entries.rows_with(DELETED.encode()),
+            f"its {names['body']} is null or empty, and its {names['properties']} have {DELETED!r}, which option "
+            "'emptyBodies' sets",
+        )
+        if names.get(MESSAGE_ID) == names["body"]:
+            bad_rows.add(
+                empty, f"its {names['body']} is null or empty, and option 'messageId' names it: that identifies no row"
             )
-        given[row] = [*entries, (DELETED, EMPTY_BODY if body[row].is_valid else NULL_BODY)]
-    made = {each: batch.column(at) for at, each in enumerate(batch.schema.names)}
-    made[names["body"]] = pc.if_else(pa.array(empty), pa.scalar(STAND_IN_BODY, pa.binary()), body)
-    made[name] = pa.array(given, _MAP)
-    return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
+        columns[names["body"]] = pc.if_else(pa.array(empty), pa.scalar(STAND_IN_BODY, pa.binary()), body)
+        columns[names["properties"]] = entries.marked(empty, arrow.flags(body.is_valid()))
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+class _Entries(NamedTuple):
+    """The entries of a column of maps as bytes, because Spark does not check that texts are UTF-8. Row ``i`` has those from
+    ``bounds[i]`` to ``bounds[i + 1]``.
+    """
+
+    names: pa.Array
+    values: pa.Array
+    bounds: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, column: Any) -> _Entries:
+        maps = arrow.plain(column)
+        if maps.null_count:  # a null map may have hidden entries
+            maps = pc.if_else(maps.is_valid(), maps, pa.scalar([], maps.type))
+        ends = arrow.offsets(maps).astype(np.int64)
+        entries = slice(int(ends[0]), int(ends[-1]))
+        return cls(arrow.as_bytes(maps.keys[entries]), arrow.as_bytes(maps.items[entries]), ends - ends[0])
+
+    def rows_with(self, name: bytes) -> npt.NDArray[np.bool_]:
+        """Which rows have an entry of this name."""
+        here = np.flatnonzero(arrow.flags(pc.equal(self.names, pa.scalar(name, pa.binary()))))
+        rows = np.zeros(len(self.bounds) - 1, np.bool_)
+        rows[np.searchsorted(self.bounds, here, side="right") - 1] = True
+        return rows
+
+    def marked(self, empty: npt.NDArray[np.bool_], has_body: npt.NDArray[np.bool_]) -> pa.Array:
+        """The maps; those of ``empty`` rows have one more entry, which says whether the body is empty or null."""
+        count, before = len(self.names), np.concatenate(([0], np.cumsum(empty)))
+        bounds = self.bounds + before
+        places = np.empty(bounds[-1], np.int64)
+        places[np.arange(count) + np.repeat(before[:-1], np.diff(self.bounds))] = np.arange(count)
+        places[bounds[1:][empty] - 1] = count + has_body[empty]
+        marks = [NULL_BODY.encode(), EMPTY_BODY.encode()]
+        names = pa.concat_arrays([self.names, pa.array([DELETED.encode()] * 2, pa.binary())]).take(pa.array(places))
+        values = pa.concat_arrays([self.values, pa.array(marks, pa.binary())]).take(pa.array(places))
+        offsets = arrow.integers(bounds.astype(np.int32), pa.int32())
+        return pa.MapArray.from_arrays(offsets, names.view(pa.string()), values.view(pa.string()))

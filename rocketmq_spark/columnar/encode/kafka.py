@@ -1,19 +1,19 @@
-"""Rows with the columns of Spark's Kafka sink (option ``kafkaColumns``) as rows of this sink.
+"""Converts rows with the columns of Spark's Kafka sink (option ``kafkaColumns``) into rows of this sink.
 
-``key`` becomes the sharding key, and also the keys, unless it has a blank, at which RocketMQ splits keys, or is so long that the
-second copy could exceed the limit of properties. ``headers`` become properties. Both are texts in RocketMQ: bytes that are no
-text become base64 after ``BASE64_MARK``. So does what else a broker or a Proxy does not accept in properties (an empty value,
-blanks alone, control characters), and a text that begins with ``BASE64_MARK`` itself. ``decode.kafka`` undoes this.
+``key`` becomes the sharding key, and also a message key, unless it contains a space, is stored as base64, or is so long that a
+second copy could exceed the limit of properties. ``headers`` become properties. RocketMQ stores both as text, so values that are
+not UTF-8, are empty or only spaces, have control characters, or begin with ``BASE64_MARK`` are stored as base64 after that mark.
+So is a header that would make a message look like one without a body. ``decode.kafka`` decodes them.
 
-A header is left out if it has no value or no name, if its name has a control character or is RocketMQ's own, or if the same row
-has a later header of this name.
+A header is left out if its value is null, if its name is empty, has a control character, is not UTF-8 or is RocketMQ's own, or if
+the row has a later header of this name that is stored.
 """
 
 from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 from rocketmq_spark.base import codes
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.columns import BYTES, INT, TEXT, RowColumn
-from rocketmq_spark.columnar.encode.columns import COLUMNS as OURS
+from rocketmq_spark.columnar.encode.columns import COLUMNS as SINK_COLUMNS
 from rocketmq_spark.columnar.encode.properties import MESSAGE_ID, has_controls, with_controls
-from rocketmq_spark.wire.properties import BASE64_MARK, is_reserved
+from rocketmq_spark.wire.properties import BASE64_MARK, DELETED, EMPTY_BODY, NULL_BODY, STAND_IN_BODY, is_reserved
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ COLUMNS: dict[str, tuple[tuple[str, ...], str]] = {
     "headers": ((HEADERS,), "array<struct<key:string,value:binary>>"),
 }
 PARTITION = "partition"
-# The columns that a column becomes, by role in this sink. Errors name them, so they are called as the user calls them.
+# The sink's columns (role: name) that each Kafka column becomes. Names appear in errors, so they are Kafka's where possible.
 _ROLES = {
     "key": {"shardingkey": "key", "keys": "keys"},
     "value": {"body": "value"},
@@ -47,15 +47,16 @@ _ROLES = {
     "partition": {PARTITION: "partition"},
     "headers": {"properties": "headers"},
 }
-# A longer key is not among the keys: it is stored twice otherwise, and all properties may have 32,767 bytes.
+# Longer keys are not copied to the keys: all properties together may have 32,767 bytes.
 _LONGEST_KEYS = 8192
 
 
 def check_columns(
     columns: Sequence[RowColumn], topic: str | None, row_id: str | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """The columns that ``rows`` makes, by role, and the problems with those that are given. Other columns are ignored, as in
-    Spark's Kafka sink, except those of this sink, which would seem to have an effect.
+    """Returns the columns that ``KafkaRows`` makes, by role, and the problems with the DataFrame's columns.
+
+    Unknown columns are ignored, as in Spark's Kafka sink; columns of this sink are a problem, because they would have no effect.
     """
     problems: list[str] = []
     by_role: dict[str, str] = {}
@@ -75,7 +76,7 @@ def check_columns(
             elif column.kind not in kinds:
                 problems.append(column.wrong(text))
             by_role |= _ROLES[name]
-        elif not is_id and name in {known.lower() for known in OURS}:
+        elif not is_id and name in {known.lower() for known in SINK_COLUMNS}:
             problems.append(
                 f"column {column.name!r} has no effect with option 'kafkaColumns', which takes {', '.join(COLUMNS)}: drop it, "
                 "or write without the option"
@@ -90,7 +91,7 @@ def check_columns(
 
 
 def _id_name(row_id: str) -> str:
-    """The name of the made column of ids. The column that option ``messageId`` names may also be a key or a value."""
+    """The name of the id column in the converted batch: not ``row_id`` itself if another converted column has that name."""
     taken = {name.lower() for made in _ROLES.values() for name in made.values()}
     return f"{row_id} (messageId)" if row_id.lower() in taken else row_id
 
@@ -105,21 +106,21 @@ class KafkaRows:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with the columns that ``check_columns`` names."""
-        given = {name.lower(): arrow.plain(batch.column(at)) for at, name in enumerate(batch.schema.names)}
-        made: dict[str, pa.Array] = {"value": given["value"]}
-        if "key" in given:
-            made["key"] = marked(arrow.as_bytes(given["key"]))
-            made["keys"] = _legal_keys(made["key"])
-        if "headers" in given:
-            made["headers"] = self._properties(given["headers"])
+        kafka_arrays = {name.lower(): arrow.plain(batch.column(at)) for at, name in enumerate(batch.schema.names)}
+        sink_arrays: dict[str, pa.Array] = {"value": kafka_arrays["value"]}
+        if "key" in kafka_arrays:
+            sink_arrays["key"] = as_property_texts(arrow.as_bytes(kafka_arrays["key"]))
+            sink_arrays["keys"] = _legal_keys(sink_arrays["key"])
+        if "headers" in kafka_arrays:
+            sink_arrays["headers"] = self._properties(kafka_arrays["headers"], arrow.as_bytes(kafka_arrays["value"]))
         for name in ("topic", "partition"):
-            if name in given:
-                made[name] = given[name]
+            if name in kafka_arrays:
+                sink_arrays[name] = kafka_arrays[name]
         if self._row_id is not None:
-            made[_id_name(self._row_id)] = given[self._row_id.lower()]
-        return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
+            sink_arrays[_id_name(self._row_id)] = kafka_arrays[self._row_id.lower()]
+        return pa.RecordBatch.from_arrays(list(sink_arrays.values()), names=list(sink_arrays))
 
-    def _properties(self, headers: pa.Array) -> pa.Array:
+    def _properties(self, headers: pa.Array, bodies: pa.Array) -> pa.Array:
         first = arrow.offsets(headers)
         counts = np.diff(first)
         if headers.null_count:
@@ -137,17 +138,17 @@ class KafkaRows:
             if not before:
                 logger.info(
                     "a task leaves out headers that cannot be stored; the first one is %r",
-                    names[int(np.flatnonzero(~keep)[0])].as_py(),
+                    _name(names, int(np.flatnonzero(~keep)[0])),
                 )
             names, values = names.filter(pa.array(keep)), values.filter(pa.array(keep))
             bounds = np.concatenate(([0], np.cumsum(keep)))[bounds]
-        return pa.MapArray.from_arrays(
-            arrow.integers(bounds.astype(np.int32), pa.int32()), names, marked(arrow.as_bytes(values))
-        )
+        values = arrow.as_bytes(values)
+        texts = as_property_texts(values, _as_of_stand_ins(arrow.as_bytes(names), values, bounds, bodies))
+        return pa.MapArray.from_arrays(arrow.integers(bounds.astype(np.int32), pa.int32()), names, texts)
 
     def _kept(self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
         """Which headers are stored; None if all are."""
-        coded = names.dictionary_encode()
+        coded = arrow.as_bytes(names).dictionary_encode()
         different = coded.dictionary.to_pylist()
         codes_of = pc.fill_null(coded.indices.cast(pa.int64()), len(different)).to_numpy()
         legal = np.array([*(_legal(name, self._reserved) for name in different), False])
@@ -162,9 +163,17 @@ class KafkaRows:
         return None if keep.all() else keep
 
 
-def _legal(name: str, reserved: Sequence[str]) -> bool:
+def _name(names: pa.Array, at: int) -> str | None:
+    """The name of a header for a log line."""
+    name = arrow.as_bytes(names)[at].as_py()
+    return None if name is None else str(name, "utf-8", "replace")
+
+
+def _legal(name: bytes, reserved: Sequence[str]) -> bool:
     """Whether a property may have this name."""
-    return bool(name) and not is_reserved(name) and name not in reserved and not has_controls(name.encode())
+    if not name or has_controls(name) or not arrow.is_text(name):
+        return False
+    return not is_reserved(name.decode()) and name.decode() not in reserved
 
 
 def _legal_keys(texts: pa.Array) -> pa.Array:
@@ -174,12 +183,28 @@ def _legal_keys(texts: pa.Array) -> pa.Array:
     return pc.if_else(pc.fill_null(other, True), None, texts)
 
 
-def marked(values: pa.Array) -> pa.Array:
-    """Bytes as texts: those that a property cannot hold become base64."""
-    odd = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
+def _as_of_stand_ins(
+    names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64], bodies: pa.Array
+) -> npt.NDArray[np.intp]:
+    """The headers that look like the mark of an empty body, in rows whose body is that of such a message: readers would take the
+    message for one without a value.
+    """
+    rows = np.flatnonzero(arrow.flags(pc.fill_null(pc.equal(bodies, pa.scalar(STAND_IN_BODY, pa.binary())), False)))
+    if not len(rows):
+        return rows
+    marks = pa.array([NULL_BODY.encode(), EMPTY_BODY.encode()], pa.binary())
+    alike = pc.and_(pc.equal(names, pa.scalar(DELETED.encode(), pa.binary())), pc.is_in(values, marks))
+    headers = np.flatnonzero(arrow.flags(pc.fill_null(alike, False)))
+    return headers[np.isin(np.searchsorted(bounds, headers, side="right") - 1, rows)]
+
+
+def as_property_texts(values: pa.Array, more: Iterable[int] = ()) -> pa.Array:
+    """Bytes as texts. Those that a property cannot hold, and those in rows ``more``, become base64."""
+    needs_base64 = pc.or_(pc.equal(pc.binary_length(values), 0), pc.starts_with(values, BASE64_MARK.encode()))
     odd_rows = {
-        *np.flatnonzero(arrow.flags(pc.fill_null(odd, False))).tolist(),
+        *np.flatnonzero(arrow.flags(pc.fill_null(needs_base64, False))).tolist(),
         *with_controls(values).tolist(),
+        *map(int, more),
     }
     try:
         texts = values.cast(pa.string())
@@ -187,13 +212,15 @@ def marked(values: pa.Array) -> pa.Array:
             return texts
     except pa.ArrowInvalid:  # some are not UTF-8
         pass
-    return pa.array([_text(value, row in odd_rows) for row, value in enumerate(values.to_pylist())], pa.string())
+    return pa.array(
+        [_property_text(value, row in odd_rows) for row, value in enumerate(values.to_pylist())], pa.string()
+    )
 
 
-def _text(value: bytes | None, odd: bool) -> str | None:
+def _property_text(value: bytes | None, needs_base64: bool) -> str | None:
     if value is None:
         return None
-    if not odd:
+    if not needs_base64:
         try:
             text = value.decode()
         except UnicodeDecodeError:

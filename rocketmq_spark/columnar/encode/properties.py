@@ -311,6 +311,8 @@ def _add_row_ids(pieces: PropertyPieces, column: Any, bad_rows: BadRows, name: s
     filled = arrow.filled(values)
     if filled is not None:
         bad_rows.add(~filled, f"{name} is null or empty, which identifies no row")
+    for row in arrow.without_text(values):
+        bad_rows.rows(np.array([row]), f"{name} is not UTF-8, and readers could not tell it from other ids")
     _add(pieces, ROW_ID, values, bad_rows, name)
 
 
@@ -336,8 +338,8 @@ def keys_of(column: Any) -> pa.Array:
     keys = arrow.as_bytes(column.flatten())
     # Joining a list with a null in it would drop the whole list, and an empty key would leave a blank.
     if keys.null_count or bool((arrow.lengths(keys) == 0).any()):
-        rows = column.to_pylist()
-        return arrow.as_bytes(pa.array([None if r is None else " ".join(k for k in r if k) for r in rows], pa.string()))
+        rows = column.cast(pa.list_(pa.binary())).to_pylist()  # as bytes, because keys need not be UTF-8
+        return pa.array([None if r is None else _BLANK.join(k for k in r if k) for r in rows], pa.binary())
     if not column.null_count and len(keys) == len(column) and bool((arrow.lengths(column) == 1).all()):
         return keys
     return arrow.as_bytes(pc.binary_join(column.cast(_KEY_LIST), " "))

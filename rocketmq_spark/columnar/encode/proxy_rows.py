@@ -56,18 +56,18 @@ class _Check:
         if name in _KINDS:
             self.kinds[_KINDS[name]] = np.ones(len(values), np.bool_) if filled is None else filled
         said = name.decode("utf-8", "replace")
-        if not _is_text(name):
+        if not arrow.is_text(name):
             self._bad_rows.rows(np.arange(len(values)), _NO_TEXT)
         if has_controls(name):
             self._bad_rows.rows(np.arange(len(values)), f"the name {said!r} {_CONTROL}")
-        for row in _no_texts(values):
+        for row in arrow.without_text(values):
             self._bad_rows.rows(np.array([row]), f"{said} is not UTF-8, and gRPC carries no other text")
         self._bad_rows.rows(with_controls(values), f"{said} {_CONTROL}")
         if name == _TAGS:
             self._bad_rows.rows(arrow.rows_with(values, b"|"), f"{said} has a '|', {_REFUSED}")
 
     def entries(self, names: pa.Array, values: pa.Array, bounds: Ints) -> None:
-        for entry in (*_no_texts(names), *_no_texts(values)):
+        for entry in (*arrow.without_text(names), *arrow.without_text(values)):
             self._bad_rows.rows(np.searchsorted(bounds, [entry], side="right") - 1, _NO_TEXT)
         found = np.concatenate((with_controls(names), with_controls(values)))
         self._bad_rows.rows(np.searchsorted(bounds, found, side="right") - 1, f"a property {_CONTROL}")
@@ -278,28 +278,6 @@ def _key_fields(keys: pa.Array) -> pa.Array:
     return arrow.regrouped(
         fields, np.concatenate(([0], np.cumsum(pc.fill_null(pc.list_value_length(split), 0).to_numpy())))
     )
-
-
-def _no_texts(values: pa.Array) -> list[int]:
-    """The numbers of the values that are not UTF-8."""
-    data, ends = arrow.content(values)
-    used = bytes(data[int(ends[0]) : int(ends[-1])])
-    if used.isascii():
-        return []
-    first = np.frombuffer(used, np.uint8)[(ends[:-1] - ends[0])[np.diff(ends) > 0]]
-    if _is_text(used) and not bool(
-        (first & 0xC0 == 0x80).any()
-    ):  # and no value begins inside a character of the one before
-        return []
-    return [i for i, value in enumerate(values.to_pylist()) if value is not None and not _is_text(value)]
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _varints(numbers: Ints) -> pa.Array:

@@ -28,7 +28,7 @@ from rocketmq_spark.producer.destination import Destinations, Later
 from rocketmq_spark.producer.in_flight import InFlight
 from rocketmq_spark.producer.long_delays import Timers, no_timers
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.producer.rows.routing import Queues
+from rocketmq_spark.producer.rows.routing import QueueList
 from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender, RowTools
 from rocketmq_spark.producer.rows.sent import Ends, SentRows
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -89,7 +89,7 @@ class RowCall:
         self._window = InFlight(_bounds(tools.rows.settings, options))
         self._senders: dict[tuple[tuple[str, str], ...], RowSender] = {}
         self._shut: dict[Hashable, RocketMQError] = {}
-        self._queues: dict[str, Queues] = {}
+        self._queues: dict[str, QueueList] = {}
         self._seen: set[tuple[str, bool]] = set()
         self._timed: list[str] = []
         self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rocketmq_spark.base import process
+from rocketmq_spark.base.arguments import shown
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints, hash_codes
 from rocketmq_spark.columnar.encode.columns import KEY_HASH
@@ -37,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN, AMBIGUOUS = -1, -2
 
-Queues = Sequence[MessageQueue]
+QueueList = Sequence[MessageQueue]
 # The queues of a topic in the order of Kafka's partitions.
-Numbered = Callable[[str], Queues]
+PartitionLookup = Callable[[str], QueueList]
 
 
 class TopicRows(NamedTuple):
@@ -58,55 +59,66 @@ class TopicRows(NamedTuple):
         return column if self.which is None else column.take(pa.array(self.which))
 
 
-def renamed(batch: pa.RecordBatch, column: str, names: TopicNames, bad_rows: BadRows) -> pa.RecordBatch:
+def utf8_texts(column: pa.Array, name: str, numbers: npt.NDArray[np.intp], bad_rows: BadRows) -> pa.Array:
+    """A column of texts, with null for those that are not UTF-8: their rows are bad. ``numbers`` are those of its rows."""
+    bad = arrow.without_text(arrow.as_bytes(column))
+    if not bad:
+        return column
+    for row in bad:
+        value = column[row].as_buffer().to_pybytes()
+        bad_rows.rows(numbers[row : row + 1], f"{name} is not UTF-8: {shown(value)}")
+    return pc.if_else(pa.array(~np.isin(np.arange(len(column)), bad)), column, None)
+
+
+def with_rocketmq_topics(batch: pa.RecordBatch, column: str, names: TopicNames, bad_rows: BadRows) -> pa.RecordBatch:
     """The batch with RocketMQ's names of topics in ``column``; rows that name a topic in a second way are bad."""
     if names.rule == EXACT:
         return batch
-    coded = arrow.plain(batch.column(column)).dictionary_encode()
-    found: list[str] = coded.dictionary.to_pylist()
-    for code, name in enumerate(found):
+    coded = utf8_texts(arrow.plain(batch.column(column)), column, np.arange(len(batch)), bad_rows).dictionary_encode()
+    topic_names: list[str] = coded.dictionary.to_pylist()
+    for code, name in enumerate(topic_names):
         try:
-            found[code] = names.of(name)
+            topic_names[code] = names.of(name)
         except ValueError as e:
             bad_rows.add(arrow.flags(pc.fill_null(pc.equal(coded.indices, code), False)), str(e))
-    values = pa.array(found, pa.string()).take(coded.indices)
+    values = pa.array(topic_names, pa.string()).take(coded.indices)
     return batch.set_column(batch.schema.get_field_index(column), column, values)
 
 
 class RowSelector(Protocol):
-    """Chooses for every row. ``loops`` when it must not be asked for rows that are faulty already."""
+    """Chooses a queue for every row. ``needs_good_rows``: bad rows must be removed first, because user code sees the rows."""
 
-    loops: bool
+    needs_good_rows: bool
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         """An index into ``queues`` per row; ``len(queues)`` for a row that may go to any queue."""
 
 
 class ByHash:
-    """``SelectMessageQueueByHash`` of the sharding key; any queue for a row without one."""
+    """``SelectMessageQueueByHash`` of the sharding key; any queue for a row without one. An empty key is none."""
 
-    loops = False
+    needs_good_rows = False
 
     def __init__(self, columns: Mapping[str, str]) -> None:
         self._column = columns["shardingkey"]
         self._hashes = columns.get(KEY_HASH)
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
-        keys = rows.column(self._column)
-        missing = arrow.nulls(keys)
-        if missing is not None:
+        keys = utf8_texts(rows.column(self._column), self._column, rows.numbers(), bad_rows)
+        filled = arrow.filled(arrow.as_bytes(keys))
+        if filled is not None:
             keys = pc.fill_null(keys, "")
         hashes = hash_codes(keys) if self._hashes is None else rows.column(self._hashes).to_numpy()
         chosen: Ints = np.abs(hashes.astype(np.int64)) % len(queues)
-        if missing is not None:
-            chosen[missing] = len(queues)
+        if filled is not None:
+            chosen[~filled] = len(queues)
         return chosen
 
 
 class ByColumn:
     """The queue that the row names. For a row whose columns are null, ``others`` chooses (``Router``); without it, any queue."""
 
-    loops = False
+    needs_good_rows = False
 
     def __init__(self, columns: Mapping[str, str], others: RowSelector | None = None) -> None:
         self.others = others
@@ -117,7 +129,9 @@ class ByColumn:
         named = rows.column(self._id).cast(pa.int64())
         anywhere = arrow.nulls(named)
         ids = pc.fill_null(named, -1).to_numpy()
-        brokers = rows.column(self._broker) if self._broker is not None else None
+        brokers = None
+        if self._broker is not None:
+            brokers = utf8_texts(rows.column(self._broker), self._broker, rows.numbers(), bad_rows)
         chosen = self._look_up(ids, brokers, queues)
         if anywhere is not None:
             if brokers is not None:
@@ -139,7 +153,7 @@ class ByColumn:
         return chosen
 
     def _look_up(self, ids: Ints, brokers: pa.Array | None, queues: Sequence[MessageQueue]) -> Ints:
-        """Through a table of brokers and queue ids; its last row and column stand for all that is unknown."""
+        """Looks queues up in a table of brokers and queue ids, whose last row and column stand for unknown ones."""
         max_id = 1 + max(queue.queue_id for queue in queues)
         names: list[str | None]
         if brokers is None:
@@ -168,20 +182,33 @@ def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> 
 
 
 class ByPartition:
-    """The queue whose number as Kafka's partition the row names: its place among the ``numbered`` queues of the topic, some of
-    which may not accept messages now. For a row without a number, ``others`` chooses (``Router``): the queue of its key, or any.
+    """The queue with the partition number in the row: an index into the topic's ``numbered`` queues, some of which may not accept
+    messages now. For a row without a number, ``others`` chooses: by key if there is one, otherwise any queue.
     """
 
-    loops = False
+    needs_good_rows = False
 
-    def __init__(self, columns: Mapping[str, str], numbered: Numbered) -> None:
+    def __init__(self, columns: Mapping[str, str], numbered: PartitionLookup) -> None:
         self._number = columns["partition"]
         self._numbered = numbered
         self.others = ByHash(columns) if "shardingkey" in columns else None
 
+    def number(self, topic: str) -> None:
+        """Number the queues of a topic, which may wait for brokers that name servers do not list yet. A route that is fetched
+        afterwards has them.
+        """
+        self._numbered(topic)
+
+    def missing_brokers(self, rows: TopicRows, queues: QueueList) -> set[str]:
+        """The brokers of the partitions that rows name which have no queue among ``queues``."""
+        partitions = self._numbered(rows.topic)
+        numbers = pc.unique(rows.column(self._number)).drop_null().to_pylist()
+        there = {queue.broker_name for queue in queues}
+        return {partitions[number].broker_name for number in numbers if 0 <= number < len(partitions)} - there
+
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         column = rows.column(self._number)
-        given = arrow.flags(column.is_valid())
+        has_number = arrow.flags(column.is_valid())
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
         partitions = self._numbered(rows.topic)
         at_queue = {queue: at for at, queue in enumerate(queues)}
@@ -189,42 +216,56 @@ class ByPartition:
         places = np.array([*(at_queue.get(queue, UNKNOWN) for queue in partitions), UNKNOWN], np.int64)
         numbers = np.where((numbers < 0) | (numbers >= missing), missing, numbers)
         named = places[numbers]
-        for row in np.flatnonzero(given & (named == UNKNOWN)).tolist():
-            what = f"{self._number} is {column[row].as_py()}"
+        for row in np.flatnonzero(has_number & (named == UNKNOWN)).tolist():
+            row_text = f"{self._number} is {column[row].as_py()}"
             if numbers[row] == missing:
                 where = ", ".join(dict.fromkeys(queue.broker_name for queue in partitions))
                 reason = (
-                    f"{what}, but topic {rows.topic!r} has partitions 0 to {missing - 1}, on {where} (a broker that is down "
+                    f"{row_text}, but topic {rows.topic!r} has partitions 0 to {missing - 1}, on {where} (a broker that is down "
                     "has none: start it, then write again)"
                 )
             else:
                 queue = partitions[int(numbers[row])]
-                reason = f"{what}, which is queue {queue}, and it does not accept messages of this write now"
+                reason = f"{row_text}, which is queue {queue}, and it does not accept messages of this write now"
             bad_rows.rows(rows.numbers()[row : row + 1], reason)
-        return np.where(given, np.maximum(named, 0), len(queues))
+        return np.where(has_number, np.maximum(named, 0), len(queues))
 
 
 class ByCallable:
     """A user's function, called row by row with the queues, the message and its sharding key."""
 
-    loops = True
+    needs_good_rows = True
 
     def __init__(self, columns: Mapping[str, str], function: Select) -> None:
         self._columns = columns
         self._function = function
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
+        if self._adds_bad_rows(rows, bad_rows):
+            return np.zeros(len(rows.numbers()), np.int64)
         values = {name: self._values(rows, name) for name in ("body", "tags", "keys", "properties", "shardingkey")}
         places = {queue: at for at, queue in enumerate(queues)}
         chosen = np.empty(len(values["body"]), np.int64)
         for at, (body, tags, keys, properties, key) in enumerate(zip(*values.values(), strict=True)):
             message = Message(rows.topic, body, tags, keys or (), dict(properties or ()))
             try:
-                chosen[at] = places[custom(self._function, queues, message, key)]
+                chosen[at] = places[custom(self._function, queues, message, key or None)]
             except SelectorError as e:
                 row = rows.first + int(rows.numbers()[at])
                 raise SelectorError(f"row {row}: {e.message}; nothing of its Arrow batch was sent") from e
         return chosen
+
+    def _adds_bad_rows(self, rows: TopicRows, bad_rows: BadRows) -> bool:
+        """Whether there are rows with a text that is not UTF-8, which a function cannot get."""
+        is_good = True
+        for name in ("tags", "keys", "properties", "shardingkey"):
+            if name in self._columns:
+                bad = _without_text(rows.column(self._columns[name]))
+                bad_rows.rows(
+                    rows.numbers()[bad], f"{self._columns[name]} is not UTF-8, and the queue selector is a function"
+                )
+                is_good = is_good and not len(bad)
+        return not is_good
 
     def _values(self, rows: TopicRows, name: str) -> list[Any]:
         if name not in self._columns:
@@ -234,7 +275,18 @@ class ByCallable:
         return values
 
 
-Candidates = Callable[[Queues], Queues]
+def _without_text(column: pa.Array) -> npt.NDArray[np.intp]:
+    """The rows of a column of texts, of lists of them or of maps, in which a text is not UTF-8."""
+    if pa.types.is_string(column.type):
+        return np.array(arrow.without_text(arrow.as_bytes(column)), np.intp)
+    bounds = arrow.offsets(column)
+    parts = (column.keys, column.items) if pa.types.is_map(column.type) else (column.values,)
+    bad = [place for part in parts for place in arrow.without_text(arrow.as_bytes(part))]
+    rows = np.unique(np.searchsorted(bounds, bad, side="right") - 1)
+    return rows[(rows >= 0) & (rows < len(column))].astype(np.intp)
+
+
+Candidates = Callable[[QueueList], QueueList]
 
 
 class RowRange(NamedTuple):
@@ -253,11 +305,11 @@ class RoutingPlan(NamedTuple):
     shares: list[RowRange]
 
     def rows(self, share: RowRange) -> npt.NDArray[np.intp]:
-        """Those of a share, as they are numbered in the Arrow batch."""
+        """Row numbers of ``share`` in the Arrow batch."""
         return np.arange(share.start, share.end) if self.order is None else self.order[share.start : share.end]
 
     def topics(self, count: int) -> RowTopics:
-        """Those of the Arrow batch, which has so many rows."""
+        """The topic of each of the ``count`` rows of the Arrow batch."""
         names = list(dict.fromkeys(share.topic for share in self.shares))
         if len(names) == 1:
             return RowTopics(names)
@@ -268,10 +320,9 @@ class RoutingPlan(NamedTuple):
 
 
 def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[..., object]:
-    """The selector in force: the user's, or the one that a column ``queueId`` or ``shardingKey`` implies.
+    """The selector in force: the user's, or the one implied by a column ``partition``, ``queueId`` or ``shardingKey``.
 
-    Where a server chooses queues, as over gRPC, a sharding key makes a message group, whose order is kept by what goes one
-    after the other.
+    Over gRPC the Proxy chooses queues, and a sharding key becomes the message group.
     """
     if transport.features(options).chooses_queues and "shardingkey" in columns:
         return "hash"
@@ -311,12 +362,14 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
         line()
 
 
-def unnumbered(topic: str) -> Queues:
+def unnumbered(topic: str) -> QueueList:
     raise AssertionError(f"rows of topic {topic!r} name partitions, and their queues have no numbers")
 
 
-def row_selector(options: Options, columns: Mapping[str, str], numbered: Numbered = unnumbered) -> RowSelector | None:
-    """The selector that looks at rows; None when batches go anywhere."""
+def row_selector(
+    options: Options, columns: Mapping[str, str], numbered: PartitionLookup = unnumbered
+) -> RowSelector | None:
+    """The selector that chooses per row; None if whole batches may go to any queue."""
     match selector_of(options, columns):
         case "hash":
             return ByHash(columns)
@@ -332,55 +385,61 @@ def row_selector(options: Options, columns: Mapping[str, str], numbered: Numbere
 
 
 def candidates(options: Options) -> Candidates | None:
-    """What batches that may go anywhere choose from at random; None for going round."""
+    """The queues among which such a batch chooses at random; None for round robin."""
     if options.queue_selector == "machineRoom":
         return lambda queues: in_rooms(queues, options.machine_rooms)
     return _all if options.queue_selector == "random" else None
 
 
-def _all(queues: Queues) -> Queues:
+def _all(queues: QueueList) -> QueueList:
     return queues
 
 
 class Router:
     """Plans the Arrow batches of one task.
 
-    ``queues`` gives a topic's queues, after a look at its route if asked to. They are asked for once per task, so
-    that a key keeps its queue for as long as the task lives. Routers of one call share those that are ``known``. Only rows that
-    name a queue which is not among them cause another look, and only such rows use its answer. ``numbered`` has the queues of
-    each topic by their numbers, which stay the same when routes change.
+    ``queues(topic, refresh)`` returns a topic's queues. They are asked for once per task, so that a key keeps its queue while the
+    task runs; routers of one call have the same ``shared_queues``. If a row names a queue that is not among them, the route is
+    refreshed once per batch, and from then on rows that name a queue use the newest route. Rows with a key keep the first one.
+
+    ``numbered`` returns a topic's queues by partition number; the numbers do not change while the task runs. If rows name a
+    partition of a broker without a queue in the route, ``awaited`` is called once per task and topic: it returns the queues when
+    these brokers have some, or after some time.
     """
 
     def __init__(
         self,
         options: Options,
         columns: Mapping[str, str],
-        queues: Callable[[str, bool], Queues],
-        known: dict[str, Queues] | None = None,
-        numbered: Numbered = unnumbered,
+        queues: Callable[[str, bool], QueueList],
+        shared_queues: dict[str, QueueList] | None = None,
+        numbered: PartitionLookup = unnumbered,
+        awaited: Callable[[str, Collection[str]], QueueList] | None = None,
     ) -> None:
         self._topic = options.topic
         self._scope = scope_of(options)
         self._allowed = frozenset(options.allowed_topics)
         self._column = columns.get("topic")
         self._selector = row_selector(options, columns, numbered)
-        self._ask = queues
-        self._queues: dict[str, Queues] = {} if known is None else known
-        self._newest: dict[str, Queues] = {}
+        self._queues_of = queues
+        self._ask_patiently = awaited
+        self._has_waited: set[str] = set()
+        self._queues: dict[str, QueueList] = {} if shared_queues is None else shared_queues
+        self._newest: dict[str, QueueList] = {}
 
     @property
-    def loops(self) -> bool:
+    def needs_good_rows(self) -> bool:
         """Whether rows must all be good before they are planned."""
-        return self._selector is not None and self._selector.loops
+        return self._selector is not None and self._selector.needs_good_rows
 
     def topics(self, batch: pa.RecordBatch, bad_rows: BadRows, first: int) -> list[TopicRows]:
-        """The rows of each topic; rows without one, or with one that takes no messages, are bad."""
+        """The rows of each topic. Rows without a topic, or with one that is illegal or not in ``allowedTopics``, are bad."""
         if not len(batch):
             return []
         if self._topic is not None:
             return [TopicRows(batch, self._topic, None, first)]
         assert self._column is not None
-        column = arrow.plain(batch.column(self._column))
+        column = utf8_texts(arrow.plain(batch.column(self._column)), self._column, np.arange(len(batch)), bad_rows)
         named = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
         bad_rows.add(~arrow.flags(named), "there is no topic")
         parts = []
@@ -427,18 +486,23 @@ class Router:
         parts = [(places[i], int(ends[i] - counts[i]), int(ends[i])) for i in np.flatnonzero(counts).tolist()]
         return numbers[order], parts
 
-    def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[Queues, npt.NDArray[np.int64]]:
+    def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[QueueList, npt.NDArray[np.int64]]:
         assert self._selector is not None
+        if isinstance(self._selector, ByPartition):
+            self._selector.number(rows.topic)
         first = self._queues.get(rows.topic)
+        is_new = first is None
         if first is None:
-            first = self._queues[rows.topic] = self._ask(rows.topic, False)
+            first = self._queues[rows.topic] = self._queues_of(rows.topic, False)
         if not isinstance(self._selector, ByColumn | ByPartition):
             return first, self._selector(rows, first, bad_rows)
         newest = self._newest.get(rows.topic, first)
         trial = BadRows()
         named = self._selector(rows, newest, trial)
         if trial.found():
-            newest = self._newest[rows.topic] = self._ask(rows.topic, True)  # it may have more queues by now
+            newest = self._newest[rows.topic] = self._refreshed(rows)  # it may have more queues by now
+            if is_new:  # no key has a queue yet, so keys can use all queues, too
+                first = self._queues[rows.topic] = newest
             named = self._selector(rows, newest, bad_rows)
         queues, chosen = first, named
         if newest is not first:
@@ -449,3 +513,14 @@ class Router:
             others = self._selector.others(rows, first, bad_rows)
             chosen = np.where((named == len(newest)) & (others < len(first)), others, chosen)
         return queues, chosen
+
+    def _refreshed(self, rows: TopicRows) -> QueueList:
+        """The newest queues of the topic. Waits, once for each topic, for brokers whose partitions the rows name."""
+        topic, queues = rows.topic, self._queues_of(rows.topic, True)
+        if not isinstance(self._selector, ByPartition) or self._ask_patiently is None or topic in self._has_waited:
+            return queues
+        missing = self._selector.missing_brokers(rows, queues)
+        if not missing:
+            return queues
+        self._has_waited.add(topic)
+        return self._ask_patiently(topic, missing)

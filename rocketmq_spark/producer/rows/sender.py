@@ -10,8 +10,9 @@ filters such a batch by the batch's tag, so ``together`` puts rows of one tag to
 from __future__ import annotations
 
 import functools
+import logging
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, overload
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rocketmq_spark.base import codes
-from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.encode.batch import About, KeptIds, Rows, UniqueIds, without_key
@@ -38,9 +39,11 @@ from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.producer.rows import routing
-from rocketmq_spark.producer.rows.routing import Numbered, Queues, RoutingPlan, RowRange, TopicRows
+from rocketmq_spark.producer.rows.routing import PartitionLookup, QueueList, RoutingPlan, RowRange, TopicRows
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
+
+logger = logging.getLogger(__name__)
 
 # With more tags in an Arrow batch each batch would have few rows.
 MAX_TAGS = 16
@@ -212,12 +215,12 @@ class RowChecks(NamedTuple):
         """The parts of all rows, and where they go. Raises for bad rows; ``first`` is the number of the batch's first row."""
         checked = self.encoder.check(batch, bad_rows)
         topics = self.router.topics(batch, bad_rows, first)
-        if self.router.loops:
+        if self.router.needs_good_rows:
             bad_rows.raise_if_any(partition)
         for rows in topics:
             self.check_topic(rows.topic)
         self.storage.check(batch, topics, bad_rows)
-        if self.router.loops:
+        if self.router.needs_good_rows:
             bad_rows.raise_if_any(partition)
         plan = self.router.plan(topics, bad_rows)
         bad_rows.raise_if_any(partition)
@@ -238,8 +241,8 @@ class RowSender:
         ids: UniqueIds | ContentIds,
         owner: RowOwner,
         shut: dict[Hashable, RocketMQError] | None = None,
-        queues: dict[str, Queues] | None = None,
-        numbered: Numbered = routing.unnumbered,
+        queues: dict[str, QueueList] | None = None,
+        numbered: PartitionLookup = routing.unnumbered,
     ) -> None:
         options, settings = tools.options, tools.settings
         self._options, self._settings = options, settings
@@ -251,7 +254,9 @@ class RowSender:
         self._grown = Growth(settings.features.adds_bytes, options.max_message_size)
         self._encoder = tools.make_encoder(columns, options.max_message_size, ids, self._batch_bytes)
         self._storage = StoragePlan(options, columns, tools.sender, self._engine.timer.wall_ms)
-        router = routing.Router(options, columns, self._queues, queues, numbered)
+        # The queues of an environment are never more than they are.
+        awaited = self._awaited if settings.environment is None else None
+        router = routing.Router(options, columns, self._queues, queues, numbered, awaited)
         self.check = RowChecks(self._encoder, router, self._storage, owner.check_topic)
         self._first = 0
         self._candidates = routing.candidates(options)
@@ -328,6 +333,22 @@ class RowSender:
 
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
         return self._engine.topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
+
+    def _awaited(self, topic: str, brokers: Collection[str]) -> Sequence[MessageQueue]:
+        """The queues of a topic as soon as each of ``brokers`` has one that accepts messages; after ``sendTimeout`` without."""
+        logger.warning(
+            "topic %s: rows name partitions of %s, which no name server lists as writable now; waiting for %g s at most, option "
+            "'sendTimeout'",
+            topic,
+            ", ".join(sorted(brokers)),
+            self._options.send_timeout,
+        )
+        deadline, pauses = Deadline.after(self._options.send_timeout), backoff(0.1, 2.0)
+        while True:
+            queues = self._engine.topics.queues(topic, deadline, refresh=True)
+            if set(brokers) <= {queue.broker_name for queue in queues} or deadline.expired:
+                return queues
+            deadline.pause(next(pauses))
 
 
 def _no_group(topic: str, key: str) -> str:

@@ -126,8 +126,9 @@ def check(options: Options, schema: StructType, stream: bool = False) -> dict[st
         problems += _selector_of_kafka(selector, by_role)
     else:
         by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
-    if options.empty_bodies == "mark":
-        by_role.setdefault("properties", "properties")  # each row may get one
+    if options.empty_bodies == "mark" and "properties" not in by_role:  # each row may get one
+        is_free = "properties" not in by_role.values()  # with Kafka's columns it may be the name of the row id
+        by_role["properties"] = "properties" if is_free else "properties (emptyBodies)"
     problems += _option_problems(options) + guarantee.problems(options, by_role)
     if by_position(options) and (stream or options.topic is None):
         problems.append(position_problem(options, _OF_STREAMS if stream else _OF_COLUMNS))
@@ -206,25 +207,29 @@ def check_topic(sender: Sender, topic: str, options: Options, expected: bool = F
     were registered. With ``expected`` (the topic existed before) the check waits, because brokers register one by one after a
     name server was restarted.
     """
-    _asked(sender, topic, options, expected, lambda deadline, again: sender.publish_queues(topic, deadline, again))
+    _wait_for_route(
+        sender, topic, options, expected, lambda deadline, again: sender.publish_queues(topic, deadline, again)
+    )
 
 
-def numbered(sender: Sender, topic: str, options: Options) -> tuple[MessageQueue, ...]:
-    """The queues of a topic in the order of Kafka's partitions. Waits for its route as ``check_topic`` does. Warns if queues have
-    other numbers than in the last write of this process.
+def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[MessageQueue, ...]:
+    """Returns the topic's queues by partition number. Waits for the route up to ``sendTimeout``, as ``check_topic`` with
+    ``expected``. Warns if the numbers changed since the last write of this process.
     """
-    found = tuple(_asked(sender, topic, options, True, lambda deadline, _: sender.numbered_queues(topic, deadline)))
-    before = process.kept(_NUMBERED).get((sender, topic), ())
-    process.kept(_NUMBERED)[sender, topic] = found
-    if found[: len(before)] != before:
+    queues = tuple(
+        _wait_for_route(sender, topic, options, True, lambda deadline, _: sender.numbered_queues(topic, deadline))
+    )
+    previous = process.kept(_NUMBERED).get((sender, topic), ())
+    process.kept(_NUMBERED)[sender, topic] = queues
+    if queues[: len(previous)] != previous:
         logger.warning(
-            "the partitions of topic %s have other queues than in the last write of this process: %s, and before: %s. Brokers "
-            "that are down have no partitions",
+            "the partition numbers of topic %s changed since the last write of this process: now %s, before %s. Brokers that are "
+            "down have no numbers",
             topic,
-            _numbers_of(found),
-            _numbers_of(before),
+            _numbers_of(queues),
+            _numbers_of(previous),
         )
-    return found
+    return queues
 
 
 def _numbers_of(queues: Sequence[MessageQueue]) -> str:
@@ -234,14 +239,16 @@ def _numbers_of(queues: Sequence[MessageQueue]) -> str:
     return ", ".join(f"{first[name]} to {number} on {name}" for name, number in last.items())
 
 
-def _asked(
+def _wait_for_route(
     sender: Sender,
     topic: str,
     options: Options,
     expected: bool,
     ask: Callable[[Deadline, bool], Sequence[MessageQueue]],
 ) -> Sequence[MessageQueue]:
-    """What ``ask`` returns of a topic that may not be there yet; it is called with True after a failure."""
+    """Calls ``ask`` until it returns, the topic proves missing, or ``sendTimeout`` ends. ``ask(deadline, refresh)``: refresh
+    after a failure.
+    """
     deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, options.retry_interval), 2.0)
     first: RocketMQError | None = None
     unknown, registered = 0, False
@@ -257,7 +264,7 @@ def _asked(
             first = e
             logger.warning("topic %s cannot be checked yet: %s", topic, e)
         unknown += missing and registered  # proves nothing if brokers registered between the two requests
-        registered = registered or (missing and _known(sender))
+        registered = registered or (missing and _any_broker(sender))
         final = unknown >= max(1, options.num_retries) and not expected
         if final or deadline.expired:
             raise _given_up(sender, e if final else first, None if final else options.send_timeout)
@@ -341,7 +348,7 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
         check_types(options, options.topic, names)
     except RocketMQError as e:
         waits = once or (options.on_send_failure == "spool" and passing(e, sender))
-        if not waits or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _known(sender)):
+        if not waits or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _any_broker(sender)):
             raise
         logger.warning("topic %s cannot be checked now: %s", options.topic, e)
         return
@@ -369,7 +376,7 @@ def partitions(options: Options, names: Mapping[str, str]) -> dict[str, tuple[Me
     """
     if options.topic is None or kafka.PARTITION not in names:
         return {}
-    return {options.topic: numbered(session.sender(options), options.topic, options)}
+    return {options.topic: numbered_queues(session.sender(options), options.topic, options)}
 
 
 def _check_now(sender: Sender, topic: str, within_s: float) -> None:
@@ -378,7 +385,7 @@ def _check_now(sender: Sender, topic: str, within_s: float) -> None:
         try:
             sender.publish_queues(topic, deadline)
         except RouteNotFound as e:
-            if e.broker_code is None or not _known(sender):
+            if e.broker_code is None or not _any_broker(sender):
                 raise
             sender.publish_queues(topic, deadline, refresh=True)  # a broker may have registered meanwhile
     except RouteNotFound as e:
@@ -387,7 +394,7 @@ def _check_now(sender: Sender, topic: str, within_s: float) -> None:
         raise sender.missing_topic(e) from None
 
 
-def _known(sender: Sender) -> bool:
+def _any_broker(sender: Sender) -> bool:
     """Whether any broker is registered: then a topic without a route does not exist."""
     try:
         return sender.any_broker()

@@ -21,7 +21,7 @@ from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.topic_names import TopicNames
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer.rows.routing import Router, renamed
+from rocketmq_spark.producer.rows.routing import Router, with_rocketmq_topics
 from rocketmq_spark.producer.rows.sender import RowChecks, StoragePlan, batch_bytes
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.spark.sink import checks
@@ -91,7 +91,7 @@ class SinkChecks:
         """Check rows as a task of the sink does. Raises for bad ones, and adds those that it can name to ``bad_rows``."""
         batch = self._batch(rows)
         if self._options.topic is None:
-            batch = renamed(batch, "topic", self._topic_names, bad_rows)
+            batch = with_rocketmq_topics(batch, "topic", self._topic_names, bad_rows)
             bad_rows.raise_if_any()
         _, check = self._made()
         check(batch, bad_rows, 0)

@@ -43,7 +43,7 @@ from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.producer.rows.routing import RoutingPlan, log_choice, renamed
+from rocketmq_spark.producer.rows.routing import RoutingPlan, log_choice, with_rocketmq_topics
 from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender, RowTools
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import note_positions
@@ -180,7 +180,7 @@ class TaskWriter:
             bad_rows.raise_if_any(self._partition)
         if self._options.topic is None:
             bad_rows = BadRows(self._row)
-            batch = renamed(batch, self._names["topic"], self._topic_names, bad_rows)
+            batch = with_rocketmq_topics(batch, self._names["topic"], self._topic_names, bad_rows)
             bad_rows.raise_if_any(self._partition)
         return batch
 
@@ -203,7 +203,7 @@ class TaskWriter:
 
     def _numbered(self, topic: str) -> Sequence[MessageQueue]:
         if topic not in self._partitions:
-            self._partitions[topic] = checks.numbered(self._sender, topic, self._options)
+            self._partitions[topic] = checks.numbered_queues(self._sender, topic, self._options)
         return self._partitions[topic]
 
     def may_pass(self, error: RocketMQError) -> bool:

@@ -112,13 +112,16 @@ class OffsetCache:
         """Whether a topic existed: offsets name it, or it had a route."""
         return topic in self._had or topic in self.known_routes
 
-    def numbered(self, topics: Iterable[str]) -> list[MessageQueue]:
-        """The queues of these topics that have a number as Kafka's partitions."""
+    def numbered(self, topics: Iterable[str], begun: Container[str] = ()) -> list[MessageQueue]:
+        """The queues of these topics that have a number as Kafka's partitions. Topics that have ``begun`` have numbers already:
+        queues of brokers that are not listed can get theirs later.
+        """
         there = [
             queue for topic in topics if topic in self.known_routes for queue in self.known_routes[topic].numbered()
         ]
         deadline = Deadline.after(self._options.request_timeout)
-        return [*there, *(queue for topic in topics for queue in self.routes.unlisted(topic, deadline))]
+        new = (topic for topic in topics if topic not in begun)
+        return [*there, *(queue for topic in new for queue in self.routes.unlisted(topic, deadline))]
 
     @property
     def environment(self) -> dict[MessageQueue, int]:

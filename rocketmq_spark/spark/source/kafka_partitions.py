@@ -1,24 +1,60 @@
 """The numbers of queues as Kafka's partitions (option ``kafkaColumns``). Pure.
 
-The queues of a topic have the numbers from 0 on, in order of broker name and queue id: all queues of its route, as for the sink
-(``TopicRoute.numbered``), also those that the source does not read. A stream keeps the numbers of its checkpoint, under the key
-``partitions`` of the offset log, and appends queues that are new: the numbers of a running query do not change when a broker is
-added. The log has runs of queues, ``{"orders":[["broker-a",0,4],["broker-b",0,4]]}``: a broker, the first queue id, and how many
-follow each other.
+A topic's queues are numbered from 0 in order of broker name and queue id. All queues of the route count, as in the sink
+(``TopicRoute.numbered``), also those that the query does not read. A stream stores its numbers in the offset log under
+``partitions`` and appends new queues, so they do not change when a broker is added. The log holds runs of queues,
+``{"orders":[["broker-a",0,4],["broker-b",0,4]]}``: broker, first queue id, number of queues.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
+from rocketmq_spark.base.arguments import is_whole, shown
+from rocketmq_spark.base.codes import MAX_INT
 from rocketmq_spark.model import MessageQueue
 
 # Runs of queues by topic, in the order of their numbers.
-Runs = Mapping[str, Sequence[Sequence[str | int]]]
+QueueRuns = Mapping[str, Sequence[Sequence[str | int]]]
+# The routes of a client have no more queues than this.
+MOST_QUEUES = 1 << 20
 
 
-def numbers(runs: Runs) -> dict[MessageQueue, int]:
+def of_log(entry: object) -> QueueRuns:
+    """The runs in an entry of the offset log. Raises ``ValueError`` if it has another form: a run of a billion queues would take
+    all memory, and a queue in two runs would have two numbers.
+    """
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{shown(entry)} is not a JSON object")
+    left = MOST_QUEUES
+    for topic, of_topic in entry.items():
+        if not isinstance(of_topic, list | tuple):
+            raise ValueError(f"{topic}: {shown(of_topic)} is not a list of runs")
+        for run in of_topic:
+            if not _is_run(run):
+                raise ValueError(
+                    f"{topic}: {shown(run)} is not a run; expected [broker, first queue id, number of queues]"
+                )
+            left -= run[2]
+            if left < 0:
+                raise ValueError(f"{topic}: {shown(run)} makes more than {MOST_QUEUES} queues in all")
+        for (broker, first, count), (other, other_first, _) in pairwise(sorted(of_topic)):
+            if broker == other and other_first < first + count:
+                raise ValueError(f"{topic}: queue {other_first} of {broker} is in two runs")
+    return {str(topic): of_topic for topic, of_topic in entry.items()}
+
+
+def _is_run(run: object) -> bool:
+    if not isinstance(run, list | tuple) or len(run) != 3:
+        return False
+    broker, first, count = run
+    if not isinstance(broker, str) or not broker or not is_whole(first) or not is_whole(count):
+        return False
+    return bool(first >= 0 and count >= 1 and first + count <= MAX_INT + 1)
+
+
+def partition_numbers(runs: QueueRuns) -> dict[MessageQueue, int]:
     """The number of each queue."""
     return {
         queue: number
@@ -27,10 +63,10 @@ def numbers(runs: Runs) -> dict[MessageQueue, int]:
     }
 
 
-def extended(runs: Runs, queues: Iterable[MessageQueue]) -> Runs:
+def with_new_queues(runs: QueueRuns, queues: Iterable[MessageQueue]) -> QueueRuns:
     """``runs`` with the queues that have no number yet, after the others of their topics; ``runs`` itself if there are none."""
-    known = numbers(runs)
-    new = sorted({*queues} - known.keys())
+    numbered = partition_numbers(runs)
+    new = sorted({*queues} - numbered.keys())
     if not new:
         return runs
     added = {topic: list(_runs(of_topic)) for topic, of_topic in groupby(new, key=lambda queue: queue.topic)}

@@ -56,7 +56,7 @@ class Offsets:
     reads: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[MessageQueue, int] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
-    partitions: kafka_partitions.Runs = field(default_factory=dict)
+    partitions: kafka_partitions.QueueRuns = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What a reader hands to Spark; key order is canonical."""
@@ -101,7 +101,7 @@ class Offsets:
             dict(_items(logged.get("reads", logged.get("filter")) or {}, "reads")),
             _flat(logged.get("environment") or {}),
             dict(_items(logged.get("plan") or {}, "plan")),
-            dict(_items(logged.get("partitions") or {}, "partitions")),
+            _partitions(logged.get("partitions", {})),
         )
 
 
@@ -129,6 +129,9 @@ class OffsetLog:
         return offsets
 
 
+_REMEDY_OF_PARTITIONS = (
+    'They look like {"orders":[["broker-a",0,4],["broker-b",0,4]]}; without this key, queues are numbered anew'
+)
 _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}'
 
 
@@ -153,6 +156,13 @@ def _flat(topics: object) -> dict[MessageQueue, int]:
                     raise OffsetError(f"{topic}/{broker}/{queue_id}: {offset!r} is not an offset", remedy=_REMEDY)
                 positions[MessageQueue(topic, broker, int(queue_id))] = offset
     return positions
+
+
+def _partitions(logged: object) -> kafka_partitions.QueueRuns:
+    try:
+        return kafka_partitions.of_log(logged)
+    except ValueError as e:
+        raise OffsetError(f'"partitions" of an offset: {e}', remedy=_REMEDY_OF_PARTITIONS) from e
 
 
 def _items(value: object, where: str) -> list[tuple[str, Any]]:

@@ -216,7 +216,7 @@ class RocketMQReader(DataSourceReader):
 
 def _numbers(catalog: OffsetCache, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
     there = catalog.numbered({queue.topic for queue in queues})
-    return kafka_partitions.numbers(kafka_partitions.extended({}, (*there, *queues)))
+    return kafka_partitions.partition_numbers(kafka_partitions.with_new_queues({}, (*there, *queues)))
 
 
 class PrunedReader(RocketMQReader):

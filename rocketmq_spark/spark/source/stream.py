@@ -28,7 +28,7 @@ from rocketmq_spark.spark.source import decisions, filters, kafka_partitions, pa
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
 from rocketmq_spark.spark.source.commit import GroupOffsets
 from rocketmq_spark.spark.source.decisions import Account, Loss, QueuesView
-from rocketmq_spark.spark.source.kafka_partitions import Runs
+from rocketmq_spark.spark.source.kafka_partitions import QueueRuns
 from rocketmq_spark.spark.source.offsets import Bounds, OffsetLog, Offsets, Positions, listed, starting
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.planner import Admission, TriggerLimits
@@ -75,6 +75,9 @@ class Stream:
         self._end: Offsets | None = None
         self._guessed = False
         self._newest: tuple[QueuesView, Offsets | None, dict[str, Any]] | None = None
+        # The newest partition numbers, and the queues of a repeated batch of which no log entry has the number yet.
+        self._runs: QueueRuns = {}
+        self._unlogged: set[MessageQueue] = set()
 
     def initialOffset(self) -> Offsets:
         """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
@@ -140,6 +143,12 @@ class Stream:
         if self._idle is not None and self._idle[0] is view and self._idle[1] is begin:
             return begin
         self._check_filter(view.bounds)
+        if self._unlogged:
+            self._unlogged -= kafka_partitions.partition_numbers(begin.partitions).keys()
+        if (
+            self._unlogged
+        ):  # the next batch may come days later, in another run, and must have the numbers of the repeated one
+            return replace(begin, start={}, partitions=self._numbered(begin, begin))
         moved, readable = self._moved(begin, decisions.heard(view))
         ends = decisions.ends(readable, self._frozen)
         begins = {queue: readable.bounds[queue].min_offset for queue in ends}
@@ -173,16 +182,29 @@ class Stream:
             partitions=self._numbered(begin, end),
         )
 
-    def _numbered(self, begin: Offsets, end: Offsets) -> Runs:
-        """The numbers of queues with ``kafkaColumns``: those of the checkpoint, and the next ones for queues that are new. While
-        the option is off, those of the checkpoint stay in it.
+    def _numbered(self, begin: Offsets, end: Offsets) -> QueueRuns:
+        """The numbers of queues with ``kafkaColumns``: those of the checkpoint and of this run, and the next ones for queues that
+        are new. While the option is off, those of the checkpoint stay in it.
         """
         topics = {queue.topic for queue in (*begin.positions, *end.positions)}
-        kept = {topic: runs for topic, runs in begin.partitions.items() if topic in topics}
+        kept = {topic: runs for topic, runs in {**begin.partitions, **self._runs}.items() if topic in topics}
         if not self._options.kafka_columns:
             return kept
-        there = self._catalog.numbered(topics)
-        return kafka_partitions.extended(kept, (*there, *begin.positions, *end.positions))
+        there = self._catalog.numbered(topics, begun=kept)
+        self._runs = kafka_partitions.with_new_queues(kept, (*there, *begin.positions, *end.positions))
+        return self._runs
+
+    def _numbers_of_batch(self, end: Offsets, queues: set[MessageQueue]) -> Mapping[MessageQueue, int]:
+        """The numbers for a batch that reads ``queues``: those in its log entry. A batch that was logged while ``kafkaColumns``
+        was off gets numbers once; the next entry has them.
+        """
+        if not self._options.kafka_columns:
+            return {}
+        numbers = kafka_partitions.partition_numbers(end.partitions)
+        if not (lacking := queues - numbers.keys()):
+            return numbers
+        self._unlogged |= lacking
+        return kafka_partitions.partition_numbers(self._numbered(end, end))
 
     def _view(self, begin: Offsets) -> QueuesView:
         """The queues and their bounds now. With fixed ends (AvailableNow), waits for brokers that have messages before them."""
@@ -282,8 +304,7 @@ class Stream:
         others = tasks.differing(self._options, self._catalog.routes, self._catalog.offsets, ranges)
         lost_ranges = [*before, *(lost_range for lost_range, _ in losses)]
         left = [planner.without(task, lost_ranges) for task in planned]
-        # A batch that was logged without the option gets the numbers that the next one will log.
-        numbers = kafka_partitions.numbers(self._numbered(end, end)) if self._options.kafka_columns else {}
+        numbers = self._numbers_of_batch(end, {part.queue for part in ranges})
         return tasks.partitions(self._catalog.routes, left, others, end, numbers)
 
     def _logged_partitioning(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:

@@ -179,7 +179,7 @@ def read(
         Decoder,  # drivers, a new process for every stream, need not wait for it
     )
 
-    decoded = kafka.parts(columns) if options.kafka_columns else columns
+    decoded = kafka.columns_to_decode(columns) if options.kafka_columns else columns
     numbers = dict(zip((r.queue for r in partition.ranges), partition.numbers, strict=False))
     puller = session.puller(options)
     addresses = dict(partition.addresses)
@@ -210,7 +210,7 @@ def read(
         with _what_to_do(broker_name, streaming):
             for fetched in pulls.fetch():
                 for batch in filter(len, decoder.batches(fetched, _PORTION_BYTES)):
-                    yield kafka.rows(batch, columns, broker_name, numbers) if options.kafka_columns else batch
+                    yield kafka.kafka_batch(batch, columns, broker_name, numbers) if options.kafka_columns else batch
     bad.summary()
 
 
