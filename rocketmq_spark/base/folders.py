@@ -556,14 +556,17 @@ def become(uid: int, gid: int) -> None:
     Raises ``OSError`` if root may not; then nothing has changed.
     """
     gid, groups = _groups(uid, gid)
-    with contextlib.ExitStack() as undo:
-        undo.callback(os.setgroups, os.getgroups())
+    before = os.getgroups(), (os.getgid(), os.getegid())
+    _lent.append(uid)  # first: Ctrl-C may come at any point
+    try:
         os.setgroups(groups)
-        undo.callback(os.setregid, os.getgid(), os.getegid())
         os.setregid(gid, gid)
         os.setreuid(uid, uid)  # sets the saved id, too; macOS has no ``setresuid``
-        undo.pop_all()
-    _lent.append(uid)
+    except OSError:
+        _lent.remove(uid)
+        os.setregid(*before[1])
+        os.setgroups(before[0])
+        raise
 
 
 def _groups(uid: int, gid: int) -> tuple[int, list[int]]:

@@ -405,7 +405,8 @@ def test_commands_follow_no_link_of_another_user(tmp_path: Path, monkeypatch: py
     if users.IS_ROOT:
         users.give_away(monkeypatch, link)
     else:
-        monkeypatch.setattr(folders, "exposures", lambda path, owner: iter([is_of(path, users.OTHER)]))
+        users.of_root(monkeypatch, os.getuid())
+        monkeypatch.setattr(folders, "exposures", lambda path, owner=0: iter([is_of(path, users.OTHER)]))
     done = spool_command(command, link.parent)
     assert done.exit_code == 1
     assert (
@@ -415,18 +416,18 @@ def test_commands_follow_no_link_of_another_user(tmp_path: Path, monkeypatch: py
 
 def owners(monkeypatch: pytest.MonkeyPatch, uids: dict[Path, int]) -> None:
     """These folders are those of root and of users with these numbers."""
+    mine = os.getuid()
     users.root_beside(monkeypatch, *(path for path, uid in uids.items() if uid))
     if users.IS_ROOT:
         for path, uid in uids.items():
             for each in everything_in(path):
                 os.chown(each, uid, uid)
         return
-    real, mine = os.stat_result, os.getuid()
 
     def owner(path: Path) -> os.stat_result:
         status = list(path.stat())
         status[4] = {0: folders.ROOT, users.OTHER: mine}.get(uids[path], uids[path])
-        return real(status)
+        return os.stat_result(status)
 
     monkeypatch.setattr(lending, "_owner", owner)
     monkeypatch.setattr(folders, "exposures", lambda *_: iter([]))
