@@ -189,6 +189,28 @@ def test_root_has_the_rights_of_an_owner_and_gets_its_own_back(monkeypatch: pyte
         assert (os.geteuid(), os.getegid(), os.getgroups()) == before
 
 
+def test_root_becomes_another_user_for_good_or_stays_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ids change, so that nothing gets root's rights back."""
+    calls: list[tuple[object, ...]] = []
+    for name in ("setgroups", "setregid", "setreuid"):
+        monkeypatch.setattr(os, name, lambda *given, name=name: calls.append((name, *given)))
+    monkeypatch.setattr(folders, "_lent", [])
+    folders.become(users.OTHER, 34568)
+    assert calls == [("setgroups", [34568]), ("setregid", 34568, 34568), ("setreuid", users.OTHER, users.OTHER)]
+    assert not folders.has_own_rights()
+    calls.clear()
+    monkeypatch.setattr(folders, "_lent", [])
+
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setreuid", refuse)
+    with pytest.raises(PermissionError):
+        folders.become(users.OTHER, 34568)
+    assert calls[2:] == [("setregid", os.getgid(), os.getegid()), ("setgroups", os.getgroups())]
+    assert folders.has_own_rights()
+
+
 @pytest.mark.parametrize("problem", ["open", "of another user", "no root"])
 def test_a_folder_is_given_away_only_where_root_alone_can_exchange_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str

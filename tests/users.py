@@ -42,9 +42,31 @@ def root_beside(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> int:
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     monkeypatch.setattr(os, "geteuid", lambda: rights[0])
     monkeypatch.setattr(os, "seteuid", lambda uid: rights.__setitem__(0, uid))
+    monkeypatch.setattr(os, "setreuid", lambda _, uid: rights.__setitem__(0, uid))
     monkeypatch.setattr(os, "setegid", lambda _: None)
+    monkeypatch.setattr(os, "setregid", lambda *_: None)
     monkeypatch.setattr(os, "setgroups", lambda _: None)
     return owner
+
+
+@contextlib.contextmanager
+def rights_for_good() -> Iterator[None]:
+    """What takes another user's rights for the rest of the process in the block takes them to its end, for the test goes on."""
+    before, groups = (os.geteuid(), os.getegid()), os.getgroups()
+    with pytest.MonkeyPatch.context() as patch:
+        if IS_ROOT:
+            patch.setattr(os, "setreuid", lambda _, uid: os.seteuid(uid))
+            patch.setattr(os, "setregid", lambda _, gid: os.setegid(gid))
+        patch.setattr(folders, "_lent", [])
+        try:
+            yield
+        finally:
+            if os.geteuid() != before[0]:
+                os.seteuid(before[0])
+            if os.getegid() != before[1]:
+                os.setegid(before[1])
+            if os.getgroups() != groups:
+                os.setgroups(groups)
 
 
 def of_root(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:

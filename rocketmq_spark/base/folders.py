@@ -520,7 +520,9 @@ _lent: list[int] = []  # the user whose rights this process has now, if they are
 
 
 def has_own_rights() -> bool:
-    """Whether this process is not in a block of ``rights_of``."""
+    """Whether this process has the rights that it started with: it is not in a block of ``rights_of``, and never called
+    ``become``.
+    """
     return not _lent
 
 
@@ -528,16 +530,13 @@ def has_own_rights() -> bool:
 def rights_of(uid: int, gid: int) -> Iterator[None]:
     """Take the rights of another user and of that user's groups inside the block, in all threads. Only root can do this.
 
+    What is open when the block ends is used with root's rights from then on: ``become`` is for what may stay open.
+
     Args:
         uid: The user. New files belong to this user.
         gid: The group if the user has no name.
     """
-    try:
-        name, gid = pwd.getpwuid(uid).pw_name, pwd.getpwuid(uid).pw_gid
-        groups = os.getgrouplist(name, gid)
-    except KeyError:
-        gid = gid if gid != ROOT else _NO_GROUP
-        groups = [gid]
+    gid, groups = _groups(uid, gid)
     with contextlib.ExitStack() as stack:  # the user comes last, and goes first: without root's rights, groups stay
         stack.callback(os.setgroups, os.getgroups())
         os.setgroups(groups)
@@ -548,3 +547,33 @@ def rights_of(uid: int, gid: int) -> Iterator[None]:
         stack.callback(_lent.pop)
         _lent.append(uid)
         yield
+
+
+def become(uid: int, gid: int) -> None:
+    """Take the rights of another user and of that user's groups for the rest of this process, in all threads: real, effective and
+    saved ids, so that nothing can get root's rights back. Only root can do this. The arguments are those of ``rights_of``.
+
+    Raises ``OSError`` if root may not; then nothing has changed.
+    """
+    gid, groups = _groups(uid, gid)
+    before = os.getgroups(), (os.getgid(), os.getegid())
+    _lent.append(uid)  # first: Ctrl-C may come at any point
+    try:
+        os.setgroups(groups)
+        os.setregid(gid, gid)
+        os.setreuid(uid, uid)  # sets the saved id, too; macOS has no ``setresuid``
+    except OSError:
+        _lent.remove(uid)
+        os.setregid(*before[1])
+        os.setgroups(before[0])
+        raise
+
+
+def _groups(uid: int, gid: int) -> tuple[int, list[int]]:
+    """The group of a user, and all groups; ``gid`` is the group if the user has no name."""
+    try:
+        account = pwd.getpwuid(uid)
+    except KeyError:
+        gid = gid if gid != ROOT else _NO_GROUP
+        return gid, [gid]
+    return account.pw_gid, os.getgrouplist(account.pw_name, account.pw_gid)

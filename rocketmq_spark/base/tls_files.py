@@ -67,11 +67,12 @@ class Reloaded(Generic[T]):
             raise
 
     def _may_use_stale(self, error: Exception) -> bool:
-        if self._stale is None:
-            self._stale = Deadline.after(STALE_S)
+        stale = self._stale  # another thread may load the files meanwhile
+        if stale is None:
+            stale = self._stale = Deadline.after(STALE_S)
             text = "the TLS files %s cannot be read any more: %s. New connections fail if that lasts longer than %d minutes"
             logger.warning(text, ", ".join(self._paths), error, STALE_S // 60)
-        return not self._stale.expired
+        return not stale.expired
 
 
 def _stamp(path: str) -> object:

@@ -10,6 +10,7 @@ import json
 import shlex
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.numbers import FloatRange
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.delay import DEAD_TOPIC, INNER_TOPIC
-from rocketmq_spark.errors import OptionError, SpoolError
+from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
 from rocketmq_spark.model.admin import GROUP
 
 if TYPE_CHECKING:
@@ -59,14 +60,15 @@ def spool() -> None:
 @click.pass_obj
 def show(output: Output, folder: Path, records: bool) -> None:
     """Show the state of the spools in FOLDER. Processes may use them meanwhile."""
-    from rocketmq_spark.spool.lending import lent
+    from rocketmq_spark.spool.lending import become_owner
     from rocketmq_spark.spool.spool import SpoolReading
 
     rows: list[dict[str, object]] = []
     failed: list[Exception] = []
     for path in _paths(folder):
-        with _collected(failed), lent(path):
-            reading = SpoolReading(path)
+        with _collected(failed), contextlib.ExitStack() as opened:
+            become_owner(path)
+            reading = opened.enter_context(contextlib.closing(SpoolReading(path)))
             totals, first_ms = reading.totals, reading.first_due_ms
             age_ms = None if first_ms is None else time.time_ns() // 1_000_000 - first_ms
             rows.append(
@@ -85,7 +87,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
                 for entry in reading.entries():
                     row = _row_of(path, entry)
                     output.item(row, _line(row))
-            for error in _closed(path, reading):
+            for error in _damage_of(path, reading):
                 output.note(f"{error.message}. {error.remedy}.")
                 rows[-1]["damaged"] = True
     if rows:
@@ -101,19 +103,20 @@ def export(output: Output, folder: Path) -> None:
 
     The exit code is 1 if not all records could be read, because a folder is damaged.
     """
-    from rocketmq_spark.spool.lending import lent
+    from rocketmq_spark.spool.lending import become_owner
     from rocketmq_spark.spool.spool import SpoolReading
 
     count = 0
     failed: list[Exception] = []
     for path in _paths(folder):
-        with _collected(failed), lent(path):
-            reading = SpoolReading(path)
+        with _collected(failed), contextlib.ExitStack() as opened:
+            become_owner(path)
+            reading = opened.enter_context(contextlib.closing(SpoolReading(path)))
             for entry in reading.entries():
                 row = {**_row_of(path, entry), **_content(entry)}
                 output.item(row, json.dumps(row, ensure_ascii=False))
                 count += 1
-            failed += _closed(path, reading)
+            failed += _damage_of(path, reading)
     output.note(f"{count} records of {folder}")
     _raise(output, failed)
 
@@ -140,7 +143,7 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     from rocketmq_spark import options
     from rocketmq_spark.queues.environment import by_position, position_problem
     from rocketmq_spark.session import spools
-    from rocketmq_spark.spool.lending import lent
+    from rocketmq_spark.spool.lending import become_owner
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     if by_position(parsed):  # what was kept while a broker was away would go where the number points now
@@ -151,10 +154,11 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     paths = _paths(folder)
     spools.prepare(parsed, paths)
     for path in paths:
-        with _collected(failed), lent(path):
+        with _collected(failed):
+            become_owner(path)
             drainer = spools.drainer(path, parsed)
-            dead_before = 0 if dead else drainer.store.totals.dead
             try:
+                dead_before = 0 if dead else drainer.store.totals.dead
                 left = drainer.send_all(timeout_s, dead)
             finally:
                 delivered = drainer.finish()
@@ -184,14 +188,16 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
     assigned.
     """
     from rocketmq_spark import options
-    from rocketmq_spark.spool.lending import lent
+    from rocketmq_spark.spool.lending import become_owner
     from rocketmq_spark.spool.store import Store
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     failed: list[Exception] = []
     owners = _owners(parsed, delay_group)
     for path in _paths(folder):
-        with _collected(failed), lent(path), contextlib.closing(Store(path, any_owner=True)) as store:
+        with _collected(failed), contextlib.ExitStack() as opened:
+            become_owner(path)
+            store = opened.enter_context(contextlib.closing(Store(path, any_owner=True)))
             before, owner = owners(path)
             store.belong(owner, force=True)
             output.item({"path": str(path), "before": str(before), "owner": str(owner)}, f"{path}: {before} -> {owner}")
@@ -209,7 +215,7 @@ def _raise(output: Output, failed: Sequence[Exception]) -> None:
 def _owners(parsed: Options, delay_group: str | None) -> Callable[[Path], tuple[SpoolOwner, SpoolOwner]]:
     """Return a function that returns the old and the new owner of a folder's records.
 
-    That function imports nothing, because it is called inside ``lent``.
+    That function imports nothing, because it is called after ``become_owner``.
     """
     from rocketmq_spark.delay.envelope_records import KIND
     from rocketmq_spark.delay.node import purpose_of
@@ -251,25 +257,41 @@ def _collected(failed: list[Exception]) -> Iterator[None]:
     except (BrokenPipeError, click.ClickException, click.Abort):
         raise
     except Exception as e:  # noqa: BLE001 - `_raise` raises it after the other folders
-        failed.append(e)
+        failed.append(_without_frames(e))
 
 
-def _closed(path: Path, reading: SpoolReading) -> list[SpoolError]:
+def _without_frames(error: Exception) -> Exception:
+    """Return the error without the frames in which it was raised: their variables would keep a database open while the command
+    uses other folders. For ``--debug``, a note says where an unexpected error was raised.
+    """
+    if not isinstance(error, RocketMQError):
+        places = (f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__))
+        error.add_note(f"It was raised in {', '.join(places)}")
+    each: BaseException | None
+    rest: list[BaseException | None] = [error]
+    while rest:
+        if (each := rest.pop()) is not None and each.__traceback__ is not None:
+            each.__traceback__ = None
+            rest += [each.__cause__, each.__context__]
+    return error
+
+
+def _damage_of(path: Path, reading: SpoolReading) -> list[SpoolError]:
     """What is to be said of a folder that was read."""
     from rocketmq_spark.spool.database import OPEN_IT
 
-    damaged = reading.is_damaged
-    reading.close()
-    return [SpoolError(f"{path} is damaged, and not all of it could be read", remedy=OPEN_IT)] if damaged else []
+    what = f"{path} is damaged, and not all of it could be read"
+    return [SpoolError(what, remedy=OPEN_IT)] if reading.is_damaged else []
 
 
 def _paths(folder: Path) -> list[Path]:
     from rocketmq_spark.session.spools import spools
+    from rocketmq_spark.spool.lending import in_order
 
     found = spools(folder)
     if not found:
         raise SpoolError(f"there is no spool in {folder}", remedy="Name the folder of option 'spoolDir'")
-    return found
+    return in_order(found)
 
 
 def _row_of(path: Path, entry: SpoolEntry) -> dict[str, object]:

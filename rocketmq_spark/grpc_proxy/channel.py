@@ -10,6 +10,7 @@ This module converts gRPC errors to a ``RocketMQError``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import hmac
@@ -173,7 +174,8 @@ class ProxyChannel:
         self._headers = headers
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # never held while something may wait
+        self._reading = threading.Lock()  # held while the TLS files are read
         self._made: grpc.Channel | None = None
         self._calls: dict[str, Any] = {}
         self._closed = False
@@ -245,15 +247,24 @@ class ProxyChannel:
 
     def close_idle(self, now: float) -> None:
         """Close the connection, and end attempts to connect, if there has been no call for ``_IDLE_MS``. A later call opens a new
-        one.
+        one. Does not wait, because calls of other channels do this.
         """
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return  # it is in use
+        try:
             if self._made is None or self._asking or 1000 * (now - self._last_used) < _IDLE_MS:
                 return
             if any(call.is_active() for call in self._running):
                 return
             made, self._made, self._calls = self._made, None, {}
-        made.close()
+            is_watched = self._ends_with_connection
+        finally:
+            self._lock.release()
+        if is_watched:  # gRPC first waits for the thread that watches the connection
+            with contextlib.suppress(RuntimeError):  # there can be no more threads: it ends with its last reference
+                start_thread("rocketmq-grpc-close", made.close)
+        else:
+            made.close()
 
     def _begun(self, rpc: Rpc, begin: Callable[[Any], Any]) -> Any:
         """Start a call, and make sure that gRPC has a thread to deliver its answers."""
@@ -279,14 +290,14 @@ class ProxyChannel:
         self._last_used = time.monotonic()
         for other in _channels.due(self._last_used):
             other.close_idle(self._last_used)
-        self._renew()
+        credentials = self._renew()
         call = self._calls.get(rpc.name)
         if call is None:
             with self._lock:
                 if self._closed:
                     raise ClosedError("the channel was closed", self.address)
                 if self._made is None:
-                    self._made = self._open()
+                    self._made = self._open(credentials)
                 channel, calls = self._made, self._calls  # taken together, because another thread may replace both
             kind = f"{'stream' if rpc.asks_many else 'unary'}_{'stream' if rpc.answers_many else 'unary'}"
             call = calls[rpc.name] = getattr(channel, kind)(
@@ -296,7 +307,7 @@ class ProxyChannel:
             )
         return call
 
-    def _open(self) -> grpc.Channel:
+    def _open(self, credentials: grpc.ChannelCredentials | OptionError | None) -> grpc.Channel:
         _used_by.add(os.getpid())
         if len(_used_by) > 1:
             raise ClosedError(
@@ -320,12 +331,14 @@ class ProxyChannel:
             ("grpc.service_config", _service_config(self._max_pushed)),
         ]
         target = f"dns:///{self.address}"  # gRPC would take a host with the name of a scheme, such as unix:8081, for that scheme
-        if self._tls is None or self._files is None:
+        if self._tls is None:
             return grpc.insecure_channel(target, options)
-        self._used_credentials, self._ends_with_connection = self._files.get(), False
+        if isinstance(credentials, OptionError):
+            raise credentials
+        self._used_credentials, self._ends_with_connection = credentials, False
         if self._tls.server_name:
             options.append(("grpc.ssl_target_name_override", self._tls.server_name))
-        return grpc.secure_channel(target, self._used_credentials, options)
+        return grpc.secure_channel(target, credentials, options)
 
     def _not_asked(self, error: ValueError) -> RocketMQError:
         """The error of a call that was not made: one of this package, or gRPC's for a closed channel."""
@@ -336,24 +349,31 @@ class ProxyChannel:
     def _broken(self, error: Any) -> RocketMQError:
         return broken(error.code().name, error.details() or "", self.address, self._tls is not None)
 
-    def _renew(self) -> None:
+    def _renew(self) -> grpc.ChannelCredentials | OptionError | None:
         """Replace the channel before a call if a TLS file was replaced: gRPC would connect again with the content that it read
-        first. After the files could not be read for too long, the channel ends with its connection.
+        first. After the files could not be read for too long, the channel ends with its connection. Returns the credentials for
+        a new channel, or the error of the files.
+
+        Reading may take for ever, as from a pipe or a disk that hangs: only calls of this channel wait for it, not its close.
         """
         if self._files is None:
-            return
+            return None
+        try:
+            with self._reading:
+                credentials = self._files.get()
+        except OptionError as e:
+            return self._without_files(e)
+        with self._lock:
+            if self._made is not None and credentials is not self._used_credentials:
+                self._made, self._calls = None, {}
+        return credentials
+
+    def _without_files(self, error: OptionError) -> OptionError:
         with self._lock:
             made = self._made
-            if made is None:
-                return
-            try:
-                if self._files.get() is not self._used_credentials:
-                    self._made, self._calls = None, {}
-                return
-            except OptionError:
-                if self._ends_with_connection:
-                    return
-                self._ends_with_connection = True
+            if made is None or self._ends_with_connection:
+                return error
+            self._ends_with_connection = True
 
         def changed(state: grpc.ChannelConnectivity) -> None:
             if state is not grpc.ChannelConnectivity.READY:
@@ -363,6 +383,7 @@ class ProxyChannel:
                         self._made, self._calls = None, {}
 
         made.subscribe(changed)
+        return error
 
 
 # A channel that nobody uses any more, because its options were used once, closes no connection. So those in use do it for all.

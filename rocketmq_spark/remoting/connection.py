@@ -245,9 +245,13 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection. When this returns, the socket is closed, unless a callback for an answer hangs."""
-        self._fail(ConnectionLost("the connection was closed on our side", self.address))
+        self.end()
         if threading.current_thread() is not self._reader:
             self._reader.join(CLOSING_S)
+
+    def end(self) -> None:
+        """As ``close``, without waiting."""
+        self._fail(ConnectionLost("the connection was closed on our side", self.address))
 
     def _queue(self, command: Command, deadline: Deadline, done: Done) -> _Waiter:
         """Call with the lock, and call ``_flush`` afterwards."""

@@ -122,7 +122,8 @@ def _reloaded(tls: TlsSettings) -> Reloaded[ssl.SSLContext]:
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
     """Return the context for these settings. The 64 that were used last are cached until a file is replaced, because
-    certificates are rotated while programs run. ``Reloaded`` describes what happens while files cannot be read.
+    certificates are rotated while programs run. ``Reloaded`` describes what happens while files cannot be read; a context that
+    others have driven out of the cache has no last content to use then.
 
     The settings can disable the check of host names; the chain is always checked.
     """

@@ -323,11 +323,17 @@ class Pool:
         return taken
 
     def close_idle(self) -> None:
-        """Close the connections that have been idle for ``IDLE_S``. ``get`` does so, too."""
-        with self._lock:
+        """Close the connections that have been idle for ``IDLE_S``. ``get`` does so, too. Does not wait, because clients of other
+        options do this.
+        """
+        if not self._lock.acquire(blocking=False):
+            return  # it is in use
+        try:
             idle = self._take_idle(time.monotonic())
+        finally:
+            self._lock.release()
         for connection in idle:
-            connection.close()
+            connection.end()
 
     def _check_open(self, address: str) -> None:
         if self._closed:

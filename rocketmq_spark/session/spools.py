@@ -336,18 +336,22 @@ def resending(
     clock: Callable[[], int] | None = None,
     trade: RedeliveryPolicy | None = None,
 ) -> SendSpool:
-    """Redelivery of a store that this process opened."""
-    from rocketmq_spark.producer.resending import EngineResender
-    from rocketmq_spark.spool.spool import SENDS, SendSpool
+    """Redelivery of a store that this process opened, which is closed if this fails."""
+    try:
+        from rocketmq_spark.producer.resending import EngineResender
+        from rocketmq_spark.spool.spool import SENDS, SendSpool
 
-    name = f"rocketmq-{settings.group}-spool"
-    resender = EngineResender(send, settings, Timer(f"{name}-send"), together)
-    trade, environment = trade or SENDS, settings.environment
-    if environment is not None and not environment.by_position:
-        resender.pin(_noted(store))
-    elif environment is not None:
-        trade = trade._replace(notes=functools.partial(_positions, owned(send, environment)))
-    return SendSpool(store, resender, Timer(name), clock, trade=trade)
+        name = f"rocketmq-{settings.group}-spool"
+        resender = EngineResender(send, settings, Timer(f"{name}-send"), together)
+        trade, environment = trade or SENDS, settings.environment
+        if environment is not None and not environment.by_position:
+            resender.pin(_noted(store))
+        elif environment is not None:
+            trade = trade._replace(notes=functools.partial(_positions, owned(send, environment)))
+        return SendSpool(store, resender, Timer(name), clock, trade=trade)
+    except BaseException:
+        store.close()
+        raise
 
 
 def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
@@ -373,7 +377,8 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
     with process.entry_lock(SPOOLS, spool.folder):
         kept: dict[object, SendSpool] = process.kept(SPOOLS)
         if key not in kept:
-            kept[key] = resending(claim(spool.folder, make), sender(options), settings)
+            send = sender(options)  # first: if it fails, no store is open
+            kept[key] = resending(claim(spool.folder, make), send, settings)
         mine = kept[key]
         if adopt(spool.folder, mine.store, left, mine.now_ms()):
             mine.redelivery.begin()
@@ -405,4 +410,5 @@ def prepare(options: Options, paths: Sequence[Path]) -> None:
 
 def drainer(path: Path, options: Options) -> SendSpool:
     """Return an object that sends all records of a folder, for commands."""
-    return resending(open_store(path, options, lent=True), sender(options), ProducerSettings.of(options))
+    send, settings = sender(options), ProducerSettings.of(options)  # first: if one fails, no store is open
+    return resending(open_store(path, options, lent=True), send, settings)

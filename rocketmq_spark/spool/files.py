@@ -311,8 +311,12 @@ def look_first(path: Path) -> str:
 
 def not_readable(path: Path) -> SpoolError:
     """Return the error for a folder that this user may not read."""
+    try:
+        of = f"belongs to uid {path.stat().st_uid}"
+    except OSError:  # a link into a folder that this user may not enter
+        of = "belongs to an unknown user"
     return SpoolError(
-        f"the spool in {path} belongs to uid {path.stat().st_uid}, and uid {os.geteuid()} may not read it",
+        f"the spool in {path} {of}, and uid {os.geteuid()} may not read it",
         remedy="Run as its owner, or as root",
     )
 

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 from rocketmq_spark.base import extras, folders
@@ -17,43 +17,74 @@ from rocketmq_spark.spool.files import OF_OTHERS
 _LATE = ("pickle", "rocksdict") if extras.installed("rocksdict") else ()
 
 
-@contextlib.contextmanager
-def lent(path: Path) -> Iterator[None]:
-    """Allow the block to use a spool that only its owner, this user and root may change.
+def in_order(paths: Sequence[Path]) -> list[Path]:
+    """For root: its own spools first, because ``become_owner`` gives up the rights that they need."""
+    return sorted(paths, key=_is_of_another) if os.geteuid() == folders.ROOT else [*paths]
 
-    With links in the folder, its owner could lead root to other files. So root has only the rights of the owner inside the block.
-    The block must not import modules, because the owner may not be able to read Python's files.
 
-    Raises ``SpoolError`` if others may change the spool, if it has links or special files, or if root cannot take the rights.
+def _is_of_another(path: Path) -> bool:
+    with contextlib.suppress(SpoolError):  # ``become_owner`` raises it again
+        return _owner(path).st_uid != os.geteuid()
+    return False
+
+
+def become_owner(path: Path) -> None:
+    """Allow this process to use a spool that only its owner, this user and root may change.
+
+    With links in the folder, its owner could lead root to other files. So root takes the rights of the owner for the rest of the
+    process: whatever of the spool stays open, it never has more rights than the owner. From then on the process must not
+    import modules, because the owner may not be able to read Python's files.
+
+    Raises ``SpoolError`` if others may change the spool, if it has links or special files, if root cannot take the rights, or if
+    it has taken those of another owner before.
     """
+    owner = _owner(path)  # ``_check`` ensures that no other user can replace this folder before it is opened
+    if not folders.has_own_rights() and owner.st_uid != os.geteuid():
+        raise SpoolError(
+            f"the spool in {path} is not used: it belongs to {folders.user(owner.st_uid)}, and this command has taken the "
+            f"rights of {folders.user(os.geteuid())} for good, to use the spool of that user",
+            remedy=f"Run the command again with that folder: {shlex.quote(str(path))}",
+        )
+    _check(path, owner.st_uid)
+    if os.geteuid() == folders.ROOT != owner.st_uid:
+        _take_rights(owner, path)
+    if not folders.has_own_rights() and not folders.is_readable(path):
+        raise SpoolError(
+            f"root uses the spool in {path} with the rights of its owner, {folders.user(owner.st_uid)}, who may not read "
+            "it there",
+            remedy=f"Let its owner read it, or give it to root: chown -R root {shlex.quote(str(path))}",
+        )
+    if (problem := folders.irregular_in(path, OF_OTHERS)) is not None:
+        raise SpoolError(
+            f"the spool in {path} is not used: {problem}, so it could lead to files of other users",
+            remedy="A spool has only files and folders: remove it, or use a copy of the spool without it",
+        )
+
+
+def _is_root() -> bool:
+    """Whether root runs this command, also after it took the rights of an owner."""
+    return os.geteuid() == folders.ROOT or not folders.has_own_rights()
+
+
+def _owner(path: Path) -> os.stat_result:
     try:
-        owner = path.stat()  # ``_check`` ensures that no other user can replace this folder before it is opened
+        return path.stat()
     except OSError as e:
         raise SpoolError(
             f"the spool in {path} cannot be opened: {e.strerror}", remedy="Look whether it has gone"
         ) from e
-    _check(path, owner.st_uid)
-    with contextlib.ExitStack() as stack:
-        if os.geteuid() == folders.ROOT != owner.st_uid:
-            stack.enter_context(_rights_of(owner, path))
-        if (problem := folders.irregular_in(path, OF_OTHERS)) is not None:
-            raise SpoolError(
-                f"the spool in {path} is not used: {problem}, so it could lead to files of other users",
-                remedy="A spool has only files and folders: remove it, or use a copy of the spool without it",
-            )
-        yield
 
 
 def _check(path: Path, owner: int) -> None:
     above = next(folders.exposures(path, owner), None)
-    if above is not None and os.geteuid() != folders.ROOT:
+    if above is not None and not _is_root():
         # Only a warning: the folder may be a volume of Kubernetes with mode 0777, which this user cannot change.
         folders.warn_if_replaceable(path, "the spool")
         above = None
     inside = folders.exposures_in(path, OF_OTHERS, owner)
     if (
-        os.geteuid() != folders.ROOT == owner
-    ):  # the volume itself, with files of this user, who cannot change its mode either
+        not _is_root() and owner == folders.ROOT
+    ):  # the volume itself, with files of this user, who cannot change its mode
         folders.warn_if_open(path, "whole messages")
         inside = (exposure for exposure in inside if exposure.path != path)
     found = above or next(inside, None)
@@ -69,22 +100,13 @@ def _check(path: Path, owner: int) -> None:
     )
 
 
-@contextlib.contextmanager
-def _rights_of(owner: os.stat_result, path: Path) -> Iterator[None]:
+def _take_rights(owner: os.stat_result, path: Path) -> None:
     for module in _LATE:
         importlib.import_module(module)
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(folders.rights_of(owner.st_uid, owner.st_gid))
-        except OSError as e:  # a container may lack the capabilities
-            raise SpoolError(
-                f"root cannot take the rights of {folders.user(owner.st_uid)}, who owns the spool in {path}: {e.strerror}",
-                remedy="Run the command as that user",
-            ) from e
-        if not folders.is_readable(path):
-            raise SpoolError(
-                f"root uses the spool in {path} with the rights of its owner, {folders.user(owner.st_uid)}, who may not read "
-                "it there",
-                remedy=f"Let its owner read it, or give it to root: chown -R root {shlex.quote(str(path))}",
-            )
-        yield
+    try:
+        folders.become(owner.st_uid, owner.st_gid)
+    except OSError as e:  # a container may lack the capabilities
+        raise SpoolError(
+            f"root cannot take the rights of {folders.user(owner.st_uid)}, who owns the spool in {path}: {e.strerror}",
+            remedy="Run the command as that user",
+        ) from e

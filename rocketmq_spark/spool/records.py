@@ -118,6 +118,7 @@ _REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
 _LENGTH = struct.Struct(">H")
 _STATE = struct.Struct(">BHQH")  # version, tries, since when, length of the target
 _TOTALS = struct.Struct(">B7Q")
+_MOST = 1 << 62  # of anything that is counted; Python's ``len`` has twice as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,14 +272,15 @@ class Totals:
                             self.give_ups, self.last_ms)  # fmt: skip
 
     @classmethod
-    def decode(cls, data: bytes) -> Totals:
+    def decode(cls, data: bytes) -> Totals | None:
+        """Return None for damaged totals: numbers larger than any store's. Raises ``DecodeError`` for another format."""
         try:
             version, *numbers = _TOTALS.unpack(data)
         except struct.error as e:
             raise DecodeError(f"totals of {len(data)} bytes cannot be read: {e}") from e
         if version != VERSION:
             raise DecodeError(f"totals of version {version}; this release reads version {VERSION}")
-        return cls(*numbers)
+        return cls(*numbers) if max(numbers) <= _MOST else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,8 +306,20 @@ def dead_ones(db: Database) -> Iterator[tuple[int, Record | DecodeError, int]]:
 
 
 def _totals(db: Database) -> Totals:
-    data = db.get(TOTALS)
     try:
-        return Totals() if data is None else Totals.decode(data)
+        return stored_totals(db) or Totals()
     except DecodeError:
         return Totals()
+
+
+def lacks_totals(db: Database) -> bool:
+    """Whether the totals of a store are damaged, or missing although it has records."""
+    if stored_totals(db) is not None:
+        return False
+    return db.get(TOTALS) is not None or next(db.scan(RECORD, behind(RECORD)), None) is not None
+
+
+def stored_totals(db: Database) -> Totals | None:
+    """Return the totals of a store, None if they are missing or damaged. Raises ``DecodeError`` for another format."""
+    data = db.get(TOTALS)
+    return None if data is None else Totals.decode(data)

@@ -155,9 +155,12 @@ class SpoolReading:
     def totals(self) -> Totals | None:
         """The totals, or None if they cannot be read."""
         data = self._db.get(TOTALS)
-        if data is None and self.is_damaged:
-            return None
-        return Totals() if data is None else Totals.decode(data)
+        if data is None:
+            return None if self.is_damaged else Totals()
+        found = Totals.decode(data)
+        if found is None:
+            self._db.damage = self._db.damage or "its totals are impossible"
+        return found
 
     @property
     def owner(self) -> SpoolOwner:
@@ -238,7 +241,10 @@ SENDS = RedeliveryPolicy({SEND_KIND: send_of})
 
 
 class SendSpool:
-    """Implements ``ports.Spool`` over a ``Store``. Closes the store and the resender. Without ``clock`` it has a steady one."""
+    """Implements ``ports.Spool`` over a ``Store``. Closes the store and the resender. Without ``clock`` it has a steady one.
+
+    If it cannot be made, the store is closed.
+    """
 
     def __init__(
         self,
@@ -254,17 +260,18 @@ class SendSpool:
         self._resender = resender
         try:
             timer.begin()  # starts its thread here, so that the caller gets the error if the system has no more threads
-        except RuntimeError:
+            self._schedule = schedule or trade.schedule
+            self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
+            handlers = {kind: functools.partial(self._handle, send_of) for kind, send_of in trade.sends.items()}
+            self._sends = trade.sends
+            self.redelivery = Redelivery(store, handlers, self._clock, timer, self._schedule, trade.max_out)
+            self.redelivery.runs.joins = self._joins
+            if len(store):
+                self.redelivery.begin()
+        except BaseException:  # also Ctrl-C: nobody else closes the store
+            timer.close(0)
             store.close()
             raise
-        self._schedule = schedule or trade.schedule
-        self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
-        handlers = {kind: functools.partial(self._handle, send_of) for kind, send_of in trade.sends.items()}
-        self._sends = trade.sends
-        self.redelivery = Redelivery(store, handlers, self._clock, timer, self._schedule, trade.max_out)
-        self.redelivery.runs.joins = self._joins
-        if len(store):
-            self.redelivery.begin()
 
     @property
     def path(self) -> Path:

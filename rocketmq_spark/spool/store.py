@@ -28,7 +28,6 @@ from rocketmq_spark.spool.records import (
     OWNER,
     PENDING,
     RECORD,
-    TOTALS,
     Dead,
     Done,
     Due,
@@ -54,7 +53,7 @@ class Store:
 
     ``sync`` is ``always`` (each call of ``add`` waits for its own flush), ``batch`` (calls of several threads wait for one flush)
     or ``never``. ``max_bytes`` limits all records, dead ones included. ``damages`` counts how often damage was found.
-    Files of another user are an error. With ``any_owner`` they are not; the caller must then be inside ``lending.lent``.
+    Files of another user are an error. With ``any_owner`` they are not; the caller must have called ``lending.become_owner``.
     """
 
     def __init__(self, path: Path, sync: str = "always", max_bytes: int | None = None, any_owner: bool = False) -> None:
@@ -313,14 +312,14 @@ class Store:
     def _load(self, salvaged: Salvaged | None) -> None:
         db = Database(self.path)
         try:
-            if salvaged or (db.get(TOTALS) is None and next(db.scan(RECORD, behind(RECORD)), None) is not None):
+            if salvaged or recovery.lacks_totals(db):
                 self.damages += 1
                 recovery.repair(db, salvaged)
                 recovery.name_owner(db, self._owner, salvaged)
             # After damage, or after a write that took place although RocksDB reported a failure.
             self._moved = recovery.pending_now(db, self._leased)
-            data, known = db.get(TOTALS), self.totals.next_sequence  # never reuse a sequence of a record that is out
-            self.totals = Totals() if data is None else Totals.decode(data)
+            known = self.totals.next_sequence  # never reuse a sequence of a record that is out
+            self.totals = recovery.stored_totals(db) or Totals()
             self.totals.next_sequence = max(known, self.totals.next_sequence)
             self._lanes = set(lanes(db))
             self._marks = Marks(db, bool(self._leased))

@@ -601,6 +601,55 @@ def test_a_channel_without_calls_is_closed_by_the_calls_of_others(monkeypatch: p
         used.close()
 
 
+def test_a_channel_whose_tls_files_hang_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a pipe, or a file on a disk that does not answer: who uses another channel closes idle ones of all."""
+    os.mkfifo(pipe := tmp_path / "ca.pem")
+    monkeypatch.setattr(channel_module, "_channels", Living(0.0))
+    outcomes: SimpleQueue[object] = SimpleQueue()
+
+    def asked(channel: ProxyChannel) -> None:
+        try:
+            outcomes.put(channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(10)).status.code)
+        except errors.RocketMQError as e:
+            outcomes.put(type(e))
+
+    with serving({"QueryRoute": route()}) as address:
+        hung, used = ProxyChannel(address, headers, 1.0, Tls(str(pipe))), ProxyChannel(address, headers, 1.0)
+        threading.Thread(target=asked, args=(hung,), daemon=True).start()
+        awaited(hung._reading.locked)
+        threading.Thread(target=asked, args=(used,), daemon=True).start()
+        assert outcomes.get(timeout=30) == Code.OK
+        closing = threading.Thread(target=hung.close, daemon=True)
+        closing.start()
+        closing.join(30)
+        assert not closing.is_alive()
+        with open(pipe, "w"):
+            pass  # ends what reads it
+        assert outcomes.get(timeout=30) is errors.ClosedError
+        used.close()
+
+
+def test_closing_an_idle_channel_waits_for_no_lock_and_no_watcher(certs: Certificates, tmp_path: Path) -> None:
+    (trusted := tmp_path / "ca.pem").write_bytes(Path(certs.ca).read_bytes())
+    with serving({"QueryRoute": route()}, encrypted(certs, "server")) as address:
+        channel = ProxyChannel(address, headers, 1.0, Tls(str(trusted)))
+        channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(30))
+        with channel._lock:
+            channel.close_idle(time.monotonic() + 101)
+        assert channel._made is not None
+        assert channel._files is not None
+        trusted.unlink()
+        channel._files._stale = Deadline.after(0)
+        channel.ask(QUERY_ROUTE, REQUEST, Deadline.after(30))  # the connection is watched from here on
+        closed_by: SimpleQueue[threading.Thread] = SimpleQueue()
+        made, close = channel._made, channel._made.close
+        made.close = lambda: (close(), closed_by.put(threading.current_thread()))
+        channel.close_idle(time.monotonic() + 101)
+        assert channel._made is None
+        assert closed_by.get(timeout=30) is not threading.current_thread()
+        channel.close()
+
+
 def test_a_channel_with_a_call_is_not_idle() -> None:
     entered, leave = threading.Event(), threading.Event()
 

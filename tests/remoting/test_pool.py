@@ -383,6 +383,10 @@ def test_connections_of_a_client_that_nobody_uses_are_closed_by_others(
         pool.get(broker.address, soon())
         assert (idle.closed, busy.closed) == (True, False)
         again = unused.get(broker.address, soon())
+        monkeypatch.setattr(pool_module._pools, "_next", 0.0)
+        with unused._lock:  # it is in use: nobody waits for it
+            pool.get(broker.address, soon())
+        assert not again.closed
         monkeypatch.setattr(pool_module, "_pools", Living())  # as in a forked child
         pool.get(broker.address, soon())
         assert not again.closed, "it is the parent's"

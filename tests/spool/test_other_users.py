@@ -7,7 +7,8 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base import folders, process
 from rocketmq_spark.base.tls_files import Reloaded
 from rocketmq_spark.cli.command import app
+from rocketmq_spark.cli.spool import _collected
 from rocketmq_spark.client.calls import RotatingCredentials
 from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.errors import OptionError, SpoolError
@@ -26,7 +28,8 @@ from rocketmq_spark.session.spools import _adoptable, adopt, claim, prepare, spo
 from rocketmq_spark.spool import lending
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database, in_use
-from rocketmq_spark.spool.lending import lent
+from rocketmq_spark.spool.lending import become_owner
+from rocketmq_spark.spool.records import TOTALS, Totals
 from rocketmq_spark.spool.recovery import held
 from rocketmq_spark.spool.spool import SpoolReading, record_of
 from rocketmq_spark.spool.store import Store
@@ -353,9 +356,17 @@ COMMANDS = {"show": (), "export": (), "assign": SERVER, "send": (*SERVER, "--tim
 
 
 def spool_command(name: str, path: Path) -> Result:
-    done = CliRunner().invoke(app, ["spool", name, str(path), *COMMANDS[name]])
-    session.close_all()
+    with users.rights_for_good():
+        done = CliRunner().invoke(app, ["spool", name, str(path), *COMMANDS[name]])
+        session.close_all()
     return done
+
+
+@contextlib.contextmanager
+def lent(path: Path) -> Iterator[None]:
+    with users.rights_for_good():
+        become_owner(path)
+        yield
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -394,12 +405,91 @@ def test_commands_follow_no_link_of_another_user(tmp_path: Path, monkeypatch: py
     if users.IS_ROOT:
         users.give_away(monkeypatch, link)
     else:
-        monkeypatch.setattr(folders, "exposures", lambda path, owner: iter([is_of(path, users.OTHER)]))
+        users.of_root(monkeypatch, os.getuid())
+        monkeypatch.setattr(folders, "exposures", lambda path, owner=0: iter([is_of(path, users.OTHER)]))
     done = spool_command(command, link.parent)
     assert done.exit_code == 1
     assert (
         f"its owner, uid {users.OTHER}, may change {link}. Run: chown -h {os.getuid()} {link}, or move" in done.stderr
     )
+
+
+def owners(monkeypatch: pytest.MonkeyPatch, uids: dict[Path, int]) -> None:
+    """These folders are those of root and of users with these numbers."""
+    mine = os.getuid()
+    users.root_beside(monkeypatch, *(path for path, uid in uids.items() if uid))
+    if users.IS_ROOT:
+        for path, uid in uids.items():
+            for each in everything_in(path):
+                os.chown(each, uid, uid)
+        return
+
+    def owner(path: Path) -> os.stat_result:
+        status = list(path.stat())
+        status[4] = {0: folders.ROOT, users.OTHER: mine}.get(uids[path], uids[path])
+        return os.stat_result(status)
+
+    monkeypatch.setattr(lending, "_owner", owner)
+    monkeypatch.setattr(folders, "exposures", lambda *_: iter([]))
+    monkeypatch.setattr(folders, "exposures_in", lambda *_: iter([]))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_root_uses_its_own_spools_and_then_those_of_one_other_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Root takes the rights of the first other owner for good, so that what stays open of a spool has no more than these."""
+    (base := tmp_path / "base").mkdir()
+    base.chmod(0o1777)
+    theirs, further, own, more = (fill(base / f"worker-{name}") for name in ("1-of-one", "2-of-another", "3", "4"))
+    owners(monkeypatch, {theirs: users.OTHER, further: users.OTHER + 5, own: 0, more: users.OTHER})
+    used: list[tuple[Path, bool]] = []
+    real = Database._opened
+
+    def opened(db: Database, *given: bool) -> object:
+        used.append((db.path, folders.has_own_rights()))
+        return real(db, *given)
+
+    monkeypatch.setattr(Database, "_opened", opened)
+    done = spool_command(command, base)
+    assert done.exit_code == 1
+    assert list(dict.fromkeys(used)) == [(own, True), (theirs, False), (more, False)]
+    assert f"the spool in {further} is not used: it belongs to uid {users.OTHER + 5}, and" in done.stderr
+    assert f"Run the command again with that folder: {further}" in done.stderr
+
+
+def test_an_error_of_one_spool_keeps_nothing_of_it_open() -> None:
+    """Frames of the error would keep a database to the end of the command, as ``failed`` keeps the error."""
+
+    class Opened:
+        pass
+
+    def fail(opened: Opened) -> None:
+        try:
+            raise ValueError("first")
+        except ValueError as e:
+            raise OverflowError("second") from e
+
+    failed: list[Exception] = []
+    kept = Opened()
+    gone = weakref.ref(kept)
+    with _collected(failed):
+        fail(kept)
+    del kept
+    assert gone() is None
+    (error,) = failed
+    assert f", {__file__}:" in error.__notes__[0]
+
+
+def test_totals_that_no_store_has_are_counted_again(tmp_path: Path) -> None:
+    spool = fill(tmp_path / "worker-1")
+    with contextlib.closing(Database(spool)) as db:
+        db.write([(TOTALS, Totals(depth=2**63).encode())])
+    done = spool_command("show", spool)
+    assert f"{spool} is damaged" in done.stderr
+    with contextlib.closing(make(spool)) as store:
+        assert (len(store), store.damages) == (1, 1)
+    assert "damaged" not in spool_command("show", spool).stderr
 
 
 @pytest.mark.parametrize("command", ["assign", "send"])
@@ -556,24 +646,27 @@ def test_a_spool_that_has_gone_is_an_error(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import os, sys
+import atexit, os, sys
 from pathlib import Path
 import pytest
 from rocketmq_spark.cli.command import app
+from rocketmq_spark.cli.spool import _collected
 from tests import users
 users.root_beside(pytest.MonkeyPatch(), Path(sys.argv[1]))
 late = []
 def outside(path):
     return not isinstance(path, int) and not os.fspath(path).startswith(sys.argv[1])
 def watch(event, details):
-    if os.geteuid() != os.getuid() and (event == "import" or event == "open" and outside(details[0])):
+    if not users.folders.has_own_rights() and (event == "import" or event == "open" and outside(details[0])):
         late.append((event, details[0]))
 sys.addaudithook(watch)
-try:
-    app(["spool", sys.argv[2], *sys.argv[1:2], *sys.argv[3:]])
-finally:
-    users.folders.has_own_rights() or late.append("rights")
+@atexit.register
+def last():
+    real = os.getresuid() + os.getresgid() + tuple(os.getgroups()) if users.IS_ROOT else (os.geteuid(), users.OTHER)
+    if users.folders.has_own_rights() or {*real} != {users.OTHER, os.geteuid()} or os.geteuid() == users.folders.ROOT:
+        late.append(("rights", real))
     print("late:", *late, file=sys.stderr)
+app(["spool", sys.argv[2], *sys.argv[1:2], *sys.argv[3:]])
 """
 
 

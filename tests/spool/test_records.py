@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,9 @@ def test_a_state_comes_back(one: RecordState) -> None:
 
 @given(st.builds(Totals, *[numbers] * 7))
 def test_totals_come_back(one: Totals) -> None:
-    assert Totals.decode(one.encode()) == one
+    """Numbers that no store reaches are damage: Python could not use them as lengths."""
+    possible = max(dataclasses.astuple(one)) <= 2**62
+    assert Totals.decode(one.encode()) == (one if possible else None)
 
 
 @given(records, st.data())

@@ -10,6 +10,8 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.model import Resent, SendRequest, SpooledSend
+from rocketmq_spark.spool import spool as spool_module
+from rocketmq_spark.spool.database import in_use
 from rocketmq_spark.spool.lanes import SteadyClock
 from rocketmq_spark.spool.records import Record
 from rocketmq_spark.spool.spool import SEND_KIND, SendSpool
@@ -217,3 +219,21 @@ def test_more_than_a_page_is_sent_now(fixture: Fixture, monkeypatch: pytest.Monk
     monkeypatch.setattr(fixture.spool.redelivery, "drain", lambda deadline: fixture.time.advance(0))
     assert fixture.spool.send_all(60) == 0
     assert sorted(one.request.body for one in fixture.resender.sent) == sorted(bodies)
+
+
+def test_a_spool_that_cannot_be_made_leaves_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the error is, and with all references to it, such as in a traceback that somebody keeps."""
+    for place in ("_begun", "begin", "__init__"):
+        error = KeyboardInterrupt(place)
+
+        def fail(*_: object, error: KeyboardInterrupt = error, **__: object) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            owner, name = (Timer, "begin") if place == "_begun" else (spool_module.Redelivery, place)
+            patch.setattr(owner, name, fail)
+            store = Store(tmp_path / "s", sync="never")
+            store.add([(Record("send", b"x", 1, "t"), 1)])
+            with pytest.raises(KeyboardInterrupt, match=place):
+                SendSpool(store, FakeResender(), Timer("spool"))
+        assert not in_use(tmp_path / "s")
