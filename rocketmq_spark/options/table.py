@@ -812,6 +812,8 @@ class Options:
 TABLE: tuple[Option, ...] = tuple(
     Option(name=names.camel_case(f.name), field=f.name, **f.metadata) for f in dataclasses.fields(Options) if f.metadata
 )
+# The options of sources and sinks.
+SPARK_OPTIONS = frozenset(row.name for row in TABLE if not {*SOURCE_ROLES, "sink"}.isdisjoint(row.roles))
 _BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.aliases, row.field)}
 
 
@@ -829,7 +831,9 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
         row = _BY_NAME.get(name.lower())
         if row is None:
             problems.append(
-                names.unknown_option(name, {each.name: each.field if keywords else each.name for each in TABLE})
+                names.unknown_option(
+                    name, {each.name: each.field if keywords else each.name for each in TABLE}, SPARK_OPTIONS
+                )
             )
             continue
         called = row.field if keywords else row.name
@@ -870,6 +874,11 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
         from_variables=frozenset(from_environment),
         keywords=keywords,
     )
+
+
+def foreign_option(name: str) -> str | None:
+    """Return the sentence of errors about an option of Spark's Kafka connector or of another client; None for other names."""
+    return names.of_foreign_option(name, SPARK_OPTIONS)
 
 
 def option_name(field: str) -> str:
