@@ -244,7 +244,8 @@ def other_rows(given): given.value
 given = rows.limit(1)
 both = rows.limit(1)
 both = spark.table("t")
-both.value, other.value, other["key"], d.get("value"), good.offset(3), print("key")
+query = rows.writeStream.format("delta").start()
+both.value, query.offset, other.value, other["key"], d.get("value"), good.offset(3), print("key")
 other.select("key", F.col("value")).where("offset > 1"); F.col("key"); spark.sql("SELECT key FROM u")
 sent.write.format("kafka").mode("append").save()
 """
@@ -266,7 +267,7 @@ def test_columns_are_listed_where_they_are_certain():
         ("6", "column value"),
         ("7", "column key"),
         ("7", "column timestamp"),
-        ("14", 'format("kafka")'),
+        ("15", 'format("kafka")'),
     ]
     here = {place.kafka: place.here for place in findings("job.py", COLUMNS_JOB).lines}
     assert here["column offset"] == "stays, with kafkaColumns=true; without it: queueOffset"
@@ -350,6 +351,7 @@ def test_a_computed_format_is_resolved(text):
         ("def read(reader, fmt):\n  return reader.format(fmt)", "format(fmt)"),
         ('spark.read.format(f"{name}").load()', "format(f'{name}')"),
         ("spark.read.load(format=fmt)", "format(fmt)"),
+        ('spark.read.format(cfg.fmt or "rocketmq").load()', "format(cfg.fmt or 'rocketmq')"),
         ("df.write.save(None, fmt)", "format(fmt)"),
         ("spark.read.load(**options)", "load(**…)"),
         ('spark.sql(f"CREATE TABLE t USING {fmt}")', "USING …"),
