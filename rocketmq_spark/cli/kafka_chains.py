@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.cli.kafka_options import KAFKA, OF_SPARK, ROCKETMQ, Setting, replacements
 from rocketmq_spark.cli.kafka_text import COMPUTED, FORMAT, UPDATE, Finding
-from rocketmq_spark.cli.python_values import UNKNOWN, Binding, Entries, Function, Parameter, Program
+from rocketmq_spark.cli.python_values import UNKNOWN, Binding, Entries, Function, Parameter, PythonProgram
 
 _APPEND = 'mode("append"), which is required'
 _CONTINUOUS = "a trigger of micro-batches; continuous processing is not supported"
@@ -33,7 +33,7 @@ _PARAMETERS = {
 }
 
 
-class Option(NamedTuple):
+class ChainOption(NamedTuple):
     """``value`` None is not known. ``name`` is ``UNKNOWN`` for options that the program's text does not show."""
 
     name: str
@@ -42,7 +42,7 @@ class Option(NamedTuple):
 
 
 @dataclass(eq=False)
-class Chain:
+class CallChain:
     """``root`` is what the first call is made on; ``base`` is the session that reads, or the frame that is written."""
 
     calls: list[tuple[str, ast.Call]]
@@ -51,7 +51,7 @@ class Chain:
     role: str | None = None
 
     @classmethod
-    def of(cls, call: ast.Call, program: Program) -> Chain:
+    def of(cls, call: ast.Call, program: PythonProgram) -> CallChain:
         calls: list[tuple[str, ast.Call]] = []
         node: ast.expr = call
         while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not program.functions(node.func):
@@ -65,7 +65,7 @@ class Chain:
     def names(self) -> set[str]:
         return {name for name, _ in self.calls}
 
-    def formats(self, program: Program) -> list[ast.expr | None]:
+    def formats(self, program: PythonProgram) -> list[ast.expr | None]:
         """What names the format; None is an option that the program's text does not show."""
         formats: list[ast.expr | None] = []
         for name, call in self.calls:
@@ -77,7 +77,7 @@ class Chain:
         return [node for node in formats if node is not None] or formats
 
     @staticmethod
-    def _unpacked_formats(call: ast.Call, program: Program) -> Iterator[ast.expr | None]:
+    def _unpacked_formats(call: ast.Call, program: PythonProgram) -> Iterator[ast.expr | None]:
         for keyword in call.keywords:
             for option in _unpacked(keyword.value, program) if keyword.arg is None else ():
                 if option.name in ("format", UNKNOWN):
@@ -89,7 +89,7 @@ class Chain:
         names = _PARAMETERS[name]
         return _argument(call, names.index(parameter), parameter) if parameter in names else None
 
-    def options(self, program: Program) -> Iterator[Option]:
+    def options(self, program: PythonProgram) -> Iterator[ChainOption]:
         for name, call in self.calls:
             if name == "option":
                 key, value = _argument(call, 0, "key"), _argument(call, 1, "value")
@@ -97,14 +97,16 @@ class Chain:
                     continue
                 names = program.texts(key)
                 for text in names:
-                    yield Option(UNKNOWN if UNKNOWN in text else text, value if len(names) == 1 else None, key.lineno)
+                    yield ChainOption(
+                        UNKNOWN if UNKNOWN in text else text, value if len(names) == 1 else None, key.lineno
+                    )
             if name not in ("options", *_ENDS):
                 continue
             for keyword in call.keywords:
                 if keyword.arg is None:
                     yield from _unpacked(keyword.value, program)
                 elif keyword.arg not in _PARAMETERS.get(name, ()):
-                    yield Option(keyword.arg, keyword.value, keyword.value.lineno)
+                    yield ChainOption(keyword.arg, keyword.value, keyword.value.lineno)
 
 
 def _argument(call: ast.Call, index: int, name: str) -> ast.expr | None:
@@ -112,20 +114,20 @@ def _argument(call: ast.Call, index: int, name: str) -> ast.expr | None:
     return call.args[index] if len(call.args) > index else by_name
 
 
-def _unpacked(node: ast.expr, program: Program) -> Iterator[Option]:
+def _unpacked(node: ast.expr, program: PythonProgram) -> Iterator[ChainOption]:
     for value in program.values(node):
         if isinstance(value, Entries):
-            yield from (Option(*entry) for entry in value.items)
+            yield from (ChainOption(*entry) for entry in value.items)
         if value is not None and (not isinstance(value, Entries) or value.is_open):
-            yield Option(UNKNOWN, None, node.lineno)
+            yield ChainOption(UNKNOWN, None, node.lineno)
 
 
 @dataclass(eq=False)
 class ReaderOrWriter:
     """The chains of one reader or writer, with what they set together."""
 
-    program: Program
-    chains: list[Chain] = field(default_factory=list)
+    program: PythonProgram
+    chains: list[CallChain] = field(default_factory=list)
     roles: set[str] = field(default_factory=set)
 
     @functools.cached_property
@@ -148,13 +150,13 @@ class ReaderOrWriter:
 class Chains:
     """All chains of a program, by reader and writer."""
 
-    def __init__(self, program: Program, trees: list[ast.Module]) -> None:
+    def __init__(self, program: PythonProgram, trees: list[ast.Module]) -> None:
         self.program = program
         self._parents: dict[object, object] = {}
         self._bound_names: set[object] = set()
         self._returning: set[Function] = set()  # whose results are united with what they return
-        self.chains: list[Chain] = []
-        self._by_call: dict[ast.Call, Chain] = {}
+        self.chains: list[CallChain] = []
+        self._by_call: dict[ast.Call, CallChain] = {}
         self._roots: list[ast.Attribute] = []
         nodes = [node for tree in trees for node in ast.walk(tree)]  # a whole chain comes before its parts
         for node in nodes:
@@ -162,7 +164,7 @@ class Chains:
                 case ast.Call(func=ast.Attribute() as method) if node not in self._by_call and not program.functions(
                     method
                 ):
-                    chain = Chain.of(node, program)
+                    chain = CallChain.of(node, program)
                     self._by_call.update((call, chain) for _, call in chain.calls)
                     self.chains.append(chain)
                 case ast.Attribute(attr=name) if name in _ROLES:
@@ -177,10 +179,10 @@ class Chains:
         for chain in self.chains:
             self.owner(chain).chains.append(chain)
 
-    def owner(self, chain: Chain) -> ReaderOrWriter:
+    def owner(self, chain: CallChain) -> ReaderOrWriter:
         return self._owner(self._key(chain.root))
 
-    def _is_io(self, chain: Chain) -> bool:
+    def _is_io(self, chain: CallChain) -> bool:
         if chain.role is not None or self.owner(chain).roles or chain.names & _OF_IO:
             return True
         formats = [call for name, call in chain.calls if name == "format"]
@@ -266,7 +268,7 @@ class Chains:
 class KafkaChains:
     """The chains of a program that read or write Kafka, or may do so, and what replaces their parts."""
 
-    def __init__(self, program: Program, trees: list[ast.Module]) -> None:
+    def __init__(self, program: PythonProgram, trees: list[ast.Module]) -> None:
         self._program = program
         self._chains = Chains(program, trees)
         self.constants: set[ast.Constant] = set()  # the texts that are formats
@@ -276,7 +278,9 @@ class KafkaChains:
         ] = {}  # by variable and function: whether it is a frame of Kafka's source
         self._active: set[object] = set()
         self._is_circular = False
-        self._by_call: dict[ast.expr, Chain] = {call: chain for chain in self._chains.chains for _, call in chain.calls}
+        self._by_call: dict[ast.expr, CallChain] = {
+            call: chain for chain in self._chains.chains for _, call in chain.calls
+        }
 
     def findings(self, tree: ast.Module) -> Iterator[Finding]:
         nodes = set(ast.walk(tree))
@@ -284,7 +288,7 @@ class KafkaChains:
             if chain.calls[-1][1] in nodes:
                 yield from self._of_chain(chain)
 
-    def _of_chain(self, chain: Chain) -> Iterator[Finding]:
+    def _of_chain(self, chain: CallChain) -> Iterator[Finding]:
         owner = self._chains.owner(chain)
         role = chain.role or (next(iter(owner.roles)) if len(owner.roles) == 1 else None)
         line = (chain.calls[-1][1].func.end_lineno or 0) if chain.calls else 0
@@ -307,7 +311,9 @@ class KafkaChains:
         if format in (KAFKA, ROCKETMQ):
             yield from self._modes(chain, owner)
 
-    def _of_option(self, option: Option, role: str | None, format: str | None, others: set[str]) -> Iterator[Finding]:
+    def _of_option(
+        self, option: ChainOption, role: str | None, format: str | None, others: set[str]
+    ) -> Iterator[Finding]:
         lower = option.name.lower()
         self.options.add((option.line, option.name))
         if option.name == UNKNOWN:
@@ -315,14 +321,14 @@ class KafkaChains:
                 yield option.line, "options", _OPTIONS
         elif format in (KAFKA, ROCKETMQ):
             texts = [UNKNOWN] if option.value is None else self._program.texts(option.value)
-            for here in replacements(Setting(option.name, texts, role, format, others)):
-                yield option.line, option.name, here
+            for replacement in replacements(Setting(option.name, texts, role, format, others)):
+                yield option.line, option.name, replacement
         elif lower.startswith("kafka.") or (format is None and lower in OF_SPARK):
             texts = [UNKNOWN] if option.value is None else self._program.texts(option.value)
-            for here in replacements(Setting(option.name, texts, role, None, others)):
-                yield option.line, option.name, here
+            for replacement in replacements(Setting(option.name, texts, role, None, others)):
+                yield option.line, option.name, replacement
 
-    def _format(self, chain: Chain) -> str | None:
+    def _format(self, chain: CallChain) -> str | None:
         """The format of a chain: Kafka's if it may be that; None if it is not known."""
         nodes = chain.formats(self._program) or self._chains.owner(chain).formats
         texts = [text.strip().lower() for node in nodes for text in self._program.texts(node)]
@@ -332,7 +338,7 @@ class KafkaChains:
             return ROCKETMQ
         return None if not texts or any(UNKNOWN in text for text in texts) else texts[0]
 
-    def _modes(self, chain: Chain, owner: ReaderOrWriter) -> Iterator[Finding]:
+    def _modes(self, chain: CallChain, owner: ReaderOrWriter) -> Iterator[Finding]:
         for name, call in chain.calls:
             if name == "trigger" and any(keyword.arg == "continuous" for keyword in call.keywords):
                 yield call.lineno, "trigger(continuous=…)", _CONTINUOUS
@@ -340,13 +346,13 @@ class KafkaChains:
                 node = (
                     _argument(call, 0, "outputMode")
                     if name == "outputMode"
-                    else Chain.parameter(name, call, "outputMode")
+                    else CallChain.parameter(name, call, "outputMode")
                 )
                 for text in self._program.texts(node) if node is not None else ():
                     if node is not None and text.lower() in ("update", "complete"):
                         yield node.lineno, f'outputMode("{text}")', UPDATE
             if name == "save":
-                node = Chain.parameter(name, call, "mode")
+                node = CallChain.parameter(name, call, "mode")
                 texts = [*owner.modes, *([] if node is None else self._program.texts(node))]
                 if not any(text.lower() == "append" or UNKNOWN in text for text in texts):
                     shown = f'mode("{texts[0]}")' if texts else "save()"

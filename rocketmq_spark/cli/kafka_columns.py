@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator
 
 from rocketmq_spark.cli.kafka_options import DOTS
 from rocketmq_spark.cli.kafka_text import Finding
-from rocketmq_spark.cli.python_values import Program
+from rocketmq_spark.cli.python_values import PythonProgram
 from rocketmq_spark.wire.names import legal_name
 
 _REPLACEMENTS = {
@@ -45,7 +45,7 @@ _TOPIC_WITH_DOTS = re.compile(
 
 
 def column_findings(
-    tree: ast.Module, program: Program, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
+    tree: ast.Module, program: PythonProgram, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
 ) -> Iterator[Finding]:
     """Line, column and its replacement; ``written`` are the calls of which the frames consist that Kafka's sink writes."""
     for line, name in _columns(tree, program, reads_kafka, written):
@@ -65,7 +65,7 @@ def _frame_calls(
 
 
 def _columns(
-    tree: ast.Module, program: Program, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
+    tree: ast.Module, program: PythonProgram, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
 ) -> Iterator[tuple[int, str]]:
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     views: set[str] = set()
@@ -108,7 +108,7 @@ def _of_method(call: ast.Call) -> Iterator[tuple[int, str]]:
                         yield from _whole(text)
 
 
-def _topics(call: ast.Call, program: Program) -> Iterator[Finding]:
+def _topics(call: ast.Call, program: PythonProgram) -> Iterator[Finding]:
     """Texts with dots that are compared with the column topic, split it, or become it."""
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     match call:
@@ -135,8 +135,8 @@ def _topics(call: ast.Call, program: Program) -> Iterator[Finding]:
                     yield from _compared(node, program)
                 case ast.Constant(value=str(text)) if method in _EXPRESSIONS or _is_expression(argument, node):
                     for found in _TOPIC_WITH_DOTS.finditer(text):
-                        here = DOTS if found["sent"] else _with_underscores(found["name"])
-                        yield node.lineno + text.count("\n", 0, found.start()), "column topic", here
+                        replacement = DOTS if found["sent"] else _with_underscores(found["name"])
+                        yield node.lineno + text.count("\n", 0, found.start()), "column topic", replacement
 
 
 def _is_expression(argument: ast.expr, text: ast.Constant) -> bool:
@@ -149,7 +149,7 @@ def _is_expression(argument: ast.expr, text: ast.Constant) -> bool:
     )
 
 
-def _compared(node: ast.Compare | ast.Call, program: Program) -> Iterator[Finding]:
+def _compared(node: ast.Compare | ast.Call, program: PythonProgram) -> Iterator[Finding]:
     parts = list(ast.walk(node))
     is_topic = any(
         (isinstance(part, ast.Constant) and part.value == "topic")

@@ -16,7 +16,7 @@ from rocketmq_spark.cli.kafka_chains import KafkaChains
 from rocketmq_spark.cli.kafka_columns import column_findings
 from rocketmq_spark.cli.kafka_options import Setting, replacements
 from rocketmq_spark.cli.kafka_text import CHECK, JAR, PACKAGE, SETTING, Finding, of_sql, of_text
-from rocketmq_spark.cli.python_values import Entries, Program
+from rocketmq_spark.cli.python_values import Entries, PythonProgram
 
 
 class KafkaLine(NamedTuple):
@@ -24,7 +24,7 @@ class KafkaLine(NamedTuple):
 
     where: str
     kafka: str
-    here: str
+    replacement: str
 
 
 class Findings(NamedTuple):
@@ -36,7 +36,7 @@ class Findings(NamedTuple):
 
 _DSTREAMS = "a stream of format rocketmq; there are no DStreams"
 _LAG = 'progress(query)["lag"] (docs/monitoring.md)'
-_CLIENT = "rocketmq_spark.Producer, PullConsumer and Consumer, for topics and groups Admin (rocketmq-spark help api)"
+_CLIENT = "rocketmq_spark.Producer, PullConsumer and Consumer; Admin for topics, queues and groups: help(rocketmq_spark.Admin)"
 _ASYNC = "rocketmq_spark.aio (rocketmq-spark help asyncio)"
 _CLIENTS = {"kafka": _CLIENT, "confluent_kafka": _CLIENT, "aiokafka": _ASYNC, "faust": _ASYNC}
 # What ``ast.parse`` and ``json.loads`` raise for texts that they cannot read, or that are too deep for them.
@@ -56,7 +56,7 @@ def findings(name: str, text: str | bytes) -> Findings:
 
 
 def _placed(prefix: str, lines: Iterable[Finding]) -> list[KafkaLine]:
-    return [KafkaLine(f"{prefix}{line}", kafka, here) for line, kafka, here in sorted(set(lines))]
+    return [KafkaLine(f"{prefix}{line}", kafka, replacement) for line, kafka, replacement in sorted(set(lines))]
 
 
 def _of_notebook(text: str) -> Findings:
@@ -87,7 +87,7 @@ def _parsed(cell: str) -> ast.Module | None:
 
 def _of_python(trees: list[ast.Module]) -> list[list[Finding]]:
     """The findings of each module or cell; all share their variables."""
-    program = Program(trees)
+    program = PythonProgram(trees)
     kafka = KafkaChains(program, trees)
     of_chains = [list(kafka.findings(tree)) for tree in trees]  # all, before texts are judged that no chain has
     written = kafka.written()
@@ -97,7 +97,7 @@ def _of_python(trees: list[ast.Module]) -> list[list[Finding]]:
     ]
 
 
-def _of_rest(tree: ast.Module, program: Program, kafka: KafkaChains) -> Iterator[Finding]:
+def _of_rest(tree: ast.Module, program: PythonProgram, kafka: KafkaChains) -> Iterator[Finding]:
     """What is not in a chain: clients, dictionaries of options, SQL, settings, and texts that may become a format."""
     seen: set[ast.AST] = set()  # docstrings, and parts of texts
     for node in ast.walk(tree):  # a whole text comes before its parts
@@ -126,7 +126,7 @@ def _of_rest(tree: ast.Module, program: Program, kafka: KafkaChains) -> Iterator
                     yield node.lineno, '"kafka"', CHECK
 
 
-def _of_texts(node: ast.expr, place: ast.expr, program: Program, seen: set[ast.AST]) -> Iterator[Finding]:
+def _of_texts(node: ast.expr, place: ast.expr, program: PythonProgram, seen: set[ast.AST]) -> Iterator[Finding]:
     """SQL in a text that is put together."""
     texts = program.texts(node)
     parts = [part for part in ast.walk(node) if isinstance(part, ast.JoinedStr | ast.BinOp)]
@@ -137,7 +137,7 @@ def _of_texts(node: ast.expr, place: ast.expr, program: Program, seen: set[ast.A
     yield from found
 
 
-def _dictionary(given: ast.expr, program: Program, kafka: KafkaChains) -> Iterator[Finding]:
+def _dictionary(given: ast.expr, program: PythonProgram, kafka: KafkaChains) -> Iterator[Finding]:
     """The entries of a dictionary that has an option of Kafka, and of which no chain is known."""
     for entries in program.values(given):
         if not isinstance(entries, Entries) or not any(
@@ -148,7 +148,7 @@ def _dictionary(given: ast.expr, program: Program, kafka: KafkaChains) -> Iterat
         for entry in entries.items:
             if (entry.line, entry.name) not in kafka.options:
                 setting = Setting(entry.name, program.texts(entry.value), None, None, names)
-                yield from ((entry.line, entry.name, here) for here in replacements(setting))
+                yield from ((entry.line, entry.name, replacement) for replacement in replacements(setting))
 
 
 def _constant(text: str, line: int) -> Iterator[Finding]:
@@ -165,5 +165,5 @@ def _imports(node: ast.Import | ast.ImportFrom) -> Iterator[Finding]:
     for module in modules:
         if module.startswith("pyspark.streaming.kafka"):
             yield node.lineno, module, _DSTREAMS
-        elif here := _CLIENTS.get(module.partition(".")[0]):
-            yield node.lineno, module, here
+        elif replacement := _CLIENTS.get(module.partition(".")[0]):
+            yield node.lineno, module, replacement

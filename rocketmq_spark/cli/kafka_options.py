@@ -75,10 +75,10 @@ def replacements(setting: Setting) -> Iterator[str]:
     elif lower in OF_GROUPS:
         yield from _of_group(setting)
     elif row is None and lower not in TOLERATED and (setting.format != ROCKETMQ or _is_of_connector(lower)):
-        here = foreign_option(setting.name)
-        if here is not None:
-            is_known = setting.role is not None and not here.startswith("remove it")
-            yield _no_option(setting.role) if is_known and not _fits(here, setting.role) else here
+        replacement = foreign_option(setting.name)
+        if replacement is not None:
+            is_known = setting.role is not None and not replacement.startswith("remove it")
+            yield _no_option(setting.role) if is_known and not _fits(replacement, setting.role) else replacement
 
 
 def _is_of_connector(lower: str) -> bool:
@@ -141,8 +141,8 @@ def _of_group(setting: Setting) -> Iterator[str]:
         yield foreign_option(setting.name) or ""
 
 
-def _fits(here: str, role: str | None) -> bool:
+def _fits(replacement: str, role: str | None) -> bool:
     """Whether the role accepts an option that a sentence names, if the sentence names one."""
-    main, _, _ = here.partition(", with ")
+    main, _, _ = replacement.partition(", with ")
     named = [row for row in TABLE if f"'{row.name}'" in main]
     return not named or any(role in row.roles for row in named)

@@ -60,8 +60,8 @@ def of_text(text: str) -> Iterator[Finding]:
     plain = _COMMENT.sub("//", text)
     first = 1
     for statement in _STATEMENT.finditer(plain):
-        for line, kafka, here in _of_statement(statement[0]):
-            yield first + line, kafka, here
+        for line, kafka, replacement in _of_statement(statement[0]):
+            yield first + line, kafka, replacement
         first += statement[0].count("\n")
 
 
@@ -71,7 +71,7 @@ def of_sql(text: str, line: int) -> Iterator[Finding]:
     is_computed = create is not None and _COMPUTED_SQL.search(text, create.start())
     is_kafka = create is not None and _IN_SQL.search(text, create.start())
     if is_kafka or is_computed or _ROCKETMQ.search(text):
-        yield from ((line + number - 1, kafka, here) for number, kafka, here in of_text(text))
+        yield from ((line + number - 1, kafka, replacement) for number, kafka, replacement in of_text(text))
 
 
 def _of_statement(text: str) -> Iterator[Finding]:
@@ -81,7 +81,7 @@ def _of_statement(text: str) -> Iterator[Finding]:
     is_shared = is_kafka or is_rocketmq or not _OTHER_FORMAT.search(text)
     ends = [end.start() for end in re.finditer("\n", text)]
     named = [match.span() for pattern in (_FORMAT, _IN_SQL) for match in pattern.finditer(text)]
-    for pattern, here in (
+    for pattern, replacement in (
         (_FORMAT, FORMAT),
         (_IN_SQL, SQL),
         (JAR, PACKAGE),
@@ -92,10 +92,10 @@ def _of_statement(text: str) -> Iterator[Finding]:
         *([(_MODE, UPDATE)] if is_shared else []),
     ):
         for match in pattern.finditer(text):
-            if here == CHECK and any(first <= match.start() < last for first, last in named):
+            if replacement == CHECK and any(first <= match.start() < last for first, last in named):
                 continue
             shown = " ".join(match[0].replace(UNKNOWN, "…").split()).removeprefix(".")
-            yield bisect.bisect_left(ends, match.start()), shown, here
+            yield bisect.bisect_left(ends, match.start()), shown, replacement
     source = KAFKA if is_kafka else ROCKETMQ if is_rocketmq else None
     pairs = [(match, match["long"] or match["double"] or match["single"] or "") for match in _PAIR.finditer(text)]
     others = {match[1].lower() for match, _ in pairs}
@@ -109,5 +109,5 @@ def _of_statement(text: str) -> Iterator[Finding]:
     for match, setting in settings:
         # Other things have topics and groups, too.
         if source is not None or setting.name.lower() not in ("topic", "group"):
-            for here in replacements(setting):
-                yield bisect.bisect_left(ends, match.start(1)), match[1], here
+            for replacement in replacements(setting):
+                yield bisect.bisect_left(ends, match.start(1)), match[1], replacement

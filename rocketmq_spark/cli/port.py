@@ -44,7 +44,7 @@ def port(ctx: click.Context, file: Path) -> None:
         raise click.UsageError(f"{file} cannot be read: {e}") from e
     except UNREADABLE as e:
         raise click.UsageError(f"{file} cannot be parsed: {str(e) or 'it is nested too deeply'}") from e
-    rows = [{"line": place.where, "kafka": place.kafka, "rocketmq": place.here} for place in lines]
+    rows = [{"line": finding.where, "kafka": finding.kafka, "rocketmq": finding.replacement} for finding in lines]
     if rows:
         output.rows({"line": "LINE", "kafka": "KAFKA", "rocketmq": "ROCKETMQ"}, rows)
     if searched:

@@ -65,18 +65,18 @@ Binding = ast.expr | Element | Parameter | Function | ast.ClassDef | None
 
 
 @dataclass(eq=False)
-class Scope:
+class NameScope:
     """A module, a function or a class, with its bindings, and with what is added to its dictionaries."""
 
-    parent: Scope | None
+    parent: NameScope | None
     is_class: bool = False
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
     additions: dict[str, list[ast.expr]] = field(default_factory=dict)
     module_names: set[str] = field(default_factory=set)
 
-    def owner(self, name: str) -> Scope | None:
+    def owner(self, name: str) -> NameScope | None:
         """The scope whose ``name`` an expression in this scope means; None for a builtin."""
-        scope: Scope | None = self
+        scope: NameScope | None = self
         while scope is not None:
             if name in scope.bindings and (scope is self or not scope.is_class):
                 return scope
@@ -84,12 +84,12 @@ class Scope:
         return None
 
 
-class Program:
+class PythonProgram:
     """The bindings of a program, or of the cells of a notebook, which share one module."""
 
     def __init__(self, trees: Iterable[ast.Module]) -> None:
-        self.module = Scope(None)
-        self._scopes: dict[ast.AST, Scope] = {}
+        self.module = NameScope(None)
+        self._scopes: dict[ast.AST, NameScope] = {}
         self._attributes: dict[str, list[Binding]] = {}
         self._methods: dict[str, list[Function]] = {}
         self._returns: dict[ast.AST, list[ast.expr]] = {}
@@ -109,7 +109,7 @@ class Program:
 
     # Bindings
 
-    def _bind(self, node: ast.AST, scope: Scope, function: Function | None) -> None:
+    def _bind(self, node: ast.AST, scope: NameScope, function: Function | None) -> None:
         self._scopes[node] = scope
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
@@ -119,7 +119,7 @@ class Program:
                         self._methods.setdefault(node.name, []).append(node)
                     for part in (*node.decorator_list, *([node.returns] if node.returns else ())):
                         self._bind(part, scope, function)
-                inner = Scope(scope)
+                inner = NameScope(scope)
                 self._parameters(node, inner, scope)
                 if isinstance(node, ast.Lambda):
                     self._returns[node] = [node.body]
@@ -130,7 +130,7 @@ class Program:
                 return
             case ast.ClassDef():
                 self._name(scope, node.name, node)
-                inner = Scope(scope, is_class=True)
+                inner = NameScope(scope, is_class=True)
                 for child in ast.iter_child_nodes(node):
                     self._bind(child, inner if isinstance(child, ast.stmt) else scope, function)
                 for name, bindings in inner.bindings.items():
@@ -161,16 +161,16 @@ class Program:
         for child in ast.iter_child_nodes(node):
             self._bind(child, scope, function)
 
-    def _made(self, node: ast.expr, place: ast.AST, scope: Scope) -> ast.expr:
+    def _made(self, node: ast.expr, place: ast.AST, scope: NameScope) -> ast.expr:
         """``node``, which is not in the program's text, at the place of a node that is."""
         self._scopes[node] = scope
         return ast.copy_location(node, place)
 
-    def _name(self, scope: Scope, name: str, binding: Binding) -> None:
+    def _name(self, scope: NameScope, name: str, binding: Binding) -> None:
         scope = self.module if name in scope.module_names else scope
         scope.bindings.setdefault(name, []).append(binding)
 
-    def _target(self, target: ast.expr, value: ast.expr | Element, scope: Scope) -> None:
+    def _target(self, target: ast.expr, value: ast.expr | Element, scope: NameScope) -> None:
         match target:
             case ast.Name(id=name):
                 self._name(scope, name, value)
@@ -185,7 +185,7 @@ class Program:
                 added = self._made(ast.Dict([key], [value]), target, scope)
                 (scope.owner(name) or scope).additions.setdefault(name, []).append(added)
 
-    def _parameters(self, function: Function, scope: Scope, outer: Scope) -> None:
+    def _parameters(self, function: Function, scope: NameScope, outer: NameScope) -> None:
         arguments = function.args
         positional = [*arguments.posonlyargs, *arguments.args]
         defaults = [*[None] * (len(positional) - len(arguments.defaults)), *arguments.defaults]
@@ -205,7 +205,7 @@ class Program:
         for default in (*arguments.defaults, *filter(None, arguments.kw_defaults)):
             self._bind(default, outer, None)
 
-    def _call(self, call: ast.Call, scope: Scope) -> None:
+    def _call(self, call: ast.Call, scope: NameScope) -> None:
         self._named_calls.append(call)
         match call:
             case ast.Call(func=ast.Attribute(attr="foreachBatch", value=writer), args=[ast.Name() as function, *_]):
@@ -375,7 +375,7 @@ class Program:
         try:
             found = [value for binding in bindings for value in self._bound(binding)]
             owner, name = key if isinstance(key, tuple) else (None, "")
-            added = owner.additions.get(name, []) if isinstance(owner, Scope) else []
+            added = owner.additions.get(name, []) if isinstance(owner, NameScope) else []
             if added and any(isinstance(value, Entries) for value in found):
                 more = self._merged(added)
                 found = [_united([value, more]) if isinstance(value, Entries) else value for value in found]

@@ -46,7 +46,7 @@ def places(name: str, text: str) -> list[tuple[str, str]]:
 
 def answer(text: str) -> str:
     (place,) = findings("job.py", text).lines
-    return place.here
+    return place.replacement
 
 
 def test_each_line_that_changes_is_found():
@@ -70,7 +70,7 @@ def test_each_line_that_changes_is_found():
         ("12", "topic"),
         ("13", "USING kafka"),
     ]
-    here = {place.kafka: place.here for place in findings("job.py", JOB).lines if place.where == "12"}
+    here = {place.kafka: place.replacement for place in findings("job.py", JOB).lines if place.where == "12"}
     assert here["includeHeaders"] == "remove it: the sink always stores a column headers"
     assert here["kafka.linger.ms"] == foreign_option("kafka.linger.ms")
     assert "remove it: Spark's sources and sinks have no such option" in here["kafka.linger.ms"]
@@ -122,7 +122,7 @@ def test_a_time_replaces_offsets_of_the_same_end():
     chain = "spark.read.format('kafka').option({!r}, offsets)"
     for name in ("startingOffsets", "endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"):
         (place,) = [each for each in findings("job.py", chain.format(name)).lines if each.kafka == name]
-        assert place.here.endswith(f"option {name[: name.index('ingO')]}ingTimestamp")
+        assert place.replacement.endswith(f"option {name[: name.index('ingO')]}ingTimestamp")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_columns_are_listed_where_they_are_certain():
         ("7", "column timestamp"),
         ("15", 'format("kafka")'),
     ]
-    here = {place.kafka: place.here for place in findings("job.py", COLUMNS_JOB).lines}
+    here = {place.kafka: place.replacement for place in findings("job.py", COLUMNS_JOB).lines}
     assert here["column offset"] == "stays, with kafkaColumns=true; without it: queueOffset"
     assert places("job.py", COLUMNS_JOB.replace("kafka", "rocketmq")) == []
 
@@ -363,7 +363,7 @@ def test_a_computed_format_is_resolved(text):
 )
 def test_a_format_that_is_not_known_is_to_be_checked(text, shown):
     (line,) = findings("job.py", text).lines
-    assert (line.kafka, line.here) == (shown, COMPUTED)
+    assert (line.kafka, line.replacement) == (shown, COMPUTED)
     assert line.where == str(text.count("\n", 0, max(text.find("USING"), text.find("format("), text.find("load("))) + 1)
 
 
@@ -442,12 +442,12 @@ def test_a_writer_in_a_variable_belongs_to_its_format(lines):
 )
 def test_options_and_names_that_are_computed(text, kafka):
     lines = findings("job.py", text).lines
-    assert kafka in [line.kafka for line in lines if not line.here.startswith("stays")]
+    assert kafka in [line.kafka for line in lines if not line.replacement.startswith("stays")]
 
 
 def test_a_group_is_given_a_legal_name():
     text = 'spark.read.format("kafka").option("kafka.group.id", "server1.flatten").load()'
-    (here,) = [line.here for line in findings("job.py", text).lines if line.kafka == "kafka.group.id"]
+    (here,) = [line.replacement for line in findings("job.py", text).lines if line.kafka == "kafka.group.id"]
     assert here == "option group=server1_flatten: names of groups have no dots"
 
 
@@ -486,7 +486,7 @@ def test_a_program_for_rocketmq_has_what_is_left_of_kafka(text, left):
     ],
 )
 def test_circular_and_long_programs_are_read(text):
-    assert [line.here for line in findings("job.py", text).lines].count(COMPUTED) == 1
+    assert [line.replacement for line in findings("job.py", text).lines].count(COMPUTED) == 1
 
 
 def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(run, tmp_path):
