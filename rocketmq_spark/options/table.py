@@ -20,7 +20,7 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import names, paths, transport
 from rocketmq_spark.options import parsing as p
-from rocketmq_spark.options.topic_names import EXACT, RULES, renamed
+from rocketmq_spark.options.topic_names import EXACT, RULES, with_rocketmq_names
 
 logger = logging.getLogger(__name__)
 
@@ -862,7 +862,7 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
     written_topics = values.get("allowed_topics", ())
     for field, value in values.items():
         try:
-            values[field] = renamed(field, value, values.get("topic_names", EXACT))
+            values[field] = with_rocketmq_names(field, value, values.get("topic_names", EXACT))
         except ValueError as e:
             problems.append(f"option {(field if keywords else _BY_NAME[field].name)!r}: {e}; rename one of them")
     if problems:
