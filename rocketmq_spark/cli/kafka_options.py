@@ -109,7 +109,7 @@ def _of_partitions(setting: Setting) -> Iterator[str]:
 def _numbers_partitions(text: str) -> bool:
     """Whether a value of ``OF_PARTITIONS`` has partitions as in Kafka, by number and without a broker."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, strict=False)  # UNKNOWN is a control character
     except ValueError:
         return bool(_NUMBERED.search(text))
     queues = value.values() if isinstance(value, dict) else ()
@@ -124,7 +124,7 @@ def _is_by_number(offsets: object) -> bool:
 
 def _topics(text: str) -> list[str]:
     try:
-        value = json.loads(text)
+        value = json.loads(text, strict=False)
     except ValueError:
         return []
     return list(value) if isinstance(value, dict) else []

@@ -29,7 +29,7 @@ UPDATE = "the sink appends only: write with foreachBatch(foreach_batch_writer(â€
 COMPUTED = "the format is computed: check whether it may be kafka"
 CHECK = "check whether this text becomes a format"
 
-JAR = re.compile(r"spark-(?:sql|streaming)-kafka[\w.:-]*|kafka-clients[\w.:-]*")
+JAR = re.compile(r"spark-(?:sql|streaming)-kafka-\d[\w.:-]*|kafka-clients[:-]\d?[\w.:-]*")
 _CREATE = re.compile(r"\bcreate\b|^\s*using\b", re.IGNORECASE)
 _IN_SQL = re.compile(r"\busing\s+[`\"]?kafka\b", re.IGNORECASE)
 # A parameter of SQL or of a shell, a field of a format, or an unknown part of a text.

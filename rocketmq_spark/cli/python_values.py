@@ -9,7 +9,7 @@ import ast
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -66,12 +66,13 @@ Binding = ast.expr | Element | Parameter | Function | ast.ClassDef | None
 
 @dataclass(eq=False)
 class NameScope:
-    """A module, a function or a class, with its bindings, and with what is added to its dictionaries."""
+    """A module, a function or a class, with its bindings, and with what is added to and removed from its dictionaries."""
 
     parent: NameScope | None
     is_class: bool = False
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
     additions: dict[str, list[ast.expr]] = field(default_factory=dict)
+    removals: dict[str, list[ast.expr]] = field(default_factory=dict)
     module_names: set[str] = field(default_factory=set)
 
     def owner(self, name: str) -> NameScope | None:
@@ -154,6 +155,11 @@ class PythonProgram:
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 for alias in names:
                     self._name(scope, (alias.asname or alias.name).partition(".")[0], None)
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    match target:
+                        case ast.Subscript(value=ast.Name(id=name), slice=key):
+                            (scope.owner(name) or scope).removals.setdefault(name, []).append(key)
             case ast.Global(names=names):
                 scope.module_names.update(names)
             case ast.Call():
@@ -226,6 +232,8 @@ class PythonProgram:
                     for keyword in call.keywords:
                         key = None if keyword.arg is None else ast.copy_location(ast.Constant(keyword.arg), keyword)
                         additions.append(self._made(ast.Dict([key], [keyword.value]), keyword, scope))
+            case ast.Call(func=ast.Attribute(attr="pop", value=ast.Name(id=name)), args=[key, *_]):
+                (scope.owner(name) or scope).removals.setdefault(name, []).append(key)
             case ast.Call(func=ast.Name(id=name)) if name[:1].isupper():
                 for keyword in call.keywords:
                     if keyword.arg is not None:
@@ -375,10 +383,10 @@ class PythonProgram:
         try:
             found = [value for binding in bindings for value in self._bound(binding)]
             owner, name = key if isinstance(key, tuple) else (None, "")
-            added = owner.additions.get(name, []) if isinstance(owner, NameScope) else []
-            if added and any(isinstance(value, Entries) for value in found):
-                more = self._merged(added)
-                found = [_united([value, more]) if isinstance(value, Entries) else value for value in found]
+            if isinstance(owner, NameScope) and any(isinstance(value, Entries) for value in found):
+                more = self._merged(owner.additions.get(name, []))
+                removed = {text for key in owner.removals.get(name, []) for text in self.texts(key)}
+                found = [_changed(value, more, removed) if isinstance(value, Entries) else value for value in found]
             return found
         finally:
             self._active.discard(key)
@@ -571,6 +579,11 @@ def _united(parts: Iterable[Entries]) -> Entries:
     whole = list(parts)
     items = dict.fromkeys(entry for part in whole for entry in part.items)
     return Entries(tuple(items), any(part.is_open for part in whole))
+
+
+def _changed(entries: Entries, added: Entries, removed: Container[str]) -> Entries:
+    whole = _united([entries, added])
+    return Entries(tuple(entry for entry in whole.items if entry.name not in removed), whole.is_open)
 
 
 def _as_text(value: Value) -> str:
