@@ -122,7 +122,7 @@ def _of_rest(tree: ast.Module, program: PythonProgram, kafka: KafkaChains) -> It
             case ast.Constant(value=str() as text) if node not in seen:
                 yield from of_sql(text, node.lineno)
                 yield from _constant(text, node.lineno)
-                if text.strip().lower() == "kafka" and node not in kafka.constants:
+                if text.lower() == "kafka" and node not in kafka.constants:
                     yield node.lineno, '"kafka"', CHECK
 
 

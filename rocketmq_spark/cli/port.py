@@ -49,6 +49,7 @@ def port(ctx: click.Context, file: Path) -> None:
         output.rows({"line": "LINE", "kafka": "KAFKA", "rocketmq": "ROCKETMQ"}, rows)
     if searched:
         output.note(_LINES.format(f"{', '.join(searched)} {'were' if len(searched) > 1 else 'was'}"))
-    for line in _ALSO if rows else (f"{file}: nothing to change",):
+    is_of_spark = any(not finding.replacement.startswith("rocketmq_spark.") for finding in lines)
+    for line in _ALSO if is_of_spark else _ALSO[-1:] if rows else (f"{file}: nothing to change",):
         output.note(line)
     ctx.exit(1 if rows else 0)

@@ -105,7 +105,7 @@ class PythonProgram:
         for tree in trees:
             self._bind(tree, self.module, None)
         for call in self._named_calls:
-            for function in self.functions(call.func):
+            for function in (*self.functions(call.func), *self._constructors(call.func)):
                 self._calls.setdefault(function, []).append(call)
 
     # Bindings
@@ -263,8 +263,16 @@ class PythonProgram:
                 return self._methods[name]
         return []
 
-    def _is_object(self, node: ast.Name) -> bool:
+    def _constructors(self, node: ast.expr) -> list[Function]:
+        """The ``__init__`` of the classes of the program that ``node`` names."""
+        bindings = self.bindings(node)[1] if isinstance(node, ast.Name) else []
+        bodies = [part for binding in bindings if isinstance(binding, ast.ClassDef) for part in binding.body]
+        return [part for part in bodies if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+
+    def _is_object(self, node: ast.expr) -> bool:
         """Whether a name is a class of the program, or an object of one. Its methods may have names that Spark's have, too."""
+        if not isinstance(node, ast.Name):
+            return False
         if node.id in ("self", "cls"):
             return True
         made = [binding.func if isinstance(binding, ast.Call) else binding for binding in self.bindings(node)[1]]
@@ -350,8 +358,10 @@ class PythonProgram:
                 return [*self.values(body), *self.values(other)]
             case ast.BoolOp(values=parts):
                 return [value for part in parts for value in self.values(part)]
-            case ast.NamedExpr(value=value) | ast.Starred(value=value) | ast.Await(value=value):
+            case ast.NamedExpr(value=value) | ast.Await(value=value):
                 return self.values(value)
+            case ast.Starred():
+                return self._unpacked(node)
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
                 return [Items(tuple(parts))]
             case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part) | ast.SetComp(elt=part):
@@ -382,6 +392,8 @@ class PythonProgram:
         self._active.add(key)
         try:
             found = [value for binding in bindings for value in self._bound(binding)]
+            if isinstance(node, ast.Attribute) and not self._is_object(node.value):
+                found.append(UNKNOWN)  # another object may have an attribute of this name
             owner, name = key if isinstance(key, tuple) else (None, "")
             if isinstance(owner, NameScope) and any(isinstance(value, Entries) for value in found):
                 more = self._merged(owner.additions.get(name, []))
@@ -412,8 +424,9 @@ class PythonProgram:
         return [value for part in whole.nodes for value in self._unpacked(part)]
 
     def _unpacked(self, part: ast.expr) -> Iterable[Value]:
-        values = self.values(part)
-        return [item for value in values for item in self._at(value, None)] if isinstance(part, ast.Starred) else values
+        if not isinstance(part, ast.Starred):
+            return self.values(part)
+        return [item for value in self.values(part.value) for item in self._at(value, None)]
 
     def _item(self, whole: Value, key: ast.expr) -> Iterable[Value]:
         keys = self.values(key)

@@ -327,6 +327,8 @@ KAFKA = ['format("kafka")']
         'def read(fmt="rocketmq"):\n  return spark.read.format(fmt).load()\nread("kafka")',
         'def read(*, fmt):\n  return spark.read.format(fmt).load()\nread(fmt="kafka")',
         'def fmt():\n  return "kafka"\nspark.read.format(fmt()).load()',
+        'class J:\n  def __init__(self, f):\n    self.f = f\n  def r(self):\n    spark.read.format(self.f)\nJ("kafka").r()',
+        'spark.read.format(*["kafka"]).load()',
         'old, new = "kafka", "rocketmq"\nspark.read.format(old).load()',
         'FORMATS = ("kafka", "rocketmq")\nspark.read.format(FORMATS[0]).load()',
         'for fmt in ["rocketmq", "kafka"]:\n  spark.read.format(fmt).load()',
@@ -352,6 +354,9 @@ def test_a_computed_format_is_resolved(text):
         ("def read(reader, fmt):\n  return reader.format(fmt)", "format(fmt)"),
         ('spark.read.format(f"{name}").load()', "format(f'{name}')"),
         ("spark.read.load(format=fmt)", "format(fmt)"),
+        ("spark.read.format(*names)", "format(*names)"),
+        ('other.FMT = "delta"\nspark.read.format(settings.FMT).load()', "format(settings.FMT)"),
+        ("class J:\n  def __init__(self, fmt):\n    self.fmt = fmt\nspark.read.format(J(x).fmt)", "format(J(x).fmt)"),
         ('spark.read.format(cfg.fmt or "rocketmq").load()', "format(cfg.fmt or 'rocketmq')"),
         ("df.write.save(None, fmt)", "format(fmt)"),
         ("spark.read.load(**options)", "load(**…)"),
@@ -386,6 +391,9 @@ def test_a_text_that_may_become_a_format_is_to_be_checked(text):
     [
         ("Job.scala", "spark.readStream.format(fmt).load()"),
         ("Job.scala", 'val fmt = "kafka"'),
+        ("Job.scala", 'spark.readStream.format(s"$fmt").load()'),
+        ("Job.scala", 'spark.readStream.format(conf.get("format")).load()'),
+        ("job.properties", "source.type=kafka"),
         ("job.sql", "CREATE TABLE t USING ${fmt}"),
         ("job.yaml", "format: kafka"),
         ("job.sh", "submit job.py --format kafka"),
@@ -509,6 +517,9 @@ def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(ru
     job.write_text("print('done')")
     done = run("port", str(job))
     assert (done.exit_code, done.stdout) == (0, "")
+    job.write_text("import aiokafka")
+    assert "emptyBodies" not in run("port", str(job)).stderr
+    job.write_text("print('done')")
     job = job.rename(tmp_path / "job.scala")
     assert "job.scala was searched as text" in run("port", str(job)).stderr
 
