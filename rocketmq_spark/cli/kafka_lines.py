@@ -128,7 +128,10 @@ def _of_rest(tree: ast.Module, program: PythonProgram, kafka: KafkaChains) -> It
 
 def _of_texts(node: ast.expr, place: ast.expr, program: PythonProgram, seen: set[ast.AST]) -> Iterator[Finding]:
     """SQL in a text that is put together."""
-    texts = program.texts(node)
+    constants = [
+        part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    ]
+    texts = program.texts(node) if any(re.search(r"create|using", text, re.IGNORECASE) for text in constants) else []
     parts = [part for part in ast.walk(node) if isinstance(part, ast.JoinedStr | ast.BinOp)]
     found = [finding for text in texts for finding in of_sql(text, place.lineno)]
     seen.update(parts)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 # A value that the program's text does not show; in a text, its place.
 UNKNOWN = "\0"
-# More values of one expression, and more steps of one program, are UNKNOWN.
-_MOST_VALUES, _MOST_STEPS = 32, 200_000
+# More values of one expression are UNKNOWN, and what takes more steps, for one expression or for all of a program.
+_MOST_VALUES, _MOST_STEPS, _MOST_STEPS_OF_ALL = 32, 5_000, 300_000
 # Longer texts and lists that are put together are UNKNOWN, and so is JSON of more values: each step may double them.
 _LONGEST_TEXT, _LONGEST_LIST, _MOST_IN_JSON = 100_000, 1_000, 10_000
 
@@ -100,7 +100,7 @@ class PythonProgram:
         self._active: set[object] = set()
         self._visited: set[ast.Constant] = set()
         self._cut = False
-        self._steps = 0
+        self._steps = self._steps_of_all = 0
         self._plain_left = 0
         for tree in trees:
             self._bind(tree, self.module, None)
@@ -322,14 +322,18 @@ class PythonProgram:
         if node in self._memo:
             self._visited |= self._memo[node][1]
             return self._memo[node]
-        self._steps += 1
-        if node in self._active or self._steps > _MOST_STEPS:
+        if isinstance(node, ast.Constant):
+            self._visited.add(node)
+            return (UNKNOWN if node.value is Ellipsis else node.value,), frozenset([node])
+        self._steps = self._steps + 1 if self._active else 0
+        self._steps_of_all += 1
+        if node in self._active or self._steps > _MOST_STEPS or self._steps_of_all > _MOST_STEPS_OF_ALL:
             self._cut = True
             return (() if node in self._active else (UNKNOWN,)), frozenset()
         outer, self._visited = self._visited, set()
         self._active.add(node)
         try:
-            values = tuple(_different(self._evaluated(node), isinstance(node, ast.Constant)))
+            values = tuple(_different(self._evaluated(node)))
         finally:
             self._active.discard(node)
             traced, self._visited = frozenset(self._visited), outer | self._visited
@@ -344,10 +348,6 @@ class PythonProgram:
 
     def _evaluated(self, node: ast.expr) -> Iterable[Value]:
         match node:
-            case ast.Constant(value=value):
-                if isinstance(value, str):
-                    self._visited.add(node)
-                return [UNKNOWN] if value is Ellipsis else [value]
             case ast.Name() | ast.Attribute():
                 return self._of_name(node)
             case ast.JoinedStr(values=parts):
@@ -575,13 +575,13 @@ class PythonProgram:
         return self._plain(values[0])
 
 
-def _different(values: Iterable[Value], is_constant: bool) -> Iterator[Value]:
+def _different(values: Iterable[Value]) -> Iterator[Value]:
     seen: dict[tuple[type, Value], None] = {}
     for value in values:
         if len(seen) == _MOST_VALUES:
             yield UNKNOWN
             return
-        if isinstance(value, str) and len(value) > _LONGEST_TEXT and not is_constant:
+        if isinstance(value, str) and len(value) > _LONGEST_TEXT:
             value = UNKNOWN
         if (type(value), value) not in seen:
             seen[type(value), value] = None

@@ -454,6 +454,13 @@ def test_options_and_names_that_are_computed(text, kafka):
     assert kafka in [line.kafka for line in lines if not line.replacement.startswith("stays")]
 
 
+def test_texts_of_a_long_program_are_no_formats():
+    names = [f"a{i}" for i in range(200)]
+    text = "".join(f"{name} = {' + '.join(names)}\n" for name in names)
+    text += "".join(f'print("{{}} of {name}".format({name}))\n' for name in names)
+    assert places("job.py", f"{text}spark.read.format('kafka').load()") == [("401", 'format("kafka")')]
+
+
 def test_a_group_is_given_a_legal_name():
     text = 'spark.read.format("kafka").option("kafka.group.id", "server1.flatten").load()'
     (here,) = [line.replacement for line in findings("job.py", text).lines if line.kafka == "kafka.group.id"]
