@@ -97,6 +97,8 @@ def test_a_topic_that_was_dropped_is_explained():
     ("name", "near", "plan", "translated"),
     [
         ("`o`.`Key`", "`x`", RELATION, True),
+        ("`headers`.`key`", "`x`", RELATION, True),
+        ("`key`.`id`", "`x`", RELATION, True),
         ("`key`", "`keys`, `body`, `msgId`", "", True),  # Spark Connect may show no plan
         ("`timestamp`", "`bornTimestamp`, `storeTimestamp`", "", True),
         ("`key`", "`id`, `name`", "+- Range (0, 1)", False),
@@ -107,6 +109,45 @@ def test_only_columns_of_kafka_in_our_frames_are_translated(name, near, plan, tr
     line = explain(RuntimeError(UNRESOLVED.format(name=name, near=near, plan=plan)))
     assert ("for Kafka's" in line) == translated
     assert ("Did you mean" in line) == (not translated)
+
+
+@pytest.mark.parametrize(
+    ("near", "plan"),
+    [
+        ("`value`", RELATION.replace("subscribe=a", "subscribe=a, kafkacolumns=true")),
+        ("`value`, `topic`, `partition`, `offset`", ""),  # Spark Connect may show no plan
+        ("`value`", RELATION.replace("[topic#1]", "[value#1, topic#2, timestampType#3]")),
+    ],
+)
+def test_columns_of_kafka_are_not_advised_if_the_frame_has_them(near, plan):
+    for name in ("key", "headers"):
+        line = explain(RuntimeError(UNRESOLVED.format(name=f"`{name}`", near=near, plan=plan)))
+        assert "kafkaColumns" not in line
+        assert ("set option 'includeHeaders' = true" in line) == (name == "headers")
+        assert f"keep {name!r} in each select" in line or f"the source has a column {name!r}" in line
+
+
+AMONG = '[UNRESOLVED_COLUMN_AMONG_FIELD_NAMES] Cannot resolve column name "{}" among ({}). SQLSTATE: 42703'
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        (AMONG.format("key", "body, topic, queueId"), "column name \"key\": for Kafka's 'key' there is"),
+        (
+            AMONG.format("headers", "key, value, topic, partition"),
+            "column name \"headers\": set option 'includeHeaders'",
+        ),
+        (AMONG.format("key", "id, name"), 'column name "key" among (id, name).'),
+        (
+            "[ATTRIBUTE_NOT_SUPPORTED] Attribute `key` is not supported.",
+            "not supported. If this is a frame of format rocketmq: for",
+        ),
+        ("[ATTRIBUTE_NOT_SUPPORTED] Attribute `keyz` is not supported.", "Attribute `keyz` is not supported."),
+    ],
+)
+def test_other_errors_of_missing_columns_are_translated(text, end):
+    assert end in explain(RuntimeError(text))
 
 
 def test_code_of_the_user_says_what_it_said_last():

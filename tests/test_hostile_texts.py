@@ -128,6 +128,18 @@ _BEGIN, _END = b"-----BEGIN CERTIFICATE-----\n", b"-----END CERTIFICATE-----\n"
         lambda: nearest("a" * 100, ["ab" * 10_000_000], 3, 0.1),
         lambda: kafka_lines.findings("a.py", repr("create " * 100_000)),
         lambda: kafka_lines.findings("a.sql", "startingoffsets [" * 50_000),
+        lambda: kafka_lines.findings("a.sql", "topic " + " " * 100_000),
+        lambda: kafka_lines.findings("a.scala", ".format(x" * 30_000),
+        lambda: kafka_lines.findings(
+            "a.py", 'spark.read.format("kafka").load().where("' + "topic " * 30_000 + "'" + '")'
+        ),
+        lambda: kafka_lines.findings(
+            "a.py",
+            "a = 'x.' * 9\n"
+            + "a = a + a\n" * 9
+            + "".join(f"a{i + 1} = a{i} + a{i}\nl{i + 1} = [l{i}, l{i}]\nm{i + 1} = m{i} + m{i}\n" for i in range(60))
+            + "a0 = 'x'\nl0 = m0 = ['x']\nspark.read.format(a60).option('subscribe', json.dumps(l60) + ','.join(m60)).load()",
+        ),
         lambda: kafka_lines._parsed("\n" * 100_000 + "1"),
         lambda: explain(RuntimeError("[UNSUPPORTED_DATA_SOURCE_SAVE_MODE]" * 50_000)),
         lambda: explain(RuntimeError("[UNRESOLVED_COLUMN with name `a`." * 50_000)),

@@ -63,7 +63,8 @@ def test_two_names_of_one_topic_are_an_error(option: str) -> None:
     with pytest.raises(OptionError) as caught:
         parsed(**{option: "a.b,c,a_b"})
     assert caught.value.message == (
-        f"option '{option}': topics 'a.b' and 'a_b' are both 'a_b' with option 'topicNames' dotsToUnderscores"
+        f"option '{option}': topics 'a.b' and 'a_b' are both 'a_b' with option 'topicNames' dotsToUnderscores; "
+        "rename one of them"
     )
     assert parse({"nameServer": "h:1", option: "a.b,c,a_b"})
 

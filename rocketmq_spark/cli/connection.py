@@ -32,17 +32,17 @@ class Target:
     of_query: bool = False
 
     def options(self, role: str = "batch source") -> Options:
-        """Raises ``OptionError`` also for what says which messages a query reads: a command ignores that."""
+        """Raises ``OptionError`` also for what only a query has, such as its topics and columns: a command ignores that."""
         from rocketmq_spark import options
 
         parsed = options.parse(self.settings()).for_role(role)
         problems = [
             f"option {row.name!r} does not belong to a command, which has arguments of its own (--help); it is for: "
-            f"{', '.join(row.roles)}"
+            f"{', '.join(row.roles)}{_INSTEAD.get(row.field, '')}"
             for row in options.TABLE
             if not self.of_query
             and row.field in parsed.given
-            and _SOURCES.issuperset(row.roles)
+            and _OF_SPARK.issuperset(row.roles)
             and row.field not in _PACE
         ]
         if problems:
@@ -115,7 +115,9 @@ class Target:
         return {**self.given, "name_server": running.name_server}
 
 
-_SOURCES = frozenset({"stream source", "batch source"})
+_OF_SPARK = frozenset({"stream source", "batch source", "sink"})
+# What a command takes instead of an option of queries.
+_INSTEAD = {"topic_names": "; give a command RocketMQ's name of the topic, with _ for dots"}
 # How a source reads, which commands do, too.
 _PACE = frozenset({"route_refresh", "max_bytes_in_flight", "pull_depth", "read_deadline"})
 ENVIRONMENT = ("environment", "environmentmode", "environments")

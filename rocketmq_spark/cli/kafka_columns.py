@@ -1,15 +1,20 @@
 """The columns of Spark's Kafka connector in a Python program, and those of RocketMQ that have their values. Pure.
 
-Only certain ones: texts that functions of columns and frames get, and attributes and items of frames that Kafka's source made.
+Only those of frames that Kafka's source made, or that Kafka's sink writes.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 
-_HERE = {
+from rocketmq_spark.cli.kafka_options import DOTS
+from rocketmq_spark.cli.kafka_text import Finding
+from rocketmq_spark.cli.python_values import PythonProgram
+from rocketmq_spark.wire.names import legal_name
+
+_REPLACEMENTS = {
     "key": "shardingKey, or keys",
     "value": "body",
     "topic": "topic",
@@ -19,45 +24,147 @@ _HERE = {
     "timestampType": "none",
     "headers": "properties",
 }
-_OF_LOWER = {name.lower(): name for name in _HERE}
-_WORDS = "|".join(_HERE)
-# Functions whose texts name columns, functions whose texts are expressions, and those that are methods of frames only.
-_OF_FRAMES = {"select", "groupBy", "withColumn", "withWatermark", "dropDuplicates", "orderBy"}
-_NAMED = {"col", "column", "window", *_OF_FRAMES}
-_TEXTS = {"expr", "selectExpr", "where", "filter"}
-_METHODS = {"selectExpr", "where", "filter", *_OF_FRAMES}
+_OF_LOWER = {name.lower(): name for name in _REPLACEMENTS}
+_WORDS = "|".join(_REPLACEMENTS)
+# Methods of frames whose texts name columns, and whose texts are expressions; then the same for functions.
+_NAMED = {
+    *("select", "groupBy", "withColumn", "withColumnRenamed", "withWatermark", "dropDuplicates", "orderBy", "drop"),
+    *("dropDuplicatesWithinWatermark", "repartition", "sort"),
+}
+_EXPRESSIONS = {"selectExpr", "where", "filter"}
+_NAMED_FUNCTIONS = {"col", "column", "window"}
+_VIEWS = {"createOrReplaceTempView", "createTempView", "createOrReplaceGlobalTempView", "createGlobalTempView"}
 # A name in an expression: no function, no type of a cast, no part of a longer name.
 _IN_TEXT = re.compile(rf"(?<![\w$@-])(?!(?<=\bas )timestamp\b)(?:\w+\.)?`?({_WORDS})`?(?![\w.-]|\s*\()", re.IGNORECASE)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-_IN_CAST = re.compile(rf"\bcast\s*\(\s*(?:\w+\.)?({_WORDS})\s+as\b", re.IGNORECASE)
+# A text beside the column topic in an expression.
+_TOPIC_WITH_DOTS = re.compile(
+    r"\btopic\b[^'\"]{0,99}(['\"])(?P<name>[^'\"]{0,127}\.[^'\"]{0,127})\1|(['\"])(?P<sent>[^'\"\s]{0,127}\.[^'\"\s]{0,127})\3\s+as\s+topic\b",
+    re.I,
+)
 
 
-def columns(tree: ast.Module, frames: Container[str]) -> Iterator[tuple[int, str, str]]:
-    """Line, column and what is known of it; ``frames`` are the variables with rows of Kafka's source."""
-    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+def column_findings(
+    tree: ast.Module, program: PythonProgram, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
+) -> Iterator[Finding]:
+    """Line, column and its replacement; ``written`` are the calls of which the frames consist that Kafka's sink writes."""
+    for line, name in _columns(tree, program, reads_kafka, written):
+        column = _OF_LOWER[name.lower()]
+        yield line, f"column {column}", f"stays, with kafkaColumns=true; without it: {_REPLACEMENTS[column]}"
+    for call in _frame_calls(tree, reads_kafka, written):
+        yield from _topics(call, program)
+
+
+def _frame_calls(
+    tree: ast.Module, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
+) -> Iterator[ast.Call]:
     for node in ast.walk(tree):
-        for line, name in _of_node(node, frames, called):
-            column = _OF_LOWER[name.lower()]
-            yield line, f"column {column}", f"stays, with kafkaColumns=true; without it: {_HERE[column]}"
+        match node:
+            case ast.Call(func=ast.Attribute(value=frame)) if node in written or reads_kafka(frame):
+                yield node
 
 
-def _of_node(node: ast.AST, frames: Container[str], called: Container[ast.expr]) -> Iterator[tuple[int, str]]:
-    match node:
-        case ast.Call(func=ast.Attribute(attr="sql"), args=[ast.Constant(value=str()) as text, *_]):
-            yield from _matches(_IN_CAST, text)
-        case ast.Call(func=ast.Attribute(attr=function) | ast.Name(id=function)) if function in _NAMED | _TEXTS:
-            if function in _METHODS and isinstance(node.func, ast.Name):
-                return
-            given = node.args[:1] if function == "withColumn" else node.args
-            for each in given:
-                for part in each.elts if isinstance(each, ast.List | ast.Tuple) else [each]:
-                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                        yield from _matches(_IN_TEXT, part) if function in _TEXTS else _whole(part)
-        case ast.Attribute(value=ast.Name(id=frame), attr=name) if frame in frames and node not in called:
-            if name in _HERE:
-                yield node.lineno, name
-        case ast.Subscript(value=ast.Name(id=frame), slice=ast.Constant() as name) if frame in frames:
-            yield from _whole(name)
+def _columns(
+    tree: ast.Module, program: PythonProgram, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
+) -> Iterator[tuple[int, str]]:
+    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    views: set[str] = set()
+    for call in _frame_calls(tree, reads_kafka, ()):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _VIEWS:
+            views.update(text for argument in call.args for text in program.texts(argument))
+    for call in _frame_calls(tree, reads_kafka, written):
+        yield from _of_method(call)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="sql"), args=[ast.Constant(value=str(text)) as query, *_]):
+                if any(re.search(rf"\b{re.escape(view)}\b", text) for view in views):
+                    yield from _matches(query)
+            case ast.Attribute(value=frame, attr=name) if name in _REPLACEMENTS and node not in called:
+                if reads_kafka(frame):
+                    yield node.lineno, name
+            case ast.Subscript(value=frame, slice=ast.Constant(value=str()) as name) if reads_kafka(frame):
+                yield from _whole(name)
+
+
+def _of_method(call: ast.Call) -> Iterator[tuple[int, str]]:
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    arguments = call.args[:1] if method == "withColumn" else call.args
+    for argument in arguments:
+        for part in argument.elts if isinstance(argument, ast.List | ast.Tuple) else [argument]:
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                if method in _EXPRESSIONS:
+                    yield from _matches(part)
+                elif method in _NAMED:
+                    yield from _whole(part)
+    for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+        for node in ast.walk(argument):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(attr=name) | ast.Name(id=name), args=[ast.Constant(value=str()) as text, *_]
+                ):
+                    if name == "expr":
+                        yield from _matches(text)
+                    elif name in _NAMED_FUNCTIONS or (name == "alias" and method == "select"):
+                        yield from _whole(text)
+
+
+def _topics(call: ast.Call, program: PythonProgram) -> Iterator[Finding]:
+    """Texts with dots that are compared with the column topic, split it, or become it."""
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    match call:
+        case ast.Call(func=ast.Attribute(attr="withColumn"), args=[ast.Constant(value="topic"), value]):
+            for text in program.texts(value):
+                if "." in text:
+                    yield value.lineno, "column topic", DOTS
+    for argument in call.args:
+        for node in ast.walk(argument):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="alias", value=value), args=[ast.Constant(value="topic")]):
+                    for text in program.texts(value):
+                        if "." in text:
+                            yield value.lineno, "column topic", DOTS
+                case (
+                    ast.Compare()
+                    | ast.Call(
+                        func=ast.Attribute(
+                            attr="split" | "isin" | "startswith" | "endswith" | "contains" | "like" | "rlike"
+                        )
+                        | ast.Name(id="split")
+                    )
+                ):
+                    yield from _compared(node, program)
+                case ast.Constant(value=str(text)) if method in _EXPRESSIONS or _is_expression(argument, node):
+                    for found in _TOPIC_WITH_DOTS.finditer(text):
+                        replacement = DOTS if found["sent"] else _with_underscores(found["name"])
+                        yield node.lineno + text.count("\n", 0, found.start()), "column topic", replacement
+
+
+def _is_expression(argument: ast.expr, text: ast.Constant) -> bool:
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute | ast.Name)
+        and (node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id) == "expr"
+        and text in node.args
+        for node in ast.walk(argument)
+    )
+
+
+def _compared(node: ast.Compare | ast.Call, program: PythonProgram) -> Iterator[Finding]:
+    parts = list(ast.walk(node))
+    is_topic = any(
+        (isinstance(part, ast.Constant) and part.value == "topic")
+        or (isinstance(part, ast.Attribute) and part.attr == "topic")
+        for part in parts
+    )
+    operands = [*node.comparators, node.left] if isinstance(node, ast.Compare) else node.args
+    texts = [text for operand in operands for text in program.texts(operand) if "." in text]
+    if is_topic and texts:
+        yield node.lineno, "column topic", _with_underscores(texts[0])
+
+
+def _with_underscores(text: str) -> str:
+    legal = legal_name(text)
+    return f"the column has RocketMQ's names, with _ for dots{f': {legal}' if len(legal) > 1 else ''}"
 
 
 def _whole(text: ast.Constant) -> Iterator[tuple[int, str]]:
@@ -66,7 +173,7 @@ def _whole(text: ast.Constant) -> Iterator[tuple[int, str]]:
         yield text.lineno, name
 
 
-def _matches(pattern: re.Pattern[str], text: ast.Constant) -> Iterator[tuple[int, str]]:
+def _matches(text: ast.Constant) -> Iterator[tuple[int, str]]:
     plain = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), str(text.value))
-    for found in pattern.finditer(plain):
-        yield text.lineno + plain.count("\n", 0, found.start()), found[1]
+    for match in _IN_TEXT.finditer(plain):
+        yield text.lineno + plain.count("\n", 0, match.start()), match[1]

@@ -15,10 +15,11 @@ _LINES = "{} searched as text: names and values that are computed elsewhere are 
 _ALSO = (
     "Options that are not listed keep their names and values; columns stay. Also check:",
     "- null or empty values (tombstones): the sink needs emptyBodies=mark",
+    "- headers with a null value are left out; repeated headers of a row: the last one is stored",
     "- topics must exist: rocketmq-spark topic create NAME",
     "- two streams in one program: register(spark) first; with option 'group', one load() for each query",
     "- a column partition: the number of a queue, in order of broker name and queue id",
-    "- names of topics with dots in filters, in split() and in computed values: RocketMQ's names have _ in their place",
+    "- names of topics with dots in computed values: RocketMQ's names have _ in their place",
     "- startingTimestamp is the time when the broker stored the message",
     "All differences: rocketmq-spark help coming-from-kafka",
 )
@@ -31,9 +32,10 @@ def port(ctx: click.Context, file: Path) -> None:
     """List the lines of a Spark program that change from Kafka to RocketMQ, and what replaces them.
 
     FILE is a Python program, a notebook, or a text in another language, such as Scala, SQL or a shell script. It is read and
-    not run. Python is parsed; other languages are searched as text, which finds less. In both, an option whose name is
-    computed is not found. Of a Python program with a Kafka source or sink, lines with Kafka's columns are listed, too: they stay
-    with kafkaColumns=true. Exit codes: 0 if there is nothing to change, 1 if there is, 2 if the file cannot be read or parsed.
+    not run. Python is parsed; other languages are searched as text, which finds less. A format that is computed, or a text
+    "kafka" that may become one, is listed to be checked. Lines of Python with columns of Kafka's source and sink are listed, too:
+    they stay with kafkaColumns=true. In a program for RocketMQ, what is left of Kafka is listed. Exit codes: 0 if there is
+    nothing to change or to check, 1 if there is, 2 if the file cannot be read or parsed.
     """
     output: Output = ctx.obj
     try:
@@ -42,11 +44,12 @@ def port(ctx: click.Context, file: Path) -> None:
         raise click.UsageError(f"{file} cannot be read: {e}") from e
     except UNREADABLE as e:
         raise click.UsageError(f"{file} cannot be parsed: {str(e) or 'it is nested too deeply'}") from e
-    rows = [{"line": place.where, "kafka": place.kafka, "rocketmq": place.here} for place in lines]
+    rows = [{"line": finding.where, "kafka": finding.kafka, "rocketmq": finding.replacement} for finding in lines]
     if rows:
         output.rows({"line": "LINE", "kafka": "KAFKA", "rocketmq": "ROCKETMQ"}, rows)
     if searched:
         output.note(_LINES.format(f"{', '.join(searched)} {'were' if len(searched) > 1 else 'was'}"))
-    for line in _ALSO if rows else (f"{file}: nothing to change",):
+    is_of_spark = any(not finding.replacement.startswith("rocketmq_spark.") for finding in lines)
+    for line in _ALSO if is_of_spark else _ALSO[-1:] if rows else (f"{file}: nothing to change",):
         output.note(line)
     ctx.exit(1 if rows else 0)

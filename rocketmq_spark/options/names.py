@@ -9,7 +9,7 @@ import difflib
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from rocketmq_spark.base.arguments import synchronous, text
@@ -98,7 +98,7 @@ KAFKA_OPTIONS = {
     "kafka.request.timeout.ms": "the time for one request is option 'requestTimeout'",
     "kafka.max.partition.fetch.bytes": "bytes under way in a task are bounded by option 'maxBytesInFlight'",
     "kafka.compression.type": "compression of messages is option 'compression'",
-    "kafka.acks": "the required store status is option 'requireStoreOk'",
+    "kafka.acks": "for acks=all, set option 'requireStoreOk' = ok; brokers acknowledge each send also without it",
     "kafka.delivery.timeout.ms": "the time for a send with all its retries is option 'sendTimeout'",
     "kafka.batch.size": "the size of a batch is option 'batchMaxBytes'",
     "kafka.max.request.size": "the largest message that is sent is option 'maxMessageSize'",
@@ -111,15 +111,17 @@ _OF_CLIENTS = {
     "'nameServer', a name server's host:port": "bootstrapservers metadatabrokerlist nameserveraddress namesrv",
     "the address of a Proxy is option 'proxyEndpoint', with 'transport' = grpc": "endpoints endpoint",
     "the group of a producer or consumer is option 'group'": "groupid groupname producergroup consumergroup",
-    "as in Java, a send without a chosen queue is repeated up to two times, within option 'sendTimeout'; option "
-    "'onSendFailure' keeps what still fails": (
+    "remove it: a sink repeats a send within option 'sendTimeout'; a producer, as in Java, up to two times if no queue is "
+    "chosen. Option 'onSendFailure' keeps what still fails": (
         "retries maxretries retrytimes maxattempts messagesendmaxretries retrytimeswhensendfailed "
         "retrytimeswhensendasyncfailed"
     ),
     "the required store status is option 'requireStoreOk'": "retryanotherbrokerwhennotstoreok acks requestrequiredacks",
-    "what is stored once although a send is repeated is option 'confirmAmbiguous' of a producer, and 'deliveryGuarantee' = "
-    "exactly-once of the sink": "enableidempotence transactionalid",
-    "readers get a transactional message after its commit only, as with read_committed; there is no option": "isolationlevel",
+    "remove it: there is no such setting. What is stored once although a send is repeated is option 'confirmAmbiguous' of a "
+    "producer, and 'deliveryGuarantee' = exactly-once of the sink": "enableidempotence transactionalid",
+    "remove it: readers get a transactional message after its commit only, as with read_committed; there is no option": (
+        "isolationlevel"
+    ),
     "the time for a send with its retries is option 'sendTimeout', that for one "
     "request is option 'requestTimeout'": "sendmsgtimeout messagetimeoutms deliverytimeoutms timeout timeoutms",
     "the time for one request is option 'requestTimeout'": "requesttimeoutms sockettimeoutms mqclientapitimeout",
@@ -181,13 +183,24 @@ KAFKA_SINK_COLUMNS = {
 }
 
 
-def of_foreign_option(name: str) -> str | None:
-    """Return a sentence with the equivalent of an option of Spark's Kafka source or another client; None for other names."""
+_NO_EQUIVALENT = "remove it: settings of Kafka's clients have no effect here; see docs/coming-from-kafka.md"
+
+
+def of_foreign_option(name: str, of_spark: Container[str] = ()) -> str | None:
+    """Return a sentence with the equivalent of an option of Spark's Kafka source or another client; None for other names.
+
+    ``of_spark`` are the options of this package's sources and sinks: only Spark's connector has names with ``kafka.``.
+    """
     lower = name.lower()
+    is_of_connector = lower.startswith("kafka.")
     short = lower.removeprefix("kafka.")
-    known = KAFKA_OPTIONS.get(lower) or KAFKA_OPTIONS.get(short) or CLIENT_OPTIONS.get(_bare(short))
-    other = "settings of Kafka's clients have no effect here; see docs/coming-from-kafka.md"
-    return known or (other if lower.startswith("kafka.") else None)
+    sentence = KAFKA_OPTIONS.get(lower) or KAFKA_OPTIONS.get(short) or CLIENT_OPTIONS.get(_bare(short))
+    if sentence is None:
+        return _NO_EQUIVALENT if is_of_connector else None
+    named = re.findall(r"'(\w+)'", sentence.partition(", with ")[0])
+    if is_of_connector and of_spark and named and not any(option in of_spark for option in named):
+        return f"remove it: Spark's sources and sinks have no such option. In clients, {sentence}"
+    return sentence
 
 
 def _bare(name: str) -> str:
@@ -198,16 +211,16 @@ def _bare(name: str) -> str:
 _SIMILAR = 0.8
 
 
-def unknown_option(name: str, shown: Mapping[str, str]) -> str:
+def unknown_option(name: str, shown: Mapping[str, str], of_spark: Container[str] = ()) -> str:
     """Return the sentence about an unknown option: with the equivalent of another client's option, or with the nearest option.
 
-    ``shown`` has the spelling of each option in errors, by the option's name.
+    ``shown`` has the spelling of each option in errors, by the option's name; ``of_spark`` is that of ``of_foreign_option``.
     """
     known = {_bare(spelt): spelt for spelt in shown.values()}
     bare = _bare(name.lower().removeprefix("kafka."))
     if name.lower().startswith("kafka.") and bare in known:
         return f"option {name!r} is unknown: here it is option {known[bare]!r}"
-    if foreign := of_foreign_option(name):
+    if foreign := of_foreign_option(name, of_spark):
         here = re.sub(r"'(\w+)'", lambda quoted: repr(shown.get(quoted[1], quoted[1])), foreign)
         return f"option {name!r} is unknown: {here}"
     near = difflib.get_close_matches(_bare(name), known, n=1, cutoff=_SIMILAR)

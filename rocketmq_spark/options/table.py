@@ -20,7 +20,7 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import names, paths, transport
 from rocketmq_spark.options import parsing as p
-from rocketmq_spark.options.topic_names import EXACT, RULES, renamed
+from rocketmq_spark.options.topic_names import EXACT, RULES, with_rocketmq_names
 
 logger = logging.getLogger(__name__)
 
@@ -197,9 +197,9 @@ class Options:
         p.choice(*RULES),
         EXACT,
         (*_SOURCE, "sink"),
-        "`dotsToUnderscores`: the options and the column that name topics have names with dots, as in Kafka, and each dot stands "
-        "for `_`, because RocketMQ allows no dots: `server.shop.orders` is topic `server_shop_orders`. Two names for one topic "
-        "are an error. Not for `subscribePattern`, which is matched with RocketMQ's names, as is the column `topic` of a source",
+        "`dotsToUnderscores`: replaces `.` with `_` in topics of the options and of the sink's column `topic`, because RocketMQ "
+        "allows no dots: `server.shop.orders` is topic `server_shop_orders`. Two names for one topic are an error. An error with "
+        "`subscribePattern`, which matches RocketMQ's names; the source's column `topic` has RocketMQ's names, too",
     )
     include_internal: bool = _row(
         p.boolean, False, _SOURCE, "let `subscribePattern` also match retry and dead-letter topics"
@@ -376,14 +376,15 @@ class Options:
         (*_SOURCE, "sink"),
         "columns of Spark's Kafka connector instead of RocketMQ's: `key`, `value`, `topic`, `partition`, `offset`, "
         "`timestamp`, `timestampType`, and with `includeHeaders` `headers`; a sink takes `key`, `value`, `topic`, "
-        "`partition` and `headers` (docs/coming-from-kafka.md)",
+        "`partition` and `headers` (docs/coming-from-kafka.md). In exactly-once queries, do not change it while a batch is "
+        "unfinished",
     )
     include_headers: bool = _row(
         p.boolean,
         False,
         _SOURCE,
-        "with `kafkaColumns`, and not with `includeProperties` = none: the properties as column `headers`, an array of names and "
-        "binary values; null without any",
+        "a column `headers` with the properties, an array of names and binary values; null without any. Needs `kafkaColumns`, "
+        "and `includeProperties` other than `none`",
     )
     topic_wait: float = _row(
         p.duration,
@@ -469,7 +470,8 @@ class Options:
         "(`queueId`, `brokerName`), or `module:callable(queues, message, key)`. If the option is not set, a column `queueId` "
         "selects `column`, and a column `shardingKey` selects `hash`. Rows whose `shardingKey` is null or empty, or whose "
         "`queueId` is null, go round robin; with both columns, a row without a `queueId` goes to the queue of its "
-        "`shardingKey`, unless the option is set",
+        "`shardingKey`, unless the option is set. With `kafkaColumns`, a column `partition` chooses the queue (then this "
+        "option is an error), and a column `key` stands for `shardingKey`",
         raw=True,
     )
     send_timeout: float = _row(
@@ -601,8 +603,9 @@ class Options:
         p.choice("refuse", "mark"),
         "refuse",
         ("sink",),
-        "rows whose body is null or empty, which brokers refuse: an error, or (`mark`) a message with one zero byte and the "
-        "property `deleted`, which is `null` or `empty`; with `kafkaColumns` the source returns null or an empty value",
+        "what the sink does with a row whose body is null or empty, which brokers refuse: `refuse` is an error; `mark` sends one "
+        "zero byte with the property `deleted` (`null` or `empty`). The source with `kafkaColumns` returns null or an empty "
+        "value. In exactly-once queries, do not change it while a batch is unfinished",
     )
 
     delivery_guarantee: str = _row(
@@ -813,6 +816,8 @@ class Options:
 TABLE: tuple[Option, ...] = tuple(
     Option(name=names.camel_case(f.name), field=f.name, **f.metadata) for f in dataclasses.fields(Options) if f.metadata
 )
+# The options of sources and sinks.
+SPARK_OPTIONS = frozenset(row.name for row in TABLE if not {*SOURCE_ROLES, "sink"}.isdisjoint(row.roles))
 _BY_NAME = {name.lower(): row for row in TABLE for name in (row.name, *row.aliases, row.field)}
 
 
@@ -830,7 +835,9 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
         row = _BY_NAME.get(name.lower())
         if row is None:
             problems.append(
-                names.unknown_option(name, {each.name: each.field if keywords else each.name for each in TABLE})
+                names.unknown_option(
+                    name, {each.name: each.field if keywords else each.name for each in TABLE}, SPARK_OPTIONS
+                )
             )
             continue
         called = row.field if keywords else row.name
@@ -855,9 +862,9 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
     written_topics = values.get("allowed_topics", ())
     for field, value in values.items():
         try:
-            values[field] = renamed(field, value, values.get("topic_names", EXACT))
+            values[field] = with_rocketmq_names(field, value, values.get("topic_names", EXACT))
         except ValueError as e:
-            problems.append(f"option {(field if keywords else _BY_NAME[field].name)!r}: {e}")
+            problems.append(f"option {(field if keywords else _BY_NAME[field].name)!r}: {e}; rename one of them")
     if problems:
         raise OptionError.of(problems)
     values |= from_environment
@@ -871,6 +878,11 @@ def parse(given: Mapping[str, object], variables: Mapping[str, str] = os.environ
         from_variables=frozenset(from_environment),
         keywords=keywords,
     )
+
+
+def foreign_option(name: str) -> str | None:
+    """Return the sentence of errors about an option of Spark's Kafka connector or of another client; None for other names."""
+    return names.of_foreign_option(name, SPARK_OPTIONS)
 
 
 def option_name(field: str) -> str:

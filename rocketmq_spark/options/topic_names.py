@@ -59,7 +59,7 @@ class TopicNames:
         return renamed
 
 
-def renamed(field: str, value: Any, rule: str) -> Any:
+def with_rocketmq_names(field: str, value: Any, rule: str) -> Any:
     """The value of an option with RocketMQ's names of topics. Raises ``ValueError`` as ``TopicNames.of``."""
     if field in _FIELDS or (field in _BY_TOPIC and isinstance(value, dict)):
         return _renamed(value, TopicNames(rule))

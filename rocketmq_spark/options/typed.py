@@ -302,10 +302,10 @@ class SourceOptions(AdminOptions, total=False):
     assign: Mapping[str, Any] | str
     """Queues to read, JSON ``{"t":{"broker-a":[0,1]}}``; only those of the ``environment``."""
     topic_names: str
-    """``dotsToUnderscores``: the options and the column that name topics have names with dots, as in Kafka, and each dot
-    stands for ``_``, because RocketMQ allows no dots: ``server.shop.orders`` is topic ``server_shop_orders``. Two names for
-    one topic are an error. Not for ``subscribePattern``, which is matched with RocketMQ's names, as is the column ``topic``
-    of a source.
+    """``dotsToUnderscores``: replaces ``.`` with ``_`` in topics of the options and of the sink's column ``topic``, because
+    RocketMQ allows no dots: ``server.shop.orders`` is topic ``server_shop_orders``. Two names for one topic are an error.
+    An error with ``subscribePattern``, which matches RocketMQ's names; the source's column ``topic`` has RocketMQ's names,
+    too.
     """
     include_internal: bool | str
     """Let ``subscribePattern`` also match retry and dead-letter topics."""
@@ -387,11 +387,12 @@ class SourceOptions(AdminOptions, total=False):
     kafka_columns: bool | str
     """Columns of Spark's Kafka connector instead of RocketMQ's: ``key``, ``value``, ``topic``, ``partition``, ``offset``,
     ``timestamp``, ``timestampType``, and with ``includeHeaders`` ``headers``; a sink takes ``key``, ``value``, ``topic``,
-    ``partition`` and ``headers`` (docs/coming-from-kafka.md).
+    ``partition`` and ``headers`` (docs/coming-from-kafka.md). In exactly-once queries, do not change it while a batch is
+    unfinished.
     """
     include_headers: bool | str
-    """With ``kafkaColumns``, and not with ``includeProperties`` = none: the properties as column ``headers``, an array of
-    names and binary values; null without any.
+    """A column ``headers`` with the properties, an array of names and binary values; null without any. Needs ``kafkaColumns``,
+    and ``includeProperties`` other than ``none``.
     """
     topic_wait: float | str
     """How long a start waits until topics of ``subscribe`` or ``assign`` exist, or one that matches ``subscribePattern``.
@@ -417,17 +418,18 @@ class SinkOptions(AdminOptions, total=False):
     """Keywords of ``foreach_batch_writer`` and ``write_rocketmq``."""
 
     topic_names: str
-    """``dotsToUnderscores``: the options and the column that name topics have names with dots, as in Kafka, and each dot
-    stands for ``_``, because RocketMQ allows no dots: ``server.shop.orders`` is topic ``server_shop_orders``. Two names for
-    one topic are an error. Not for ``subscribePattern``, which is matched with RocketMQ's names, as is the column ``topic``
-    of a source.
+    """``dotsToUnderscores``: replaces ``.`` with ``_`` in topics of the options and of the sink's column ``topic``, because
+    RocketMQ allows no dots: ``server.shop.orders`` is topic ``server_shop_orders``. Two names for one topic are an error.
+    An error with ``subscribePattern``, which matches RocketMQ's names; the source's column ``topic`` has RocketMQ's names,
+    too.
     """
     machine_rooms: Sequence[str] | str
     """Rooms whose queues the strategy or selector ``machineRoom`` uses; brokers are named ``room@name``."""
     kafka_columns: bool | str
     """Columns of Spark's Kafka connector instead of RocketMQ's: ``key``, ``value``, ``topic``, ``partition``, ``offset``,
     ``timestamp``, ``timestampType``, and with ``includeHeaders`` ``headers``; a sink takes ``key``, ``value``, ``topic``,
-    ``partition`` and ``headers`` (docs/coming-from-kafka.md).
+    ``partition`` and ``headers`` (docs/coming-from-kafka.md). In exactly-once queries, do not change it while a batch is
+    unfinished.
     """
     topic: str
     """Topic of all rows; overrides the column ``topic``."""
@@ -436,7 +438,8 @@ class SinkOptions(AdminOptions, total=False):
     ``column`` (``queueId``, ``brokerName``), or ``module:callable(queues, message, key)``. If the option is not set, a
     column ``queueId`` selects ``column``, and a column ``shardingKey`` selects ``hash``. Rows whose ``shardingKey`` is null
     or empty, or whose ``queueId`` is null, go round robin; with both columns, a row without a ``queueId`` goes to the queue
-    of its ``shardingKey``, unless the option is set.
+    of its ``shardingKey``, unless the option is set. With ``kafkaColumns``, a column ``partition`` chooses the queue (then
+    this option is an error), and a column ``key`` stands for ``shardingKey``.
     """
     send_timeout: float | str
     """Timeout of one batch, including all retries. In the sink only round-robin, random and machine room batches may move to
@@ -493,8 +496,9 @@ class SinkOptions(AdminOptions, total=False):
     message_id: str
     """Column that identifies a row, sent as property ``SPARK_ROW_ID``, by which readers can drop duplicates."""
     empty_bodies: str
-    """Rows whose body is null or empty, which brokers refuse: an error, or (``mark``) a message with one zero byte and the
-    property ``deleted``, which is ``null`` or ``empty``; with ``kafkaColumns`` the source returns null or an empty value.
+    """What the sink does with a row whose body is null or empty, which brokers refuse: ``refuse`` is an error; ``mark`` sends
+    one zero byte with the property ``deleted`` (``null`` or ``empty``). The source with ``kafkaColumns`` returns null or an
+    empty value. In exactly-once queries, do not change it while a batch is unfinished.
     """
     delivery_guarantee: str
     """``exactly-once``: a repeated batch or task omits rows that are already stored (docs/exactly-once.md)."""

@@ -85,8 +85,12 @@ def test_any_other_option_goes_through_the_table(no_broker):
 def test_what_a_query_reads_is_no_option_of_a_command(no_broker):
     """It was ignored, and a command showed what was not asked for."""
     with pytest.raises(OptionError) as told:
-        shown("--name-server", "h:1", "-o", "subscribe=t", "-o", "startingOffsets=latest", "-o", "readFrom=slave")
-    for name in ("subscribe", "startingOffsets", "readFrom"):
+        shown(
+            *("--name-server", "h:1", "-o", "subscribe=t", "-o", "startingOffsets=latest", "-o", "readFrom=slave"),
+            *("-o", "kafkaColumns=true", "-o", "topicNames=dotsToUnderscores"),
+        )
+    assert "; give a command RocketMQ's name of the topic, with _ for dots" in str(told.value)
+    for name in ("subscribe", "startingOffsets", "readFrom", "kafkaColumns", "topicNames"):
         assert f"option {name!r} does not belong to a command, which has arguments of its own (--help)" in str(
             told.value
         )

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.cli.kafka_lines import findings
+from rocketmq_spark.cli.kafka_text import COMPUTED
+from rocketmq_spark.options.table import foreign_option
 from tests.cli.conftest import documents
 from tests.test_house import ROOT
 
@@ -44,7 +46,7 @@ def places(name: str, text: str) -> list[tuple[str, str]]:
 
 def answer(text: str) -> str:
     (place,) = findings("job.py", text).lines
-    return place.here
+    return place.replacement
 
 
 def test_each_line_that_changes_is_found():
@@ -68,9 +70,10 @@ def test_each_line_that_changes_is_found():
         ("12", "topic"),
         ("13", "USING kafka"),
     ]
-    here = {place.kafka: place.here for place in findings("job.py", JOB).lines if place.where == "12"}
-    assert here["includeHeaders"] == "omit it: the sink stores the column headers anyway"
-    assert here["kafka.linger.ms"] == "omit it: the sink has no such option"
+    here = {place.kafka: place.replacement for place in findings("job.py", JOB).lines if place.where == "12"}
+    assert here["includeHeaders"] == "remove it: the sink always stores a column headers"
+    assert here["kafka.linger.ms"] == foreign_option("kafka.linger.ms")
+    assert "remove it: Spark's sources and sinks have no such option" in here["kafka.linger.ms"]
     assert here["topic"].endswith("topicNames=dotsToUnderscores")
 
 
@@ -111,14 +114,15 @@ def test_each_way_to_name_the_format(text):
 def test_options_of_both_connectors_are_found_if_their_values_change(options, found):
     names = [kafka for _, kafka in places("job.py", f"spark.readStream{options}.load(format='kafka')")]
     assert names == sorted(['format("kafka")', *([found] if found else [])])
-    assert places("job.py", f"spark.readStream.format('rocketmq'){options}.load()") == []
+    left = [kafka for _, kafka in places("job.py", f"spark.readStream.format('rocketmq'){options}.load()")]
+    assert left == ([found] if found not in (None, "assign", "checkpointLocation", "startingOffsets") else [])
 
 
 def test_a_time_replaces_offsets_of_the_same_end():
     chain = "spark.read.format('kafka').option({!r}, offsets)"
     for name in ("startingOffsets", "endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"):
         (place,) = [each for each in findings("job.py", chain.format(name)).lines if each.kafka == name]
-        assert place.here.endswith(f"option {name[: name.index('ingO')]}ingTimestamp")
+        assert place.replacement.endswith(f"option {name[: name.index('ingO')]}ingTimestamp")
 
 
 @pytest.mark.parametrize(
@@ -131,6 +135,7 @@ def test_a_time_replaces_offsets_of_the_same_end():
         'spark.read.format("jdbc").option("timeout", 5).option("key", "k").option("topic", "a.b").load()',
         'df.write.format("delta").save("/t")',
         'log.info("written using kafka")',
+        'log.info("compared with spark-sql-kafka")',
         'r = spark.readStream.format("rocketmq")\nr = r.option("kafkaColumns", True)\nr.option("includeHeaders", True).load()',
         'o = {}\no["subscribe"] = "a.b"',
         'w = df.write.format("delta").mode("append")\nw.save()',
@@ -232,15 +237,18 @@ COLUMNS_JOB = """\
 rows = spark.readStream.format("kafka").load()
 good = rows.where("offset > 5 and topic = 'value'").withColumn("headers", F.lit(None))
 good.select("key", F.expr("cast(timestamp as timestamp) as t"), good.value, good["partition"]).limit(1)
-spark.sql("SELECT cast(value AS STRING) FROM t")
-other.selectExpr("id AS key", "CAST(x AS timestamp)", '''1
+rows.createTempView("t"); spark.sql("SELECT cast(value AS STRING) FROM t")
+sent = other.selectExpr("id AS key", "CAST(x AS timestamp)", '''1
   AS r.value''', "my_value", "value(1)", "keys.value_1")
 late = rows.withWatermark("timestamp", "1 hour").groupBy(F.window("timestamp", "1 hour"), "key")
 def other_rows(given): given.value
 given = rows.limit(1)
 both = rows.limit(1)
 both = spark.table("t")
-both.value, other.value, other["key"], d.get("value"), good.offset(3), print("key")
+query = rows.writeStream.format("delta").start()
+both.value, query.offset, other.value, other["key"], d.get("value"), good.offset(3), print("key")
+other.select("key", F.col("value")).where("offset > 1"); F.col("key"); spark.sql("SELECT key FROM u")
+sent.write.format("kafka").mode("append").save()
 """
 
 
@@ -260,8 +268,9 @@ def test_columns_are_listed_where_they_are_certain():
         ("6", "column value"),
         ("7", "column key"),
         ("7", "column timestamp"),
+        ("15", 'format("kafka")'),
     ]
-    here = {place.kafka: place.here for place in findings("job.py", COLUMNS_JOB).lines}
+    here = {place.kafka: place.replacement for place in findings("job.py", COLUMNS_JOB).lines}
     assert here["column offset"] == "stays, with kafkaColumns=true; without it: queueOffset"
     assert places("job.py", COLUMNS_JOB.replace("kafka", "rocketmq")) == []
 
@@ -300,6 +309,206 @@ def test_a_program_may_say_its_encoding():
     assert [(place.where, place.kafka) for place in findings("job.py", text).lines] == [("3", 'format("kafka")')]
 
 
+KAFKA = ['format("kafka")']
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'FMT = "kafka"\nFMT = "rocketmq"\nspark.read.format(FMT).load()',
+        'spark.read.format("kafka" if old else "rocketmq").load()',
+        'spark.read.format(name or "kafka").load()',
+        'spark.read.format(os.environ.get("FORMAT", "kafka")).load()',
+        'spark.read.format(fmt := "kafka").load()',
+        'class Job:\n  fmt = "kafka"\nspark.read.format(Job.fmt).load()',
+        'job.fmt = "kafka"\nspark.read.format(job.fmt).load()',
+        'cfg = Config(fmt="kafka")\nspark.read.format(cfg.fmt).load()',
+        'def read(fmt="kafka"):\n  return spark.read.format(fmt).load()',
+        'def read(fmt="rocketmq"):\n  return spark.read.format(fmt).load()\nread("kafka")',
+        'def read(*, fmt):\n  return spark.read.format(fmt).load()\nread(fmt="kafka")',
+        'def fmt():\n  return "kafka"\nspark.read.format(fmt()).load()',
+        'class J:\n  def __init__(self, f):\n    self.f = f\n  def r(self):\n    spark.read.format(self.f)\nJ("kafka").r()',
+        'spark.read.format(*["kafka"]).load()',
+        'old, new = "kafka", "rocketmq"\nspark.read.format(old).load()',
+        'FORMATS = ("kafka", "rocketmq")\nspark.read.format(FORMATS[0]).load()',
+        'for fmt in ["rocketmq", "kafka"]:\n  spark.read.format(fmt).load()',
+        'CFG = {"source": {"format": "kafka"}}\nspark.read.format(CFG["source"]["format"]).load()',
+        'CFG = {}\nCFG["format"] = "kafka"\nspark.read.format(CFG.get("format")).load()',
+        'spark.read.load(**{"format": "kafka"})',
+        'K = "kaf"\nspark.read.format(f"{K}ka").load()\n',
+        'spark.read.format(" KAFKA ".strip().lower()).load()',
+        'spark.read.format("org.apache.spark.sql.kafka010.KafkaSourceProvider").load()',
+    ],
+)
+def test_a_computed_format_is_resolved(text):
+    assert [kafka for _, kafka in places("job.py", text)] == KAFKA
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("spark.read.format(cfg.fmt).load()", "format(cfg.fmt)"),
+        ("from settings import FMT\nspark.read.format(FMT).load()", "format(FMT)"),
+        ("def read(fmt):\n  return spark.read.format(fmt).load()", "format(fmt)"),
+        ('def read(fmt="rocketmq"):\n  return spark.read.format(fmt).load()', "format(fmt)"),
+        ("def read(reader, fmt):\n  return reader.format(fmt)", "format(fmt)"),
+        ('spark.read.format(f"{name}").load()', "format(f'{name}')"),
+        ("spark.read.load(format=fmt)", "format(fmt)"),
+        ("spark.read.format(*names)", "format(*names)"),
+        ('other.FMT = "delta"\nspark.read.format(settings.FMT).load()', "format(settings.FMT)"),
+        ("class J:\n  def __init__(self, fmt):\n    self.fmt = fmt\nspark.read.format(J(x).fmt)", "format(J(x).fmt)"),
+        ('spark.read.format(cfg.fmt or "rocketmq").load()', "format(cfg.fmt or 'rocketmq')"),
+        ("df.write.save(None, fmt)", "format(fmt)"),
+        ("spark.read.load(**options)", "load(**…)"),
+        ('spark.sql(f"CREATE TABLE t USING {fmt}")', "USING …"),
+        ('spark.sql("CREATE TABLE t USING " + fmt)', "USING …"),
+        ('spark.sql("CREATE TABLE t USING %s" % fmt)', "USING …"),
+        ('spark.sql("CREATE TABLE t USING {}".format(fmt))', "USING …"),
+        ('text = "CREATE TABLE t "\ntext += "USING " + fmt', "USING …"),
+    ],
+)
+def test_a_format_that_is_not_known_is_to_be_checked(text, shown):
+    (line,) = findings("job.py", text).lines
+    assert (line.kafka, line.replacement) == (shown, COMPUTED)
+    assert line.where == str(text.count("\n", 0, max(text.find("USING"), text.find("format("), text.find("load("))) + 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'log.info("kafka")',
+        'getattr(spark.read, "format")("Kafka").load()',
+        'make(source="kafka")',
+        'F = {"a": "kafka"}',
+    ],
+)
+def test_a_text_that_may_become_a_format_is_to_be_checked(text):
+    assert [kafka for _, kafka in places("job.py", text)] == ['"kafka"']
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Job.scala", "spark.readStream.format(fmt).load()"),
+        ("Job.scala", 'val fmt = "kafka"'),
+        ("Job.scala", 'spark.readStream.format(s"$fmt").load()'),
+        ("Job.scala", 'spark.readStream.format(conf.get("format")).load()'),
+        ("job.properties", "source.type=kafka"),
+        ("job.sql", "CREATE TABLE t USING ${fmt}"),
+        ("job.yaml", "format: kafka"),
+        ("job.sh", "submit job.py --format kafka"),
+    ],
+)
+def test_other_languages_have_texts_to_be_checked(name, text):
+    assert len(places(name, text)) == 1
+    assert places("Job.java", 'String.format("%s", x);\nformatter.format(date);') == []
+    assert places("job.sql", "SELECT * FROM a JOIN b USING (id)") == []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'w = df.writeStream\nw.format("kafka").outputMode("update").start()',
+        'w = df.writeStream\nw.format("kafka")\nw.outputMode("update")\nw.start()',
+        'w = df.writeStream.outputMode("update")\nx = w\nx.start(format="kafka")',
+        'def send(w):\n  w.outputMode("update").start()\nsend(df.writeStream.format("kafka"))',
+        'def make():\n  return df.writeStream.format("kafka")\nmake().outputMode("update").start()',
+        'class J:\n  def f(self):\n    self.w = df.writeStream.format("kafka")\n  def g(self):\n'
+        '    self.w.outputMode("update").start()',
+    ],
+)
+def test_a_writer_in_a_variable_belongs_to_its_format(lines):
+    text = f'df = spark.readStream.format("kafka").load()\n{lines}'
+    assert sorted(kafka for _, kafka in places("job.py", text)) == [*KAFKA * 2, 'outputMode("update")']
+
+
+@pytest.mark.parametrize(
+    ("text", "kafka"),
+    [
+        ('T = ["a.b", "c"]\nspark.read.format("kafka").option("subscribe", ",".join(T)).load()', "subscribe"),
+        ('T = ["a.b"]\nspark.read.format("kafka").option("subscribe", T[0]).load()', "subscribe"),
+        ('spark.read.format("kafka").option("subscribe", f"{PREFIX}.customers").load()', "subscribe"),
+        ('spark.read.format("kafka").option("subscribe", PREFIX + ".customers").load()', "subscribe"),
+        ('spark.read.format("kafka").option("startingOffsets", \'{"a.b": "earliest"}\').load()', "startingOffsets"),
+        ('O = dict(B, endingOffsets=json.dumps(x))\nspark.read.format("kafka").options(**O).load()', "endingOffsets"),
+        ('O = {**B, "assign": \'{"t":[1]}\'}\nspark.read.format("kafka").options(**O).load()', "assign"),
+        ('O = B | {"subscribe": "a.b"}\nspark.read.format("kafka").options(**O).load()', "subscribe"),
+        ('O = {}\nO.update(subscribe="a.b")\nspark.read.format("kafka").options(**O).load()', "subscribe"),
+        ('O = {"x": 1}\nO["subscribe"] = "a.b"\nspark.read.format("kafka").options(**O).load()', "subscribe"),
+        ('def o():\n  return {"subscribe": "a.b"}\nspark.read.format("kafka").options(**o()).load()', "subscribe"),
+        ('r = spark.read.format("kafka")\nfor k, v in {"subscribe": "a.b"}.items():\n  r.option(k, v)', "subscribe"),
+        ('spark.read.format("kafka").options(**given).load()', "options"),
+        ('spark.sql(f"""CREATE TABLE t USING kafka\nOPTIONS (assign \'{json.dumps(x)}\')""")', "assign"),
+        ("spark.sql(\"CREATE TABLE t USING kafka OPTIONS (subscribe 'a.b')\")", "subscribe"),
+        ('df.write.format("kafka").option("failOnDataLoss", False).mode("append").save()', "failOnDataLoss"),
+        ('df.write.format("kafka").options(**{"subscribe": "t"}).mode("append").save()', "subscribe"),
+        ('spark.read.format("kafka").load().where(F.col("topic") == "a.b")', "column topic"),
+        ('spark.read.format("kafka").load().where("topic = \'a.b\'")', "column topic"),
+        ('spark.read.format("kafka").load().select(F.split("topic", "[.]")[1])', "column topic"),
+        ('df.withColumn("topic", F.lit("a.b")).write.format("kafka").mode("append").save()', "column topic"),
+        ('df.selectExpr("\'a.b\' AS topic").write.format("kafka").mode("append").save()', "column topic"),
+    ],
+)
+def test_options_and_names_that_are_computed(text, kafka):
+    lines = findings("job.py", text).lines
+    assert kafka in [line.kafka for line in lines if not line.replacement.startswith("stays")]
+
+
+def test_texts_of_a_long_program_are_no_formats():
+    names = [f"a{i}" for i in range(200)]
+    text = "".join(f"{name} = {' + '.join(names)}\n" for name in names)
+    text += "".join(f'print("{{}} of {name}".format({name}))\n' for name in names)
+    assert places("job.py", f"{text}spark.read.format('kafka').load()") == [("401", 'format("kafka")')]
+
+
+def test_a_group_is_given_a_legal_name():
+    text = 'spark.read.format("kafka").option("kafka.group.id", "server1.flatten").load()'
+    (here,) = [line.replacement for line in findings("job.py", text).lines if line.kafka == "kafka.group.id"]
+    assert here == "option group=server1_flatten: names of groups have no dots"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ('spark.readStream.format("rocketmq").option("subscribe", "a.b").load()', ["subscribe"]),
+        ('spark.readStream.format("rocketmq").option("group", "a.b").load()', ["group"]),
+        ('spark.read.format("rocketmq").option("kafka.x", 1).load()', ["kafka.x"]),
+        ('spark.read.format("rocketmq").option("assign", \'{"t":[0]}\').load()', ["assign"]),
+        ('spark.read.format("rocketmq").option("startingOffsets", \'{"t":{"0":5}}\').load()', ["startingOffsets"]),
+        ('df.writeStream.format("rocketmq").outputMode("update").start()', ['outputMode("update")']),
+        ('df.write.format("rocketmq").save()', ["save()"]),
+        ('df.write.format("rocketmq").option("includeHeaders", 1).mode("append").save()', ["includeHeaders"]),
+        ('spark.read.format("rocketmq").option("topicNames", x).option("subscribe", "a.b").load()', []),
+        ('spark.read.format("rocketmq").options(**o).option("subscribe", "a.b").load()', []),
+        ('spark.read.format("rocketmq").option("assign", \'{"t":{"b":[0]}}\').load()', []),
+        ('spark.read.format("rocketmq").option("startingOffsets", \'{"t":{"b":{"0":5}}}\').load()', []),
+        ('spark.read.format("rocketmq").option("startingOffsets", offsets).load(**more)', []),
+        ('spark.read.format("rocketmq").option("assign", f\'{{"{t}":{{"b":[0]}}}}\').load()', []),
+        ('spark.read.format("rocketmq").option("assign", f\'{{"{t}":[0]}}\').load()', ["assign"]),
+        ('o = {"failOnDataLoss": 1}\nw = {**o}\nw.pop("failOnDataLoss")\ndf.write.format("rocketmq").options(**w)', []),
+        ('o = {"subscribe": "t"}\ndel o["subscribe"]\ndf.write.format("rocketmq").options(**o)', []),
+        ('o = {"includeHeaders": "true"}\nspark.read.format("rocketmq").options(**o).load().select("key")', []),
+        ('F = "rocketmq"\ndef read(f=F):\n  return spark.read.format(f).option("includeHeaders", 1)\nread()', []),
+    ],
+)
+def test_a_program_for_rocketmq_has_what_is_left_of_kafka(text, left):
+    assert [kafka for _, kafka in places("job.py", text)] == left
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f():\n  return f()\nf().load()\nspark.read.format(f()).load()",
+        "a = b\nb = a\nspark.read.format(a).load()",
+        "".join(f"a{i} = a{i * 7 % 50} + a{i * 3 % 50}\n" for i in range(50)) + "spark.read.format(a7).load()",
+        "".join(f"a{i + 1} = a{i}.x()\na{i + 1} = a{i}.y()\n" for i in range(99)) + "a99.write.format(a99).save()",
+        "r = spark.read\n" + "".join(f"r = r.option('kafka.a{i}', x)\n" for i in range(500)) + "r.format(x)",
+    ],
+)
+def test_circular_and_long_programs_are_read(text):
+    assert [line.replacement for line in findings("job.py", text).lines].count(COMPUTED) == 1
+
+
 def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(run, tmp_path):
     job = tmp_path / "job.py"
     job.write_text("\ufeff" + JOB, encoding="utf-8")
@@ -315,6 +524,9 @@ def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(ru
     job.write_text("print('done')")
     done = run("port", str(job))
     assert (done.exit_code, done.stdout) == (0, "")
+    job.write_text("import aiokafka")
+    assert "emptyBodies" not in run("port", str(job)).stderr
+    job.write_text("print('done')")
     job = job.rename(tmp_path / "job.scala")
     assert "job.scala was searched as text" in run("port", str(job)).stderr
 

@@ -24,7 +24,7 @@ from rocketmq_spark.columnar.encode.columns import RowColumn
 from rocketmq_spark.columnar.encode.encoder import Encoder
 from rocketmq_spark.columnar.encode.properties import BadRows
 from rocketmq_spark.columnar.encode.proxy_rows import ProxyRowEncoder
-from rocketmq_spark.errors import OptionError
+from rocketmq_spark.errors import MessageRefused, OptionError
 from rocketmq_spark.model import MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.producer.rows.routing import ByPartition, Router, TopicRows
 from rocketmq_spark.spark.sink import checks
@@ -355,6 +355,10 @@ def test_errors_of_rows_name_the_columns_of_the_user():
     assert [(row, text.split(",")[0]) for row, text in bad.found()] == [
         (0, "properties of 40057 bytes"), (1, "value is null"), (2, "value is empty"),
     ]  # fmt: skip
+    with pytest.raises(
+        MessageRefused, match=r"partition\. Option 'emptyBodies' = mark sends rows whose body is null or empty"
+    ):
+        bad.raise_if_any()
 
 
 marks = st.sampled_from([b"null", b"empty", b"yes", b"base64:bnVsbA=="])

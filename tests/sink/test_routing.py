@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.columnar.encode.properties import BadRows
-from rocketmq_spark.errors import OptionError, SelectorError
+from rocketmq_spark.errors import MessageRefused, OptionError, SelectorError
+from rocketmq_spark.producer.rows.calls import RowsOfCall, RowsOfReader
 from rocketmq_spark.producer.rows.routing import (
     Router,
     RoutingPlan,
@@ -103,6 +104,16 @@ def test_bad_topics_are_faults():
     assert bad_rows[1] == bad_rows[2] == "there is no topic"
     assert "contains illegal characters" in bad_rows[3]
     assert "is forbidden" in bad_rows[4]
+
+
+@pytest.mark.parametrize(("kind", "is_named"), [(BadRows, True), (RowsOfCall, False), (RowsOfReader, False)])
+def test_an_option_of_the_sink_is_named_to_its_users(kind, is_named):
+    bad_rows = kind()
+    router({"topic": "t"}).topics(frame(t=["a.b", "c.d"]), bad_rows, 0)
+    with pytest.raises(MessageRefused) as caught:
+        bad_rows.raise_if_any()
+    remedy = "Option 'topicNames' = dotsToUnderscores replaces dots"
+    assert str(caught.value).count(remedy) == is_named
 
 
 def test_the_selector_in_force():

@@ -303,6 +303,8 @@ class Encoder:
             bad_rows.add(nulls, f"{name} is null")
             lengths = np.where(nulls, 1, lengths)
         bad_rows.add(lengths == 0, f"{name} is empty, which brokers refuse")
+        if nulls is not None or bool((lengths == 0).any()):
+            bad_rows.advise("Option 'emptyBodies' = mark sends rows whose body is null or empty")
         max_bytes = self.max_message_size
         bad_rows.add(
             lengths > max_bytes, lambda i: f"{name} of {lengths[i]} bytes, option 'maxMessageSize' is {max_bytes}"

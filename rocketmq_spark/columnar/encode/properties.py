@@ -36,10 +36,17 @@ class BadRows:
     """Bad rows with their reasons; the first ten are shown. Subclasses define the words for a row and for what was not sent."""
 
     noun, of_what, counted = "row", "their Arrow batch", "Rows are counted from 0 within their partition"
+    of_sink = True  # whether the user can set options of the sink
 
     def __init__(self, first_row: int = 0) -> None:
         self._first_row = first_row
         self._found: dict[int, str] = {}
+        self._remedies: dict[str, None] = {}
+
+    def advise(self, remedy: str) -> None:
+        """Add an option of the sink that would accept bad rows, to be named once after their reasons."""
+        if self.of_sink:
+            self._remedies[remedy] = None
 
     def add(self, bad: npt.NDArray[np.bool_], reason: Reason) -> None:
         """Add the rows that are true in ``bad``; the first reason of a row counts."""
@@ -66,7 +73,7 @@ class BadRows:
         where = "" if partition is None else f" of partition {partition}"
         raise MessageRefused(
             f"{len(faults)} {noun}s{where} cannot be sent, and nothing of {self.of_what} was sent: {shown}{more}",
-            remedy=self.counted,
+            remedy=". ".join([self.counted, *self._remedies]),
         )
 
 

@@ -44,6 +44,7 @@ class RowsOfCall(BadRows):
     """Those of a call, of which nothing was sent."""
 
     of_what, counted = "this call", "Rows are counted from 0 within the call"
+    of_sink = False
 
 
 class MessagesOfCall(RowsOfCall):
@@ -54,11 +55,13 @@ class RowsOfReader(BadRows):
     """Those of one batch of a reader: what came before may be sent."""
 
     counted = "Rows are counted from 0 within the call. The Arrow batches before theirs were sent"
+    of_sink = False
 
 
 class MessagesOfIterator(BadRows):
     noun, of_what = "message", "their portion"
     counted = "Messages are counted from 0 within the call. The portions before theirs were sent"
+    of_sink = False
 
 
 class Portion(NamedTuple):

@@ -29,7 +29,7 @@ from rocketmq_spark.errors import MessageRefused, SelectorError
 from rocketmq_spark.model import Message, MessageQueue
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.names import resolve
-from rocketmq_spark.options.topic_names import EXACT, TopicNames
+from rocketmq_spark.options.topic_names import EXACT, TopicNames, hint
 from rocketmq_spark.producer.encoding import check_topic
 from rocketmq_spark.queues.environment import scope_of
 from rocketmq_spark.queues.selection import Select, custom, in_rooms
@@ -451,6 +451,8 @@ class Router:
                 check_topic(name, self._scope)
             except MessageRefused as e:
                 bad_rows.rows(rows.numbers(), f"topic {name!r}: {e.message}")
+                if remedy := hint(name):
+                    bad_rows.advise(remedy.replace("; option", "Option"))
                 continue
             if self._allowed and name not in self._allowed:
                 bad_rows.rows(rows.numbers(), f"topic {name!r} is not among option 'allowedTopics'")

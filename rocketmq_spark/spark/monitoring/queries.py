@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.options.names import of_kafka_column
+from rocketmq_spark.options.names import KAFKA_SOURCE_COLUMNS, of_kafka_column
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -72,12 +72,20 @@ _KNOWN = (
 )
 
 
-# A name that Spark could not resolve, of which the last part is the column.
-_UNRESOLVED = re.compile(r".*\[UNRESOLVED_COLUMN\b.* with name (?:`[^`]*`\.)*`([^`]*)` cannot be resolved")
+# A name that Spark could not resolve, with its parts in backticks or in quotes.
+_UNRESOLVED = (
+    re.compile(r".*\[UNRESOLVED_COLUMN\b.* with name ((?:`[^`]*`\.)*`[^`]*`) cannot be resolved"),
+    re.compile(r'.*\[UNRESOLVED_COLUMN_AMONG_FIELD_NAMES\] Cannot resolve column name "([^"]*)" among'),
+)
+# An attribute of a frame. The error does not say of which frame.
+_ATTRIBUTE = re.compile(r".*\[ATTRIBUTE_NOT_SUPPORTED\] Attribute `([^`]*)` is not supported")
 # Of a line, which a server or the author of a message may have chosen: expressions with several ``.*`` look at no more of it.
 _LOOKED_AT = 16_384
-# A frame of this source has its plan or its columns in the error.
-_OUR_FRAME = re.compile(r"\brocketmq\b|`(?:brokerName|queueId|queueOffset|body|bornTimestamp|storeTimestamp|msgId)`")
+# Columns in an error: quoted, in a list, or with a number in a plan.
+_OWN_COLUMN = re.compile(r"[`(\[ ](?:brokerName|queueId|queueOffset|body|bornTimestamp|storeTimestamp|msgId)(?=[`,)#])")
+_KAFKA_COLUMN = re.compile(r"[`(\[ ](key|value|partition|offset|timestampType)(?=[`,)#])")
+_FORMAT = re.compile(r"\brocketmq\b")
+_KAFKA_COLUMNS = re.compile(r"\bkafka_?columns\s*=\s*(?:true|yes|on|1)\b", re.IGNORECASE)
 
 
 def explain(exception: BaseException) -> str:
@@ -102,9 +110,8 @@ def explain(exception: BaseException) -> str:
             if found is not None:
                 return f"{_one_line(found).rstrip('.')}: {remedy}"
     for text in texts:
-        unresolved = next(filter(None, map(_UNRESOLVED.match, _lines(text))), None)
-        if unresolved and _OUR_FRAME.search(text) and (here := _column_here(unresolved[1])):
-            return f"{_one_line(unresolved[0])}: {here}"
+        if unresolved := _unresolved(text):
+            return unresolved
     for text in texts:
         said = _OF_PYTHON.findall(text) if "Traceback (most recent call last)" in text else ()
         if said:
@@ -118,10 +125,40 @@ def _lines(text: str) -> Iterator[str]:
     return (line[:_LOOKED_AT] for line in text.split("\n"))
 
 
-def _column_here(name: str) -> str:
-    """What replaces a column of Spark's Kafka source; empty for other names."""
-    if name.lower() == "topic":
-        return "the source has a column 'topic', unless option 'columns' omits it; keep it in each select"
+def _unresolved(text: str) -> str:
+    """The error of a column that a frame of this source lacks, with what replaces the column; empty for others."""
+    for line in _lines(text):
+        if attribute := _ATTRIBUTE.match(line):
+            replacement = of_kafka_column(attribute[1]).removeprefix("; ")
+            return (
+                f"{_one_line(attribute[0])}. If this is a frame of format rocketmq: {replacement}"
+                if replacement
+                else ""
+            )
+        unresolved = next(filter(None, (pattern.match(line) for pattern in _UNRESOLVED)), None)
+        if unresolved is not None:
+            parts = [part.strip("`") for part in unresolved[1].split(".")]
+            name = next((part for part in parts if part.lower() in (*KAFKA_SOURCE_COLUMNS, "topic")), "")
+            replacement = _column_here(name, text) if name else ""
+            head = line[: unresolved.end()].removesuffix(" among")
+            return f"{_one_line(head)}: {replacement}" if replacement else ""
+    return ""
+
+
+def _column_here(name: str, error: str) -> str:
+    """What to do about a missing column of Spark's Kafka source; empty if the frame is none of this source.
+
+    With ``kafkaColumns``, the frame has Kafka's columns instead of RocketMQ's.
+    """
+    kafka_columns = set(_KAFKA_COLUMN.findall(error.replace(f"`{name}`", "")))
+    is_own = bool(_OWN_COLUMN.search(error))
+    is_kafka = bool(_KAFKA_COLUMNS.search(error)) or (not is_own and len(kafka_columns) > 1)
+    if not (is_own or is_kafka or _FORMAT.search(error)):
+        return ""
+    if is_kafka and name.lower() == "headers":
+        return "set option 'includeHeaders' = true, and keep 'headers' in each select"
+    if is_kafka or name.lower() == "topic":
+        return f"the source has a column {name!r}, unless option 'columns' omits it; keep it in each select"
     return of_kafka_column(name).removeprefix("; ")
 
 

@@ -1,0 +1,428 @@
+"""Chains of calls that read or write, such as ``df.writeStream.format("kafka").option(…).start()``, in a Python program. Pure.
+
+A reader or a writer may be in variables: all chains that begin with one of its variables belong to it. Spark's readers and
+writers change themselves, so each of these chains may set an option of the others.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rocketmq_spark.cli.kafka_options import KAFKA, OF_SPARK, ROCKETMQ, Setting, replacements
+from rocketmq_spark.cli.kafka_text import COMPUTED, FORMAT, UPDATE, Finding
+from rocketmq_spark.cli.python_values import UNKNOWN, Binding, Entries, Function, Parameter, PythonProgram
+
+_APPEND = 'mode("append"), which is required'
+_CONTINUOUS = "a trigger of micro-batches; continuous processing is not supported"
+_OPTIONS = "the options are computed: compare them with docs/coming-from-kafka.md"
+_ROLES = {"read": "batch source", "readStream": "stream source", "write": "sink", "writeStream": "sink"}
+_ENDS = ("load", "save", "start", "toTable")
+_OTHER_ENDS = {"parquet", "orc", "json", "csv", "text", "table", "jdbc", "saveAsTable", "insertInto"}
+# Methods that only readers and writers have, besides ``format``, which texts have, too.
+_OF_IO = {"option", "options", *_ENDS}
+# Parameters of load, save and start that are no options; the first ones are also positional.
+_PARAMETERS = {
+    "load": ("path", "format", "schema"),
+    "save": ("path", "format", "mode", "partitionBy"),
+    "start": ("path", "format", "outputMode", "partitionBy", "queryName"),
+    "toTable": ("tableName", "format", "outputMode", "partitionBy", "queryName"),
+}
+
+
+class ChainOption(NamedTuple):
+    """``value`` None is not known. ``name`` is ``UNKNOWN`` for options that the program's text does not show."""
+
+    name: str
+    value: ast.expr | None
+    line: int
+
+
+@dataclass(eq=False)
+class CallChain:
+    """``root`` is what the first call is made on; ``base`` is the session that reads, or the frame that is written."""
+
+    calls: list[tuple[str, ast.Call]]
+    root: ast.expr
+    base: ast.expr | None = None
+    role: str | None = None
+
+    @classmethod
+    def of(cls, call: ast.Call, program: PythonProgram) -> CallChain:
+        calls: list[tuple[str, ast.Call]] = []
+        node: ast.expr = call
+        while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not program.functions(node.func):
+            calls.append((node.func.attr, node))
+            node = node.func.value
+        is_io = isinstance(node, ast.Attribute) and node.attr in _ROLES
+        base = node.value if isinstance(node, ast.Attribute) and is_io else None
+        return cls(calls[::-1], node, base, _ROLES[node.attr] if isinstance(node, ast.Attribute) and is_io else None)
+
+    @property
+    def names(self) -> set[str]:
+        return {name for name, _ in self.calls}
+
+    def formats(self, program: PythonProgram) -> list[ast.expr | None]:
+        """What names the format; None is an option that the program's text does not show."""
+        formats: list[ast.expr | None] = []
+        for name, call in self.calls:
+            if name == "format":
+                formats.append(_argument(call, 0, "source"))
+            elif name in _ENDS:
+                given = self.parameter(name, call, "format")
+                formats += [given] if given is not None else self._unpacked_formats(call, program)
+        return [node for node in formats if node is not None] or formats
+
+    @staticmethod
+    def _unpacked_formats(call: ast.Call, program: PythonProgram) -> Iterator[ast.expr | None]:
+        for keyword in call.keywords:
+            for option in _unpacked(keyword.value, program) if keyword.arg is None else ():
+                if option.name in ("format", UNKNOWN):
+                    yield option.value
+
+    @staticmethod
+    def parameter(name: str, call: ast.Call, parameter: str) -> ast.expr | None:
+        """An argument of load, save, start or toTable."""
+        names = _PARAMETERS[name]
+        return _argument(call, names.index(parameter), parameter) if parameter in names else None
+
+    def options(self, program: PythonProgram) -> Iterator[ChainOption]:
+        for name, call in self.calls:
+            if name == "option":
+                key, value = _argument(call, 0, "key"), _argument(call, 1, "value")
+                if key is None or value is None:
+                    continue
+                names = program.texts(key)
+                for text in names:
+                    yield ChainOption(
+                        UNKNOWN if UNKNOWN in text else text, value if len(names) == 1 else None, key.lineno
+                    )
+            if name not in ("options", *_ENDS):
+                continue
+            for keyword in call.keywords:
+                if keyword.arg is None:
+                    yield from _unpacked(keyword.value, program)
+                elif keyword.arg not in _PARAMETERS.get(name, ()):
+                    yield ChainOption(keyword.arg, keyword.value, keyword.value.lineno)
+
+
+def _argument(call: ast.Call, index: int, name: str) -> ast.expr | None:
+    by_name = next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+    return call.args[index] if len(call.args) > index else by_name
+
+
+def _unpacked(node: ast.expr, program: PythonProgram) -> Iterator[ChainOption]:
+    for value in program.values(node):
+        if isinstance(value, Entries):
+            yield from (ChainOption(*entry) for entry in value.items)
+        if value is not None and (not isinstance(value, Entries) or value.is_open):
+            yield ChainOption(UNKNOWN, None, node.lineno)
+
+
+@dataclass(eq=False)
+class ReaderOrWriter:
+    """The chains of one reader or writer, with what they set together."""
+
+    program: PythonProgram
+    chains: list[CallChain] = field(default_factory=list)
+    roles: set[str] = field(default_factory=set)
+
+    @functools.cached_property
+    def formats(self) -> list[ast.expr | None]:
+        formats = [node for chain in self.chains for node in chain.formats(self.program)]
+        return [node for node in formats if node is not None] or formats
+
+    @functools.cached_property
+    def options(self) -> set[str]:
+        """The names of all options, in small letters."""
+        return {option.name.lower() for chain in self.chains for option in chain.options(self.program)}
+
+    @functools.cached_property
+    def modes(self) -> list[str]:
+        """The texts of ``mode``."""
+        calls = [call for chain in self.chains for name, call in chain.calls if name == "mode"]
+        return [text for call in calls for text in self.program.texts(_argument(call, 0, "saveMode"))]
+
+
+class Chains:
+    """All chains of a program, by reader and writer."""
+
+    def __init__(self, program: PythonProgram, trees: list[ast.Module]) -> None:
+        self.program = program
+        self._parents: dict[object, object] = {}
+        self._bound_names: set[object] = set()
+        self._returning: set[Function] = set()  # whose results are united with what they return
+        self.chains: list[CallChain] = []
+        self._by_call: dict[ast.Call, CallChain] = {}
+        self._roots: list[ast.Attribute] = []
+        nodes = [node for tree in trees for node in ast.walk(tree)]  # a whole chain comes before its parts
+        for node in nodes:
+            match node:
+                case ast.Call(func=ast.Attribute() as method) if node not in self._by_call and not program.functions(
+                    method
+                ):
+                    chain = CallChain.of(node, program)
+                    self._by_call.update((call, chain) for _, call in chain.calls)
+                    self.chains.append(chain)
+                case ast.Attribute(attr=name) if name in _ROLES:
+                    self._roots.append(node)
+        for node in nodes:
+            if isinstance(node, ast.Name | ast.Attribute):
+                self._bind(node)
+        self._owners: dict[object, ReaderOrWriter] = {}
+        for root in self._roots:
+            self._owner(root).roles.add(_ROLES[root.attr])
+        self.chains = [chain for chain in self.chains if self._is_io(chain)]
+        for chain in self.chains:
+            self.owner(chain).chains.append(chain)
+
+    def owner(self, chain: CallChain) -> ReaderOrWriter:
+        return self._owner(self._key(chain.root))
+
+    def _is_io(self, chain: CallChain) -> bool:
+        if chain.role is not None or self.owner(chain).roles or chain.names & _OF_IO:
+            return True
+        formats = [call for name, call in chain.calls if name == "format"]
+        of_text = any(text != UNKNOWN for text in self.program.texts(chain.root))
+        return not of_text and any(len(call.args) == 1 and not call.keywords for call in formats)
+
+    def written(self) -> Iterator[tuple[ast.expr, ReaderOrWriter]]:
+        """The frames that are written, with their writers."""
+        for node in self._roots:
+            if _ROLES[node.attr] == "sink":
+                yield node.value, self._owner(node)
+
+    # Union-find over the variables, parameters, functions and expressions that may have the same reader or writer.
+
+    def _find(self, key: object) -> object:
+        while (parent := self._parents.get(key, key)) is not key:
+            self._parents[key] = self._parents.get(parent, parent)
+            key = parent
+        return key
+
+    def _unite(self, key: object, other: object) -> None:
+        first, second = self._find(key), self._find(other)
+        if first is not second:
+            self._parents[first] = second
+
+    def _owner(self, key: object) -> ReaderOrWriter:
+        return self._owners.setdefault(self._find(key), ReaderOrWriter(self.program))
+
+    def _key(self, node: ast.expr) -> object:
+        """The key of what ``node`` has after its calls of methods."""
+        while (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and not self.program.functions(node.func)
+        ):
+            node = node.func.value
+        if isinstance(node, ast.Call) and (functions := self.program.functions(node.func)):
+            for function in functions:
+                self._unite(("returns", functions[0]), ("returns", function))
+            for function in functions:
+                if function not in self._returning:
+                    self._returning.add(function)
+                    for returned in filter(self._may_be_io, self.program.returned(function)):
+                        self._unite(("returns", function), self._key(returned))
+            return "returns", functions[0]
+        if isinstance(node, ast.IfExp):
+            self._unite(self._key(node.body), self._key(node.orelse))
+            return self._key(node.body)
+        if isinstance(node, ast.Attribute) and node.attr in _ROLES:
+            return node
+        key, _ = self.program.bindings(node)
+        return key
+
+    def _may_be_io(self, node: ast.expr) -> bool:
+        """Whether an expression may be a reader or a writer: it is none after load, save or start."""
+        match node:
+            case ast.Name():
+                return True
+            case ast.Attribute(attr=name):
+                return name in _ROLES or self.program.bindings(node)[0] is not node
+            case ast.Call(func=ast.Attribute()) if not self.program.functions(node.func):
+                chain = self._by_call.get(node)
+                calls = [] if chain is None else chain.calls[: [call for _, call in chain.calls].index(node) + 1]
+                return not any(name in _ENDS or name in _OTHER_ENDS for name, _ in calls)
+            case ast.Call():
+                return bool(self.program.functions(node.func))
+            case ast.IfExp():
+                return True
+        return False
+
+    def _bind(self, node: ast.Name | ast.Attribute) -> None:
+        key, bindings = self.program.bindings(node)
+        if not isinstance(key, tuple) or key in self._bound_names:
+            return
+        self._bound_names.add(key)
+        for binding in bindings:
+            given = self.program.arguments(binding) if isinstance(binding, Parameter) else [binding]
+            for value in given:
+                if isinstance(value, ast.expr) and self._may_be_io(value):
+                    self._unite(key, self._key(value))
+
+
+class KafkaChains:
+    """The chains of a program that read or write Kafka, or may do so, and what replaces their parts."""
+
+    def __init__(self, program: PythonProgram, trees: list[ast.Module]) -> None:
+        self._program = program
+        self._chains = Chains(program, trees)
+        self.constants: set[ast.Constant] = set()  # the texts that are formats
+        self.options: set[tuple[int, str]] = set()  # line and name
+        self._frames: dict[
+            object, bool | None
+        ] = {}  # by variable and function: whether it is a frame of Kafka's source
+        self._active: set[object] = set()
+        self._is_circular = False
+        self._by_call: dict[ast.expr, CallChain] = {
+            call: chain for chain in self._chains.chains for _, call in chain.calls
+        }
+
+    def findings(self, tree: ast.Module) -> Iterator[Finding]:
+        nodes = set(ast.walk(tree))
+        for chain in self._chains.chains:
+            if chain.calls[-1][1] in nodes:
+                yield from self._of_chain(chain)
+
+    def _of_chain(self, chain: CallChain) -> Iterator[Finding]:
+        owner = self._chains.owner(chain)
+        role = chain.role or (next(iter(owner.roles)) if len(owner.roles) == 1 else None)
+        line = (chain.calls[-1][1].func.end_lineno or 0) if chain.calls else 0
+        for node in chain.formats(self._program):
+            values, constants = self._program.traced(node)
+            texts = [value for value in values if isinstance(value, str)]
+            if any(map(_is_kafka, texts)):
+                self.constants |= constants
+                yield node.lineno if node else line, 'format("kafka")', FORMAT
+            elif any(UNKNOWN in text for text in texts) and (role is not None or "format" in chain.names):
+                if node is not None:
+                    yield node.lineno, f"format({ast.unparse(node)})", COMPUTED
+                elif not any(owner.formats):
+                    yield line, f"{chain.calls[-1][0]}(**…)", COMPUTED
+        format = self._format(chain)
+        may_rename = UNKNOWN in owner.options and format == ROCKETMQ
+        others = owner.options | {"topicnames"} if may_rename else owner.options
+        for option in chain.options(self._program):
+            yield from self._of_option(option, role, format, others)
+        if format in (KAFKA, ROCKETMQ):
+            yield from self._modes(chain, owner)
+
+    def _of_option(
+        self, option: ChainOption, role: str | None, format: str | None, others: set[str]
+    ) -> Iterator[Finding]:
+        lower = option.name.lower()
+        self.options.add((option.line, option.name))
+        if option.name == UNKNOWN:
+            if format == KAFKA:
+                yield option.line, "options", _OPTIONS
+        elif format in (KAFKA, ROCKETMQ):
+            texts = [UNKNOWN] if option.value is None else self._program.texts(option.value)
+            for replacement in replacements(Setting(option.name, texts, role, format, others)):
+                yield option.line, option.name, replacement
+        elif lower.startswith("kafka.") or (format is None and lower in OF_SPARK):
+            texts = [UNKNOWN] if option.value is None else self._program.texts(option.value)
+            for replacement in replacements(Setting(option.name, texts, role, None, others)):
+                yield option.line, option.name, replacement
+
+    def _format(self, chain: CallChain) -> str | None:
+        """The format of a chain: Kafka's if it may be that; None if it is not known."""
+        nodes = chain.formats(self._program) or self._chains.owner(chain).formats
+        texts = [text.strip().lower() for node in nodes for text in self._program.texts(node)]
+        if any(map(_is_kafka, texts)):
+            return KAFKA
+        if ROCKETMQ in texts:
+            return ROCKETMQ
+        return None if not texts or any(UNKNOWN in text for text in texts) else texts[0]
+
+    def _modes(self, chain: CallChain, owner: ReaderOrWriter) -> Iterator[Finding]:
+        for name, call in chain.calls:
+            if name == "trigger" and any(keyword.arg == "continuous" for keyword in call.keywords):
+                yield call.lineno, "trigger(continuous=…)", _CONTINUOUS
+            if name in ("outputMode", "start", "toTable"):
+                node = (
+                    _argument(call, 0, "outputMode")
+                    if name == "outputMode"
+                    else CallChain.parameter(name, call, "outputMode")
+                )
+                for text in self._program.texts(node) if node is not None else ():
+                    if node is not None and text.lower() in ("update", "complete"):
+                        yield node.lineno, f'outputMode("{text}")', UPDATE
+            if name == "save":
+                node = CallChain.parameter(name, call, "mode")
+                texts = [*owner.modes, *([] if node is None else self._program.texts(node))]
+                if not any(text.lower() == "append" or UNKNOWN in text for text in texts):
+                    shown = f'mode("{texts[0]}")' if texts else "save()"
+                    yield call.func.end_lineno or call.lineno, shown, _APPEND
+
+    def reads_kafka(self, node: ast.expr) -> bool:
+        """Whether an expression is a frame of Kafka's source, or made of one."""
+        return self._reads_kafka(node) is True
+
+    def _reads_kafka(self, node: ast.expr) -> bool | None:
+        """None if the frame is made only of one for which this is being determined."""
+        while isinstance(node, ast.Call | ast.Attribute):
+            if isinstance(node, ast.Call):
+                if functions := self._program.functions(node.func):
+                    returned = [value for function in functions for value in self._program.returned(function)]
+                    return self._all_read_kafka(functions[0], returned)
+                chain = self._by_call.get(node)
+                if chain is not None and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
+                    return self._format(chain) == KAFKA
+            elif node.attr in _ROLES:
+                return False
+            elif self._program.bindings(node)[0] is not node:
+                break
+            node = node.func if isinstance(node, ast.Call) else node.value
+        key, bindings = self._program.bindings(node)
+        return self._all_read_kafka(key, self._bound(bindings))
+
+    def _all_read_kafka(self, key: object, values: Iterable[ast.expr | None]) -> bool | None:
+        """Whether all values of a variable or a function are such frames."""
+        if key in self._active:
+            self._is_circular = True
+            return None
+        if key in self._frames:
+            return self._frames[key]
+        self._active.add(key)
+        try:
+            frames = [value for value in values if not isinstance(value, ast.Constant)]
+            results = [False if value is None else self._reads_kafka(value) for value in frames]
+        finally:
+            self._active.discard(key)
+        result = False if False in results else True if True in results else None
+        if result is False or not self._is_circular or not self._active:
+            self._frames[key] = result
+        self._is_circular &= bool(self._active)
+        return result
+
+    def _bound(self, bindings: Iterable[Binding]) -> Iterator[ast.expr | None]:
+        for binding in bindings:
+            if isinstance(binding, Parameter):
+                yield from self._program.arguments(binding)
+            else:
+                yield binding if isinstance(binding, ast.expr) else None
+
+    def written(self) -> set[ast.expr]:
+        """The calls and names of which the frames consist that are written to Kafka."""
+        nodes: set[ast.expr] = set()
+        frames = [
+            frame for frame, writer in self._chains.written() if any(self._format(c) == KAFKA for c in writer.chains)
+        ]
+        while frames:
+            node = frames.pop()
+            while isinstance(node, ast.Call | ast.Attribute) and node not in nodes:
+                nodes.add(node)
+                node = node.func if isinstance(node, ast.Call) else node.value
+            if isinstance(node, ast.Name) and node not in nodes:
+                nodes.add(node)
+                frames += [value for value in self._bound(self._program.bindings(node)[1]) if value is not None]
+        return nodes
+
+
+def _is_kafka(text: str) -> bool:
+    lower = text.strip().lower()
+    return lower == KAFKA or "sql.kafka010" in lower

@@ -1,0 +1,148 @@
+"""What replaces an option of Spark's Kafka connector, and what is left of Kafka in an option of this one. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Iterator
+from typing import NamedTuple
+
+from rocketmq_spark.cli.python_values import UNKNOWN
+from rocketmq_spark.options import TABLE
+from rocketmq_spark.options.names import KAFKA_OPTIONS
+from rocketmq_spark.options.table import TOLERATED, foreign_option
+from rocketmq_spark.wire.names import legal_name
+
+KAFKA, ROCKETMQ = "kafka", "rocketmq"
+DOTS = "RocketMQ's names have no dots: add option topicNames=dotsToUnderscores"
+_PATTERN = "it matches RocketMQ's names, which have no dots: shop_.* for shop\\..*; option topicNames does not go with a pattern"
+_HEADERS = "the same option, with kafkaColumns"
+_NO_HEADERS = "remove it: the sink always stores a column headers"
+_FOLDER = "use a new folder: Kafka offsets have no meaning in RocketMQ"
+_BY_TIME = 'by broker and queue: {"orders": {"broker-a": {"0": 1700000000000}}}; or one time for all queues, option '
+_BY_OFFSET = 'by broker and queue: {"orders": {"broker-a": {"0": 12}}}; or a time, option '
+# Options of both connectors whose values may name partitions.
+OF_PARTITIONS = {
+    "assign": 'by broker and queue: {"orders": {"broker-a": [0, 1]}}',
+    "startingoffsets": f"{_BY_OFFSET}startingTimestamp",
+    "endingoffsets": f"{_BY_OFFSET}endingTimestamp",
+    "startingoffsetsbytimestamp": f"{_BY_TIME}startingTimestamp",
+    "endingoffsetsbytimestamp": f"{_BY_TIME}endingTimestamp",
+}
+OF_TOPICS = ("topic", "subscribe", "subscribepattern")
+OF_GROUPS = ("group", "kafka.group.id", "groupidprefix")
+# Options that only Spark's Kafka connector has. Other formats have names such as ``timeout`` or ``key``, too.
+OF_SPARK = {"includeheaders", "groupidprefix"} | {
+    name for name in KAFKA_OPTIONS if name.startswith(("kafkac", "fetcho"))
+}
+_NUMBERED = re.compile(r'"\s*\d+\s*"\s*:|\[\s*\d')
+_ROWS = {name.lower(): row for row in TABLE for name in (row.name, row.field, *row.aliases)}
+
+
+class Setting(NamedTuple):
+    """An option of a source or a sink.
+
+    ``texts`` are its possible values, with ``UNKNOWN`` in place of what is not known. ``role`` is that of ``options.ROLES``, None
+    if it is not known, as is ``format``. ``others`` are all options of the source or the sink, in small letters.
+    """
+
+    name: str
+    texts: list[str]
+    role: str | None
+    format: str | None
+    others: Container[str] = ()
+
+
+def replacements(setting: Setting) -> Iterator[str]:
+    """What replaces the option; nothing if it stays."""
+    lower = setting.name.lower()
+    row = _ROWS.get(lower)
+    if lower == "includeheaders" and setting.format != ROCKETMQ:
+        yield _NO_HEADERS if setting.role == "sink" else _HEADERS
+    elif lower == "checkpointlocation":
+        if setting.format == KAFKA:
+            yield _FOLDER
+    elif row is not None and setting.role is not None and setting.role not in row.roles:
+        yield _no_option(setting.role)
+    elif lower in OF_PARTITIONS:
+        yield from _of_partitions(setting)
+    elif lower == "subscribepattern":
+        if any(_has_dots_of_names(text) for text in setting.texts) or _is_computed(setting):
+            yield _PATTERN
+    elif lower in ("topic", "subscribe"):
+        if any("." in text for text in setting.texts) and "topicnames" not in setting.others:
+            yield DOTS
+    elif lower in OF_GROUPS:
+        yield from _of_group(setting)
+    elif row is None and lower not in TOLERATED and (setting.format != ROCKETMQ or _is_of_connector(lower)):
+        replacement = foreign_option(setting.name)
+        if replacement is not None:
+            is_known = setting.role is not None and not replacement.startswith("remove it")
+            yield _no_option(setting.role) if is_known and not _fits(replacement, setting.role) else replacement
+
+
+def _is_of_connector(lower: str) -> bool:
+    return lower.startswith("kafka.") or lower in OF_SPARK
+
+
+def _no_option(role: str | None) -> str:
+    return f"remove it: a {role} has no such option"
+
+
+def _is_computed(setting: Setting) -> bool:
+    """Whether a value that may change is not known, in a program that is still for Kafka."""
+    return setting.format != ROCKETMQ and (not setting.texts or any(UNKNOWN in text for text in setting.texts))
+
+
+def _has_dots_of_names(pattern: str) -> bool:
+    """Whether a regular expression matches dots of names. A dot with a quantifier matches any text."""
+    return "\\." in pattern or "[.]" in pattern or bool(re.search(r"\w\.\w", pattern))
+
+
+def _of_partitions(setting: Setting) -> Iterator[str]:
+    if _is_computed(setting) or any(map(_numbers_partitions, setting.texts)):
+        yield OF_PARTITIONS[setting.name.lower()]
+    if "topicnames" not in setting.others and any("." in topic for text in setting.texts for topic in _topics(text)):
+        yield DOTS
+
+
+def _numbers_partitions(text: str) -> bool:
+    """Whether a value of ``OF_PARTITIONS`` has partitions as in Kafka, by number and without a broker."""
+    try:
+        value = json.loads(text, strict=False)  # UNKNOWN is a control character
+    except ValueError:
+        return bool(_NUMBERED.search(text))
+    queues = value.values() if isinstance(value, dict) else ()
+    return any(isinstance(one, list) or _is_by_number(one) for one in queues)
+
+
+def _is_by_number(offsets: object) -> bool:
+    """Whether keys of an offset or a time are numbers of partitions. In RocketMQ's form, they are names of brokers."""
+    items = offsets.items() if isinstance(offsets, dict) else ()
+    return any(key.isdecimal() and not isinstance(value, dict | list) for key, value in items)
+
+
+def _topics(text: str) -> list[str]:
+    try:
+        value = json.loads(text, strict=False)
+    except ValueError:
+        return []
+    return list(value) if isinstance(value, dict) else []
+
+
+def _of_group(setting: Setting) -> Iterator[str]:
+    is_foreign = setting.name.lower() != "group"
+    names = [text for text in setting.texts if UNKNOWN not in text and legal_name(text) not in (text, "")]
+    if setting.role == "sink" and is_foreign:
+        yield _no_option("sink")
+    elif names:
+        yield f"option group={legal_name(names[0])}: names of groups have no dots"
+    elif is_foreign:
+        yield foreign_option(setting.name) or ""
+
+
+def _fits(replacement: str, role: str | None) -> bool:
+    """Whether the role accepts an option that a sentence names, if the sentence names one."""
+    main, _, _ = replacement.partition(", with ")
+    named = [row for row in TABLE if f"'{row.name}'" in main]
+    return not named or any(role in row.roles for row in named)
