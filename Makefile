@@ -92,7 +92,7 @@ soak-exactly-once: $(READY)
 # Whatever a server may send: a million broken inputs for each decoder, and four hundred rounds with hostile servers. Seeds are
 # numbers, so each run has the same inputs.
 soak-fuzz: $(READY)
-	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) --complete -n 2 --dist load tests/fuzz
+	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) --complete -n 2 --dist load -m "not live and not spark" tests/fuzz
 
 # What runs in memory, with threads that start late; the house's rules would find the plug-in itself.
 soak-late-threads: $(READY)
