@@ -34,7 +34,6 @@ from rocketmq_spark.model import BrokerData, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.options.names import of_kafka_port
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.header import Command, Peer
-from rocketmq_spark.wire.loose_json import MAX_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +127,7 @@ class NameServers:
         """
         deadline = deadline or Deadline.after(self.calls.request_timeout_s)
         server = self.addresses[self._current]
-        answers = self.calls.exchange_each([(server, command) for command in commands], deadline, MAX_BYTES)
+        answers = self.calls.exchange_each([(server, command) for command in commands], deadline)
         return server, [a if not isinstance(a, RocketMQError) and a.code == Response.SUCCESS else None for a in answers]
 
     def ask_each(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:

@@ -13,12 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rocketmq_spark.base.codes import MAX_QUEUES, MAX_RETRY_OR_DLQ_TOPIC_LENGTH, Perm
+from rocketmq_spark.base.codes import (
+    MAX_JSON_BYTES,
+    MAX_QUEUES,
+    MAX_RETRY_OR_DLQ_TOPIC_LENGTH,
+    MAX_TABLE_BYTES,
+    Perm,
+)
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, QueueBounds, QueueData, TopicRoute
 from rocketmq_spark.model.admin import GroupConnection, GroupOnline
 from rocketmq_spark.wire.header import Bytes
-from rocketmq_spark.wire.loose_json import MAX_BYTES, MAX_TABLE_BYTES, read_json
+from rocketmq_spark.wire.loose_json import read_json
 from rocketmq_spark.wire.properties import Subscription
 
 
@@ -91,7 +97,7 @@ MAX_NAME, MAX_ADDRESS, _MAX_TEXT, _MAX_ORDER_CONF = MAX_RETRY_OR_DLQ_TOPIC_LENGT
 _MAX_ATTRIBUTES = 100
 
 
-def _text(value: Any, most: int = MAX_BYTES) -> str:
+def _text(value: Any, most: int = MAX_JSON_BYTES) -> str:
     """A text of a body. Raises ``ValueError`` for one with more than ``most`` characters, and for another value."""
     if not isinstance(value, str) or len(value) > most:
         shown = f"a text of {len(value)} characters" if isinstance(value, str) else f"{str(value)[:40]!r}"
