@@ -577,9 +577,7 @@ def test_an_answer_that_does_not_get_on_fails_its_call(connect: Connect, monkeyp
     arriving = Arrivals()
     with unfinished(2 << 20) as address:
         connection = connect(address, arriving=arriving)
-        with pytest.raises(
-            ConnectionLost, match=r"an answer of 8\d+ bytes was dropped: less than 1 MiB of it arrived"
-        ):
+        with pytest.raises(ConnectionLost, match=r"an answer of 8\d+ bytes was dropped: less than 1 MiB of it arrived"):
             connection.call(ping(), soon(1000.0))
     assert arriving.used == 0
 
