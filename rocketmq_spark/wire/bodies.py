@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rocketmq_spark.base.codes import (
+    MAX_INT,
     MAX_JSON_BYTES,
     MAX_QUEUES,
     MAX_RETRY_OR_DLQ_TOPIC_LENGTH,
@@ -450,6 +451,12 @@ def read_config(body: Bytes) -> dict[str, str]:
             raise ValueError(f"it has {len(body)} bytes; expected at most {_MAX_CONFIG_BYTES}")
         pairs = (line.split("=", 1) for line in str(body, "utf-8").splitlines() if "=" in line)
         return {name.strip(): value.strip() for name, value in pairs}
+
+
+def setting_number(config: Mapping[str, str], name: str) -> int | None:
+    """A number of a broker's configuration, from 0 to Java's largest int; None for anything else, and if it is missing."""
+    text = config.get(name, "")
+    return int(text) if re.fullmatch(r"[0-9]{1,10}", text) and int(text) <= MAX_INT else None
 
 
 def write_config(values: Mapping[str, str]) -> bytes:
