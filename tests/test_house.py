@@ -354,7 +354,7 @@ def test_owner_and_mode_change_in_one_place():
 _AT_ONCE = re.compile(
     r"(process\.)?kept|(\w+|self\._masters|here\.kinds|here\.entries|process\.kept\(_\w+\))\.(get|setdefault|clear|items|values)"
     r"|(run\.may_be|self\._masters\.(move_to_end|popitem|values)|contextlib\.suppress|Deadline\.after|threading\.RLock)"
-    r"|dict|len|next|iter|', '\.join|OptionError"
+    r"|dict|len|next|iter|sum|', '\.join|OptionError"
 )
 
 

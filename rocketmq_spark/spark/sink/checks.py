@@ -224,7 +224,9 @@ def numbered(sender: Sender, topic: str, options: Options) -> tuple[MessageQueue
     )
     with process.lock():
         kept: dict[tuple[Sender, str], _Numbers] = process.kept(_NUMBERED)
-        before = kept.pop((sender, topic), ())
+        before = kept.get((sender, topic), ())
+        if before:
+            del kept[sender, topic]  # the newest is the last
         kept[sender, topic] = now
         while sum(1 + len(numbers) for numbers in kept.values()) > _MOST_NUMBERED:
             del kept[next(iter(kept))]
