@@ -388,3 +388,14 @@ def test_a_long_value_is_cut() -> None:
     with pytest.raises(MessageRefused) as caught:
         Producer("h:1", "g").send(b"x" * 10_000)  # type: ignore[arg-type]
     assert len(str(caught.value)) < 250
+
+
+def test_names_that_are_compared_are_few_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server decides how many names there are, and the comparison is quadratic: it takes less than half a second."""
+    compared: list[list[str]] = []
+    monkeypatch.setattr(
+        arguments.difflib, "get_close_matches", lambda name, names, **how: compared.append([name, *names]) or []
+    )
+    arguments.nearest("t" * 255, ["t" * 128, *(f"t{n}" for n in range(5000)), *(f"u{n}" for n in range(5000))], 3, 0.5)
+    assert len(compared[0]) == 2001
+    assert max(map(len, compared[0])) == 127

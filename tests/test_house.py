@@ -366,7 +366,7 @@ def test_root_gets_its_rights_back_only_after_plain_files():
 _AT_ONCE = re.compile(
     r"(process\.)?kept|(\w+|self\._masters|here\.kinds|here\.entries|process\.kept\(_\w+\))\.(get|setdefault|clear|items|values)"
     r"|(run\.may_be|self\._masters\.(move_to_end|popitem|values)|contextlib\.suppress|Deadline\.after|threading\.RLock)"
-    r"|dict|len|next|iter|', '\.join|OptionError"
+    r"|dict|len|next|iter|sum|', '\.join|OptionError"
 )
 
 

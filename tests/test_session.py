@@ -13,6 +13,7 @@ from rocketmq_spark.consumer.result import Context, replying
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
+from rocketmq_spark.options.parsing import Secret
 from rocketmq_spark.remoting.endpoint import Drops
 from rocketmq_spark.session import consumers, looks
 from rocketmq_spark.wire import rpc
@@ -95,6 +96,16 @@ def test_an_unknown_retention_without_tls_is_logged_once(monkeypatch, caplog):
     monkeypatch.setattr(session.client(given).admin, "broker_config", refuse)
     assert [session.kept_ms(given, broker) for broker in ("a", "b", "a")] == [None, None, None]
     assert caplog.text.count("retention not known without TLS") == 1
+
+
+@pytest.mark.parametrize(
+    ("hours", "kept_ms"), [("72", 72 * 3_600_000), ("abc", None), ("-1", None), ("9" * 5000, None), (None, None)]
+)
+def test_a_retention_that_is_no_number_is_not_known(monkeypatch, hours, kept_ms):
+    given = parsed()
+    config = {} if hours is None else {"fileReservedTime": Secret(hours)}
+    monkeypatch.setattr(session.client(given).admin, "broker_config", lambda broker: config)
+    assert session.kept_ms(given, "a") == kept_ms
 
 
 def test_the_option_replaces_addresses_in_routes():

@@ -28,6 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WAITING_THREADS = 8
+AGAIN_S = 1.0  # after which an outcome is applied that found no thread
 PAUSE_S = 0.005  # code that runs in the loop without awaiting yields after this time
 _ALIVE_S = 1.0  # how often a thread that waits for a coroutine checks that the loop is not closed
 
@@ -277,8 +278,10 @@ class Coroutines(LaterListener):
     def _settle(self, call: ListenerCall, outcome: object) -> None:
         """Apply an outcome on a thread, because this may send messages back to a broker."""
         settling = attempt(self._loop.start, call, outcome)
-        if isinstance(settling, Failure):  # no thread can start now; the next one that starts applies it
+        if isinstance(settling, Failure):
             logger.warning("messages of %s cannot be returned to the broker now: %s", call.context.queue, settling)
+            if not self._loop.closed:  # no thread can start now
+                asyncio.get_running_loop().call_later(AGAIN_S, self._settle, call, outcome)
 
 
 def _is_cancelled() -> bool:

@@ -105,13 +105,13 @@ def synchronous(name: str, value: Any) -> None:
         raise OptionError(f"{name} is the {kind} {shown(value)}; expected a function that returns its result")
 
 
-_MOST_COMPARED = 20_000
-_LONGEST = 255  # of names that are compared, in characters
+_MOST_COMPARED = 2000
+_LONGEST = 127  # of names that are compared, in characters
 
 
 def nearest(name: str, known: Iterable[str], count: int, cutoff: float) -> list[str]:
-    """The names that are most similar to ``name``. A server decides how many there are: beyond 20,000 only those are compared
-    that begin with the same letter, and of these 20,000. The comparison is quadratic, so long names are not similar to any.
+    """The names that are most similar to ``name``. A server decides how many there are: beyond 2,000 only those are compared
+    that begin with the same letter, and of these 2,000. The comparison is quadratic, so long names are not similar to any.
     """
     name, names = name[:_LONGEST], [each for each in known if len(each) <= _LONGEST]
     if len(names) > _MOST_COMPARED:

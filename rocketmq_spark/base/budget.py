@@ -67,9 +67,11 @@ class Arrivals:
         self._arriving: set[Arriving] = set()
         self._lock = threading.RLock()  # reentrant, as above
 
-    def of(self, holder: Hashable) -> Arriving:
-        """Return an empty account for one thing at a time that arrives from ``holder``."""
-        return Arriving(self, holder)
+    def of(self, holder: Hashable, drop: Callable[[], None] | None = None) -> Arriving:
+        """Return an empty account for one thing at a time that arrives from ``holder``, or for all that one call keeps of it.
+        ``drop`` is called, on any thread and with the lock, when the account is revoked.
+        """
+        return Arriving(self, holder, drop)
 
     def _resize(self, one: Arriving, size: int) -> bool:
         with self._lock:
@@ -84,6 +86,8 @@ class Arrivals:
                 largest = max((other for other in self._arriving if other.holder == most), key=lambda other: other.size)
                 self._set(largest, 0)
                 largest.revoked = True
+                if largest.drop is not None:
+                    largest.drop()
             self._set(one, size)
             one.revoked = False
             return True
@@ -100,12 +104,18 @@ class Arrivals:
 class Arriving:
     """The account of one thing that arrives. If it is ``revoked``, others needed the room: its owner must drop the thing."""
 
-    def __init__(self, arrivals: Arrivals, holder: Hashable) -> None:
+    def __init__(self, arrivals: Arrivals, holder: Hashable, drop: Callable[[], None] | None = None) -> None:
         self._arrivals = arrivals
         self.holder = holder
+        self.drop = drop
         self.size = 0
         self.revoked = False
 
     def resize(self, size: int) -> bool:
         """``size`` bytes have arrived; False if there is no room for them. Size 0 ends the thing."""
         return self._arrivals._resize(self, size)
+
+    def add(self, size: int) -> bool:
+        """One more thing of ``size`` bytes has arrived, beside those that are kept; False if there is no room for it."""
+        total = self.size + size
+        return (not self.size or total <= self._arrivals.limit) and self.resize(total)

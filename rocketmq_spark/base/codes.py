@@ -117,6 +117,49 @@ class Request(enum.IntEnum):
     AUTH_LIST_ACL = 3010
 
 
+# The largest body of JSON in an answer, and of a table of queues: statistics of 200,000 queues have 40 MiB.
+MAX_JSON_BYTES, MAX_TABLE_BYTES = 8 << 20, 64 << 20
+_SHORT_BYTES = 64 << 10  # nobody reads this body
+_LONGEST_ANSWERS: Mapping[int, int] = {
+    **dict.fromkeys(
+        (
+            Request.GET_TOPIC_STATS_INFO,
+            Request.GET_CONSUME_STATS,
+            Request.INVOKE_BROKER_TO_RESET_OFFSET,
+            Request.GET_CONSUMER_RUNNING_INFO,
+        ),
+        MAX_TABLE_BYTES,
+    ),
+    **dict.fromkeys(
+        (
+            Request.SEND_MESSAGE,
+            Request.SEND_MESSAGE_V2,
+            Request.SEND_BATCH_MESSAGE,
+            Request.SEND_REPLY_MESSAGE_V2,
+            Request.RECALL_MESSAGE,
+            Request.END_TRANSACTION,
+            Request.CONSUMER_SEND_MSG_BACK,
+            Request.HEART_BEAT,
+            Request.UNREGISTER_CLIENT,
+            Request.QUERY_CONSUMER_OFFSET,
+            Request.UPDATE_CONSUMER_OFFSET,
+            Request.SEARCH_OFFSET_BY_TIMESTAMP,
+            Request.GET_MAX_OFFSET,
+            Request.GET_MIN_OFFSET,
+            Request.GET_EARLIEST_MSG_STORETIME,
+        ),
+        _SHORT_BYTES,
+    ),
+}
+# Their answers are messages, for which the limit of a frame is enough.
+_OF_MESSAGES = frozenset({Request.PULL_MESSAGE, Request.QUERY_MESSAGE, Request.VIEW_MESSAGE_BY_ID})
+
+
+def longest_answer(request_code: int) -> int | None:
+    """The most bytes that the body of an answer to a request may have; None for messages."""
+    return None if request_code in _OF_MESSAGES else _LONGEST_ANSWERS.get(request_code, MAX_JSON_BYTES)
+
+
 class Response(enum.IntEnum):
     """Response codes. Their meaning depends on the request: "not found" is 1, 17 or 22, so match on (request, code)."""
 

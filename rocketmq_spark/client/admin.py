@@ -360,8 +360,8 @@ def _where(done: Sequence[str], perhaps: Sequence[str], rest: Sequence[str]) -> 
 def _own_permission(admin: BaseAdmin, broker: str) -> int:
     """What a broker lets routes show of any topic's permission: all of it, unless it is closed for readers or writers."""
     both = Perm.READ | Perm.WRITE
-    own = int(admin.broker_config(broker).get("brokerPermission", both))
-    return own if own & both != both else -1
+    own = bodies.setting_number(admin.broker_config(broker), "brokerPermission")
+    return -1 if own is None or own & both == both else own
 
 
 def put_topic(topic_on_wire: str, broker: str, config: TopicConfig) -> Command:

@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.java import LONG_MAX
-from rocketmq_spark.client.questions import BrokerQuestions, Question, TopicKinds, certain, first_of_each, has_attribute
+from rocketmq_spark.client.questions import (
+    FEW_ENTRIES,
+    BrokerQuestions,
+    Question,
+    TopicKinds,
+    certain,
+    first_of_each,
+    has_attribute,
+)
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerNotFound,
@@ -35,13 +44,26 @@ _OF_LOG = (
 )
 
 
+# A body of statistics is kept, to be compared with the next one, up to so many bytes for each queue that was asked for.
+_STATS_BYTES = 4096
+
+
+class _Stats(NamedTuple):
+    """Statistics of a topic on a broker: those of the queues that were ``asked`` for."""
+
+    body: bytes
+    bounds: dict[MessageQueue, QueueBounds]
+    asked: frozenset[MessageQueue]
+
+
 class Brokers:
     """Questions about queues, asked of the masters. Implements ``ports.OffsetReader``."""
 
     def __init__(self, questions: BrokerQuestions) -> None:
         self.questions = questions
         self.calls = questions.calls
-        self._stats: dict[tuple[str, str], tuple[bytes, dict[MessageQueue, QueueBounds]]] = {}
+        self._stats: dict[tuple[str, str], _Stats] = {}
+        self._most = FEW_ENTRIES
 
     @property
     def late(self) -> frozenset[str]:
@@ -67,6 +89,9 @@ class Brokers:
         """
         wanted = sorted(dict.fromkeys(queues))
         firsts = first_of_each(wanted)
+        of_each: dict[tuple[str, str], set[MessageQueue]] = {key: set() for key in firsts}
+        for queue in wanted:
+            of_each[queue.broker_name, queue.topic].add(queue)
         questions = [
             Question(broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker), topic)
             for broker, topic in sorted(firsts)
@@ -77,11 +102,12 @@ class Brokers:
         ):
             key = question.broker_name, question.topic
             if answer is None:
-                bounds.update(self._stats[key][1] if key in self._stats else {})
+                bounds.update(self._stats[key].bounds if key in self._stats else {})
                 continue
             if isinstance(answer, NotSupported):
                 return self.bounds_by_queue(wanted, deadline, on_error)
-            outcome = answer if isinstance(answer, RocketMQError) else self._parsed(question, answer.body)
+            mine = of_each[key]
+            outcome = answer if isinstance(answer, RocketMQError) else self._parsed(question, answer.body, mine)
             if not isinstance(outcome, RocketMQError):
                 bounds.update(outcome)
                 continue
@@ -91,21 +117,30 @@ class Brokers:
             on_error(outcome, firsts[key])
         return {queue: bounds[queue] for queue in wanted if queue in bounds}
 
-    def _parsed(self, question: Question, body: Bytes) -> dict[MessageQueue, QueueBounds] | BrokerNotFound:
-        """Reuses earlier results, because most topics have nothing new. Answers name the broker with each queue."""
+    def _parsed(
+        self, question: Question, body: Bytes, wanted: set[MessageQueue]
+    ) -> dict[MessageQueue, QueueBounds] | BrokerNotFound:
+        """Reuses earlier results, because most topics have nothing new. Answers name the broker with each queue.
+
+        A broker could name any number of queues: only what somebody has asked for is kept.
+        """
         key = question.broker_name, question.topic
         known = self._stats.get(key)
-        if known is None or known[0] != body:
+        if known is None or known.body != body or not wanted <= known.asked:
             stats = bodies.topic_stats(question.topic, body)
             names = {queue.broker_name for queue in stats}
             if names and question.broker_name not in names:
                 was = f"broker {min(names)!r} answers where {question.broker_name!r} was"
                 return BrokerNotFound(was, topic=question.topic)
+            asked = wanted if known is None or wanted >= known.asked else wanted | known.asked
+            mine = {queue: of for queue, of in stats.items() if queue in asked}
             # The same objects, so that all callers that keep them share them.
-            same = known[1] if known is not None and list(known[1]) == list(stats) else stats
-            bounds = {queue: from_0(of) for queue, of in zip(same, stats.values(), strict=True)}
-            known = self._stats[key] = bytes(body), bounds
-        return known[1]
+            same = known.bounds if known is not None and list(known.bounds) == list(mine) else mine
+            bounds = {queue: from_0(of) for queue, of in zip(same, mine.values(), strict=True)}
+            self._most = self.questions.forget_topics(self._stats, self._most, 1)
+            is_usual = len(body) <= _STATS_BYTES * len(asked)
+            known = self._stats[key] = _Stats(bytes(body) if is_usual else b"", bounds, frozenset(asked))
+        return known.bounds
 
     def bounds_by_queue(
         self,

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rocketmq_spark.base.budget import Arrivals, memory_of
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import PULLS_FORBIDDEN, UNREADABLE, Response
 from rocketmq_spark.base.folders import has_own_rights
@@ -23,11 +24,11 @@ from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
     BrokerError,
+    ConnectionLost,
     LocalProtocolError,
     NotReadable,
     NotSupported,
     OptionError,
-    RemoteProtocolError,
     RocketMQError,
     ServerFault,
     ServiceNotAvailable,
@@ -192,15 +193,29 @@ _DENIED = (
 
 # A route may name thousands of addresses.
 _DIALS = 64
+_PER_FIELD = 6  # bytes, besides name and value
 
 
 class _Answers:
-    """Requests that were sent together, and their answers; None for an answer that has not arrived."""
+    """Requests that were sent together, and their answers; None for an answer that has not arrived.
 
-    def __init__(self, asked: Sequence[tuple[str, Command]], max_body: int | None = None) -> None:
+    Complete answers stay in the account of what arrives, by address, until they are released: the first of many waits for the
+    last one. If others need the room, all answers of an address become errors.
+    """
+
+    def __init__(
+        self, asked: Sequence[tuple[str, Command]], arriving: Arrivals, deadline: Deadline | None = None
+    ) -> None:
         self.asked = asked
-        self._max_body = max_body
+        self.deadline = deadline or Deadline.after(0)
         self.outcomes: list[Command | RocketMQError | None] = [None] * len(asked)
+        self._of_address: dict[str, list[int]] = {}
+        for i, (address, _) in enumerate(asked):
+            self._of_address.setdefault(address, []).append(i)
+        self._accounts = {
+            address: arriving.of(address, functools.partial(self._drop, address)) for address in self._of_address
+        }
+        self._released: set[str] = set()
         self._left = len(asked)
         self._begun_s = time.monotonic()
         self._counting = threading.Lock()
@@ -210,11 +225,32 @@ class _Answers:
     def tell(self, i: int, answer: Command | RocketMQError) -> None:
         if isinstance(answer, Command):
             answer.received_s = Deadline.after(0).at
-            if self._max_body is not None and len(answer.body) > self._max_body:
-                said = f"an answer has {len(answer.body)} bytes; expected at most {self._max_body}"
-                answer = RemoteProtocolError(said, self.asked[i][0])
-        self.outcomes[i] = answer
+        self.outcomes[i] = answer  # before it is counted: then whoever revokes the account finds it
+        if isinstance(answer, Command):
+            address = self.asked[i][0]
+            account = self._accounts[address]
+            with self._counting:
+                if address in self._released:
+                    self.outcomes[i] = None
+                elif not account.add(_memory_of(answer)):
+                    self.outcomes[i] = _without_room(address)
         self.skip(1)
+
+    def _drop(self, address: str) -> None:
+        """Others need the room of an address's answers."""
+        for i in self._of_address[address]:
+            if isinstance(self.outcomes[i], Command):
+                self.outcomes[i] = _without_room(address)
+
+    def release(self, but: Container[str] = ()) -> None:
+        """Forget the answers of all addresses ``but`` these, and take them out of the account."""
+        for address, account in self._accounts.items():
+            if address not in but:
+                with self._counting:
+                    self._released.add(address)
+                    account.resize(0)
+                for i in self._of_address[address]:
+                    self.outcomes[i] = None
 
     def skip(self, count: int) -> None:
         """Stop waiting for ``count`` of the answers."""
@@ -237,6 +273,15 @@ class _Answers:
             if self._left == left < max_left and any(isinstance(one, Command) for one in self.outcomes):
                 return
             left = self._left
+
+
+def _memory_of(answer: Command) -> int:
+    header = sum(len(name) + len(value) + _PER_FIELD for name, value in answer.ext.items())
+    return memory_of(len(answer.body), header + len(answer.remark or ""))
+
+
+def _without_room(address: str) -> ConnectionLost:
+    return ConnectionLost("an answer was dropped: others that arrive fill the memory that they may have", address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,16 +349,15 @@ class Calls:
         """Call ``done`` once with the answer (any code) or the error, on any thread. Connecting may block."""
         self._ask_each(address, [(command, done)], deadline)
 
-    def exchange_each(
-        self, asked: Sequence[tuple[str, Command]], deadline: Deadline, max_body: int | None = None
-    ) -> list[Command | RocketMQError]:
-        """Send all requests at once. Returns answers (any code) and errors, in order. A body of more than ``max_body`` bytes is
-        an error, and not held while other answers arrive.
-        """
-        answers = _Answers(asked, max_body)
-        self._spread(answers, range(len(asked)), deadline)
-        answers.wait()
-        return [answer for answer in answers.outcomes if answer is not None]
+    def exchange_each(self, asked: Sequence[tuple[str, Command]], deadline: Deadline) -> list[Command | RocketMQError]:
+        """Send all requests at once. Returns answers (any code) and errors, in order."""
+        answers = _Answers(asked, self.pool.dialling.arriving)
+        try:
+            self._spread(answers, range(len(asked)), deadline)
+            answers.wait()
+            return [answer for answer in answers.outcomes if answer is not None]
+        finally:
+            answers.release()
 
     def exchange_soon(
         self, asked: Sequence[tuple[str, Command]], deadline: Deadline, grace_s: float
@@ -323,7 +367,7 @@ class Calls:
         The result has None for such an address. Later calls send it no request and have None, too, until it has answered
         or ``deadline`` has passed. A later call with the same request gets the late answer if its own is late again.
         """
-        answers = _Answers(asked)
+        answers = _Answers(asked, self.pool.dialling.arriving, deadline)
         of_address: dict[str, list[int]] = {}
         for i, (address, _) in enumerate(asked):
             of_address.setdefault(address, []).append(i)
@@ -335,10 +379,19 @@ class Calls:
             else:
                 before |= self._from_before(answers, mine, address)
                 fresh += mine
-        self._spread(answers, fresh, deadline)
-        answers.wait(grace_s, len(fresh))
-        outcomes = list(answers.outcomes)
-        self.late.update({asked[i][0]: answers for i in fresh if outcomes[i] is None})
+        for address, late in list(self.late.items()):
+            if late.deadline.expired and address not in of_address:  # it may have left the routes
+                self._forget_late(address, late)
+        outcomes: list[Command | RocketMQError | None] = []
+        late_ones: set[str] = set()
+        try:
+            self._spread(answers, fresh, deadline)
+            answers.wait(grace_s, len(fresh))
+            outcomes += answers.outcomes
+            late_ones |= {asked[i][0] for i in fresh if outcomes[i] is None}
+        finally:
+            answers.release(but=late_ones)
+        self.late.update(dict.fromkeys(late_ones, answers))
         return [before.get(i) if each is None else each for i, each in enumerate(outcomes)]
 
     def _owes(self, address: str) -> bool:
@@ -350,15 +403,20 @@ class Calls:
 
     def _from_before(self, answers: _Answers, mine: Sequence[int], address: str) -> dict[int, Command | RocketMQError]:
         """Late answers of an address to earlier requests that are equal to these."""
-        before = self.late.pop(address, None)
+        before = self.late.get(address)
         if before is None:
             return {}
         known = [
             (command, one) for (a, command), one in zip(before.asked, before.outcomes, strict=True) if a == address
         ]
+        self._forget_late(address, before)
         if [_question(command) for command, _ in known] != [_question(answers.asked[i][1]) for i in mine]:
             return {}
         return {i: one for i, (_, one) in zip(mine, known, strict=True) if one is not None}
+
+    def _forget_late(self, address: str, answers: _Answers) -> None:
+        if self.late.pop(address, None) is answers:
+            answers.release(but=[a for a, others in list(self.late.items()) if others is answers])
 
     def _spread(self, answers: _Answers, chosen: Iterable[int], deadline: Deadline) -> None:
         """Send to every address. Up to a few dozen addresses without a connection are connected to in parallel."""

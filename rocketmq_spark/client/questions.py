@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
@@ -30,6 +30,8 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import stamp
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Response codes of a pull that has an outcome, even if there is no message.
 PULLED = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
@@ -127,6 +129,10 @@ class BrokerQuestions:
         (answer,) = self.calls.exchange_each([(address, question.command)], deadline)
         return _accepted(answer, question, address, (Response.SUCCESS,))
 
+    def forget_topics(self, kept: dict[tuple[str, str], T], most: int, place: int) -> int:
+        """See ``without_route``."""
+        return without_route(self._routes, kept, most, place)
+
     def owing(self) -> frozenset[str]:
         """Brokers that have not answered yet, and for which calls no longer wait."""
         late = self.calls.late
@@ -198,6 +204,22 @@ class BrokerQuestions:
         ]
 
 
+# So many entries about topics may be kept before those of topics without a route are looked for.
+FEW_ENTRIES = 64
+
+
+def without_route(routes: Routes, kept: dict[tuple[str, str], T], most: int, place: int) -> int:
+    """Forget what is kept of topics that no route has, if there are more entries than ``most``. Returns the next ``most``.
+    ``place`` is that of the topic in a key.
+    """
+    if len(kept) <= most:
+        return most
+    known = set(routes.known())
+    for key in [key for key in list(kept) if key[place] not in known]:
+        kept.pop(key, None)
+    return FEW_ENTRIES + 2 * len(kept)
+
+
 def has_attribute(kinds: TopicKinds, queue: MessageQueue, name: str, value: str) -> bool | None:
     """Whether the topic of a queue has an attribute; None if its broker does not report attributes."""
     kind = kinds[queue.broker_name, queue.topic]
@@ -236,6 +258,7 @@ AGE_S = 30.0
 QUICK_S, SOON_S = 0.1, 1.0
 
 _Attributes = Attributes | AccessDenied | None
+_KEPT = (codes.QUEUE_TYPE, codes.CLEANUP_POLICY)  # a broker could have any number of others
 
 
 class _Known(NamedTuple):
@@ -253,6 +276,7 @@ class Kinds:
         self._calls = calls
         self._routes = routes
         self._known: dict[tuple[str, str], _Known] = {}
+        self._most = FEW_ENTRIES
         self._silent: dict[tuple[str, str], Deadline] = {}
         self._hung: dict[str, Deadline] = {}
 
@@ -267,6 +291,7 @@ class Kinds:
         known = self._known.get(key)
         if known is None or not known.younger(AGE_S if max_age_s is None else max_age_s):
             answer = self._answer(topic, broker_name, deadline, known)
+            self._most = without_route(self._routes, self._known, self._most, 0)
             known = self._known[key] = _Known(answer, time.monotonic())
         if isinstance(known.answer, AccessDenied):
             raise copy.copy(known.answer)
@@ -296,6 +321,7 @@ class Kinds:
                 denied = True
             except RocketMQError as e:
                 logger.info("cannot determine from broker %s how batches of topic %s are stored: %s", name, topic, e)
+                _drop_expired(self._silent)
                 self._silent[topic, name] = Deadline.after(SOON_S if time.monotonic() - begun < QUICK_S else AGE_S)
             else:
                 return BatchStorage(is_batched(found) is True, is_compacted(found))
@@ -317,6 +343,7 @@ class Kinds:
             return e
         except RocketMQError as e:
             if isinstance(e, CallTimeout):
+                _drop_expired(self._hung)
                 self._hung[broker_name] = Deadline.after(AGE_S)
             if before is None or not e.retriable:
                 raise
@@ -327,7 +354,8 @@ class Kinds:
         command = rpc.GET_TOPIC_CONFIG.request(topic=self._calls.on_wire(topic), bname=broker_name)
         answer = self._calls.exchange(address, command, deadline.within(self._calls.request_timeout_s))
         if answer.code == codes.Response.SUCCESS:
-            return bodies.topic_config(answer.body).attributes
+            found = bodies.topic_config(answer.body).attributes
+            return {name: found[name] for name in _KEPT if name in found}
         error = refused(answer, address, topic)
         if not isinstance(error, NotSupported):
             raise error
@@ -339,6 +367,12 @@ class Kinds:
         except BrokerNotFound:
             self._routes.get(topic, 0.0, deadline)
             return self._routes.address(broker_name, "hint")
+
+
+def _drop_expired(until: dict[Any, Deadline]) -> None:
+    if len(until) > FEW_ENTRIES:
+        for key in [key for key, each in list(until.items()) if each.expired]:
+            until.pop(key, None)
 
 
 def is_batched(attributes: Attributes | None) -> bool | None:
@@ -407,7 +441,8 @@ def _longest_timer(config: Command) -> int:
     answer = bodies.read_config(config.body) if config.code == Response.SUCCESS else {}
     if answer.get("timerWheelEnable", "true") != "true":
         return 0
-    return 1000 * int(answer.get("timerMaxDelaySec", TIMER_MAX_DELAY_S))
+    seconds = bodies.setting_number(answer, "timerMaxDelaySec")
+    return 1000 * (TIMER_MAX_DELAY_S if seconds is None else seconds)
 
 
 def _success(answer: Command | RocketMQError, address: str, topic: str) -> Command | RocketMQError:

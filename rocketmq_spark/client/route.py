@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import logging
 import math
 import operator
@@ -13,7 +15,7 @@ from dataclasses import replace
 
 from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.clock import Deadline, backoff
-from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, Response
+from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, MAX_QUEUES, Response
 from rocketmq_spark.base.process import Living
 from rocketmq_spark.client.calls import Calls, refused
 from rocketmq_spark.errors import (
@@ -31,8 +33,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueData, TopicRoute
 from rocketmq_spark.options.names import of_kafka_port
 from rocketmq_spark.wire import bodies, names, rpc
-from rocketmq_spark.wire.header import Command
-from rocketmq_spark.wire.loose_json import MAX_BYTES
+from rocketmq_spark.wire.header import Command, Peer
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class NameServers:
         """
         deadline = deadline or Deadline.after(self.calls.request_timeout_s)
         server = self.addresses[self._current]
-        answers = self.calls.exchange_each([(server, command) for command in commands], deadline, MAX_BYTES)
+        answers = self.calls.exchange_each([(server, command) for command in commands], deadline)
         return server, [a if not isinstance(a, RocketMQError) and a.code == Response.SUCCESS else None for a in answers]
 
     def ask_each(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:
@@ -157,11 +158,12 @@ _QUEUE_BYTES = 128
 
 
 # The routes of all clients of a process are limited, too: each set of options has a client, which stays. Above the first number
-# of bytes, clients without calls for ``_IDLE_S`` forget their routes. Above the second, a client with more than its share gets
-# no more.
+# of bytes, clients without calls for ``_IDLE_S`` forget their routes. Above the second, those with most do.
 _IDLE_S, _MOST_IDLE_BYTES, _MOST_OF_PROCESS = 100.0, 16 << 20, 2 * _MOST_BYTES
-# Addresses of brokers that are kept then, in characters: a consumer that pauses asks for them first.
+# What a client keeps then, in bytes: addresses of brokers, for which a consumer that pauses asks first; and as many bytes of
+# routes whose queues have numbers, which must not change unnoticed.
 _MOST_ADDRESSES = 1 << 16
+_ALL_BROKERS = ""  # no topic: the list of all brokers in the account of what is held
 
 
 def _is_there(topic: str, broker_name: str, answer: Command | RocketMQError, dialled: bool) -> bool | None:
@@ -181,9 +183,26 @@ def _is_there(topic: str, broker_name: str, answer: Command | RocketMQError, dia
     return not names_there or broker_name in names_there
 
 
+# What newer routes of a topic lack of older ones, by broker, and since when.
+_Unlisted = dict[str, tuple[float, QueueData, BrokerData]]
+
+
+def _queues(data: QueueData) -> int:
+    return max(data.read_queues, data.write_queues)
+
+
 def _size(route: TopicRoute, answer: Command) -> int:
-    queues = sum(max(data.read_queues, data.write_queues) for data in route.queues)
-    return len(answer.body) + _QUEUE_BYTES * queues
+    return len(answer.body) + _QUEUE_BYTES * sum(map(_queues, route.queues))
+
+
+def _size_of(brokers: Iterable[BrokerData]) -> int:
+    texts = [text for data in brokers for text in (data.broker_name, data.cluster, *data.addresses.values())]
+    return sum(map(len, texts)) + _QUEUE_BYTES * len(texts)
+
+
+def _size_of_unlisted(unlisted: _Unlisted) -> int:
+    queues = sum(_queues(data) for _, data, _ in unlisted.values())
+    return _size_of(broker for _, _, broker in unlisted.values()) + _QUEUE_BYTES * queues
 
 
 class Routes:
@@ -199,10 +218,10 @@ class Routes:
         self._lock = threading.Lock()
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
         self._gone: dict[str, tuple[float, TopicRoute]] = {}
-        self._sizes: dict[str, int] = {}  # of both
-        # By topic: brokers of an earlier route that the newest does not list, since when, and their queues.
-        self._unlisted_brokers: dict[str, dict[str, tuple[float, QueueData, BrokerData]]] = {}
-        self._held_bytes = 0
+        self._unlisted_brokers: dict[str, _Unlisted] = {}
+        self._numbered: set[str] = set()  # kept topics, of which somebody asked what is ``unlisted``
+        self._sizes: dict[str, int] = {}  # of all this, by topic, and of the list of all brokers
+        self._held_bytes = 0  # their sum: see ``_weigh_locked``
         self._brokers: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one
         self._listed: dict[str, BrokerData] = {}  # for those that no route names
         self._used_at = time.monotonic()
@@ -232,56 +251,73 @@ class Routes:
             logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
             return self.get(topic, math.inf, deadline)
 
-    def _keep(self, topic: str, route: TopicRoute, size: int) -> TopicRoute:
+    def _keep(self, topic: str, route: TopicRoute, size: int, peer: Peer) -> TopicRoute:
         """Keep a route of this ``size``. A name server decides how many topics there are, and what a route has."""
         self._used_at = time.monotonic()
-        share = _share(size)
         with self._lock:
+            growth = size + _size_of_unlisted(self._unlisted_after_locked(topic, route)) - self._sizes.get(topic, 0)
+        has_room = _make_room(self, growth)
+        with self._lock:
+            unlisted = self._unlisted_after_locked(topic, route)
+            size += _size_of_unlisted(unlisted)
+            self._check_room_locked(topic, size, has_room)
             known = self._routes.get(topic)  # of another thread, perhaps, that asked at the same time
-            growth = size - self._sizes.get(topic, 0)
-            if growth > 0 and self._held_bytes + growth > share:
-                raise RemoteProtocolError(
-                    f"the routes of all clients of this process have more than {_MOST_OF_PROCESS} bytes, {_QUEUE_BYTES} for each "
-                    f"queue included, and those of this client would have more than its share of {share} with "
-                    f"{topic[:_SHOWN]}",
-                    topic=topic[:_SHOWN],
-                    remedy="Read fewer topics in one process, or use the same connection options for all",
-                )
-            self._note_unlisted_locked(topic, route)
-            if self._gone.pop(topic, None) is not None:
-                self._held_bytes -= self._sizes.pop(topic)
-            held = self._held_bytes - self._sizes.get(topic, 0)
-            while self._gone and held + size > _MOST_BYTES:
-                held -= self._forget_oldest_locked()
-                self._held_bytes = held + self._sizes.get(topic, 0)
-            if held + size > _MOST_BYTES:
-                raise RemoteProtocolError(
-                    f"the routes of {len(self._routes)} topics have {held} bytes, {_QUEUE_BYTES} for each queue included, and "
-                    f"with that of {topic[:_SHOWN]} more than {_MOST_BYTES}, the most that is kept",
-                    topic=topic[:_SHOWN],
-                    remedy="Read fewer topics in one process: a narrower 'subscribePattern'. If the topics have few brokers, "
-                    "look at what the name server answers: rocketmq-spark topic describe",
-                )
-            self._sizes[topic], self._held_bytes = size, held + size
             if known is not None and known[1] == route:
                 route = known[1]
+            self._gone.pop(topic, None)
             self._routes[topic] = (time.monotonic(), route)
+            self._unlisted_brokers.pop(topic, None)
+            if unlisted:
+                self._unlisted_brokers[topic] = unlisted
+            self._weigh_locked(topic, size)
             self._brokers = None
+        self._advertise(route.brokers, peer)
         return route
 
-    def _note_unlisted_locked(self, topic: str, route: TopicRoute) -> None:
+    def _weigh_locked(self, what: str, size: int) -> None:
+        """Note the size of all that is kept of a topic, or of the list of all brokers."""
+        self._held_bytes += size - self._sizes.pop(what, 0)
+        if size:
+            self._sizes[what] = size
+
+    def _check_room_locked(self, what: str, size: int, in_process: bool) -> None:
+        """Raise ``RemoteProtocolError`` if there is no room for so many bytes of a topic, or of the list of all brokers.
+        ``in_process``: the process has room. Deleted topics are forgotten for it.
+        """
+        others = self._held_bytes - self._sizes.get(what, 0)
+        shown = f"that of {what[:_SHOWN]}" if what else "the list of all brokers"
+        if not in_process:
+            raise RemoteProtocolError(
+                f"the routes of all clients of this process have {_MOST_OF_PROCESS} bytes, {_QUEUE_BYTES} for each queue "
+                f"included, and with {shown} this client would have {others + size}, more than its share",
+                topic=what[:_SHOWN] or None,
+                remedy="Read fewer topics in one process, or use the same connection options for all",
+            )
+        while others + size > _MOST_BYTES and (gone := next((one for one in self._gone if one != what), None)):
+            self._forget_gone_locked(gone)
+            others = self._held_bytes - self._sizes.get(what, 0)
+        if others + size > _MOST_BYTES:
+            raise RemoteProtocolError(
+                f"the routes of {len(self._routes)} topics have {others} bytes, {_QUEUE_BYTES} for each queue included, and "
+                f"with {shown} more than {_MOST_BYTES}, the most that is kept",
+                topic=what[:_SHOWN] or None,
+                remedy="Read fewer topics in one process: a narrower 'subscribePattern'. If the topics have few brokers, "
+                "look at what the name server answers: rocketmq-spark topic describe",
+            )
+
+    def _unlisted_after_locked(self, topic: str, route: TopicRoute) -> _Unlisted:
+        """What a new route lacks of earlier ones: the newest brokers, no more than a route may have."""
         before, now = self._routes.get(topic) or self._gone.get(topic), time.monotonic()
-        unlisted = self._unlisted_brokers.pop(topic, {})
+        unlisted = self._unlisted_brokers.get(topic, {})
         if before is not None and before[1] is not route:
             brokers = before[1].brokers
             known = {data.broker_name: data for data in before[1].queues if data.broker_name in brokers}
             unlisted = {**{name: (now, data, brokers[name]) for name, data in known.items()}, **unlisted}
         listed = {data.broker_name for data in route.queues}
-        unlisted = {
-            name: noted for name, noted in unlisted.items() if name not in listed and now - noted[0] < UNLISTED_S
-        }
-        if unlisted:
-            self._unlisted_brokers[topic] = unlisted
+        noted = [(name, of) for name, of in unlisted.items() if name not in listed and now - of[0] < UNLISTED_S]
+        noted.sort(key=lambda one: one[1][0], reverse=True)
+        queues = list(itertools.accumulate(_queues(data) for _, (_, data, _) in noted))
+        return dict(noted[: min(bodies.MAX_ROUTE_BROKERS, bisect.bisect_right(queues, MAX_QUEUES))])
 
     def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
         """Return the sorted queues of brokers of an earlier route that the newest route does not list, unless a broker has left:
@@ -292,6 +328,8 @@ class Routes:
         """
         with self._lock:
             unlisted, now = dict(self._unlisted_brokers.get(topic, {})), time.monotonic()
+            if topic in self._routes:
+                self._numbered.add(topic)
         unclear = [
             (data, broker.master)
             for since, data, broker in unlisted.values()
@@ -341,7 +379,7 @@ class Routes:
             came = [(topic, answer) for topic, answer in zip(part, answers, strict=True) if answer is not None]
             for topic, answer in came:
                 route = self._settled(self._route(topic, server, answer), deadline)
-                self._keep(topic, route, _size(route, answer))
+                self._keep(topic, route, _size(route, answer), answer.peer)
             fresh.update(topic for topic, _ in came)
             if not came:  # the server does not answer
                 break
@@ -349,9 +387,11 @@ class Routes:
 
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
         """Ask the name server now."""
-        return self._fetched(topic, deadline)[0]
+        route, _, peer = self._fetched(topic, deadline)
+        self._advertise(route.brokers, peer)
+        return route
 
-    def _fetched(self, topic: str, deadline: Deadline | None) -> tuple[TopicRoute, int]:
+    def _fetched(self, topic: str, deadline: Deadline | None) -> tuple[TopicRoute, int, Peer]:
         try:
             server, answer = self._name_servers.ask_at(lambda: self._question(topic), deadline)
         except TopicNotFound as e:
@@ -363,7 +403,7 @@ class Routes:
             )
             raise RouteNotFound(why, e.addr, e.broker_code, topic) from e
         route = self._settled(self._route(topic, server, answer), deadline)
-        return route, _size(route, answer)
+        return route, _size(route, answer), answer.peer
 
     def is_proxy(self, address: str | None) -> bool:
         """Whether the name server at this address is a Proxy."""
@@ -371,18 +411,18 @@ class Routes:
 
     def _route(self, topic: str, server: str, answer: Command) -> TopicRoute:
         route = bodies.route(topic, answer.body)
-        return replace(route, brokers=self._reachable(route.brokers, server, answer))
+        return replace(route, brokers=self._reachable(route.brokers, server))
 
-    def _reachable(self, brokers: Mapping[str, BrokerData], server: str, answer: Command) -> dict[str, BrokerData]:
-        """Return the brokers of an answer with the addresses to connect to. Notes these addresses in the pool."""
-        pool = self._name_servers.calls.pool
-        if pool.dialling.at_name_server:
-            pool.advertise([server], answer.peer)  # so that a later connection is known to lead to a Proxy
-            return {
-                name: replace(data, addresses=dict.fromkeys(data.addresses, server)) for name, data in brokers.items()
-            }
-        pool.advertise((address for data in brokers.values() for address in data.addresses.values()), answer.peer)
-        return dict(brokers)
+    def _reachable(self, brokers: Mapping[str, BrokerData], server: str) -> dict[str, BrokerData]:
+        """Return the brokers of an answer with the addresses to connect to."""
+        if not self._name_servers.calls.pool.dialling.at_name_server:
+            return dict(brokers)
+        return {name: replace(data, addresses=dict.fromkeys(data.addresses, server)) for name, data in brokers.items()}
+
+    def _advertise(self, brokers: Mapping[str, BrokerData], peer: Peer) -> None:
+        """Note the addresses in the pool, so that a later connection is known to lead to a Proxy."""
+        addresses = (address for data in brokers.values() for address in data.addresses.values())
+        self._name_servers.calls.pool.advertise(addresses, peer)
 
     def _settled(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
         """With acting masters distinguished from masters of a topic that may not be written to.
@@ -412,33 +452,42 @@ class Routes:
             if topic in self._routes:
                 self._gone[topic] = self._routes.pop(topic)
                 while len(self._gone) > _MOST_GONE:
-                    self._held_bytes -= self._forget_oldest_locked()
+                    self._forget_gone_locked(next(iter(self._gone)))
                 self._brokers = None
 
     @property
     def held_bytes(self) -> int:
-        """The size of all routes that are kept."""
+        """The size of all that is kept: routes, what newer ones lack, and the list of all brokers."""
         return self._held_bytes
 
-    def forget_idle(self, now: float) -> None:
-        """Forget all routes, if none was asked for in ``_IDLE_S``. A few brokers stay known."""
+    def forget_all(self, idle_at: float | None = None) -> None:
+        """Forget all routes; with a time ``idle_at`` only if none was asked for in the ``_IDLE_S`` before it. A few brokers stay
+        known, and a few routes whose queues have numbers, to compare the next ones with.
+        """
         with self._lock:
-            if now - self._used_at < _IDLE_S:
+            if idle_at is not None and idle_at - self._used_at < _IDLE_S:
                 return
             newest = {**self._listed, **_newest(self._routes, self._gone)}
-            texts = [
-                text for data in newest.values() for text in (data.broker_name, data.cluster, *data.addresses.values())
-            ]
-            self._listed = newest if sum(map(len, texts)) + _QUEUE_BYTES * len(texts) <= _MOST_ADDRESSES else {}
-            self._routes, self._gone, self._sizes, self._unlisted_brokers = {}, {}, {}, {}
-            self._brokers, self._held_bytes = None, 0
+            kept = {**self._gone, **self._routes}
+            numbered = {topic: kept[topic] for topic in sorted(self._numbered) if topic in kept}
+            size = _size_of(newest.values())
+            self._listed, size = (newest, size) if size <= _MOST_ADDRESSES else ({}, 0)
+            self._routes, self._gone, self._unlisted_brokers = {}, {}, {}
+            self._brokers, self._sizes, self._held_bytes = None, {}, 0
+            self._weigh_locked(_ALL_BROKERS, size)
+            for topic, (at, route) in numbered.items():
+                of_brokers = _size_of(route.brokers.values())
+                if self._held_bytes - size + of_brokers <= _MOST_ADDRESSES:
+                    self._gone[topic] = at, route
+                    self._weigh_locked(topic, of_brokers)
+            self._numbered = {*self._gone}
 
-    def _forget_oldest_locked(self) -> int:
-        """Forget the oldest deleted topic, and return the size of its route."""
-        gone = next(iter(self._gone))
-        del self._gone[gone]
-        self._unlisted_brokers.pop(gone, None)
-        return self._sizes.pop(gone)
+    def _forget_gone_locked(self, topic: str) -> None:
+        """Forget a deleted topic."""
+        del self._gone[topic]
+        self._unlisted_brokers.pop(topic, None)
+        self._numbered.discard(topic)
+        self._weigh_locked(topic, 0)
 
     def known(self) -> list[str]:
         with self._lock:
@@ -489,8 +538,15 @@ class Routes:
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
         """Brokers by name."""
         server, answer = self._name_servers.ask_at(rpc.GET_BROKER_CLUSTER_INFO.request, deadline)
-        self._listed = self._reachable(bodies.cluster(answer.body).brokers, server, answer)
-        return dict(self._listed)
+        listed = self._reachable(bodies.cluster(answer.body).brokers, server)
+        size = _size_of(listed.values())
+        has_room = _make_room(self, size - self._sizes.get(_ALL_BROKERS, 0))
+        with self._lock:
+            self._check_room_locked(_ALL_BROKERS, size, has_room)
+            self._weigh_locked(_ALL_BROKERS, size)
+            self._listed = listed
+        self._advertise(listed, answer.peer)
+        return dict(listed)
 
     def any_broker(self) -> bool:
         """Whether a broker is registered; a Proxy, which does not say, stands for some."""
@@ -523,15 +579,21 @@ class Routes:
 _everywhere: Living[Routes] = Living()
 
 
-def _share(more: int) -> int:
-    """Make room for ``more`` bytes in the routes of all clients of this process. Returns how many bytes one client may have."""
-    routes = _everywhere.all()
-    if sum(one.held_bytes for one in routes) + more > _MOST_IDLE_BYTES:
-        now = time.monotonic()
-        for one in routes:
-            one.forget_idle(now)
-    held = [one.held_bytes for one in routes if one.held_bytes]
-    return _MOST_OF_PROCESS if sum(held) + more <= _MOST_OF_PROCESS else _MOST_OF_PROCESS // (len(held) + 1)
+def _make_room(asking: Routes, growth: int) -> bool:
+    """Make room for ``growth`` bytes of a client in the routes of all clients of this process. Where there is none, the client
+    with most forgets its routes; return False if the asking one would be that.
+    """
+    everyone, now = _everywhere.all(), time.monotonic()
+    wanted = max(0, growth)  # what it has, it may have again
+    if sum(one.held_bytes for one in everyone) + wanted > _MOST_IDLE_BYTES:
+        for one in everyone:
+            one.forget_all(now)
+    while wanted and sum(one.held_bytes for one in everyone) + wanted > _MOST_OF_PROCESS:
+        most = max(everyone, key=lambda one: one.held_bytes)
+        if most.held_bytes <= asking.held_bytes + wanted:
+            return False
+        most.forget_all()
+    return True
 
 
 def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNotFound:

@@ -11,9 +11,11 @@ A restarted broker has forgotten the members of groups: ``Introductions`` regist
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import RETRY_PREFIX
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # Heartbeats come every 30 s, so each member's heartbeat is the last one at some of the checks.
 COMPARE_S = 20.0
+# Other members choose what is different: so many differences are remembered, and so much of one is logged.
+_MOST_LOGGED, _SHOWN, _SHOWN_CHARACTERS = 100, 5, 200
 
 
 class SubscriptionConflicts:
@@ -37,8 +41,8 @@ class SubscriptionConflicts:
         self._port = port
         self._group = group
         self._subscriptions = subscriptions
-        self._last: tuple[str, ...] = ()
-        self._logged: set[tuple[str, ...]] = set()
+        self._last = b""
+        self._logged: dict[bytes, None] = {}  # digests, the newest last
 
     def look(self, deadline: Deadline) -> None:
         mine = self._subscriptions.all()
@@ -50,25 +54,44 @@ class SubscriptionConflicts:
         except RocketMQError as e:
             logger.debug("cannot read the subscriptions of group %s: %s", self._group, e)
             return
-        if found and found == self._last and found not in self._logged:
-            self._logged.add(found)
+        digest = found.digest if found is not None else b""
+        if found is not None and digest == self._last and digest not in self._logged:
+            self._logged[digest] = None
+            while len(self._logged) > _MOST_LOGGED:
+                del self._logged[next(iter(self._logged))]
             logger.warning(
                 "members of group %s have different subscriptions: %s. Brokers keep one subscription per group, so messages "
                 "are lost to some: let all members subscribe to the same, or give them groups of their own",
                 self._group,
-                "; ".join(found),
+                found.text,
             )
-        self._last = found
+        self._last = digest
 
 
-def differences(mine: Mapping[str, Filter], theirs: Mapping[str, Filter]) -> tuple[str, ...]:
-    """Describe the differences between two sets of subscriptions. The order of tags is ignored."""
-    found = []
+class Differences(NamedTuple):
+    """Differences between two sets of subscriptions: a digest of all, and the first ones for messages."""
+
+    digest: bytes
+    text: str
+
+
+def differences(mine: Mapping[str, Filter], theirs: Mapping[str, Filter]) -> Differences | None:
+    """Return the differences between two sets of subscriptions. The order of tags is ignored."""
+    digest, shown, count = hashlib.sha256(), [], 0
     for topic in sorted(mine.keys() | theirs.keys()):
         here, there = mine.get(topic), theirs.get(topic)
         if here is None or there is None or _meaning(here) != _meaning(there):
-            found.append(f"topic {topic} is {_shown(here)} here and {_shown(there)} elsewhere")
-    return tuple(found)
+            digest.update(repr((topic, here, there)).encode(errors="backslashreplace"))
+            count += 1
+            if count <= _SHOWN:
+                shown.append(f"topic {_clipped(topic)} is {_shown(here)} here and {_shown(there)} elsewhere")
+    if count > _SHOWN:
+        shown.append(f"and {count - _SHOWN} more")
+    return Differences(digest.digest(), "; ".join(shown)) if count else None
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
 
 
 def _meaning(wanted: Filter) -> object:
@@ -81,7 +104,7 @@ def _meaning(wanted: Filter) -> object:
 
 
 def _shown(wanted: Filter | None) -> str:
-    return "not subscribed to" if wanted is None else f"subscribed to with {wanted.expression!r}"
+    return "not subscribed to" if wanted is None else f"subscribed to with {_clipped(wanted.expression)!r}"
 
 
 POP = "POP"

@@ -217,6 +217,12 @@ class _Waiting(StatefulProcessor):
         all that are due now, so that none waits for those that come after it.
         """
         now_ms, at_ms = timerValues.getCurrentProcessingTimeInMs(), expiredTimerInfo.getExpiryTimeInMs()
+        before = self._given_in(now_ms)
+        if not self._has_room():
+            # Without a look at the state: others may have sent any number of keys. Never the time of this timer, which Spark
+            # deletes after this call.
+            self._handle.registerTimer(at_ms ^ 1)
+            return
         if self._waiting.exists():
             self._add(portions(bytes(body) for (body,) in self._waiting.get()))
             self._waiting.clear()
@@ -225,12 +231,10 @@ class _Waiting(StatefulProcessor):
         first, end, clean = ends
         if not clean and end - first > 1:
             self._clean(first, end)
-        before = self._given_in(now_ms)
         for number in range(first, end):
-            if not self._has_room() or (number > first and not self._has_room(_OF_ONE_KEY, before)):
+            if number > first and not (self._has_room() and self._has_room(_OF_ONE_KEY, before)):
                 self._ends.update((number, end, True))
-                # Never the time of this timer, which Spark deletes after this call.
-                self._handle.registerTimer(at_ms ^ 1 if number == first else max(now_ms, at_ms + 1))
+                self._handle.registerTimer(max(now_ms, at_ms + 1))
                 return
             yield from self._rows(self._portion(number))
             self._portions.removeKey((number,))

@@ -222,10 +222,10 @@ class ProxyTransactions:
         held_bytes = len(message.body) + command.ByteSize()
         decision = known if isinstance(known, TransactionState) else copies.ask(place.what, place, known, held_bytes)
         if decision is not None:
-            self._say(place, decision, wait=False)
+            copies.say(place.what, place, decision)
 
-    def _say(self, place: HalfPlace, decision: TransactionState, wait: bool = True) -> bool:
-        """Send the answer to a check. Returns False, because a Proxy confirms nothing. A stream's thread does not ``wait``."""
+    def _say(self, place: HalfPlace, decision: TransactionState) -> bool:
+        """Send the answer to a check. Returns False, because a Proxy confirms nothing."""
         if decision is TransactionState.UNKNOWN:
             return False
         deadline = Deadline.after(self._proxy.access.request_timeout_s)
@@ -244,10 +244,7 @@ class ProxyTransactions:
 
         channel = self._proxy.at(place.broker_name)
         try:
-            if wait:
-                answered(channel.ask(facts.END_TRANSACTION, request, deadline))
-            else:
-                channel.ask_async(facts.END_TRANSACTION, request, deadline, answered)
+            answered(channel.ask(facts.END_TRANSACTION, request, deadline))
         except RocketMQError as e:
             answered(e)
         return False

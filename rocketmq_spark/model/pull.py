@@ -154,7 +154,7 @@ def _ordered(topic: str, conf: str) -> list[MessageQueue]:
             raise ValueError(f"it has more than {MAX_QUEUES} queues")
     except ValueError as e:
         raise RemoteProtocolError(
-            f"the route has orderTopicConf {conf!r}; expected broker:queues;…", topic=topic
+            f"the route has orderTopicConf {conf[:200]!r}; expected broker:queues;…", topic=topic
         ) from e
     return [MessageQueue(topic, name, i) for name, count in counts for i in range(count)]
 

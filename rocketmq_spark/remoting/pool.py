@@ -40,8 +40,9 @@ MAX_CONNECTIONS = 1024
 # request yet.
 FRESH_S = 0.2
 _POLL_S = 0.02  # how often a waiting caller looks for an idle connection
-# Above the first number, unused addresses without a connection are forgotten; above the second one, all addresses of routes.
-_MAX_SLOTS, _MAX_ADVERTISED = 8 * MAX_CONNECTIONS, 100_000
+# Above the first number, unused addresses without a connection are forgotten; above the second one, all addresses of routes. One
+# route may have half as many.
+_MAX_SLOTS, _MAX_ADVERTISED = 8 * MAX_CONNECTIONS, 32_768
 
 
 @dataclass(slots=True)

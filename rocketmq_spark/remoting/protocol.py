@@ -125,6 +125,7 @@ class Conversation(Generic[W]):
         self._large: _Large | None = None
         self._begin = b""  # the first bytes that the server sent
         self._waiters: dict[int, W] = {}
+        self._most: dict[int, int | None] = {}  # bytes of the answer to each request that waits
         self._next_opaque = 0
         self._outgoing: list[bytes | bytearray | memoryview] = []
 
@@ -138,6 +139,7 @@ class Conversation(Generic[W]):
         command.opaque = opaque
         self._queue(command)
         self._waiters[opaque] = waiter
+        self._most[opaque] = codes.longest_answer(command.code)
         return opaque
 
     def send_oneway(self, command: Command) -> None:
@@ -172,9 +174,15 @@ class Conversation(Generic[W]):
         for frame, command in zip(frames, commands, strict=True):
             if command.is_response:
                 # An unknown number is that of a late answer to a request that has timed out.
-                waiter = self._waiters.pop(command.opaque, None)
+                most = self._most.get(command.opaque)
+                waiter = self._taken(command.opaque)
                 if waiter is not None:
-                    events.append(Answered(waiter, command))
+                    size = len(command.body)
+                    events.append(
+                        Answered(waiter, command)
+                        if most is None or size <= most
+                        else Dropped(waiter, _too_long(size, most))
+                    )
             else:
                 size = len(frame)
                 fits = size <= self._max_pushed
@@ -186,8 +194,8 @@ class Conversation(Generic[W]):
         if self._large is None and (begun := self._splitter.begun(min(LARGE_BYTES, self._max_pushed))) is not None:
             self._large = _Large(header.decode(begun), self._splitter.arriving)
             self._drop_unwanted()
-            if (large := self._large) is not None and large.answers is None and large.size > self._max_pushed:
-                events += self._drop(large, _TOO_LARGE)
+            if (large := self._large) is not None:
+                events += self._drop_too_large(large, large.size - len(begun))
         if self._large is not None and not self._account.resize(self._splitter.buffered):
             events += self._drop(self._large, _NO_ROOM)
         return events
@@ -207,13 +215,28 @@ class Conversation(Generic[W]):
             return self._drop(large, _NO_ROOM)
         return self._drop(large, _TOO_SLOW) if large.ticks > QUIET_TICKS else []
 
+    def _drop_too_large(self, large: _Large, body_bytes: int) -> list[Asked | Dropped[W]]:
+        if large.answers is None:
+            return self._drop(large, _TOO_LARGE) if large.size > self._max_pushed else []
+        most = self._most.get(large.answers)
+        if most is None or body_bytes <= most:
+            return []
+        waiter = self._taken(large.answers)
+        self._drop(large, "")
+        return [] if waiter is None else [Dropped(waiter, _too_long(body_bytes, most))]
+
+    def _taken(self, opaque: int) -> W | None:
+        """Remove and return the waiter of a request."""
+        self._most.pop(opaque, None)
+        return self._waiters.pop(opaque, None)
+
     def _drop(self, large: _Large, why: str) -> list[Asked | Dropped[W]]:
         """Discard what has arrived, and will arrive, of a large frame."""
         self._splitter.skip()
         self._forget()
         if large.answers is None:
             return [_asked(large.begun, None, why)]
-        waiter = self._waiters.pop(large.answers, None)
+        waiter = self._taken(large.answers)
         if waiter is None:
             return []
         return [Dropped(waiter, ConnectionLost(f"an answer of {large.size} bytes was dropped: {why}"))]
@@ -226,14 +249,14 @@ class Conversation(Generic[W]):
 
     def give_up(self, opaque: int) -> W | None:
         """Remove a request that has timed out; returns its waiter, None if the answer has arrived meanwhile."""
-        waiter = self._waiters.pop(opaque, None)
+        waiter = self._taken(opaque)
         self._drop_unwanted()
         return waiter
 
     def expired(self, is_expired: Callable[[W], bool]) -> list[W]:
         """Remove and return all waiters that have expired."""
         late = [opaque for opaque, waiter in self._waiters.items() if is_expired(waiter)]
-        found = [self._waiters.pop(opaque) for opaque in late]
+        found = [waiter for opaque in late if (waiter := self._taken(opaque)) is not None]
         self._drop_unwanted()
         return found
 
@@ -255,9 +278,14 @@ class Conversation(Generic[W]):
         """Return every waiter with its own copy of ``error``: a shared exception would collect the tracebacks of all callers."""
         lost = [(waiter, copy_of(error)) for waiter in self._waiters.values()]
         self._waiters.clear()
+        self._most.clear()
         if self._large is not None:
             self._drop(self._large, "")
         return lost
+
+
+def _too_long(body_bytes: int, most: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"an answer has {body_bytes} bytes; expected at most {most}")
 
 
 def is_grpc(begin: bytes) -> bool:

@@ -47,6 +47,7 @@ from rocketmq_spark.remoting.endpoint import UNCONFIRMED_S, UNDELIVERED, Drops, 
 from rocketmq_spark.remoting.pool import Dialling, Pool
 from rocketmq_spark.remoting.protocol import pushed_limit
 from rocketmq_spark.session import proxied
+from rocketmq_spark.wire import bodies
 from rocketmq_spark.wire.names import topic_problem
 
 if TYPE_CHECKING:
@@ -250,14 +251,14 @@ def ensure_topic(options: Options, topic: str, queues: int = 8) -> None:
 def kept_ms(options: Options, broker_name: str) -> int | None:
     """Return the retention of a broker in ms; None if it does not report it."""
     try:
-        hours = client(options).admin.broker_config(broker_name).get("fileReservedTime")
+        hours = bodies.setting_number(client(options).admin.broker_config(broker_name), "fileReservedTime")
     except OptionError as e:
         process.once(_LOGGED_ONCE, connection_key(options), partial(logger.warning, "%s: %s", RETENTION_NOT_KNOWN, e))
         return None
     except RocketMQError as e:
         logger.info("broker %s does not report for how long it keeps messages: %s", broker_name, e)
         return None
-    return None if hours is None else int(hours) * 3_600_000
+    return None if hours is None else hours * 3_600_000
 
 
 def puller(options: Options, read_from: str | None = None) -> Puller:

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rocketmq_spark.base.codes import MAX_QUEUES, Perm
+from rocketmq_spark.base.codes import (
+    MAX_INT,
+    MAX_JSON_BYTES,
+    MAX_QUEUES,
+    MAX_RETRY_OR_DLQ_TOPIC_LENGTH,
+    MAX_TABLE_BYTES,
+    Perm,
+)
 from rocketmq_spark.errors import LocalProtocolError, RemoteProtocolError
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, QueueBounds, QueueData, TopicRoute
 from rocketmq_spark.model.admin import GroupConnection, GroupOnline
 from rocketmq_spark.wire.header import Bytes
-from rocketmq_spark.wire.loose_json import MAX_TABLE_BYTES, read_json
+from rocketmq_spark.wire.loose_json import read_json
 from rocketmq_spark.wire.properties import Subscription
 
 
@@ -85,6 +92,20 @@ def _number(value: Any, least: int = -(1 << 63), most: int = (1 << 63) - 1) -> i
     return number
 
 
+# The most characters of texts that are kept: names of brokers, clusters, topics and groups; addresses (host names have at most
+# 253); ids of clients and attributes of topics; the queues of an ordered topic. Other texts have the limit of their body.
+MAX_NAME, MAX_ADDRESS, _MAX_TEXT, _MAX_ORDER_CONF = MAX_RETRY_OR_DLQ_TOPIC_LENGTH, 300, 4096, 1 << 20
+_MAX_ATTRIBUTES = 100
+
+
+def _text(value: Any, most: int = MAX_JSON_BYTES) -> str:
+    """A text of a body. Raises ``ValueError`` for one with more than ``most`` characters, and for another value."""
+    if not isinstance(value, str) or len(value) > most:
+        shown = f"a text of {len(value)} characters" if isinstance(value, str) else f"{str(value)[:40]!r}"
+        raise ValueError(f"{shown}, expected a text of at most {most} characters")
+    return value
+
+
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
     try:
@@ -93,7 +114,7 @@ def _reading(what: str) -> Iterator[None]:
         raise RemoteProtocolError(f"Unexpected {what}: {type(exc).__name__} {exc}") from exc
 
 
-# A topic is on at most so many brokers: a name server could list any number, and routes are kept.
+# A topic is on at most so many brokers, and a name server has no more: it could list any number, and they are kept.
 MAX_ROUTE_BROKERS, _MAX_ADDRESSES = 4096, 16_384
 
 
@@ -105,13 +126,11 @@ def route(topic: str, body: Bytes) -> TopicRoute:
     """
     with _reading("route"):
         data = read_json(body)
-        for listed in ("queueDatas", "brokerDatas"):
-            if (count := len(data.get(listed) or ())) > MAX_ROUTE_BROKERS:
-                raise ValueError(f"{count} {listed}, expected at most {MAX_ROUTE_BROKERS}")
-        _number(sum(len(item.get("brokerAddrs") or ()) for item in data.get("brokerDatas") or ()), 0, _MAX_ADDRESSES)
+        _check_brokers("queueDatas", data.get("queueDatas") or ())
+        _check_brokers("brokerDatas", data.get("brokerDatas") or ())
         queues = tuple(
             QueueData(
-                broker_name=str(item["brokerName"]),
+                broker_name=_text(item["brokerName"], MAX_NAME),
                 read_queues=_number(item["readQueueNums"], 0, MAX_QUEUES),
                 write_queues=_number(item["writeQueueNums"], 0, MAX_QUEUES),
                 perm=_number(item["perm"]),
@@ -132,24 +151,37 @@ def route(topic: str, body: Bytes) -> TopicRoute:
         }
         order_conf = data.get("orderTopicConf")
         static = bool(data.get("topicQueueMappingByBroker"))
-        return TopicRoute(topic, queues, brokers, None if order_conf is None else str(order_conf), static)
+        return TopicRoute(
+            topic, queues, brokers, None if order_conf is None else _text(order_conf, _MAX_ORDER_CONF), static
+        )
 
 
 def cluster(body: Bytes) -> Cluster:
     """Answer to GET_BROKER_CLUSTER_INFO."""
     with _reading("cluster"):
         data = read_json(body)
-        brokers = {str(name): _broker(item) for name, item in (data.get("brokerAddrTable") or {}).items()}
+        table = data.get("brokerAddrTable") or {}
+        _check_brokers("brokers", table.values())
+        brokers = {_text(name, MAX_NAME): _broker(item) for name, item in table.items()}
         clusters = {
-            str(name): tuple(sorted(map(str, members)))
+            _text(name, MAX_NAME): tuple(sorted(_text(member, MAX_NAME) for member in members))
             for name, members in (data.get("clusterAddrTable") or {}).items()
         }
         return Cluster(brokers, clusters)
 
 
 def _broker(item: Mapping[str, Any]) -> BrokerData:
-    addresses = {_number(broker_id): str(address) for broker_id, address in (item.get("brokerAddrs") or {}).items()}
-    return BrokerData(str(item["brokerName"]), str(item.get("cluster") or ""), addresses)
+    addresses = {
+        _number(broker_id): _text(address, MAX_ADDRESS)
+        for broker_id, address in (item.get("brokerAddrs") or {}).items()
+    }
+    return BrokerData(_text(item["brokerName"], MAX_NAME), _text(item.get("cluster") or "", MAX_NAME), addresses)
+
+
+def _check_brokers(what: str, items: Collection[Mapping[str, Any]]) -> None:
+    if len(items) > MAX_ROUTE_BROKERS:
+        raise ValueError(f"{len(items)} {what}, expected at most {MAX_ROUTE_BROKERS}")
+    _number(sum(len(item.get("brokerAddrs") or ()) for item in items), 0, _MAX_ADDRESSES)
 
 
 # An entry as 5.5.0 writes it. A driver reads thousands of them for every plan; bodies of another form go to the JSON parser.
@@ -157,7 +189,7 @@ _STATS_ENTRY = (
     rb'\{"brokerName":"(%s)","queueId":(%s),"topic":"%s"\}:'
     rb'\{"lastUpdateTimestamp":(%s),"maxOffset":(%s),"minOffset":(%s)\}'
 )
-_NAME, _NUMBER = rb'[^"\\\x80-\xff]*', rb"\d{1,18}"
+_NAME, _NUMBER = rb'[^"\\\x80-\xff]{0,%d}' % MAX_NAME, rb"\d{1,18}"
 _STATS = re.compile(_STATS_ENTRY % (_NAME, _NUMBER, _NAME, _NUMBER, _NUMBER, _NUMBER))
 _ALL_STATS = re.compile(rb'\{"offsetTable":\{%b(?:,%b)*\},"topicPutTps":[0-9.E-]+\}' % ((_STATS.pattern,) * 2))
 
@@ -201,7 +233,7 @@ def reset_offsets(body: Bytes) -> dict[MessageQueue, int]:
 def _by_queue(body: Bytes, table: str, topic: str | None = None) -> Iterator[tuple[MessageQueue, Any]]:
     for key, item in (read_json(body, table=True).get(table) or {}).items():
         name = dict(key)
-        yield MessageQueue(topic or str(name["topic"]), str(name["brokerName"]), _number(name["queueId"])), item
+        yield _queue({**name, "topic": topic or name["topic"]}), item
 
 
 def topic_list(body: Bytes) -> list[str]:
@@ -227,17 +259,14 @@ def consumer_ids(body: Bytes) -> list[str]:
     Servers list connections. A client that has reconnected is listed twice until its old connection expires, at another Proxy
     for up to two minutes: counted as two members, it would have queues that no member reads.
     """
-    return sorted(set(_names(body, "consumerIdList")))
+    return sorted(set(_names(body, "consumerIdList", _MAX_TEXT)))
 
 
 def group_filters(body: Bytes) -> dict[str, Filter]:
     """The filter of a group for each topic (GET_CONSUMER_CONNECTION_LIST). Brokers keep that of the latest heartbeat only."""
     with _reading("consumer connections"):
         table = read_json(body).get("subscriptionTable") or {}
-        return {
-            str(topic): Filter(data.get("subString") or "*", data.get("expressionType") or "TAG")
-            for topic, data in table.items()
-        }
+        return {_text(topic): _filter(data) for topic, data in table.items()}
 
 
 def group_online(body: Bytes) -> GroupOnline:
@@ -246,40 +275,44 @@ def group_online(body: Bytes) -> GroupOnline:
     with _reading("consumer connections"):
         data = read_json(body)
         members = (
-            GroupConnection(str(m["clientId"]), str(m["clientAddr"]), str(m["language"]), _number(m["version"]))
+            GroupConnection(_text(m["clientId"]), _text(m["clientAddr"]), _text(m["language"]), _number(m["version"]))
             for m in data.get("connectionSet") or ()
         )
-        said = [str(data.get(name) or "") for name in ("consumeType", "messageModel", "consumeFromWhere")]
+        said = [_text(data.get(name) or "") for name in ("consumeType", "messageModel", "consumeFromWhere")]
         return GroupOnline(sorted(members, key=lambda m: m.client_id), said[0], said[1], said[2], filters)
 
 
 def member_filters(body: Bytes) -> dict[str, Filter]:
     """The filter of a member for each topic, from its answer to GET_CONSUMER_RUNNING_INFO."""
     with _reading("running consumer"):
-        return {
-            str(data["topic"]): Filter(data.get("subString") or "*", data.get("expressionType") or "TAG")
-            for data in read_json(body).get("subscriptionSet") or ()
-        }
+        return {_text(data["topic"]): _filter(data) for data in read_json(body).get("subscriptionSet") or ()}
 
 
-def _names(body: Bytes, key: str) -> list[str]:
+def _filter(data: Mapping[str, Any]) -> Filter:
+    return Filter(_text(data.get("subString") or "*"), _text(data.get("expressionType") or "TAG"))
+
+
+def _names(body: Bytes, key: str, most: int = MAX_NAME) -> list[str]:
+    """The names of a list. Longer ones are left out: clients choose some of them, and none may make the whole list unusable."""
     with _reading(key):
-        return [str(name) for name in read_json(body).get(key) or ()]
+        return [name for name in map(_text, read_json(body).get(key) or ()) if len(name) <= most]
 
 
 def topic_config(body: Bytes, of_all: str | None = None) -> TopicConfig:
     """The topic of an answer to GET_TOPIC_CONFIG, or topic ``of_all`` of an answer to GET_ALL_TOPIC_CONFIG."""
     with _reading("topic configuration"):
         data = read_json(body) if of_all is None else read_json(body)["topicConfigTable"][of_all]
+        attributes = data.get("attributes") or {}
+        _number(len(attributes), 0, _MAX_ATTRIBUTES)
         return TopicConfig(
-            topic=str(data["topicName"]),
+            topic=_text(data["topicName"], MAX_NAME),
             read_queues=_number(data["readQueueNums"], 0, MAX_QUEUES),
             write_queues=_number(data["writeQueueNums"], 0, MAX_QUEUES),
             perm=_number(data["perm"]),
-            filter_type=str(data.get("topicFilterType") or "SINGLE_TAG"),
+            filter_type=_text(data.get("topicFilterType") or "SINGLE_TAG", MAX_NAME),
             sys_flag=_number(data.get("topicSysFlag") or 0),
             order=bool(data.get("order")),
-            attributes={str(name): str(value) for name, value in (data.get("attributes") or {}).items()},
+            attributes={_text(name, MAX_NAME): _text(value, _MAX_TEXT) for name, value in attributes.items()},
         )
 
 
@@ -307,10 +340,11 @@ def queues_to_lock(body: Bytes) -> list[MessageQueue]:
 
 def _queues(body: Bytes, key: str) -> list[MessageQueue]:
     with _reading(key):
-        return sorted(
-            MessageQueue(str(item["topic"]), str(item["brokerName"]), _number(item["queueId"]))
-            for item in read_json(body).get(key) or ()
-        )
+        return sorted(map(_queue, read_json(body).get(key) or ()))
+
+
+def _queue(item: Mapping[str, Any]) -> MessageQueue:
+    return MessageQueue(_text(item["topic"], MAX_NAME), _text(item["brokerName"], MAX_NAME), _number(item["queueId"]))
 
 
 def lock(group: str, client_id: str, queues: Sequence[MessageQueue], only_this_broker: bool = False) -> bytes:
@@ -341,7 +375,7 @@ def consume_mode_query(group: str, topic: str, client_id: str) -> bytes:
 def consume_mode(body: Bytes) -> str | None:
     """Return the consume mode of an answer to QUERY_ASSIGNMENT, PULL or POP; None if the answer assigns no queue."""
     with _reading("assignment"):
-        modes = [str(item["mode"]) for item in read_json(body).get("messageQueueAssignments") or ()]
+        modes = [_text(item["mode"], MAX_NAME) for item in read_json(body).get("messageQueueAssignments") or ()]
         return modes[0] if modes else None
 
 
@@ -417,6 +451,12 @@ def read_config(body: Bytes) -> dict[str, str]:
             raise ValueError(f"it has {len(body)} bytes; expected at most {_MAX_CONFIG_BYTES}")
         pairs = (line.split("=", 1) for line in str(body, "utf-8").splitlines() if "=" in line)
         return {name.strip(): value.strip() for name, value in pairs}
+
+
+def setting_number(config: Mapping[str, str], name: str) -> int | None:
+    """A number of a broker's configuration, from 0 to Java's largest int; None for anything else, and if it is missing."""
+    text = config.get(name, "")
+    return int(text) if re.fullmatch(r"[0-9]{1,10}", text) and int(text) <= MAX_INT else None
 
 
 def write_config(values: Mapping[str, str]) -> bytes:

@@ -14,18 +14,16 @@ import json
 import re
 from typing import Any
 
+from rocketmq_spark.base.codes import MAX_JSON_BYTES, MAX_TABLE_BYTES
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.wire.header import Bytes
 
 _MAX_DEPTH = 32  # real bodies have five levels; each level may cost one more pass over the levels below it
-MAX_BYTES = 8 << 20
 # For each error the strict parser counts all lines before it, which is slow. After this many errors it is not tried any more.
 _MAX_TRIES = 1000
 # A value takes up to 150 bytes of memory, and about a microsecond if it is parsed here.
 _MAX_VALUES, _MAX_WALKED = 1_000_000, 250_000
-# The same limits for tables of queues. Statistics of 200,000 queues have 40 MiB and 1.6 million values, 400,000 of which are
-# parsed here.
-MAX_TABLE_BYTES = 64 << 20
+# The same limits for tables of queues. Statistics of 200,000 queues have 1.6 million values, 400,000 of which are parsed here.
 _MAX_TABLE_VALUES, _MAX_TABLE_WALKED = 2_500_000, 1_250_000
 # How many characters the strict parser may read in failed attempts before it is not tried any more: this many times the length of
 # the text, and this many more.
@@ -44,7 +42,7 @@ def read_json(body: Bytes, table: bool = False) -> Any:
     A bare key becomes its text, ``"0"``; an object as key becomes the tuple of its (name, value) pairs, sorted by name. With
     ``table``, the body may be as large as a table of 200,000 queues.
     """
-    max_bytes = MAX_TABLE_BYTES if table else MAX_BYTES
+    max_bytes = MAX_TABLE_BYTES if table else MAX_JSON_BYTES
     if len(body) > max_bytes:
         raise RemoteProtocolError(f"A JSON body of {len(body)} bytes; expected at most {max_bytes}")
     try:

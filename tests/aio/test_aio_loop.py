@@ -194,6 +194,32 @@ def test_quick_listeners_let_the_event_loop_have_its_turns(monkeypatch: pytest.M
     run(body)
 
 
+def test_an_outcome_for_which_there_is_no_thread_is_settled_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketmq_spark.aio.loop.AGAIN_S", 0.001)
+
+    async def listener(messages: str, context: Context) -> object:
+        return context.retry(3)
+
+    async def body() -> None:
+        loop = EventLoop()
+        loop.here()
+        start, refused, outcomes = loop.start, [1, 2], []
+
+        def full_up(*given: Any) -> Any:
+            if refused:
+                refused.pop()
+                raise RuntimeError("can't start new thread")
+            return start(*given)
+
+        monkeypatch.setattr(loop, "start", full_up)
+        waits(Coroutines(loop, listener, 3), "later", outcomes.append)
+        await until(lambda: bool(outcomes))
+        assert (outcomes, refused) == ([Redeliver(3)], [])
+        loop.close()
+
+    run(body)
+
+
 def test_what_is_no_plain_success_is_settled_on_a_thread() -> None:
     """A broker may be asked to take the messages back."""
     error = ZeroDivisionError("mine")

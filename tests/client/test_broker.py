@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import Request, Response, SysFlag
 from rocketmq_spark.client.broker import first_not_older
+from rocketmq_spark.client.questions import Kinds
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
     BrokerNotFound,
     ConnectionLost,
     GroupNotFound,
+    RemoteProtocolError,
     RocketMQError,
     ServerFault,
     ServiceNotAvailable,
@@ -26,6 +28,7 @@ from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
 from tests.harness import store
 from tests.mockbroker import OF_PROXY, Call, MockBroker, eventually, offsets, ok, refuse, route, topic_config
+from tests.source.scripted import stats as statistics
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
 QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]
@@ -468,15 +471,57 @@ class TestRealBroker:
         assert isinstance(failed[queues[0]], GroupNotFound)
 
 
+def test_of_statistics_only_what_was_asked_for_is_kept(broker: MockBroker, parts: Parts) -> None:
+    """A broker could name any number of queues for each topic."""
+    table = {MessageQueue("t", "broker-a", i): (0, i) for i in range(2000)}
+    broker.on(Request.GET_TOPIC_STATS_INFO, statistics(table))
+    parts.routes.get("t")
+    first, second, none = (MessageQueue("t", "broker-a", i) for i in (0, 1, 2000))
+    assert parts.brokers.bounds([first, none], parts.soon).keys() == {first}
+    kept = parts.brokers._stats["broker-a", "t"]
+    assert (kept.body, kept.bounds.keys()) == (b"", {first})
+    assert parts.brokers.bounds([second], parts.soon)[second].max_offset == 1
+    assert parts.brokers._stats["broker-a", "t"].bounds.keys() == {first, second}
+    small = statistics(dict.fromkeys((first, second), (0, 5)))
+    broker.on(Request.GET_TOPIC_STATS_INFO, small)
+    for _ in range(2):
+        assert parts.brokers.bounds([first], parts.soon).keys() == {first}
+        assert parts.brokers.bounds([second, none], parts.soon).keys() == {second}
+    assert parts.brokers._stats["broker-a", "t"].body == bytes(small.body)
+
+
+def test_statistics_of_topics_without_a_route_are_forgotten(broker: MockBroker, parts: Parts) -> None:
+    broker.on(
+        Request.GET_TOPIC_STATS_INFO, lambda call: statistics({MessageQueue(call.ext("topic"), "broker-a", 0): (0, 1)})
+    )
+    for n in range(300):
+        parts.routes.get(f"t{n}")
+        parts.brokers.bounds([MessageQueue(f"t{n}", "broker-a", 0)], parts.soon)
+        parts.kinds.batched(MessageQueue(f"t{n}", "broker-a", 0), parts.soon)
+        if n != 7:
+            parts.routes.forget(f"t{n}")
+    assert ("broker-a", "t7") in parts.brokers._stats
+    assert ("t7", "broker-a") in parts.kinds._known
+    assert max(len(parts.brokers._stats), len(parts.kinds._known)) < 100
+
+
+def test_of_attributes_of_topics_only_those_that_are_used_are_kept(broker: MockBroker, routed: Parts) -> None:
+    many = {f"+{n}": "x" for n in range(50)}
+    broker.on(Request.GET_TOPIC_CONFIG, [topic_config(**many), topic_config(**{f"{n}": "x" for n in range(101)})])
+    assert routed.kinds.attributes("t", "broker-a", routed.soon) == {}
+    with pytest.raises(RemoteProtocolError, match="101 is no whole number from 0 to 100"):
+        Kinds(routed.calls, routed.routes).attributes("t", "broker-a", routed.soon)
+
+
 def test_new_bounds_of_known_queues_have_the_same_objects_for_them(broker: MockBroker, routed: Parts) -> None:
     """Positions, marks and views of 100,000 queues share them, and compare faster."""
     broker.on(Request.GET_TOPIC_STATS_INFO, [ok(stats((1, 9), (0, 4))), ok(stats((1, 10), (2, 4)))])
     kept = []
     for _ in range(2):
         routed.brokers.bounds(QUEUES, routed.soon)
-        kept.append(list(routed.brokers._stats["broker-a", "t"][1]))
+        kept.append(list(routed.brokers._stats["broker-a", "t"].bounds))
     assert [first is second for first, second in zip(*kept, strict=True)] == [True, True]
-    assert routed.brokers._stats["broker-a", "t"][1] == {
+    assert routed.brokers._stats["broker-a", "t"].bounds == {
         QUEUES[0]: QueueBounds(1, 10, 5),
         QUEUES[1]: QueueBounds(2, 4, 5),
     }

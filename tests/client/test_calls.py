@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rocketmq_spark.base.budget import Arrivals
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client import calls
@@ -218,7 +219,7 @@ def test_answers_that_took_long_are_waited_for_longer(monkeypatch: pytest.Monkey
     """Tens of thousands of them; a machine that is busy for a moment is not taken for a broker that hangs."""
     now_s = [100.0]
     monkeypatch.setattr(calls.time, "monotonic", lambda: now_s[0])
-    answers = calls._Answers([("a", ping())])
+    answers = calls._Answers([("a", ping())], Arrivals())
     now_s[0] += lasted_s
     assert answers._grown(0.2) == pytest.approx(expected)
     assert answers._grown(None) is None
@@ -259,6 +260,91 @@ def test_nobody_waits_while_another_is_dialled(
     assert lost is None
     assert isinstance(quick, Command)
     may_go.set()
+
+
+def roomy(broker: MockBroker, limit: int) -> Parts:
+    parts = Parts(broker.address)
+    parts.pool.dialling.arriving.limit = limit
+    return parts
+
+
+def test_complete_answers_of_one_call_stay_in_the_account(broker: MockBroker) -> None:
+    """Together they fill the memory, although each has arrived."""
+    parts, held = roomy(broker, 250_000), Held()
+    account = parts.pool.dialling.arriving
+    broker.on(PING, lambda call: held(call) if call.ext("n") == "9" else call.answer(ok(bytes(100_000))))
+    with MockBroker({PING: ok(b"small")}) as other, ThreadPoolExecutor(1) as beside:
+        asked = [(broker.address, ping(n=str(n))) for n in (0, 1, 9)] + [(other.address, ping())]
+        found = beside.submit(parts.calls.exchange_each, asked, parts.soon)
+        (last,) = held.wait(1)
+        eventually(lambda: 200_000 < account.used < 220_000)
+        last.answer(ok(bytes(100_000)))
+        first, second, third, small = found.result(60)
+    assert [type(answer) for answer in (first, second)] == [Command, Command]
+    assert isinstance(third, ConnectionLost)
+    assert third.retriable
+    assert isinstance(small, Command)
+    assert account.used == 0
+    parts.close()
+
+
+def test_who_has_most_complete_answers_loses_them_for_others(broker: MockBroker) -> None:
+    parts, held = roomy(broker, 250_000), Held()
+    broker.on(PING, [ok(bytes(200_000)), ok(b"more")])
+    with MockBroker({PING: held}) as other, ThreadPoolExecutor(1) as beside:
+        asked = [(broker.address, ping()), (broker.address, ping()), (other.address, ping())]
+        found = beside.submit(parts.calls.exchange_each, asked, parts.soon)
+        (last,) = held.wait(1)
+        eventually(lambda: parts.pool.dialling.arriving.used > 200_500)
+        last.answer(ok(bytes(100_000)))
+        first, second, third = found.result(60)
+    assert [type(answer) for answer in (first, second, third)] == [ConnectionLost, ConnectionLost, Command]
+    assert parts.pool.dialling.arriving.used == 0
+    parts.close()
+
+
+def test_many_fields_of_an_answer_count(broker: MockBroker) -> None:
+    parts = roomy(broker, 500_000)
+    broker.on(PING, lambda call: call.answer(Command(0, {f"{n}": "v" for n in range(6000)})))
+    found = parts.calls.exchange_each([(broker.address, ping())] * 4, parts.soon)
+    assert {type(answer) for answer in found} == {Command, ConnectionLost}
+    parts.close()
+
+
+def test_answers_after_an_interrupted_call_are_not_kept(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held()
+    broker.on(PING, held)
+
+    def interrupted(answers: calls._Answers, *given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calls._Answers, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        parts.calls.exchange_each([(broker.address, ping())], parts.soon)
+    held.wait(1)[0].answer(ok(bytes(1000)))
+    broker.on(PING, ok(b""))
+    parts.calls.ask(broker.address, ping())  # behind it
+    assert parts.pool.dialling.arriving.used == 0
+
+
+def test_only_answers_of_those_who_are_late_are_kept(broker: MockBroker, parts: Parts) -> None:
+    held, account = Held(), parts.pool.dialling.arriving
+    broker.on(PING, ok(bytes(100_000)))
+    with MockBroker({PING: held}) as deaf:
+        asked = [(deaf.address, ping()), (broker.address, ping())]
+        late, quick = parts.calls.exchange_soon(asked, parts.soon, 0.05)
+        assert (late, isinstance(quick, Command), account.used) == (None, True, 0)
+        held.wait(1)[0].answer(ok(bytes(50_000)))
+        eventually(lambda: account.used > 50_000)
+        kept = parts.calls.late[deaf.address]
+        assert [isinstance(one, Command) for one in kept.outcomes] == [True, False]
+        parts.calls.exchange_soon([(broker.address, ping())], parts.soon, 60.0)
+        assert parts.calls.late == {deaf.address: kept}
+        kept.deadline = Deadline.after(-1.0)  # it has left the routes
+        parts.calls.exchange_soon([(broker.address, ping())], parts.soon, 60.0)
+    assert (parts.calls.late, account.used) == ({}, 0)
 
 
 def test_one_way(broker: MockBroker, parts: Parts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import socket
@@ -28,7 +29,7 @@ from rocketmq_spark.errors import (
     ServerFault,
 )
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.wire import rpc
+from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import Scope
 from tests import mockbroker as mb
@@ -453,7 +454,7 @@ class TestRoutes:
             parts.routes.get("t", 0.0)
         assert parts.routes._unlisted_brokers.keys() == {"t"}
         if way == "idle":
-            parts.routes.forget_idle(time.monotonic() + route_room._IDLE_S)
+            parts.routes.forget_all(time.monotonic() + route_room._IDLE_S)
         else:
             parts.routes.forget("t")
             for n in range(100):
@@ -627,12 +628,121 @@ class TestMemory:
         assert idle.routes.known() == ["t0"]
         idle.routes._used_at -= 2
         busy.routes.get("t2")
-        assert (idle.routes.known(), idle.routes.held_bytes) == ([], 0)
+        assert idle.routes.known() == []
+        assert 0 < idle.routes.held_bytes < 1000  # of the broker
         assert busy.routes.known() == ["t0", "t1", "t2"]
         assert idle.routes.address("b") == "h:1"
         assert len(idle.routes.get("t0").readable()) == 200_000
         for one in (idle, busy):
             one.close()
+
+    def test_many_small_clients_take_no_room_of_others(
+        self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(route_room, "_everywhere", Living())
+        monkeypatch.setattr(route_room, "_MOST_OF_PROCESS", 600_000)
+        small = [Parts(broker.address) for _ in range(30)]
+        large, user = Parts(broker.address), Parts(broker.address)
+        for one in small:
+            one.routes.get("t")
+        broker.on(ROUTE, route(4000, {"b": "h:1"}))
+        large.routes.get("t")
+        broker.on(ROUTE, route(2000, {"b": "h:1"}))
+        user.routes.get("t")
+        assert (large.routes.known(), user.routes.known()) == ([], ["t"])
+        for one in (*small, large, user):
+            one.close()
+
+    def test_what_newer_routes_lack_is_in_the_account_and_has_a_limit(
+        self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A name server could list other brokers each time."""
+        monkeypatch.setattr(bodies, "MAX_ROUTE_BROKERS", 20)
+        names = itertools.count()
+        broker.on(ROUTE, lambda call: route(1, {f"b{next(names)}": "h:1" for _ in range(8)}))
+        parts.routes.get("t", 0.0)
+        alone = parts.routes.held_bytes
+        for _ in range(2):
+            parts.routes.get("t", 0.0)
+        assert parts.routes.held_bytes > alone + 16 * route_room._QUEUE_BYTES
+        most = 0
+        for n in range(4, 9):
+            parts.routes.get("t", 0.0)
+            most = most or parts.routes.held_bytes + 1000
+            unlisted = parts.routes._unlisted_brokers["t"]
+            assert len(unlisted) == 20
+            assert {f"b{8 * (n - 2) + 7}", f"b{8 * (n - 3) + 7}"} <= unlisted.keys()  # the newest
+            assert parts.routes.held_bytes < most
+        broker.on(ROUTE, lambda call: route(50_000, {f"b{next(names)}": "h:1"}))
+        for _ in range(8):
+            parts.routes.get("t", 0.0)
+        assert len(parts.routes._unlisted_brokers["t"]) == 4  # of 50,000 queues
+
+    def test_the_list_of_all_brokers_is_in_the_account_and_has_a_limit(
+        self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def listed(count: int) -> mb.Command:
+            return mb.cluster({f"b{n}": {"0": "h:1"} for n in range(count)})
+
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, [listed(1000), listed(2000), listed(3), listed(4097), listed(2000)])
+        held = []
+        for _ in range(3):
+            parts.routes.cluster()
+            held.append(parts.routes.held_bytes)
+        assert held[0] < held[1]
+        assert held[2] < 2000
+        with pytest.raises(RemoteProtocolError, match="4097"):
+            parts.routes.cluster()
+        monkeypatch.setattr(route_room, "_MOST_BYTES", held[0])
+        with pytest.raises(RemoteProtocolError, match="with the list of all brokers more than"):
+            parts.routes.cluster()
+        assert parts.routes.broker("b2") is not None
+
+    @pytest.mark.parametrize("way", ["route", "cluster"])
+    def test_addresses_of_an_answer_without_room_are_not_noted(
+        self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch, way: str
+    ) -> None:
+        monkeypatch.setattr(route_room, "_MOST_BYTES", 10)
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster_of({"0": "h:1"}))
+        with pytest.raises(RemoteProtocolError):
+            parts.routes.get("t") if way == "route" else parts.routes.cluster()
+        assert parts.pool._advertised == {}
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            {"brokerName": "b", "cluster": "c", "brokerAddrs": {"0": "h" * 301}},
+            {"brokerName": "b" * 256, "cluster": "c", "brokerAddrs": {"0": "h:1"}},
+            {"brokerName": "b", "cluster": "c" * 256, "brokerAddrs": {"0": "h:1"}},
+            {"brokerName": ["b"], "cluster": "c", "brokerAddrs": {"0": "h:1"}},
+        ],
+        ids=["address", "name", "cluster", "no text"],
+    )
+    def test_texts_of_brokers_have_a_limit(self, broker: MockBroker, parts: Parts, data: dict[str, Any]) -> None:
+        broker.on(ROUTE, ok(json.dumps({"brokerDatas": [data], "queueDatas": []}).encode()))
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(json.dumps({"brokerAddrTable": {"b": data}}).encode()))
+        for ask in (lambda: parts.routes.get("t"), parts.routes.cluster):
+            with pytest.raises(RemoteProtocolError, match="expected a text of at most"):
+                ask()
+        assert parts.pool._advertised == {}
+
+    def test_an_idle_client_compares_numbers_of_queues_with_its_last_route(
+        self, broker: MockBroker, parts: Parts
+    ) -> None:
+        """A stream with a slow trigger, whose name server was started anew meanwhile."""
+        with MockBroker({Request.GET_TOPIC_STATS_INFO: ok(b'{"offsetTable":{}}')}) as other:
+            both = route(2, {"broker-a": broker.address, "b": other.address})
+            broker.on(ROUTE, [both, both, route(2, {"broker-a": broker.address})])
+            for topic in ("t", "u"):
+                parts.routes.get(topic)
+            assert parts.routes.unlisted("t", parts.soon) == []
+            for later_s in (100, 1000):  # whatever others do meanwhile
+                parts.routes.forget_all(time.monotonic() + later_s)
+            assert parts.routes.known() == []
+            parts.routes.get("t")
+            parts.routes.get("u")
+            assert parts.routes.unlisted("t", parts.soon) == [MessageQueue("t", "b", i) for i in range(2)]
+            assert parts.routes.unlisted("u", parts.soon) == []
 
     def test_few_routes_of_an_idle_client_stay(self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         """A stream with a slow trigger may use them while no name server answers."""
@@ -659,5 +769,7 @@ class TestMemory:
             greedy.routes.get("t3")
         greedy.routes.get("t2", 0.0)  # what it has, it may have again
         assert len(small.routes.get("t0").readable()) == 20_000
+        assert (greedy.routes.known(), other.routes.known()) == ([], ["t0"])  # who had most makes room
+        assert sum(one.routes.held_bytes for one in (greedy, other, small)) < route_room._MOST_OF_PROCESS
         for one in (greedy, other, small):
             one.close()

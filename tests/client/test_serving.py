@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import AccessDenied, CallTimeout
 from rocketmq_spark.wire.header import Command
@@ -32,10 +33,13 @@ def test_a_broker_that_does_not_answer_has_no_version(broker: MockBroker, parts:
     [
         (ok(b"timerWheelEnable=true\ntimerMaxDelaySec=60\n"), 60_000),
         (ok(b"timerWheelEnable=false\ntimerMaxDelaySec=60\n"), 0),
+        (ok(b"timerMaxDelaySec=abc\n"), 1000 * codes.TIMER_MAX_DELAY_S),
+        (ok(b"timerMaxDelaySec=-5\n"), 1000 * codes.TIMER_MAX_DELAY_S),
+        (ok(b"timerMaxDelaySec=" + b"9" * 5000 + b"\n"), 1000 * codes.TIMER_MAX_DELAY_S),
         (ok(b"brokerName=broker-a\n"), 259_200_000),
         (mb.refuse(Response.NO_PERMISSION, "not yours"), 259_200_000),
     ],
-    ids=["told", "off", "older", "denied"],
+    ids=["told", "off", "no number", "negative", "long", "older", "denied"],
 )
 def test_3_35_what_timers_do_is_what_the_broker_is_configured_to(
     broker: MockBroker, parts: Parts, config: Command, longest_ms: int

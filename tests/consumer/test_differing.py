@@ -24,18 +24,40 @@ from tests.consumer.group import FakeMember, GroupBench
     ],
 )
 def test_what_means_the_same(mine, theirs):
-    assert differences({"T": mine}, {"T": theirs}) == ()
+    assert differences({"T": mine}, {"T": theirs}) is None
 
 
 def test_what_does_not():
     mine = {"T": Filter("a"), "U": NO_FILTER, "V": Filter("a", "SQL92")}
     theirs = {"T": Filter("b"), "W": NO_FILTER, "V": Filter("a")}
-    assert differences(mine, theirs) == (
+    found = differences(mine, theirs)
+    assert found is not None
+    assert found.text.split("; ") == [
         "topic T is subscribed to with 'a' here and subscribed to with 'b' elsewhere",
         "topic U is subscribed to with '*' here and not subscribed to elsewhere",
         "topic V is subscribed to with 'a' here and subscribed to with 'a' elsewhere",
         "topic W is not subscribed to here and subscribed to with '*' elsewhere",
-    )
+    ]
+
+
+def test_what_others_choose_takes_little_memory_and_a_short_line(
+    group: GroupBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A member may change its subscriptions each time, and have thousands of them of any length."""
+    subscriptions = Subscriptions("g", True, lambda: 1)
+    subscriptions.add("T", NO_FILTER)
+    member = FakeMember(group.brokers, "m")
+    looks = SubscriptionConflicts(member, "g", subscriptions)
+    for n in range(120):
+        there = {f"{i}{'t' * 250}": Filter(f"{'x' * 30_000} > {n}", "SQL92") for i in range(10)}
+        member.filters = lambda *_, there=there: there  # type: ignore[method-assign,misc]
+        for _ in range(2):
+            looks.look(Deadline.after(1))
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 120  # also if only the end is another
+    assert max(map(len, messages)) < 3500
+    assert "; and 7 more" in messages[0]
+    assert len(looks._logged) == 100
 
 
 def test_it_is_told_once_and_not_for_a_moment(group: GroupBench, caplog):

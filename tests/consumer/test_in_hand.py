@@ -70,16 +70,53 @@ def test_what_waits_behind_one_that_takes_long_has_a_limit(monkeypatch, body):
     (first,) = hand.came("t", [of("A", "a")], 30_000, 0)
     hand.begin(first, 1)
     lent = []
-    while hand.room("t", 1, 0):
+    for _ in range(100):
+        assert hand.room("t", 1, 0)
+        assert hand._bytes["t"] < 100_000
         lent += hand.came("t", [replace(of(str(len(lent) + n), "a"), body=body) for n in range(10)], 30_000, 0)
-        assert len(lent) < 300
-    assert len(lent) > 30
+    assert 30 < len(lent) < 300
+    assert hand.all() == [first]
+    assert {one.body for one in lent} == {b""}
     assert hand.room("u", 1, 0)
-    first.message.body, first.message.properties = b"what a listener made of it" * 9, {}
-    for one in [first, *lent]:
-        hand.end(one)
+    hand.end(first)
+    assert not any(hand.begin(one, 1) for one in lent)
     assert hand.room("t", 1, 0)
     assert not hand._bytes["t"]
+    (again,) = hand.came("t", [of("B", "a")], 30_000, 0)  # the line goes on
+    assert hand.begin(again, 1)
+
+
+@pytest.mark.parametrize("state", ["retry", "slow"])
+def test_large_messages_of_one_client_do_not_stop_other_queues(monkeypatch, state):
+    """Each in a line of its own; it is enough that a listener fails, or takes long."""
+    monkeypatch.setattr(in_hand_module, "_MOST_BYTES", 100_000)
+    hand = InHand(line_of)
+    lent = []
+    for n in range(9):
+        assert hand.room("t", 1, 0)
+        lent += hand.came("t", [replace(of(f"A{n}", f"a{n}"), body=b"x" * 30_000)], 30_000, 0)
+        hand.begin(lent[-1], 1)
+        if state == "retry":
+            hand.waits(lent[-1], 2)
+    (small,) = hand.came("t", [of("B", "b")], 30_000, 0)
+    hand.begin(small, 1)
+    hand.waits(small, 2)
+    assert hand.room("t", 1, 0)
+    assert small in hand.all()  # those with most are given up
+    assert hand._bytes["t"] < 100_000
+    assert all(hand.begin(one, 3) == (state == "slow" or one in hand.all()) for one in lent if one.caller is None)
+
+
+def test_a_message_that_was_given_up_is_not_consumed_after_a_renewal(monkeypatch):
+    monkeypatch.setattr(in_hand_module, "_MOST_BYTES", 1000)
+    hand = InHand(line_of)
+    (lent,) = hand.came("t", [replace(of("A", "a"), body=b"x" * 2000)], 30_000, 0)
+    hand.begin(lent, 1)
+    hand.waits(lent, 2)
+    assert hand.room("t", 1, 0)
+    lent.until_ms = 60_000
+    assert not hand.begin(lent, 3)
+    assert hand.stats().cached == 0
 
 
 def test_how_many_wait_is_not_counted_anew_for_each_who_asks(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from pathlib import Path
@@ -386,3 +387,36 @@ def test_what_is_taken_back_while_the_query_was_away_is_not_sent() -> None:
     second.state.now_ms = second.at * 1000 + 1
     assert second.arrive(cancelling("orders", START_MS + 5000, "m", START_MS)) == []
     assert second.fire() == [[b"n"]]
+
+
+def test_what_has_no_room_costs_one_call_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call is a round trip, in every micro-batch, for as many keys as others like."""
+    monkeypatch.setattr(stream_module, "_MAX_BYTES", 1000)
+    task, second, calls = Task(), START_MS // 1000 + 1, 0
+    task.batch(START_MS, {(0, second): [envelope("m", 1, body=bytes(2000))]})
+    task.batch(START_MS, {(n, second + n): [envelope(str(n), 1, body=b"%d" % n)] for n in range(1, 30)})
+
+    def counted(state: Waits, name: str, *given: object) -> Any:
+        made = vars(found[name](state, name, *given))
+
+        def call(method: Any, *given: object) -> Any:
+            nonlocal calls
+            calls += 1
+            return method(*given)
+
+        return SimpleNamespace(**{of: functools.partial(call, method) for of, method in made.items()})
+
+    found: dict[str, Any] = {}
+    for kind in ("getListState", "getMapState", "getValueState"):
+        original = getattr(Waits, kind)
+
+        def state(self: Waits, name: str, *given: object, original: Any = original) -> Any:
+            found[name] = original
+            return counted(self, name, *given)
+
+        monkeypatch.setattr(Waits, kind, state)
+    assert len(task.batch(START_MS + 60_000, {})) == 1
+    assert calls < 10  # all for the one that was given
+    given = [body for n in range(61, 66) for body in task.batch(START_MS + 1000 * n, {})]
+    assert given == [b"%d" % n for n in range(1, 30)]
+    assert not task.timers

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -292,6 +292,24 @@ def test_a_slow_function_is_asked_once_about_all_copies_that_come_meanwhile() ->
         may_end.set()
         eventually(lambda: not copies._newest)
         assert (len(calls), [request.transaction_id for request in scripted.ended]) == (1, ["TX2"])
+        leave(soon())
+
+
+def test_answers_that_need_no_function_wait_in_a_limited_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile Proxy may check without end, and answer nothing."""
+    with talking() as (scripted, sender, queue):
+        leave = sender.join("g", 0, lambda message, place: COMMIT)
+        sender.send(queue, HALF, soon())
+        copies = next(iter(sender._transactions._checks.values()))[2]
+        works: list[Callable[[], None]] = []
+        monkeypatch.setattr(copies._answers, "run", lambda key, work: works.append(work))
+        for number in range(3):
+            scripted.ask("t", f"TX{number}")
+        eventually(lambda: len(works) == 3)
+        assert scripted.ended == []
+        for work in works:
+            work()
+        assert [request.transaction_id for request in scripted.ended] == ["TX0", "TX1", "TX2"]
         leave(soon())
 
 

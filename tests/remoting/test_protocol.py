@@ -274,6 +274,43 @@ def test_any_command_of_a_server_is_dispatched_by_its_flag(command: Command) -> 
         assert (event.reply is None) == command.is_oneway
 
 
+@pytest.mark.parametrize("size", [100, 1 << 20, 64 << 20])
+@pytest.mark.parametrize(
+    ("request_code", "most"),
+    [
+        (Request.GET_MAX_OFFSET, 64 << 10),
+        (Request.SEND_MESSAGE_V2, 64 << 10),
+        (Request.GET_ROUTEINFO_BY_TOPIC, 8 << 20),
+        (Request.GET_TOPIC_STATS_INFO, 64 << 20),
+        (Request.PULL_MESSAGE, None),
+    ],
+)
+def test_an_answer_is_no_longer_than_its_request_allows(request_code: int, most: int | None, size: int) -> None:
+    """Of a longer one only the beginning is kept, and the conversation goes on."""
+    body = bytes(most + 1 if most else 65 << 20)
+    talk: Conversation[str] = Conversation(256 << 20)
+    number, after = talk.send(Command(request_code), "a"), talk.send(Command(PING), "b")
+    large, peak = answer(number, body), 0
+    events = list(talk.receive(large[: 2 << 20]))
+    for at in range(2 << 20, len(large), size << 10):
+        events += talk.receive(large[at : at + (size << 10)])
+        peak = max(peak, talk._splitter.buffered)
+    events += talk.receive(answer(after, b"x"))
+    first, second = events
+    assert isinstance(second, Answered)
+    if most is None:
+        assert isinstance(first, Answered)
+        assert len(first.command.body) == len(body)
+        return
+    assert isinstance(first, Dropped)
+    assert f"an answer has {len(body)} bytes; expected at most {most}" in str(first.error)
+    assert peak < 1 << 20
+    exact = talk.send(Command(request_code), "c")
+    (event,) = talk.receive(answer(exact, bytes(most)))
+    assert isinstance(event, Answered)
+    assert talk._most == {}
+
+
 # --- large frames that answer no request
 
 

@@ -216,7 +216,7 @@ class Numbered(Asked):
         brokers = self.answers.pop(0)
         if isinstance(brokers, RocketMQError):
             raise brokers
-        return [MessageQueue(topic, name, i) for name in brokers for i in range(2)]
+        return [MessageQueue(topic, name.lower(), i) for name in brokers for i in range(4 if name.isupper() else 2)]
 
 
 def test_partitions_wait_for_a_broker_that_is_not_listed(use):
@@ -238,6 +238,40 @@ def test_a_warning_says_that_partitions_have_other_queues(use, caplog):
     (told,) = warnings()
     assert "now 0 to 1 on b, 2 to 3 on d, before 0 to 1 on b, 2 to 3 on c, 4 to 5 on d" in told
     assert warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ("bc", "bC", False),
+        ("bc", "bCd", False),
+        ("bC", "bc", True),
+        ("bc", "Bc", True),
+        ("bc", "b", True),
+        ("bc", "", True),
+        ("", "bc", False),
+    ],
+)
+def test_numbers_of_partitions_are_compared_by_brokers_and_counts(use, caplog, before, now, told):
+    sender = use(Numbered(before, now))
+    for _ in range(2):
+        checks.numbered_queues(sender, "t", sink_options("x:1", topic="t"))
+    assert bool(caplog.records) is told
+
+
+def test_numbers_of_partitions_take_little_memory(use, monkeypatch):
+    """Options and servers decide how many topics there are, and how many queues each has."""
+    monkeypatch.setattr(checks, "_MOST_NUMBERED", 9)
+    brokers = ["BC"] * 10
+    sender = use(Numbered(*brokers, "bcdefghijklm"))
+    for n in range(len(brokers)):
+        checks.numbered_queues(sender, f"t{n}", sink_options("x:1"))
+    kept = process.kept(checks._NUMBERED)
+    assert {topic: numbers for (_, topic), numbers in kept.items()} == dict.fromkeys(
+        ("t7", "t8", "t9"), (("b", 4), ("c", 4))
+    )
+    checks.numbered_queues(sender, "long", sink_options("x:1"))
+    assert kept == {}
 
 
 @pytest.mark.parametrize("column", ["delayms", "deliverat"])

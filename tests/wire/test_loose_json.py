@@ -94,14 +94,14 @@ def test_however_many_containers_are_no_json_the_strict_parser_is_asked_a_thousa
 
 
 def test_a_body_has_a_limit(monkeypatch):
-    monkeypatch.setattr(loose_json, "MAX_BYTES", 10)
+    monkeypatch.setattr(loose_json, "MAX_JSON_BYTES", 10)
     assert read_json(b'"12345678"') == "12345678"
     with pytest.raises(RemoteProtocolError, match="A JSON body of 11 bytes; expected at most 10"):
         read_json(b'"123456789"')
 
 
 def test_a_table_of_queues_may_be_larger(monkeypatch):
-    monkeypatch.setattr(loose_json, "MAX_BYTES", 10)
+    monkeypatch.setattr(loose_json, "MAX_JSON_BYTES", 10)
     assert read_json(b'"123456789"', table=True) == "123456789"
     monkeypatch.setattr(loose_json, "MAX_TABLE_BYTES", 10)
     with pytest.raises(RemoteProtocolError, match="A JSON body of 11 bytes; expected at most 10"):

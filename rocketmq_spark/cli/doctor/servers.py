@@ -27,6 +27,7 @@ from rocketmq_spark.model.admin import RETENTION_NOT_KNOWN, QueueLag, total
 from rocketmq_spark.options.names import of_kafka_port
 from rocketmq_spark.remoting.endpoint import CANNOT_CONNECT
 from rocketmq_spark.spark.checkpoints.rewind import Drift, DriftState
+from rocketmq_spark.wire import bodies
 
 # Settings that make reads slow, with what they should be at least (docs/performance.md).
 PULLS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4_194_304}
@@ -132,7 +133,11 @@ def settings(name: str, config: Mapping[str, str], wants_sql: bool) -> Iterator[
     """Lines of broker.conf; what a broker does not tell is not judged."""
     check = f"broker {name}"
     for limits, what in ((PULLS, "a pull"), (COLD_PULLS, "a pull of old messages")):
-        low = {key: value for key, value in limits.items() if key in config and int(config[key]) < value}
+        low = {
+            key: value
+            for key, value in limits.items()
+            if key in config and (number := bodies.setting_number(config, key)) is not None and number < value
+        }
         if low:
             count, size = (config.get(key, "?") for key in limits)
             yield advice(

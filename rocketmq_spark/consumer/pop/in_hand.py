@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
@@ -49,8 +49,8 @@ class InvisibleMessage:
     asking: threading.Lock = field(default_factory=threading.Lock)
 
 
-# A topic whose messages have more memory than this gets no further ones. Brokers lend a few messages of each queue; a hostile
-# Proxy would lend any number of them behind one that takes long.
+# Messages of a topic that no listener has may have so much memory. Beyond it, those that wait for a retry or behind another one
+# are given up: a few large ones of another client must not keep the other queues from being read.
 _MOST_BYTES = 256 << 20
 
 
@@ -78,18 +78,22 @@ class InHand:
         # By topic: how many messages each line has, and lines of which one was begun. Kept, for every poller asks all the time.
         self._lines: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
         self._begun: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
-        self._bytes: Counter[str] = Counter()  # by topic
+        self._bytes: Counter[str] = Counter()  # by topic, of the messages that no listener has
+        self._cut: set[tuple[str, Hashable]] = (
+            set()
+        )  # lines whose next messages were given up behind one that a listener has
         self._counts: Counter[str] = Counter()
         self._figures = ConsumerFigures()
 
     def came(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[InvisibleMessage]:
-        """Add messages that arrived now."""
+        """Add messages that arrived now, and return them, without those of a line that was cut: they are redelivered in order."""
         lent = [
             InvisibleMessage(one, until_ms, now_ms, (one.topic, self._line(one)), one.body, memory_of_popped(one))
             for one in messages
         ]
         with self._lock:
             self._figures.pulled(topic, len(messages), None, now_ms)
+            lent = [one for one in lent if one.line not in self._cut]
             self._lent |= {id(one): one for one in lent}
             for one in lent:
                 _count(self._lines, one.line)
@@ -97,11 +101,14 @@ class InHand:
         return lent
 
     def begin(self, lent: InvisibleMessage, now_ms: int) -> bool:
-        """Give the message to this thread's listener. False if its invisible time is over: another member may have it."""
+        """Give the message to this thread's listener. False if it was given up, or its invisible time is over: another member may
+        have it.
+        """
         with self._lock:
-            if now_ms >= lent.until_ms:
+            if id(lent) not in self._lent or now_ms >= lent.until_ms:
                 self._forget(lent)
                 return False
+            self._bytes[lent.line[0]] -= lent.size
             lent.caller, lent.since_ms = threading.get_ident(), now_ms
             if not lent.begun:
                 lent.begun = True
@@ -120,6 +127,7 @@ class InHand:
         with self._lock:
             lent.message.body = lent.body
             lent.caller, lent.since_ms = None, now_ms
+            self._bytes[lent.line[0]] += lent.size
 
     def end(self, lent: InvisibleMessage, sent_back: bool = False) -> None:
         """Remove the message. ``sent_back``: it is delivered again later."""
@@ -135,13 +143,30 @@ class InHand:
         """Wait until fewer than ``waiting`` messages of a topic are ready for a listener; returns False after the timeout.
 
         Messages that wait behind another one or for a retry do not count: otherwise one that hangs or fails would block all.
-        Brokers deliver no more messages of their queues meanwhile.
-        All together have at most ``_MOST_BYTES``, and what is under way.
+        Brokers deliver no more messages of their queues meanwhile. Those that no listener has have at most ``_MOST_BYTES``, and
+        what is under way: beyond it, those with most are given up, and redelivered when their invisible time is over.
         """
         with self._lock:
-            return self._changed.wait_for(
-                lambda: self._waiting(topic) < waiting and self._bytes[topic] < _MOST_BYTES, wait_s
+            return self._changed.wait_for(lambda: self._waiting(topic) < waiting and self._has_room(topic), wait_s)
+
+    def _has_room(self, topic: str) -> bool:
+        if self._bytes[topic] < _MOST_BYTES:
+            return True
+        lines: defaultdict[tuple[str, Hashable], list[InvisibleMessage]] = defaultdict(list)
+        for one in self._lent.values():
+            if one.caller is None and one.line[0] == topic and one.line[1] in self._begun.get(topic, ()):
+                lines[one.line].append(one)
+        for line in sorted(lines, key=lambda line: sum(one.size for one in lines[line]), reverse=True):
+            if self._bytes[topic] < _MOST_BYTES:
+                break
+            logger.warning(
+                "%d messages of topic %s that wait are given up: they need much memory", len(lines[line]), topic
             )
+            self._cut.add(line)
+            for one in lines[line]:
+                self._forget(one)
+                one.message, one.body = replace(one.message, body=b"", properties={}), b""
+        return self._bytes[topic] < _MOST_BYTES
 
     def finish(self, deadline: Deadline) -> list[PoppedMessage]:
         """Wait until all messages are settled; returns those that listeners still have after the timeout.
@@ -173,7 +198,10 @@ class InHand:
         if self._lent.pop(id(lent), None) is None:
             return
         _count(self._lines, lent.line, -1)
-        self._bytes[lent.line[0]] -= lent.size
+        if lent.line[1] not in self._lines.get(lent.line[0], ()):
+            self._cut.discard(lent.line)
+        if lent.caller is None:
+            self._bytes[lent.line[0]] -= lent.size
         if lent.begun:
             _count(self._begun, lent.line, -1)
         self._changed.notify_all()

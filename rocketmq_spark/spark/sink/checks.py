@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -88,6 +89,9 @@ _ATTEMPTS = 6
 # Approximate size of a request's Python objects. It limits the number of small requests that wait for a queue.
 _REQUEST_BYTES = 1 << 10
 
+# How many queues each broker has, in the order of Kafka's partitions. A process keeps at most so many counts, of the last topics.
+_Numbers = tuple[tuple[str, int], ...]
+_MOST_NUMBERED, _MOST_SHOWN = 10_000, 100
 _ASKED, _CHECKED, _NUMBERED = "brokers asked for timers", "topics checked", "partitions of topics"
 
 # The reason why such a write cannot keep the queues that an environment given by its number had at the start.
@@ -219,24 +223,40 @@ def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[Messa
     queues = tuple(
         _wait_for_route(sender, topic, options, True, lambda deadline, _: sender.numbered_queues(topic, deadline))
     )
-    previous = process.kept(_NUMBERED).get((sender, topic), ())
-    process.kept(_NUMBERED)[sender, topic] = queues
-    if queues[: len(previous)] != previous:
+    numbers = tuple((name, sum(1 for _ in of)) for name, of in itertools.groupby(queues, lambda one: one.broker_name))
+    with process.lock():
+        kept: dict[tuple[Sender, str], _Numbers] = process.kept(_NUMBERED)
+        previous = kept.get((sender, topic), ())
+        if previous:
+            del kept[sender, topic]
+        kept[sender, topic] = numbers  # the newest is the last
+        while sum(1 + len(noted) for noted in kept.values()) > _MOST_NUMBERED:
+            del kept[next(iter(kept))]
+    if not _continues(numbers, previous):
         logger.warning(
             "the partition numbers of topic %s changed since the last write of this process: now %s, before %s. Brokers that are "
             "down have no numbers",
             topic,
-            _numbers_of(queues),
-            _numbers_of(previous),
+            _shown(numbers),
+            _shown(previous),
         )
     return queues
 
 
-def _numbers_of(queues: Sequence[MessageQueue]) -> str:
+def _continues(now: _Numbers, before: _Numbers) -> bool:
+    """Whether all numbers of before have the same queues now."""
+    last = len(before) - 1
+    if last < 0 or len(now) <= last:
+        return last < 0
+    (name, count), (name_before, count_before) = now[last], before[last]
+    return now[:last] == before[:last] and name == name_before and count >= count_before
+
+
+def _shown(numbers: _Numbers) -> str:
     """The numbers that each broker's queues have, for messages: ``0 to 3 on broker-a, 4 to 7 on broker-b``."""
-    last = {queue.broker_name: number for number, queue in enumerate(queues)}
-    first = {queue.broker_name: number for number, queue in reversed([*enumerate(queues)])}
-    return ", ".join(f"{first[name]} to {number} on {name}" for name, number in last.items())
+    ends = itertools.accumulate(count for _, count in numbers)
+    parts = [f"{end - count} to {end - 1} on {name}" for (name, count), end in zip(numbers, ends, strict=True)]
+    return ", ".join(parts[:_MOST_SHOWN] + ["…"] * (len(parts) > _MOST_SHOWN))
 
 
 def _wait_for_route(
