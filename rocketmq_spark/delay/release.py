@@ -2,7 +2,7 @@
 
 For a node that takes over a queue, the group's offset alone is not enough: it stays at the oldest envelope whose original was
 not sent, while the originals of many later ones may have been sent. So a node commits three numbers (``Progress``), and a store
-time, as offsets of four groups (``envelope_records``).
+time, as offsets of four groups (``commits``).
 """
 
 from __future__ import annotations

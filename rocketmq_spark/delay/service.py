@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.envelope_records import Answering, Commits, Committed, EnvelopeReader, Names, Remade, Room
+from rocketmq_spark.delay.commits import REQUEST_S, Commits, Committed, Names
+from rocketmq_spark.delay.envelope_records import Answering, EnvelopeReader, Remade, Room
 from rocketmq_spark.delay.queue_records import QueueRecords
 from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
 from rocketmq_spark.errors import OffsetError, RocketMQError, SpoolFull
@@ -227,7 +228,7 @@ class DelayService:
         if not self._going:
             return
         try:
-            read = set(self._member.queues(self._topic, Deadline.after(envelope_records.REQUEST_S)))
+            read = set(self._member.queues(self._topic, Deadline.after(REQUEST_S)))
         except RocketMQError as e:
             logger.info("cannot list the queues of %s: %s", self._topic, e)
             return
@@ -252,7 +253,7 @@ class DelayService:
             patience = self._gained[queue] = self._gained[queue] or Deadline.after(HAND_OVER_S)
             if not patience.expired:
                 return
-        bounds = self._member.bounds(queue, Deadline.after(envelope_records.REQUEST_S))
+        bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
         found = self._resumed(queue, seen, last, others, bounds)
         if found.stored < bounds.min_offset:
             logger.warning(
@@ -302,7 +303,7 @@ class DelayService:
         """Drop a queue's records that its next owner can read again; the others stay, and are sent from here."""
         try:
             seen = self._records.note(queue)
-            bounds = self._member.bounds(queue, Deadline.after(envelope_records.REQUEST_S))
+            bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
             other = None if seen is None else self._remade.other_from(queue, *seen.read, bounds)
         except RocketMQError as e:
             if e.retriable:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records, service
-from rocketmq_spark.delay.envelope_records import Names
+from rocketmq_spark.delay.commits import Names
 from rocketmq_spark.delay.service import DelayService, Tools
 from rocketmq_spark.errors import CallTimeout, GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.delay.envelope_records import Commits, Committed, Names
+from rocketmq_spark.delay.commits import Commits, Committed, Names
 from rocketmq_spark.delay.release import Progress
 from tests.delay.nodes import QUEUES, Topic, World, envelope
 

@@ -11,7 +11,7 @@ import pytest
 
 from rocketmq_spark import Admin
 from rocketmq_spark.delay import node as nodes
-from rocketmq_spark.delay.envelope_records import Committed
+from rocketmq_spark.delay.commits import Committed
 from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.delay.release import Progress
 from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
