@@ -66,18 +66,22 @@ class Remade:
         return bool(seen.newest_ms) and first < seen.stored <= self._since(queue, seen.newest_ms + 1)
 
     def other_from(self, queue: MessageQueue, stored: int, newest_ms: int, bounds: QueueBounds) -> int | None:
+        """As ``differs_from``, with a log line."""
+        at = self.differs_from(queue, stored, newest_ms, bounds)
+        if at is not None:
+            logger.warning(
+                "%s was read up to %d, and has newer messages from %d on: its topic was created again, or its broker lost its "
+                "last messages. Reading continues there; old messages on this disk are still sent", queue, stored, at,
+            )  # fmt: skip
+        return at
+
+    def differs_from(self, queue: MessageQueue, stored: int, newest_ms: int, bounds: QueueBounds) -> int | None:
         """The offset from which on the messages differ from those that were read; None if they are the same."""
         at = stored if stored <= bounds.max_offset else 0
         if newest_ms:
             at = self._since(queue, newest_ms + 1)
         at = max(at, bounds.min_offset)
-        if at >= stored:
-            return None
-        logger.warning(
-            "%s was read up to %d, and has newer messages from %d on: its topic was created again, or its broker lost its "
-            "last messages. Reading continues there; old messages on this disk are still sent", queue, stored, at,
-        )  # fmt: skip
-        return at
+        return at if at < stored else None
 
     def newest_of(self, queue: MessageQueue, stored: int, now_ms: int) -> int:
         """The store time of the last message before ``stored``."""

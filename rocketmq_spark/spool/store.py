@@ -66,6 +66,8 @@ class Store:
         self._leased: set[int] = set()
         self._moved: dict[int, Due | None] = {}  # new due times of records that were out when damage was found
         self.totals = Totals()
+        # The latest original due time of the records that ended; when it was opened, the latest moment that was recorded.
+        self.ended_ms = 0
         self._floor = Due(0, 0)
         self._owner: SpoolOwner | None = None
         self._failed = self._damaged = self._closed = False
@@ -322,6 +324,7 @@ class Store:
             data, known = db.get(TOTALS), self.totals.next_sequence  # never reuse a sequence of a record that is out
             self.totals = Totals() if data is None else Totals.decode(data)
             self.totals.next_sequence = max(known, self.totals.next_sequence)
+            self.ended_ms = self.ended_ms or self.totals.last_ms
             self._lanes = set(lanes(db))
             self._marks = Marks(db, bool(self._leased))
         except BaseException as e:
@@ -387,6 +390,7 @@ class Store:
             self._failed = True
             raise
         self.totals = change.totals
+        self.ended_ms = max(self.ended_ms, change.ended_ms)
         self._floor = min(self._floor, change.earliest)
 
 
