@@ -214,6 +214,7 @@ NUMBER = st.integers(0, 2**63 - 1)
 @given(st.builds(Seen, NUMBER, NUMBER, st.builds(Progress, NUMBER, NUMBER, NUMBER), NUMBER))
 def test_what_is_written_down_comes_back(seen: Seen) -> None:
     assert Seen.decode(seen.encode()) == seen
+    assert len(seen.encode()) not in (40, 48), "releases up to 0.1 would take its progress for theirs"
     assert Seen.decode(b"") is Seen.decode(None) is Seen.decode(seen.encode()[1:-1]) is None
 
 
