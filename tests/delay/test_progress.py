@@ -127,7 +127,7 @@ class QueueMachine(SteppingMachine):
 
 test_3_f_3_g_nothing_is_lost_and_no_claim_is_false = model_test(
     QueueMachine,
-    settings(max_examples=examples(150), stateful_step_count=30, deadline=None),
+    settings(max_examples=examples(300), stateful_step_count=30, deadline=None),
     sent=100,
     told_of_some=10,
     left_out=5,
