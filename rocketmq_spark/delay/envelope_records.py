@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Property
+from rocketmq_spark.base.codes import SINGLE_MAX_PROPERTIES, Property
 from rocketmq_spark.delay import release
 from rocketmq_spark.delay.commits import REQUEST_S
-from rocketmq_spark.delay.release import HasEnvelopes, Seen, has_default_name, newest_before
-from rocketmq_spark.errors import DecodeError, OffsetError, RocketMQError, SpoolError, SpoolFull
+from rocketmq_spark.delay.release import PROBLEM, HasEnvelopes, Seen, has_default_name, newest_before
+from rocketmq_spark.errors import DecodeError, MessageRefused, OffsetError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMessage, SpooledSend
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.producer.encoding import Prepared, single_request
@@ -35,7 +35,7 @@ from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import IDENTITY, Record
 from rocketmq_spark.spool.spool import RedeliveryPolicy, broker_target, topic_target
 from rocketmq_spark.wire.envelope import Opened, digest
-from rocketmq_spark.wire.properties import encode_properties
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
@@ -275,9 +275,31 @@ def trade(
     has_envelopes: HasEnvelopes = has_default_name,
 ) -> RedeliveryPolicy:
     """The policy for a node's records. Unlike spooled sends, they have not failed before they are due: the first pause is 0."""
+    send_of = sending(settings, dead_topic, topics, has_envelopes)
     return RedeliveryPolicy(
-        {KIND: sending(settings, dead_topic, topics, has_envelopes)}, max_out, Schedule((0, *STEPS_S))
+        {KIND: send_of}, max_out, Schedule((0, *STEPS_S)), letter=partial(letter, settings, dead_topic, send_of)
     )
+
+
+def letter(
+    settings: ProducerSettings, dead_topic: str, send_of: Callable[[Record], SpooledSend], record: Record, reason: str
+) -> SpooledSend | None:
+    """The send of a message to ``dead_topic`` that was given up, with its topic and the reason as properties. None if it was to
+    go there anyway, or if its properties leave no room for these two.
+    """
+    given_up = send_of(record)
+    if given_up.topic == dead_topic:
+        return None
+    properties = {
+        **decode_properties(given_up.request.properties),
+        release.TOPIC: given_up.topic,
+        PROBLEM: release.reason_text(reason),
+    }
+    try:
+        text = encode_properties(properties, SINGLE_MAX_PROPERTIES)
+    except MessageRefused:
+        return None
+    return SpooledSend(dead_topic, given_up.request._replace(properties=text), None, given_up.msg_ids)
 
 
 def sending(

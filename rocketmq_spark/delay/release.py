@@ -191,7 +191,7 @@ def newest_before(offset: int, now_ms: int, search: Callable[[int], int]) -> int
 # The topic for bodies that are no envelopes: they must neither block others nor get lost.
 DEAD_TOPIC = "dmq_dead_topic"
 EMPTY = b"(empty)"  # brokers reject an empty body
-PROBLEM = "delayProblem"
+PROBLEM, TOPIC = "delayProblem", "delayTopic"
 _BEGIN = MAGIC + bytes([VERSION])
 _NOT_THE_USERS = codes.RESERVED_PROPERTIES | {QUEUE}
 # RocketMQ's own properties that an original keeps. With others, a sender could make the broker do things with the node's rights.
@@ -356,9 +356,13 @@ class DeadLetter(NamedTuple):
 def dead_letter(data: bytes, error: DecodeError, max_bytes: int = codes.MAX_BODY_BYTES) -> DeadLetter:
     """A body that is not delivered, as much of it as a message may have."""
     cut = f"; these are its first {max_bytes} bytes" if len(data) > max_bytes else ""
-    # It names parts of the envelope, and a Proxy takes no control characters.
-    text = "".join(c if c.isprintable() else "?" for c in str(error)[: 2 * _REASON_CHARS]) + cut
-    return DeadLetter(data[:max_bytes] or EMPTY, {PROBLEM: text.encode(errors="replace").decode()})
+    return DeadLetter(data[:max_bytes] or EMPTY, {PROBLEM: reason_text(str(error)) + cut})
+
+
+def reason_text(reason: str) -> str:
+    """A reason as a property: it may name parts of an envelope, and a Proxy takes no control characters."""
+    text = "".join(c if c.isprintable() else "?" for c in reason[: 2 * _REASON_CHARS])
+    return text.encode(errors="replace").decode()
 
 
 def released(

@@ -196,7 +196,10 @@ class Store:
                     continue
                 change.deletes.append(pending.key)
                 change.unmark(record)
-                if isinstance(verdict, Dead):
+                if isinstance(verdict, Dead) and verdict.is_sent:
+                    change.finish(sequence, size)
+                    change.totals.give_ups += 1
+                elif isinstance(verdict, Dead):
                     change.bury(sequence, size, RecordState(tries, now_ms, "", verdict.reason))
                 else:
                     change.finish(sequence, size)
