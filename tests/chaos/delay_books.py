@@ -10,7 +10,8 @@ from typing import NamedTuple
 COMMITTED_MS = (
     4000  # a kill undoes what was sent since the last commit: half a second, a second of the number, and slack
 )
-MOVED_MS = 30_000  # until members have the queues of one that came, left, or is no longer there
+MOVED_MS = 30_000  # until members have the queues of one that is no longer there
+TAKEN_MS = 2500  # until a node that takes a queue over reads the numbers of the one before
 CHECKED_MS = 15_000  # until an owner repairs the numbers that a node which stood still has put back
 
 
@@ -25,8 +26,8 @@ class Sent(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What happened to a node, and when: ``kill``, ``freeze`` (until it woke), ``move`` (it came or left), or ``clock``, which
-    was ``ahead_ms`` since.
+    """What happened to a node, and when: ``kill``, ``freeze`` (until it woke), ``taken`` (it took a queue over), or ``clock``,
+    which was ``ahead_ms`` since.
     """
 
     kind: str
@@ -57,6 +58,8 @@ def repeats(sends: Iterable[Sent]) -> list[tuple[Sent, Sent]]:
 
 def reason(first: Sent, again: Sent, events: Sequence[Event]) -> str | None:
     """Why a message was sent again, by what ``docs/delay.md`` says of duplicates; None if it does not say that."""
+    if not_due_everywhere(first, again, events):
+        return "clocks differ"
     for event in events:
         begin, end = event.begin_ms, event.end_ms
         if event.kind == "kill" and event.node == first.node:
@@ -68,15 +71,20 @@ def reason(first: Sent, again: Sent, events: Sequence[Event]) -> str | None:
                 return "froze"
             if event.node == again.node and end <= again.at_ms <= end + MOVED_MS:
                 return "woke"
-        if event.kind == "move" and begin - COMMITTED_MS <= first.at_ms <= begin + MOVED_MS:
+        if event.kind == "taken" and begin - COMMITTED_MS - TAKEN_MS <= first.at_ms <= begin <= again.at_ms:
             return "moved"
-        if (
-            event.kind == "clock"
-            and first.at_ms <= begin <= again.at_ms
-            and first.due_ms > begin + event.ahead_ms - 1000
-        ):
-            return "clock set back"
-    return "clock ahead" if first.due_ms > first.at_ms else None
+    return None
+
+
+def not_due_everywhere(first: Sent, again: Sent, events: Sequence[Event]) -> bool:
+    """Whether the clock of some node said between both sends that the message is not due yet."""
+    clocks: dict[str, tuple[int, int]] = {}  # when it was set, and by how much it is ahead since
+    for event in sorted((e for e in events if e.kind == "clock"), key=lambda e: e.begin_ms):
+        if event.begin_ms <= first.at_ms:
+            clocks[event.node] = first.at_ms, event.ahead_ms
+        elif event.begin_ms <= again.at_ms and event.begin_ms + event.ahead_ms < first.due_ms:
+            return True
+    return any(at_ms + ahead_ms < first.due_ms for at_ms, ahead_ms in [(first.at_ms, 0), *clocks.values()])
 
 
 def reasons(pairs: Iterable[tuple[Sent, Sent]], events: Sequence[Event]) -> Counter[str | None]:

@@ -56,7 +56,7 @@ def noting(now_ms: Callable[[], int], sending: Callable[..., Callable[[Record], 
 def main(name_server: str, folder: str, clock_file: str) -> None:
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(created).3f %(name)s %(message)s")
     now_ms = clock(Path(clock_file))
     upkeep.HEARTBEAT_S = HEARTBEAT_S
     envelope_records.sending = noting(now_ms, envelope_records.sending)
