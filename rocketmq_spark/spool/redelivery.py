@@ -40,7 +40,7 @@ Handler = Callable[[Sequence[Record], Callable[[Resent], None]], None]
 LetterHandler = Callable[[Record, str, Callable[[Resent], None]], bool]
 
 
-class Ended(NamedTuple):
+class RecordResult(NamedTuple):
     """The result of a record that was out, and that of its dead letter, if one was sent."""
 
     work: Work
@@ -84,8 +84,8 @@ class Redelivery:
         self._silences = UnreachableTargets()
         self._called: dict[str, Due | None] = {}
         self._out: dict[int, Work] = {}
-        self._ended: dict[int, Ended] = {}  # by sequence
-        self._with_letter: dict[int, Ended] = {}  # the dead letter is out
+        self._ended: dict[int, RecordResult] = {}  # by sequence
+        self._with_letter: dict[int, RecordResult] = {}  # the dead letter is out
         self._max_out = max_out
         self._windows: dict[str, Window] = {}  # by target that failed
         self._put_off_ms = 0  # the latest moment until which records are postponed
@@ -252,11 +252,11 @@ class Redelivery:
             sequence = work.due.sequence
             if self._out.get(sequence) is not work or sequence in self._ended.keys() | self._with_letter.keys():
                 return  # a second answer
-            self._ended[sequence] = Ended(work, resent)
+            self._ended[sequence] = RecordResult(work, resent)
             self._changed.notify_all()
         self.wake(self._gather_s)
 
-    def _send_letter(self, ended: Ended) -> bool:
+    def _send_letter(self, ended: RecordResult) -> bool:
         """Send the dead letter of a record that is given up. Returns whether the record has no end yet: it ends with its letter,
         or in the next process if this object is being closed.
         """
@@ -315,7 +315,7 @@ class Redelivery:
                     self._windows.clear()
                 self.listens = bool(self._silences)
 
-    def _verdict(self, ended: Ended, now_ms: int) -> Verdict:
+    def _verdict(self, ended: RecordResult, now_ms: int) -> Verdict:
         work, resent, letter = ended
         if resent.error is None:
             return Done()
