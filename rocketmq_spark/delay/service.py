@@ -63,8 +63,8 @@ class Tools:
 class Shared:
     """What the nodes of a group have in common about a queue of this node.
 
-    ``told`` are the committed numbers as this node wrote or read them last (None if unknown), and ``proven`` is what they proved
-    when the queue was started: the node does not store envelopes again that are done. The node commits only while it is ``sure``
+    ``told`` are the committed numbers as this node wrote or read them last (None if unknown), and ``proven`` is what those that
+    it read proved: the node does not store envelopes that are done. The node commits only while it is ``sure``
     that no other one did since its last look. ``doubts`` counts how often in turn the numbers of another node said that an
     envelope is done which waits here.
     """
@@ -151,6 +151,7 @@ class DelayService:
         self._room.keep()
         polled, known = self._poll(), set(self._seen)
         self._own(set(self._reader.assignment()))
+        self._check_all()  # before envelopes are stored: a node that stood still learns here what another one sent
         # Messages of a queue that were polled before it was started are dropped here, and read again from its start.
         polled = [message for message in polled if message.queue in known & self._seen.keys()]
         self._look({message.queue for message in polled if message.queue_offset >= self._seen[message.queue].stored})
@@ -161,7 +162,6 @@ class DelayService:
         if self._spool is not None:
             self._spool.redelivery.hold(behind)
             self._spool.redelivery.wake()  # the clock may have been set forward
-        self._check_all()
         if self._next_tell.expired:
             self._next_tell = Deadline.after(TELL_S if self._tell(self._seen) else AGAIN_S)
 
@@ -284,6 +284,8 @@ class DelayService:
             if not self._remade.is_same(queue, seen):
                 return None
             shared.told, known = last, None if last is None else self._known(queue, last)
+            if known is not None:
+                shared.proven = shared.proven.joined(known)
             if known is not None and self._records.has(queue, known.done):
                 shared.doubts += 1
                 logger.warning(

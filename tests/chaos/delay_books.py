@@ -12,6 +12,7 @@ COMMITTED_MS = (
 )
 MOVED_MS = 30_000  # until members have the queues of one that is no longer there
 TAKEN_MS = 2500  # until a node that takes a queue over reads the numbers of the one before
+REGAINED_MS = 5000
 CHECKED_MS = 15_000  # until an owner repairs the numbers that a node which stood still has put back
 
 
@@ -71,6 +72,8 @@ def reason(first: Sent, again: Sent, events: Sequence[Event]) -> str | None:
                 return "froze"
             if event.node == again.node and end <= again.at_ms <= end + MOVED_MS:
                 return "woke"
+            if end - COMMITTED_MS - TAKEN_MS <= first.at_ms <= end + REGAINED_MS <= again.at_ms:
+                return "moved"  # the node that woke has its queues again, and need not take them over
         if event.kind == "taken" and begin - COMMITTED_MS - TAKEN_MS <= first.at_ms <= begin <= again.at_ms:
             return "moved"
     return None

@@ -38,6 +38,8 @@ def test_repeats_are_pairs_of_one_message() -> None:
         ([Event("freeze", "b", 101_000, 159_000)], "woke"),
         ([Event("freeze", "b", 101_000, 120_000)], None),
         ([Event("taken", "c", 103_000, 103_000)], "moved"),
+        ([Event("freeze", "c", 60_000, 99_000)], "moved"),
+        ([Event("freeze", "c", 60_000, 90_000)], None),
         ([Event("taken", "c", 99_000, 99_000)], None),
         ([Event("taken", "c", 120_000, 120_000)], None),
         ([Event("clock", "c", 110_000, 110_000, -20_000)], "clocks differ"),
