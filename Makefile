@@ -7,7 +7,7 @@ PYTEST = $(BIN)/python -m pytest
 # Container images often set it to save space. Each process of Spark, the tests and the demo would then compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo cast test test-3.5 test-4.0 test-4.1 test-4.2 on-older soak-on-older checkpoints-of-versions check soak soak-pipelines soak-properties soak-compat soak-pyspark soak-python in-memory-and-spark soak-chaos soak-group soak-exactly-once soak-late-threads soak-fuzz bench docs site site-check notebooks release clean java
+.PHONY: demo cast test test-3.5 test-4.0 test-4.1 test-4.2 on-older soak-on-older checkpoints-of-versions check soak soak-pipelines soak-properties soak-compat soak-pyspark soak-python in-memory-and-spark soak-chaos soak-group soak-delay soak-exactly-once soak-late-threads soak-fuzz bench docs site site-check notebooks release clean java
 .NOTPARALLEL:
 
 # TRANSPORT=grpc: its results go through a Proxy.
@@ -42,9 +42,9 @@ test-3.5: java
 check: $(READY)
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy --no-error-summary
 
-# One part of the soak: make soak ONLY=pipelines, ONLY=properties, ONLY=compat, ONLY=pyspark, ONLY=python, ONLY=exactly-once, ONLY=late-threads, ONLY=fuzz, ONLY=chaos SEED=7 SECONDS=480 or ONLY=group SEED=7 SECONDS=600
+# One part of the soak: make soak ONLY=pipelines, ONLY=properties, ONLY=compat, ONLY=pyspark, ONLY=python, ONLY=exactly-once, ONLY=late-threads, ONLY=fuzz, ONLY=chaos SEED=7 SECONDS=480, ONLY=group SEED=7 SECONDS=600 or ONLY=delay SEED=7 SECONDS=600
 # (a new seed each time without SEED).
-soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-compat soak-pyspark soak-python soak-fuzz soak-chaos soak-group)
+soak: java $(READY) $(if $(ONLY),soak-$(ONLY),soak-pipelines soak-properties soak-compat soak-pyspark soak-python soak-fuzz soak-chaos soak-group soak-delay)
 
 soak-pipelines: $(READY)
 	@ROCKETMQ_SPARK_TEST_SCALE=1 $(PYTEST) -s --complete tests/spark tests/kill tests/notebooks tests/examples tests/cli/demo tests/sink/test_outage.py \
@@ -103,6 +103,9 @@ soak-chaos: $(READY)
 
 soak-group: $(READY)
 	@CHAOS_SEED=$(SEED) CHAOS_SECONDS=$(SECONDS) $(PYTEST) -s tests/chaos/group.py
+
+soak-delay: $(READY)
+	@CHAOS_SEED=$(SEED) CHAOS_SECONDS=$(SECONDS) $(PYTEST) -s tests/chaos/delays.py
 
 # QUICK=1: in ten minutes the ratios that users care about, for a change that must do them no harm.
 bench: java $(READY)

@@ -54,7 +54,7 @@ ORDER = {
     " pull.upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
-    "delay": "release portions stream envelope_records queue_records service node",
+    "delay": "release portions stream commits envelope_records queue_records service node",
     "spark": "checkpoints monitoring sink source tuning compat spark_options context_settings"
     " source.kafka_partitions source.offsets source.patterns source.planner source.partitioning"
     " source.decisions source.filters source.recreation source.catalog source.waiting source.commit source.tasks"

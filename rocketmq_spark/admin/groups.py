@@ -286,8 +286,11 @@ def store_offsets(tools: AdminTools, group: str, offsets: Mapping[MessageQueue, 
         )
 
 
+UNSEEN = "Members that consume over gRPC are not listed: only their Proxy knows them"
+
+
 def knows_members(tools: AdminTools, queues: Iterable[MessageQueue]) -> bool:
-    """Whether ``members`` returns all members of a group. A Proxy does not see members that are connected to brokers."""
+    """Whether ``members`` returns all members of a group except those over gRPC. A Proxy does not see members at brokers."""
     return all(map(tools.committer.knows_members, {queue.broker_name for queue in queues}))
 
 

@@ -75,6 +75,8 @@ def describe(output: Output, target: Target, name: str) -> None:
 
 
 def _show(output: Output, there: GroupDescription) -> None:
+    from rocketmq_spark.admin import groups
+
     kind = f", {there.consume_type}, {there.message_model}" if there.members else ""
     click.echo(escaped(f"Group {there.group}: {len(there.members)} members{kind}"))
     output.rows(
@@ -84,6 +86,7 @@ def _show(output: Output, there: GroupDescription) -> None:
     output.rows(_QUEUES, _queues(there))
     known = sum(row.lag is not None for row in there.queues)
     part = f"{known} of " if 0 < known < len(there.queues) else ""
+    output.note(groups.UNSEEN)
     output.note(f"lag: {'-' if there.lag is None else there.lag} in {part}{len(there.queues)} queues")
 
 
@@ -216,10 +219,13 @@ def show(output: Output, target: Target, group: str, topics: tuple[str, ...]) ->
     bounds, errors = groups.bounds_of(client, found)
     output.rows(_SHOWN, [{**_queue(q), **_bounds(bounds.get(q)), "offset": at} for q, at in sorted(found.items())])
     members = groups.members(client, own, found)
-    where = "" if groups.knows_members(client, found) else " at this Proxy, which does not see members at brokers"
+    at_brokers = groups.knows_members(client, found)
+    where = "" if at_brokers else " at this Proxy, which does not see members at brokers"
     output.note(
         f"{len(members)} members{where}: {', '.join(members)}" if members else f"The group has no member now{where}"
     )
+    if at_brokers:
+        output.note(groups.UNSEEN)
     if errors:
         raise errors[0]
 
@@ -254,6 +260,9 @@ def set_offsets(
 ) -> None:
     """Reset GROUP's committed offsets. Stop its members first.
 
+    It fails while the group has members. Brokers do not know members that consume over gRPC: these do not prevent it, and
+    continue at the new offsets.
+
     With --environment, only the offsets of the environment's queues are reset.
     """
     from rocketmq_spark.admin import groups
@@ -283,6 +292,8 @@ def set_offsets(
     output.note(
         f"{moved} of {len(changes)} offsets {'are set' if how['really'] else 'would be set: use --yes to apply'}"
     )
+    if groups.knows_members(client, [change.queue for change in changes]):
+        output.note(f"{groups.UNSEEN}. They continue at the new offsets")
     if members:
         output.note(
             f"The group has {len(members)} members, whose own offsets overwrite these: {', '.join(members[:3])}"

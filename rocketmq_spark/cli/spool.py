@@ -384,9 +384,13 @@ def delay() -> None:
     "--dead-topic",
     default=DEAD_TOPIC,
     show_default=True,
-    help="Topic for messages that cannot be read, or may not be delivered to their topic.",
+    help="Topic for messages that cannot be read, may not be delivered to their topic, or were given up.",
 )
-@click.option("--dead", is_flag=True, help="Also send the dead letters in --data: messages that were given up.")
+@click.option(
+    "--dead",
+    is_flag=True,
+    help="Also send the dead letters in --data again: messages that were given up and that --dead-topic refused.",
+)
 @connected
 @click.pass_obj
 def serve(

@@ -1,6 +1,6 @@
 """Parts of a delay node besides its loop: the state of queues, brokers and its disk, and envelopes as records of its store.
 
-``Commits``: a node's progress in a queue, four numbers that it commits as offsets of four consumer groups. ``Remade``: whether
+``Remade``: whether
 the messages of a queue are still those that were read. If the topic was created again, or its broker returned without its last
 messages, the queue has messages with a later store time than the latest one read, but before the position. ``Room``: a node whose
 disk is full reads nothing for a while, and repeats its log line. ``Answering`` skips brokers that did not answer a moment ago, so
@@ -16,17 +16,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.codes import Property
+from rocketmq_spark.base.codes import SINGLE_MAX_PROPERTIES, Property
 from rocketmq_spark.delay import release
-from rocketmq_spark.delay.release import HasEnvelopes, Progress, Seen, has_default_name, newest_before
-from rocketmq_spark.errors import DecodeError, GroupNotFound, OffsetError, RocketMQError, SpoolError, SpoolFull
+from rocketmq_spark.delay.commits import REQUEST_S
+from rocketmq_spark.delay.release import PROBLEM, HasEnvelopes, Seen, has_default_name, newest_before
+from rocketmq_spark.errors import DecodeError, MessageRefused, OffsetError, RocketMQError, SpoolError, SpoolFull
 from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMessage, SpooledSend
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.producer.encoding import Prepared, single_request
@@ -35,85 +35,9 @@ from rocketmq_spark.spool.lanes import STEPS_S, Schedule
 from rocketmq_spark.spool.records import IDENTITY, Record
 from rocketmq_spark.spool.spool import RedeliveryPolicy, broker_target, topic_target
 from rocketmq_spark.wire.envelope import Opened, digest
-from rocketmq_spark.wire.properties import encode_properties
+from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
-
-REQUEST_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """The names of the consumer group, and of the groups whose offsets are the other numbers of a ``Committed``."""
-
-    group: str
-
-    @property
-    def all(self) -> tuple[str, str, str, str]:
-        return self.group, f"{self.group}_stored", f"{self.group}_done_ms", f"{self.group}_newest_ms"
-
-
-class Committed(NamedTuple):
-    """The progress in a queue, and the latest store time of the messages read (0 if unknown). With the store time, the next owner
-    can detect that the topic was created again, so that the progress is about other messages.
-    """
-
-    progress: Progress
-    newest_ms: int = 0
-
-    @property
-    def read(self) -> tuple[int, int]:
-        """The end of the messages read, and their latest store time."""
-        return self.progress.stored, self.newest_ms
-
-
-class Commits:
-    """The committed numbers of one group of nodes. Not thread-safe."""
-
-    def __init__(
-        self, member: GroupMember, names: Names, make_group: Callable[[str, Mapping[MessageQueue, int]], None]
-    ) -> None:
-        self._member = member
-        self._names = names
-        self._make_group = make_group
-        self._told_all = True
-
-    def of(self, queue: MessageQueue) -> Committed | None:
-        """The last committed progress of a queue, or None. Raises the errors of requests."""
-        deadline = Deadline.after(REQUEST_S)
-        oldest, stored, done_ms, newest_ms = (
-            self._member.committed(group, queue, deadline, False) for group in self._names.all
-        )
-        if oldest is None:
-            return None
-        return Committed(Progress(oldest, stored if stored is not None else oldest, done_ms or 0), newest_ms or 0)
-
-    def tell(self, news: dict[MessageQueue, Committed]) -> bool:
-        """Commit ``news``, and remove from it what brokers did not accept. Returns whether they accepted everything.
-
-        ``done_ms`` is committed first: it may go back, and if the other commits fail then, a too late value would claim too much.
-        The store time is committed last: if it is missing, messages only count as another topic's, and are read again.
-        """
-        count, groups = len(news), self._names.all
-        for number in (2, 1, 0, 3):
-            group = groups[number]
-            offsets = {queue: (*committed.progress, committed.newest_ms)[number] for queue, committed in news.items()}
-            errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
-            if new := {queue: offsets[queue] for queue, e in errors.items() if isinstance(e, GroupNotFound)}:
-                self._make_group(group, new)
-                errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
-            for queue in errors:
-                del news[queue]
-            if errors:
-                error = next(iter(errors.values()))
-                # Once when it begins.
-                level = logging.WARNING if self._told_all else logging.INFO
-                logger.log(
-                    level, "cannot commit the positions of %d queues as group %s now: %s", len(errors), group, error
-                )
-        self._told_all = len(news) == count
-        return self._told_all
-
 
 # The store time for a queue that has no message before the position: any message that appears there later is a new one.
 LONG_AGO_MS = 1
@@ -142,18 +66,22 @@ class Remade:
         return bool(seen.newest_ms) and first < seen.stored <= self._since(queue, seen.newest_ms + 1)
 
     def other_from(self, queue: MessageQueue, stored: int, newest_ms: int, bounds: QueueBounds) -> int | None:
+        """As ``differs_from``, with a log line."""
+        at = self.differs_from(queue, stored, newest_ms, bounds)
+        if at is not None:
+            logger.warning(
+                "%s was read up to %d, and has newer messages from %d on: its topic was created again, or its broker lost its "
+                "last messages. Reading continues there; old messages on this disk are still sent", queue, stored, at,
+            )  # fmt: skip
+        return at
+
+    def differs_from(self, queue: MessageQueue, stored: int, newest_ms: int, bounds: QueueBounds) -> int | None:
         """The offset from which on the messages differ from those that were read; None if they are the same."""
         at = stored if stored <= bounds.max_offset else 0
         if newest_ms:
             at = self._since(queue, newest_ms + 1)
         at = max(at, bounds.min_offset)
-        if at >= stored:
-            return None
-        logger.warning(
-            "%s was read up to %d, and has newer messages from %d on: its topic was created again, or its broker lost its "
-            "last messages. Reading continues there; old messages on this disk are still sent", queue, stored, at,
-        )  # fmt: skip
-        return at
+        return at if at < stored else None
 
     def newest_of(self, queue: MessageQueue, stored: int, now_ms: int) -> int:
         """The store time of the last message before ``stored``."""
@@ -347,9 +275,31 @@ def trade(
     has_envelopes: HasEnvelopes = has_default_name,
 ) -> RedeliveryPolicy:
     """The policy for a node's records. Unlike spooled sends, they have not failed before they are due: the first pause is 0."""
+    send_of = sending(settings, dead_topic, topics, has_envelopes)
     return RedeliveryPolicy(
-        {KIND: sending(settings, dead_topic, topics, has_envelopes)}, max_out, Schedule((0, *STEPS_S))
+        {KIND: send_of}, max_out, Schedule((0, *STEPS_S)), letter=partial(letter, settings, dead_topic, send_of)
     )
+
+
+def letter(
+    settings: ProducerSettings, dead_topic: str, send_of: Callable[[Record], SpooledSend], record: Record, reason: str
+) -> SpooledSend | None:
+    """The send of a message to ``dead_topic`` that was given up, with its topic and the reason as properties. None if it was to
+    go there anyway, or if its properties leave no room for these two.
+    """
+    given_up = send_of(record)
+    if given_up.topic == dead_topic:
+        return None
+    properties = {
+        **decode_properties(given_up.request.properties),
+        release.TOPIC: given_up.topic,
+        PROBLEM: release.reason_text(reason),
+    }
+    try:
+        text = encode_properties(properties, SINGLE_MAX_PROPERTIES)
+    except MessageRefused:
+        return None
+    return SpooledSend(dead_topic, given_up.request._replace(properties=text), None, given_up.msg_ids)
 
 
 def sending(

@@ -15,7 +15,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Response
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.envelope_records import REQUEST_S, Names
+from rocketmq_spark.delay.commits import REQUEST_S, Names
 from rocketmq_spark.delay.release import ALL_TOPICS, DEAD_TOPIC, has_default_name
 from rocketmq_spark.delay.service import DelayService, Tools
 from rocketmq_spark.errors import OptionError, RocketMQError

@@ -48,6 +48,10 @@ class QueueRecords:
         self._store.add([], {DOUBTFUL + note_of(queue): b"", **found})
         return seen
 
+    def has(self, queue: MessageQueue, which: Callable[[int, int], bool]) -> bool:
+        """Whether the queue has a waiting record that ``which`` accepts."""
+        return bool(self.each(queue, which, len))
+
     def each(
         self,
         queue: MessageQueue,

@@ -2,7 +2,7 @@
 
 For a node that takes over a queue, the group's offset alone is not enough: it stays at the oldest envelope whose original was
 not sent, while the originals of many later ones may have been sent. So a node commits three numbers (``Progress``), and a store
-time, as offsets of four groups (``envelope_records``).
+time (``commits``).
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ from rocketmq_spark.wire.envelope import (
 from rocketmq_spark.wire.names import is_user_topic, topic_problem
 from rocketmq_spark.wire.properties import decode_properties, encode_properties, is_reserved
 
-_SEEN = struct.Struct(">6Q")
-_EARLIER = struct.Struct(">5Q")  # the layout of releases that did not write the last number
+_VERSION = 2
+_SEEN = struct.Struct(">B6Q")
+# The layouts of releases up to 0.1, and of those that did not write the last number. Their progress may be that of two nodes.
+_EARLIER, _EARLIEST = struct.Struct(">6Q"), struct.Struct(">5Q")
 
 
 class Progress(NamedTuple):
@@ -52,17 +54,43 @@ class Progress(NamedTuple):
 
     def then(self, later: Progress) -> Progress:
         """The progress after this one and ``later``. Envelopes that arrive late set ``done_ms`` back: then this progress is kept,
-        because it claims more, unless everything it covers is done. (Otherwise a ``done_ms`` from a clock that was ahead would
-        stay.)
+        because it claims more, unless everything it covers is done.
         """
         oldest = max(self.oldest, later.oldest)
         newer = later.stored >= self.stored and (later.done_ms >= self.done_ms or oldest >= self.stored)
         stored, done_ms = (later if newer else self)[1:]
         return Progress(oldest, stored, done_ms)
 
+    def joined(self, other: Progress) -> Progress:
+        """What both claim, as one progress: of two moments that of the node that read further."""
+        further = max(self, other, key=lambda progress: progress[1:])
+        return Progress(max(self.oldest, other.oldest), further.stored, further.done_ms)
+
+    def until(self, now_ms: int) -> Progress:
+        """The part that does not claim anything of later moments. A moment after now is that of a clock that was ahead, and
+        would hide all progress until then (``then``).
+        """
+        return self._replace(done_ms=min(self.done_ms, now_ms))
+
     def cut(self, at: int) -> Progress:
         """The part that remains valid if the broker's messages from ``at`` on are other ones than those covered here."""
         return Progress(min(self.oldest, at), min(self.stored, at), self.done_ms)
+
+
+def advanced(
+    committed: Progress, oldest: int, stored: int, waits_from_ms: int | None, ended_ms: int, now_ms: int
+) -> Progress:
+    """The progress after ``committed`` of a node that has read up to ``stored`` and has nothing waiting before ``oldest``.
+
+    ``waits_from_ms`` is the due time of the first envelope that waits, and ``ended_ms`` the latest one of those that are done.
+    The progress reaches to the latter, but not further than now: otherwise, after a clock that was ahead for a moment, nothing
+    that is done until then would be committed (``then``). A moment that was committed with such a clock is lowered.
+    """
+    before = committed.until(now_ms)
+    done_ms = min(now_ms, max(ended_ms, before.done_ms))
+    if waits_from_ms is not None:
+        done_ms = min(done_ms, max(0, waits_from_ms - 1))
+    return before.then(Progress(oldest, stored, done_ms))
 
 
 class Seen(NamedTuple):
@@ -84,7 +112,7 @@ class Seen(NamedTuple):
         return self.stored, self.newest_ms
 
     def encode(self) -> bytes:
-        return _SEEN.pack(self.begin, self.stored, *self.committed, self.newest_ms)
+        return _SEEN.pack(_VERSION, self.begin, self.stored, *self.committed, self.newest_ms)
 
     def is_other(self, message: ReceivedMessage) -> bool:
         """Whether another message was read at this offset before, so that the topic was created again."""
@@ -96,12 +124,19 @@ class Seen(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes | None) -> Seen | None:
-        """Decodes a note. Returns None if it is empty or of an unknown format; then the queue is read again."""
-        if not data or len(data) not in (_EARLIER.size, _SEEN.size):
+        """Decodes a note. Returns None if it is empty or of an unknown format; then the queue is read again. Of the progress that
+        an earlier release noted, only the offset before which all are done is certain, as in ``commits``.
+        """
+        if not data:
             return None
-        layout = _EARLIER if len(data) == _EARLIER.size else _SEEN
-        begin, stored, oldest, committed, done_ms, *newest_ms = layout.unpack(data)
-        return cls(begin, stored, Progress(oldest, committed, done_ms), *newest_ms)
+        if len(data) == _SEEN.size and data[0] == _VERSION:
+            _, begin, stored, oldest, committed, done_ms, newest_ms = _SEEN.unpack(data)
+            return cls(begin, stored, Progress(oldest, committed, done_ms), newest_ms)
+        for layout in (_EARLIER, _EARLIEST):
+            if len(data) == layout.size:
+                begin, stored, oldest, _, _, *newest = layout.unpack(data)
+                return cls(begin, stored, Progress(oldest, oldest, 0), *newest)
+        return None
 
 
 def note_of(queue: MessageQueue) -> bytes:
@@ -156,7 +191,7 @@ def newest_before(offset: int, now_ms: int, search: Callable[[int], int]) -> int
 # The topic for bodies that are no envelopes: they must neither block others nor get lost.
 DEAD_TOPIC = "dmq_dead_topic"
 EMPTY = b"(empty)"  # brokers reject an empty body
-PROBLEM = "delayProblem"
+PROBLEM, TOPIC = "delayProblem", "delayTopic"
 _BEGIN = MAGIC + bytes([VERSION])
 _NOT_THE_USERS = codes.RESERVED_PROPERTIES | {QUEUE}
 # RocketMQ's own properties that an original keeps. With others, a sender could make the broker do things with the node's rights.
@@ -321,9 +356,13 @@ class DeadLetter(NamedTuple):
 def dead_letter(data: bytes, error: DecodeError, max_bytes: int = codes.MAX_BODY_BYTES) -> DeadLetter:
     """A body that is not delivered, as much of it as a message may have."""
     cut = f"; these are its first {max_bytes} bytes" if len(data) > max_bytes else ""
-    # It names parts of the envelope, and a Proxy takes no control characters.
-    text = "".join(c if c.isprintable() else "?" for c in str(error)[: 2 * _REASON_CHARS]) + cut
-    return DeadLetter(data[:max_bytes] or EMPTY, {PROBLEM: text.encode(errors="replace").decode()})
+    return DeadLetter(data[:max_bytes] or EMPTY, {PROBLEM: reason_text(str(error)) + cut})
+
+
+def reason_text(reason: str) -> str:
+    """A reason as a property: it may name parts of an envelope, and a Proxy takes no control characters."""
+    text = "".join(c if c.isprintable() else "?" for c in reason[: 2 * _REASON_CHARS])
+    return text.encode(errors="replace").decode()
 
 
 def released(

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.delay import envelope_records
-from rocketmq_spark.delay.envelope_records import Answering, Commits, Committed, EnvelopeReader, Names, Remade, Room
+from rocketmq_spark.delay.commits import REQUEST_S, Commits, Committed, Names
+from rocketmq_spark.delay.envelope_records import Answering, EnvelopeReader, Remade, Room
 from rocketmq_spark.delay.queue_records import QueueRecords
-from rocketmq_spark.delay.release import Progress, Seen, note_of, noted, resumed
+from rocketmq_spark.delay.release import Progress, Seen, advanced, note_of, noted, resumed
 from rocketmq_spark.errors import OffsetError, RocketMQError, SpoolFull
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
@@ -31,6 +32,7 @@ from rocketmq_spark.wire.envelope import INNER_TOPIC
 
 logger = logging.getLogger(__name__)
 
+NOTHING = Progress(0, 0, 0)
 # Messages per write, seconds between commits, the timeout of a poll, and the pause after a failed commit.
 PAGE, TELL_S, POLL_S, AGAIN_S = 2000, 0.5, 0.2, 5.0
 # After the first message of a turn: each turn asks the broker of every queue that has messages.
@@ -41,8 +43,8 @@ HAND_OVER_S = 2.0
 JOIN_S, PAUSE_S = 30.0, 0.5
 # A node that starts a queue first reads its existing messages, for up to this time, because some may cancel others.
 CATCH_UP_S = 60.0
-# Interval of checks whether queues still have the messages that were read.
-LOOK_S = 5.0
+# Intervals of checks whether queues still have the messages that were read, and whether another node committed their progress.
+LOOK_S, CHECK_S = 5.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,23 @@ class Tools:
     kept_ms: Callable[[str], int | None]
     make_group: Callable[[str, Mapping[MessageQueue, int]], None]
     topic: str = INNER_TOPIC
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the nodes of a group have in common about a queue of this node.
+
+    ``told`` are the committed numbers as this node wrote or read them last (None if unknown), and ``proven`` is what those that
+    it read proved: the node does not store envelopes that are done. The node commits only while it is ``sure``
+    that no other one did since its last look. ``doubts`` counts how often in turn the numbers of another node said that an
+    envelope is done which waits here.
+    """
+
+    told: Committed | None
+    proven: Progress
+    next_check: Deadline
+    sure: bool = True
+    doubts: int = 0
 
 
 class DelayService:
@@ -78,6 +97,7 @@ class DelayService:
         self._retention = envelope_records.Retention(tools.kept_ms)
         self._spool: SendSpool | None = None
         self._seen: dict[MessageQueue, Seen] = {}
+        self._shared: dict[MessageQueue, Shared] = {}
         self._gained: dict[MessageQueue, Deadline | None] = {}
         # Queues that will be given up or started again, with their notes; None if the note must not be committed.
         self._going: dict[MessageQueue, Seen | None] = {}
@@ -131,6 +151,7 @@ class DelayService:
         self._room.keep()
         polled, known = self._poll(), set(self._seen)
         self._own(set(self._reader.assignment()))
+        self._check_all()  # before envelopes are stored: a node that stood still learns here what another one sent
         # Messages of a queue that were polled before it was started are dropped here, and read again from its start.
         polled = [message for message in polled if message.queue in known & self._seen.keys()]
         self._look({message.queue for message in polled if message.queue_offset >= self._seen[message.queue].stored})
@@ -160,6 +181,7 @@ class DelayService:
         try:
             if self._spool is not None:
                 self._spool.redelivery.close(deadline)
+            self._check_all(at_once=True)
             self._tell(self._seen)
         except RocketMQError as e:
             logger.warning("could not commit the last positions: %s", e)
@@ -174,6 +196,9 @@ class DelayService:
 
     def _own(self, mine: set[MessageQueue]) -> None:
         self._going |= {queue: self._seen.pop(queue) for queue in self._seen.keys() - mine}
+        # Queues that were not started yet, but have records from before.
+        unstarted = self._gained.keys() - mine - self._going.keys()
+        self._going |= {q: None for q in unstarted if self._store.places(envelope_records.space_of(q))}
         self._going = {queue: seen for queue, seen in self._going.items() if queue not in mine}
         self._give_up_all()
         self._gained = {queue: self._gained.get(queue) for queue in mine - self._seen.keys()}
@@ -227,21 +252,70 @@ class DelayService:
         if not self._going:
             return
         try:
-            read = set(self._member.queues(self._topic, Deadline.after(envelope_records.REQUEST_S)))
+            read = set(self._member.queues(self._topic, Deadline.after(REQUEST_S)))
         except RocketMQError as e:
             logger.info("cannot list the queues of %s: %s", self._topic, e)
             return
         self._brokers.each(self._going.keys() & read, self._give_up)
 
+    def _check_all(self, at_once: bool = False) -> None:
+        """Read the numbers of own queues back, if it is time for it."""
+        due = {queue for queue in self._seen if at_once or self._shared[queue].next_check.expired}
+        for queue in due:
+            self._shared[queue].sure = False
+        self._brokers.each(due, self._check)
+
+    def _check(self, queue: MessageQueue) -> None:
+        seen = self._read_back(queue, self._seen[queue])
+        if seen is None:
+            self._begin_again([queue])
+        else:
+            self._seen[queue] = seen
+
+    def _read_back(self, queue: MessageQueue, seen: Seen) -> Seen | None:
+        """``seen``, and what the committed numbers of a queue prove besides. None if the queue has other messages now.
+
+        Another node may have written these numbers: one that had the queue before, stood still and woke up, or the next one, if
+        this node stood still. Both are right, so that the progress of both together is committed next. But a record that waits
+        here is never done, whatever others say.
+        """
+        shared, last = self._shared[queue], self._commits.of(queue)
+        if last != shared.told or shared.doubts:
+            if not self._remade.is_same(queue, seen):
+                return None
+            shared.told, known = last, None if last is None else self._known(queue, last)
+            if known is not None:
+                shared.proven = shared.proven.joined(known)
+            if known is not None and self._records.has(queue, known.done):
+                shared.doubts += 1
+                logger.warning(
+                    "%s: another node committed that envelopes are done which wait here; they stay here. It stood still, or this "
+                    "node did", queue,
+                )  # fmt: skip
+            else:
+                shared.doubts = 0
+                if known is not None:
+                    seen = seen._replace(committed=seen.committed.joined(known))
+        shared.sure, shared.next_check = True, Deadline.after(CHECK_S)
+        return seen
+
+    def _known(self, queue: MessageQueue, last: Committed) -> Progress | None:
+        """The progress that was committed, if it is about the messages that the queue has now."""
+        bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
+        if last.progress.oldest > bounds.max_offset:
+            return None
+        return None if self._remade.differs_from(queue, *last.read, bounds) is not None else last.progress
+
     def _give_up(self, queue: MessageQueue) -> None:
         """Hand a queue over to another node."""
         seen = self._going[queue]
-        last = None if seen is None else self._commits.of(queue)
-        if seen is not None and last is not None and last.progress == seen.committed:
-            # If the commits differ, another node has the queue already, and its commits must not be overwritten.
-            self._tell({queue: seen})
+        if seen is not None and (seen := self._read_back(queue, seen)) is not None:
+            shared = self._shared[queue]
+            if shared.told is not None and not shared.doubts:
+                self._tell({queue: seen})
         self._leave(queue)
         del self._going[queue]
+        self._shared.pop(queue, None)
 
     def _begin(self, queue: MessageQueue) -> None:
         """Start an assigned queue. If another node had it, wait ``HAND_OVER_S`` for its commit. Raises errors of requests."""
@@ -252,7 +326,7 @@ class DelayService:
             patience = self._gained[queue] = self._gained[queue] or Deadline.after(HAND_OVER_S)
             if not patience.expired:
                 return
-        bounds = self._member.bounds(queue, Deadline.after(envelope_records.REQUEST_S))
+        bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
         found = self._resumed(queue, seen, last, others, bounds)
         if found.stored < bounds.min_offset:
             logger.warning(
@@ -265,6 +339,7 @@ class DelayService:
             logger.info("%s is not started yet: %s", queue, e)
             return
         self._seen[queue] = found
+        self._shared[queue] = Shared(last, found.committed, Deadline.after(CHECK_S))
         if found.stored < bounds.max_offset:
             if queue not in self._unread:  # a queue that is started again after an error does not prolong the wait
                 self._catching_up = Deadline.after(CATCH_UP_S)
@@ -283,6 +358,7 @@ class DelayService:
             seen = None if others else seen.cut(at)
             progress = progress if seen is None else seen.committed
         elif progress is not None and others:
+            progress = progress if seen is None else progress.joined(seen.committed)
             self._records.each(queue, progress.done, self._store.forget)
         found = resumed(seen, progress, bounds.min_offset)
         newest_ms = max(
@@ -302,7 +378,7 @@ class DelayService:
         """Drop a queue's records that its next owner can read again; the others stay, and are sent from here."""
         try:
             seen = self._records.note(queue)
-            bounds = self._member.bounds(queue, Deadline.after(envelope_records.REQUEST_S))
+            bounds = self._member.bounds(queue, Deadline.after(REQUEST_S))
             other = None if seen is None else self._remade.other_from(queue, *seen.read, bounds)
         except RocketMQError as e:
             if e.retriable:
@@ -310,9 +386,16 @@ class DelayService:
             logger.warning("the messages of %s stay here, and another node may send them, too: %s", queue, e)
             return
         first, end = bounds.min_offset, 1 << 63 if other is None else other
-        gone = self._records.each(queue, lambda offset, due_ms: first <= offset < end, self._store.forget)
+        shared = self._shared.get(queue)
+        skipped = shared.told.progress if shared is not None and shared.told is not None and shared.doubts else NOTHING
+
+        def is_next(offset: int, due_ms: int) -> bool:
+            """Whether the next owner reads and sends it."""
+            return first <= offset < end and not skipped.done(offset, due_ms)
+
+        gone = self._records.each(queue, is_next, self._store.forget)
         # The remaining records lose their marks of the queue: progress of later owners is not about them.
-        self._records.each(queue, lambda offset, due_ms: not first <= offset < end, self._store.free)
+        self._records.each(queue, lambda offset, due_ms: not is_next(offset, due_ms), self._store.free)
         self._store.add([], {note_of(queue): b""})
         logger.info("%s was handed over to another node, with %d waiting messages", queue, gone)
 
@@ -341,7 +424,7 @@ class DelayService:
             found = envelope_records.arrival(queue, offset, message.body, now_ms)
             if found.cancels is not None:
                 cancels.add(found.cancels)
-            elif found.record is not None and not of_queue.committed.done(offset, found.due_ms):
+            elif found.record is not None and not self._shared[queue].proven.done(offset, found.due_ms):
                 records.append((found.record, found.due_ms))
                 self._retention.note(queue.broker_name, found.due_ms - message.store_timestamp)
         changed = {queue: each for queue, each in seen.items() if each != self._seen[queue]}
@@ -366,25 +449,32 @@ class DelayService:
         """Commit the progress of queues. Returns whether all commits succeeded; failed ones are repeated next time. Until then
         brokers have an older progress, which is safe.
         """
-        first = self._store.places(IDENTITY)
-        # Never later than now, because the next envelope may be due before all waiting ones.
-        now_ms = self._now_ms()
-        done_ms = min(now_ms, max(0, due_of(first[0]) - 1)) if first else now_ms
+        waits_from_ms = next(map(due_of, self._store.places(IDENTITY)), None)
+        now_ms, ended_ms = self._now_ms(), self._store.ended_ms
         news: dict[MessageQueue, Committed] = {}
         for queue, seen in known.items():
+            shared = self._shared[queue]
+            if (
+                not shared.sure or shared.doubts == 1
+            ):  # others' numbers stay until the next check, which may find them again
+                continue
             places = self._store.places(envelope_records.space_of(queue))
             oldest = min(seen.stored, envelope_records.offset_and_due(places[0])[0]) if places else seen.stored
-            now = seen.committed.then(Progress(oldest, seen.stored, done_ms))
+            done_ms = max(ended_ms, shared.proven.done_ms)
+            now = advanced(seen.committed, oldest, seen.stored, waits_from_ms, done_ms, now_ms)
+            told = None if shared.told is None else shared.told.progress
             # Everything is done before and now, so a newer ``done_ms`` adds nothing.
-            nothing_new = now.oldest == now.stored == seen.committed.oldest == seen.committed.stored
-            if now != seen.committed and not nothing_new:
+            nothing_new = told is not None and now.oldest == now.stored == told.oldest == told.stored
+            if now != told and not nothing_new:
                 news[queue] = Committed(now, seen.newest_ms)
+                shared.told = None
         # Do not commit after damage, because lost records are not done; the next turn reads them again.
         if not news or self._damages != self._store.damages:
             return True
         all_told = self._commits.tell(news)
-        for queue, (now, _) in news.items():
-            known[queue] = known[queue]._replace(committed=now)
+        for queue, committed in news.items():
+            known[queue] = known[queue]._replace(committed=committed.progress)
+            self._shared[queue].told = Committed.decode(committed.encode())
         if news:
             self._store.add([], {note_of(queue): known[queue].encode() for queue in news})
         return all_told

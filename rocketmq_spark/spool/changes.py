@@ -32,13 +32,16 @@ _NEVER = Due(LAST, LAST)
 
 
 class AtomicChange:
-    """Steps that are written together or not at all. ``earliest`` is the first due time of the records that it makes pending."""
+    """Steps that are written together or not at all. ``earliest`` is the first due time of the records that it makes pending,
+    ``ended_ms`` the latest original due time of those whose marks end with it (0 if none).
+    """
 
     def __init__(self, totals: Totals) -> None:
         self.totals = totals.copy()
         self.puts: list[tuple[bytes, bytes]] = []
         self.deletes: list[bytes] = []
         self.earliest = _NEVER
+        self.ended_ms = 0
 
     @property
     def all_puts(self) -> list[tuple[bytes, bytes]]:
@@ -88,6 +91,7 @@ class AtomicChange:
 
     def unmark(self, record: Record) -> None:
         self.deletes += [marked(*mark) for mark in record.marks]
+        self.ended_ms = max(self.ended_ms, record.first_due_ms or 0)
 
     def free(self, sequence: int, data: bytes | None, mark: tuple[bytes, bytes]) -> None:
         """Remove a mark from a record, also inside its stored form, so that setting its marks again does not restore this one."""

@@ -234,9 +234,10 @@ class RetryLater(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """The record is given up, and kept as a dead one."""
+    """The record is given up, and kept as a dead one; with ``is_sent`` deleted, because a topic has its dead letter."""
 
     reason: str
+    is_sent: bool = False
 
 
 Verdict = Done | RetryLater | Dead

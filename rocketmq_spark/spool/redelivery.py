@@ -12,6 +12,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
@@ -35,6 +36,16 @@ TROUBLE_S = 1.0
 
 # Handles one record, or several records of a lane that are sent together.
 Handler = Callable[[Sequence[Record], Callable[[Resent], None]], None]
+# Sends the dead letter of a record that is given up, with the reason; False if it has none.
+LetterHandler = Callable[[Record, str, Callable[[Resent], None]], bool]
+
+
+class RecordResult(NamedTuple):
+    """The result of a record that was out, and that of its dead letter, if one was sent."""
+
+    work: Work
+    resent: Resent
+    letter: Resent | None = None
 
 
 class Redelivery:
@@ -44,6 +55,10 @@ class Redelivery:
     Handlers are called on this object's thread, and call back once, on any thread. An exception counts as a failure. A
     record without a handler becomes a dead letter. If a broker permanently rejects several records that were sent together, they
     are sent one by one, because one of them may be the cause.
+
+    With ``letters``, the dead letter of a record that is given up is sent, and the record is deleted. If the letter is
+    permanently rejected, the record stays as a dead one. If it fails for a temporary reason, the record is tried once more after
+    the schedule's last pause, and then its letter.
     """
 
     def __init__(
@@ -54,12 +69,14 @@ class Redelivery:
         timer: Timer,
         schedule: Schedule | None = None,
         max_out: int = MAX_OUT,
+        letters: LetterHandler | None = None,
     ) -> None:
         self.delivered = 0
         self.trouble: str | None = None  # the store's error, while it lasts
         self.listens = False  # whether calls of ``answered`` can have an effect
         self._store = store
         self._handlers = handlers
+        self._letters = letters
         self._clock = clock
         self._timer = timer
         self._schedule = schedule or Schedule()
@@ -67,7 +84,8 @@ class Redelivery:
         self._silences = UnreachableTargets()
         self._called: dict[str, Due | None] = {}
         self._out: dict[int, Work] = {}
-        self._ended: dict[int, tuple[Work, Resent]] = {}  # by sequence
+        self._ended: dict[int, RecordResult] = {}  # by sequence
+        self._with_letter: dict[int, RecordResult] = {}  # the dead letter is out
         self._max_out = max_out
         self._windows: dict[str, Window] = {}  # by target that failed
         self._put_off_ms = 0  # the latest moment until which records are postponed
@@ -231,11 +249,44 @@ class Redelivery:
 
     def _end(self, work: Work, resent: Resent) -> None:
         with self._changing:
-            if self._out.get(work.due.sequence) is not work or work.due.sequence in self._ended:
+            sequence = work.due.sequence
+            if self._out.get(sequence) is not work or sequence in self._ended.keys() | self._with_letter.keys():
                 return  # a second answer
-            self._ended[work.due.sequence] = work, resent
+            self._ended[sequence] = RecordResult(work, resent)
             self._changed.notify_all()
         self.wake(self._gather_s)
+
+    def _send_letter(self, ended: RecordResult) -> bool:
+        """Send the dead letter of a record that is given up. Returns whether the record has no end yet: it ends with its letter,
+        or in the next process if this object is being closed.
+        """
+        sequence = ended.work.due.sequence
+        with self._changing:
+            if self._letters is None:
+                return False
+            del self._ended[sequence]
+            if self._closed:
+                return True
+            self._with_letter[sequence] = ended
+
+        def end(letter: Resent) -> None:
+            with self._changing:
+                if self._with_letter.pop(sequence, None) is not ended:
+                    return  # a second answer
+                self._ended[sequence] = ended._replace(letter=letter)
+                self._changed.notify_all()
+            self.wake(self._gather_s)
+
+        try:
+            is_out = self._letters(ended.work.record, ended.resent.error or "", end)
+        except Exception as e:  # as in ``_try``
+            logger.exception("the dead letter of record %d failed", sequence)
+            end(Resent(None, f"{type(e).__name__}: {e}"))
+            return True
+        if not is_out:
+            with self._changing:
+                self._ended[sequence] = self._with_letter.pop(sequence)
+        return is_out
 
     def _settle(self) -> None:
         with self._settling:
@@ -243,18 +294,29 @@ class Redelivery:
                 ended = list(self._ended.values())
             if not ended:
                 return
-            now_ms = self._clock()
-            self._store.settle([(work, self._verdict(work, resent, now_ms)) for work, resent in ended], now_ms)
+            now_ms, settled = self._clock(), []
+            for each in ended:
+                verdict = self._verdict(each, now_ms)
+                if isinstance(verdict, Dead):
+                    if each.letter is None and self._send_letter(each):
+                        continue
+                    logger.error(
+                        "record %d of the spool in %s is given up%s: %s", each.work.due.sequence, self._store.path,
+                        ", and a topic has its dead letter" if verdict.is_sent else "", verdict.reason,
+                    )  # fmt: skip
+                settled.append((each, verdict))
+            self._store.settle([(each.work, verdict) for each, verdict in settled], now_ms)
             with self._changing:
-                for work, resent in ended:
-                    del self._ended[work.due.sequence], self._out[work.due.sequence]
-                    self._note(work, resent, now_ms)
+                for each, _ in settled:
+                    del self._ended[each.work.due.sequence], self._out[each.work.due.sequence]
+                    self._note(each.work, each.resent, now_ms)
                 if not len(self._store):
                     self._silences.forget()
                     self._windows.clear()
                 self.listens = bool(self._silences)
 
-    def _verdict(self, work: Work, resent: Resent, now_ms: int) -> Verdict:
+    def _verdict(self, ended: RecordResult, now_ms: int) -> Verdict:
+        work, resent, letter = ended
         if resent.error is None:
             return Done()
         if not resent.passing and work.behind:
@@ -263,8 +325,12 @@ class Redelivery:
         due_ms = self._schedule.due_ms(work.state.tries + 1, now_ms) if resent.passing else None
         if due_ms is not None:
             return RetryLater(due_ms, resent.error)
-        logger.error("record %d of the spool in %s is given up: %s", work.due.sequence, self._store.path, resent.error)
-        return Dead(resent.error)
+        if letter is None or letter.error is None:
+            return Dead(resent.error, is_sent=letter is not None)
+        reason = f"{resent.error}; its dead letter is not sent: {letter.error}"
+        if letter.passing:
+            return RetryLater(now_ms + round(1000 * self._schedule.steps_s[-1]), reason)
+        return Dead(reason)
 
     def _note(self, work: Work, resent: Resent, now_ms: int) -> None:
         self.runs.ended(work.record.lane, 1 + len(work.behind), resent.error is None, not resent.passing)

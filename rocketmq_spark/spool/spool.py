@@ -228,13 +228,15 @@ def _monotonic_ms() -> int:
 
 class RedeliveryPolicy(NamedTuple):
     """How records are sent again: a decoder for each kind, the number of records that may be out at once, and the schedule after
-    failures. ``notes`` returns the notes that are written with stored sends.
+    failures. ``notes`` returns the notes that are written with stored sends, and ``letter`` the send of the dead letter of a
+    record that is given up, with the reason; None if there is none.
     """
 
     sends: Mapping[str, Callable[[Record], SpooledSend]]
     max_out: int = MAX_OUT
     schedule: Schedule = Schedule()
     notes: Callable[[Sequence[SpooledSend]], Mapping[bytes, bytes]] | None = None
+    letter: Callable[[Record, str], SpooledSend | None] | None = None
 
 
 SENDS = RedeliveryPolicy({SEND_KIND: send_of})
@@ -264,7 +266,9 @@ class SendSpool:
             self._clock = clock or SteadyClock(_now_ms, _monotonic_ms, store.totals.last_ms)
             handlers = {kind: functools.partial(self._handle, send_of) for kind, send_of in trade.sends.items()}
             self._sends = trade.sends
-            self.redelivery = Redelivery(store, handlers, self._clock, timer, self._schedule, trade.max_out)
+            self._letter = trade.letter
+            letters = None if trade.letter is None else self._send_letter
+            self.redelivery = Redelivery(store, handlers, self._clock, timer, self._schedule, trade.max_out, letters)
             self.redelivery.runs.joins = self._joins
             if len(store):
                 self.redelivery.begin()
@@ -382,6 +386,12 @@ class SendSpool:
             return
         send = sends[0] if len(sends) == 1 else self._resender.joined(sends)
         self._resender.resend(send, functools.partial(self._resent, done))
+
+    def _send_letter(self, record: Record, reason: str, done: Callable[[Resent], None]) -> bool:
+        send = None if self._letter is None else self._letter(record, reason)
+        if send is not None:
+            self._resender.resend(send, done)
+        return send is not None
 
     def _resent(self, done: Callable[[Resent], None], resent: Resent) -> None:
         done(resent)

@@ -65,6 +65,8 @@ class Store:
         self._leased: set[int] = set()
         self._moved: dict[int, Due | None] = {}  # new due times of records that were out when damage was found
         self.totals = Totals()
+        # The latest original due time of the records that ended; when it was opened, the latest moment that was recorded.
+        self.ended_ms = 0
         self._floor = Due(0, 0)
         self._owner: SpoolOwner | None = None
         self._failed = self._damaged = self._closed = False
@@ -193,7 +195,10 @@ class Store:
                     continue
                 change.deletes.append(pending.key)
                 change.unmark(record)
-                if isinstance(verdict, Dead):
+                if isinstance(verdict, Dead) and verdict.is_sent:
+                    change.finish(sequence, size)
+                    change.totals.give_ups += 1
+                elif isinstance(verdict, Dead):
                     change.bury(sequence, size, RecordState(tries, now_ms, "", verdict.reason))
                 else:
                     change.finish(sequence, size)
@@ -321,6 +326,7 @@ class Store:
             known = self.totals.next_sequence  # never reuse a sequence of a record that is out
             self.totals = recovery.stored_totals(db) or Totals()
             self.totals.next_sequence = max(known, self.totals.next_sequence)
+            self.ended_ms = self.ended_ms or self.totals.last_ms
             self._lanes = set(lanes(db))
             self._marks = Marks(db, bool(self._leased))
         except BaseException as e:
@@ -386,6 +392,7 @@ class Store:
             self._failed = True
             raise
         self.totals = change.totals
+        self.ended_ms = max(self.ended_ms, change.ended_ms)
         self._floor = min(self._floor, change.earliest)
 
 

@@ -108,7 +108,7 @@ def test_three_numbers_are_told_and_asked_for(telling: tuple[Any, str, MessageQu
     assert member.commit(group, {queue: 2}, soon) == {}
     assert member.committed(group, queue, soon, False) == 2
     assert member.committed(group, other, soon, False) is None
-    assert member.committed(f"{group}_stored", queue, soon, False) is None
+    assert member.committed(f"{group}_progress", queue, soon, False) is None
     assert member.commit(group, {queue: 1}, soon) == {}
     assert member.committed(group, queue, soon, False) == 1
     bounds = [member.bounds(each, soon) for each in (queue, other)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import envelope_records, service
-from rocketmq_spark.delay.envelope_records import Names
+from rocketmq_spark.delay.commits import Committed, Names, Numbers
 from rocketmq_spark.delay.service import DelayService, Tools
 from rocketmq_spark.errors import CallTimeout, GroupNotFound, OffsetError, RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, Resent, SpooledSend
@@ -33,7 +33,7 @@ class Topic:
         self.now_ms = START_MS
         self.first: dict[MessageQueue, int] = dict.fromkeys((*QUEUES, OTHER), 0)
         self.offsets: dict[tuple[str, MessageQueue], int] = {}
-        self.groups: set[str] = {"g", "g_stored", "g_done_ms", "g_newest_ms"}
+        self.groups: set[str] = set(Names("g").all)
         self.silent = False
         self.takes = -1  # commits, and no more; any number below 0
         self.away: set[str] = set()  # brokers
@@ -223,6 +223,7 @@ def at_once(monkeypatch: Any) -> None:
     monkeypatch.setattr(service, "TELL_S", 0.0)
     monkeypatch.setattr(service, "AGAIN_S", 0.0)
     monkeypatch.setattr(service, "HAND_OVER_S", 0.0)
+    monkeypatch.setattr(service, "CHECK_S", 0.0)
 
 
 class World:
@@ -238,4 +239,9 @@ class World:
         return self.nodes[name]
 
     def offsets(self, queue: MessageQueue = QUEUES[0]) -> tuple[int | None, ...]:
-        return tuple(self.topic.offsets.get((group, queue)) for group in ("g", "g_stored", "g_done_ms"))
+        """The progress that brokers have, as oldest, stored and done_ms."""
+        oldest, progress, *others = (self.topic.offsets.get((group, queue)) for group in Names("g").all)
+        if oldest is None or progress is None:
+            return oldest, None, None
+        progress_ms, newest_ms = (number or 0 for number in others)
+        return tuple(Committed.decode(Numbers(oldest, progress, progress_ms, newest_ms)).progress)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.delay.envelope_records import Commits, Committed, Names
+from rocketmq_spark.delay.commits import Commits, Committed, Names
 from rocketmq_spark.delay.release import Progress
 from tests.delay.nodes import QUEUES, Topic, World, envelope
 
 ONE, TWO = QUEUES
-OLD, NEW = Committed(Progress(1, 10, 5_000), 7_000), Committed(Progress(2, 20, 4_000), 8_000)
+OLD, NEW = Committed(Progress(1, 10, 5_678), 7_000), Committed(Progress(2, 20, 4_321), 8_000)
 
 
 @pytest.mark.parametrize(
     ("taken", "oldest", "stored", "done_ms", "newest_ms"),
     [
-        (0, 1, 10, 5_000, 7_000),
-        (1, 1, 10, 4_000, 7_000),  # the moment went back: the next owner sends some again, and leaves none out
-        (2, 1, 20, 4_000, 7_000),
-        (3, 2, 20, 4_000, 7_000),  # an old store time has messages read again; a new one would hide a topic made again
-        (4, 2, 20, 4_000, 8_000),
+        (0, 1, 10, 5_678, 7_000),
+        (1, 1, 20, 4_000, 7_000),  # the milliseconds belong to the other numbers
+        (2, 2, 20, 4_000, 7_000),  # an old store time has messages read again; a new one would hide a topic made again
+        (3, 2, 20, 4_000, 8_000),
+        (4, 2, 20, 4_321, 8_000),
     ],
 )
 def test_of_commits_that_break_off_the_next_owner_leaves_nothing_out(

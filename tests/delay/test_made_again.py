@@ -22,19 +22,23 @@ def turns(world: World, name: str, count: int) -> None:
         world.nodes[name].turn(ONE)
 
 
-def test_what_was_told_of_a_topic_before_it_was_made_again_is_not_believed(world: World) -> None:
+def test_what_was_told_of_a_topic_before_it_was_made_again_is_not_believed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its node goes on telling before it hears of it, and the queue goes to another one."""
+    monkeypatch.setattr(service, "CHECK_S", 3600.0)
     world.node("a")
     world.node("b")
     world.topic.put(envelope("sent", 1))
+    world.topic.put(envelope("sent later", 3))
     world.topic.put(envelope("waits", 500))
-    turns(world, "a", 4)
+    turns(world, "a", 5)
     world.time.advance(2)
     turns(world, "a", 2)
     world.topic.make_again()
     world.time.advance(2)
     turns(world, "a", 2)
-    assert world.offsets()[:2] == (1, 2), "told on the new one"
+    assert world.offsets()[:2] == (2, 3), "told on the new one"
     for i in range(4):
         world.topic.put(envelope(f"new{i}", 20))
     turns(world, "b", 8)

@@ -11,7 +11,7 @@ import pytest
 
 from rocketmq_spark import Admin
 from rocketmq_spark.delay import node as nodes
-from rocketmq_spark.delay.envelope_records import Committed
+from rocketmq_spark.delay.commits import Committed, Names
 from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.delay.release import Progress
 from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
@@ -44,7 +44,7 @@ def test_it_makes_the_groups_of_its_progress_where_a_broker_makes_none(
     assert node._commits.tell({queue: Committed(Progress(0, 0, 0))})
     node.close()
     with Admin(mq.name_server) as admin:
-        assert {"g", "g_stored", "g_done_ms", "g_newest_ms"} <= set(admin.groups())
+        assert set(Names("g").all) <= set(admin.groups())
 
 
 def test_nodes_of_another_topic_do_not_join_a_group(rocketmq: LocalBroker, topic: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service
+from rocketmq_spark.delay.commits import Names
 from rocketmq_spark.errors import AccessDenied, CallTimeout, SpoolError
 from rocketmq_spark.model import MessageQueue, Resent
 from rocketmq_spark.wire.envelope import Envelope, cancelling
@@ -299,7 +300,7 @@ def test_3_k_g2_10_what_is_refused_for_good_is_kept_with_its_content(world: Worl
     assert node.store.revive(node.now_ms()) == 1
     node.turn(ONE)
     world.time.advance(1)
-    assert node.sends.bodies == [b"m", b"m"]
+    assert [send.topic for send in node.sends.sent] == ["orders", "dead", "orders"]
 
 
 def test_3_24_brokers_that_do_not_answer_are_told_later(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -324,8 +325,8 @@ def test_the_groups_of_the_other_numbers_are_made(world: World) -> None:
     world.topic.put(envelope("m", 5))
     node.turn(ONE)
     node.turn(ONE)
-    assert world.topic.groups == {"g", "g_stored", "g_done_ms", "g_newest_ms"}
-    assert world.offsets() == (0, 1, START_MS)
+    assert world.topic.groups == set(Names("g").all)
+    assert world.offsets() == (0, 1, 0)
 
 
 def test_one_long_delay_makes_a_hand_over_repeat_nothing(world: World) -> None:
@@ -346,6 +347,47 @@ def test_one_long_delay_makes_a_hand_over_repeat_nothing(world: World) -> None:
         other.turn(ONE)
     world.time.advance(60)
     assert sorted(other.sends.bodies) == sorted({b"m%d" % number for number in range(20)} - sent)
+
+
+@pytest.mark.parametrize("sends", [False, True], ids=["with nothing due", "with a message that it sends early"])
+def test_a_clock_that_was_ahead_for_a_turn_makes_a_hand_over_repeat_nothing(world: World, sends: bool) -> None:
+    """Otherwise nothing that is done before that moment is committed, while one long delay waits."""
+    node, day = world.node("a"), 86_400
+    world.topic.put(envelope("long", 30 * day))
+    world.topic.put(envelope("early", day // 2 if sends else 20 * day))
+    for _ in range(3):
+        node.turn(ONE)
+    node.step_ms = 1000 * day
+    world.topic.put(envelope("at that time", 1))
+    for _ in range(2):
+        node.turn(ONE)
+    node.step_ms = 0
+    for number in range(24):
+        world.topic.put(envelope(f"m{number}", 100 * number + 60))
+        node.turn(ONE)
+        world.time.advance(100)
+        node.turn(ONE)
+    sent = Counter(node.sends.bodies)
+    assert len(sent) == 25 + sends
+    node.kill()
+    other = world.node("b")
+    for _ in range(30):
+        other.turn(ONE)
+    world.time.advance(100)
+    assert other.sends.bodies == []
+
+
+def test_nothing_is_committed_while_nothing_is_done(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = world.node("a")
+    world.topic.put(envelope("long", 30 * 86_400))
+    for _ in range(3):
+        node.turn(ONE)
+    commits: list[str] = []
+    monkeypatch.setattr(world.topic, "commit", lambda group, offsets, deadline: commits.append(group) or {})
+    for _ in range(5):
+        world.time.advance(10)
+        node.turn(ONE)
+    assert commits == []
 
 
 def test_when_all_is_done_nothing_more_is_reported(world: World) -> None:

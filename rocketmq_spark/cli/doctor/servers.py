@@ -300,7 +300,7 @@ def subscriptions(group: str, members: Mapping[str, Mapping[str, Filter] | None]
     silent = sorted(name for name, wanted in members.items() if wanted is None)
     known = {name: wanted for name, wanted in members.items() if wanted is not None}
     if not members:
-        return ok(check, "has no member now")
+        return ok(check, "has no member now that brokers know; only a Proxy knows members that consume over gRPC")
     kinds = {_meaning(wanted): name for name, wanted in reversed(known.items())}
     if len(kinds) > 1:
         shown = "; ".join(f"{name} wants {_shown(known[name])}" for name in sorted(kinds.values()))

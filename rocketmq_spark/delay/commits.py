@@ -1,0 +1,160 @@
+"""A node's progress in a queue, as brokers store it: numbers that are offsets of consumer groups.
+
+The commit of one offset is atomic, that of several is not: a node may be killed between two of them, and a node that stood still
+may commit its offsets between those of the node that took over its queue. So each number is true alone, whatever the others are:
+
+``GROUP``: all envelopes before this offset are done. Members of the group, and tools, read it as the position of the group.
+``GROUP_progress``: of the envelopes before an offset, all that were due by a moment are done. Both are in one number: the seconds
+since 1970, and the last 31 bits of the offset; the offset before which all are done, up to 2^30 away, has the others.
+``GROUP_progress_ms``: the milliseconds of that moment, with a digest of the other numbers, and ignored if these have changed.
+``GROUP_newest_ms``: the latest store time of the envelopes read.
+
+Releases up to 0.1 commit the moment and the offset as two numbers, ``GROUP_done_ms`` and ``GROUP_stored``, which may be those of
+two nodes. Then they claim that envelopes are done that still wait. So they are not used, and a node of this release sets
+``GROUP_done_ms`` to 0, which claims nothing: otherwise a node of such a release would combine it with newer numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.delay.release import Progress
+from rocketmq_spark.errors import GroupNotFound
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.ports import GroupMember
+
+logger = logging.getLogger(__name__)
+
+REQUEST_S = 3.0
+
+_OFFSET_BITS, _MS_BITS = 31, 10
+_FAR = 1 << _OFFSET_BITS - 1  # an offset that is closer than this to another one is known by its last bits
+_LAST_S = (1 << 63 - _OFFSET_BITS) - 1
+_DIGESTED = struct.Struct(">3Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of the consumer groups whose offsets are a node's numbers; the first one is its own group."""
+
+    group: str
+
+    @property
+    def all(self) -> tuple[str, str, str, str]:
+        """In the order of ``Numbers``."""
+        return self.group, f"{self.group}_progress", f"{self.group}_progress_ms", f"{self.group}_newest_ms"
+
+    @property
+    def earlier(self) -> str:
+        """Of releases up to 0.1."""
+        return f"{self.group}_done_ms"
+
+
+class Numbers(NamedTuple):
+    """The committed offsets, as the head of the module describes them."""
+
+    oldest: int
+    progress: int
+    progress_ms: int
+    newest_ms: int
+
+
+class Committed(NamedTuple):
+    """The progress in a queue, and the latest store time of the messages read (0 if unknown). With the store time, the next owner
+    can detect that the topic was created again, so that the progress is about other messages.
+    """
+
+    progress: Progress
+    newest_ms: int = 0
+
+    @property
+    def read(self) -> tuple[int, int]:
+        """The end of the messages read, and their latest store time."""
+        return self.progress.stored, self.newest_ms
+
+    def encode(self) -> Numbers:
+        oldest, stored, done_ms = self.progress
+        seconds, milliseconds = divmod(done_ms, 1000)
+        # Too large numbers are cut: they claim less then.
+        offset = min(stored, oldest + _FAR - 1) & ((1 << _OFFSET_BITS) - 1)
+        progress = min(seconds, _LAST_S) << _OFFSET_BITS | offset
+        return Numbers(
+            oldest, progress, _seal(oldest, progress, self.newest_ms) << _MS_BITS | milliseconds, self.newest_ms
+        )
+
+    @classmethod
+    def decode(cls, numbers: Numbers) -> Committed:
+        oldest, progress, progress_ms, newest_ms = numbers
+        behind = ((progress - oldest + _FAR) & ((1 << _OFFSET_BITS) - 1)) - _FAR
+        done_ms = (progress >> _OFFSET_BITS) * 1000
+        seal, milliseconds = divmod(progress_ms, 1 << _MS_BITS)
+        if seal == _seal(oldest, progress, newest_ms):
+            done_ms += milliseconds
+        return cls(Progress(oldest, max(0, oldest + behind), done_ms), newest_ms)
+
+
+def _seal(*numbers: int) -> int:
+    digest = hashlib.blake2b(_DIGESTED.pack(*numbers), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1 + _MS_BITS
+
+
+class Commits:
+    """The committed numbers of one group of nodes. Not thread-safe."""
+
+    def __init__(
+        self, member: GroupMember, names: Names, make_group: Callable[[str, Mapping[MessageQueue, int]], None]
+    ) -> None:
+        self._member = member
+        self._names = names
+        self._make_group = make_group
+        self._told_all = True
+        # Queues with a number of an earlier release that is not 0.
+        self._earlier: set[MessageQueue] = set()
+
+    def of(self, queue: MessageQueue) -> Committed | None:
+        """The last committed progress of a queue, or None. Raises the errors of requests."""
+        deadline = Deadline.after(REQUEST_S)
+        oldest, progress, *others = (self._member.committed(group, queue, deadline, False) for group in self._names.all)
+        if self._member.committed(self._names.earlier, queue, deadline, False):
+            self._earlier.add(queue)
+        if oldest is None:
+            return None
+        progress_ms, newest_ms = (number or 0 for number in others)
+        if progress is None:
+            return Committed(Progress(oldest, oldest, 0), newest_ms)
+        return Committed.decode(Numbers(oldest, progress, progress_ms, newest_ms))
+
+    def tell(self, news: dict[MessageQueue, Committed]) -> bool:
+        """Commit ``news``, and remove from it what brokers did not accept. Returns whether they accepted everything.
+
+        The store time is committed after the offsets: if it is missing, messages only count as another topic's, and are read
+        again.
+        """
+        count = len(news)
+        if earlier := self._earlier & news.keys():
+            self._commit(self._names.earlier, dict.fromkeys(earlier, 0), news)
+            self._earlier -= news.keys()
+        groups, numbers = self._names.all, {queue: committed.encode() for queue, committed in news.items()}
+        for number in (1, 0, 3, 2):
+            self._commit(groups[number], {queue: numbers[queue][number] for queue in news}, news)
+        self._told_all = len(news) == count
+        return self._told_all
+
+    def _commit(self, group: str, offsets: Mapping[MessageQueue, int], news: dict[MessageQueue, Committed]) -> None:
+        errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
+        if new := {queue: offsets[queue] for queue, e in errors.items() if isinstance(e, GroupNotFound)}:
+            self._make_group(group, new)
+            errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
+        for queue in errors:
+            del news[queue]
+        if errors:
+            error = next(iter(errors.values()))
+            # Once when it begins.
+            level = logging.WARNING if self._told_all else logging.INFO
+            logger.log(level, "cannot commit the positions of %d queues as group %s now: %s", len(errors), group, error)

@@ -1,0 +1,179 @@
+"""Messages that a node gives up: they go to the topic of dead letters, or stay in its folder if that topic refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.delay import envelope_records
+from rocketmq_spark.model import Resent, SpooledSend
+from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.spool.records import Record
+from rocketmq_spark.wire.envelope import Envelope
+from rocketmq_spark.wire.properties import decode_properties
+from tests.delay.nodes import QUEUES, START_MS, Node, World, envelope
+
+ONE, TWO = QUEUES
+REFUSED, AWAY = Resent(None, "no permission"), Resent(None, "no master", passing=True)
+
+
+def answers(to_orders: Resent | None, to_dead: Resent | None) -> Callable[[SpooledSend], Resent | None]:
+    return lambda send: to_dead if send.topic == "dead" else to_orders
+
+
+def given_up(world: World, to_dead: Resent | None, to_orders: Resent = REFUSED) -> Node:
+    """A node that had a message for a topic that permanently refuses it."""
+    node = world.node("a")
+    node.sends.answer = answers(to_orders, to_dead)
+    world.topic.put(envelope("m", 1, body=b"body"))
+    for _ in range(2):
+        node.turn(ONE)
+    world.time.advance(2)
+    node.turn(ONE)
+    return node
+
+
+def topics(node: Node) -> list[str]:
+    return [send.topic for send in node.sends.sent]
+
+
+def test_a_message_that_is_refused_goes_to_the_topic_of_dead_letters(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = given_up(world, Resent(ONE))
+    assert topics(node) == ["orders", "dead"]
+    letter = node.sends.sent[1]
+    assert (bytes(letter.request.body), letter.msg_ids, letter.queue) == (b"body", ("m",), None)
+    assert decode_properties(letter.request.properties) == {
+        "UNIQ_KEY": "m", "delayTopic": "orders", "delayProblem": "no permission",
+    }  # fmt: skip
+    totals = node.store.totals
+    assert (totals.dead, totals.give_ups, len(node.store), world.offsets()[0]) == (0, 1, 0, 1)
+    assert node.service.sent == 0
+    assert "is given up, and a topic has its dead letter: no permission" in caplog.text
+    assert node.store.revive(node.now_ms()) == 0
+    node.kill()
+    for _ in range(3):
+        node.turn(ONE)
+        world.time.advance(5000)
+    assert topics(node) == ["orders", "dead"]
+
+
+def test_a_message_that_failed_at_every_try_goes_there_too(world: World) -> None:
+    node = given_up(world, Resent(ONE), to_orders=AWAY)
+    for _ in range(100):
+        world.time.advance(60)
+    assert topics(node) == ["orders"] * 11 + ["dead"]
+    assert len(node.store) == 0
+
+
+def test_a_letter_that_is_refused_stays_on_the_disk(world: World) -> None:
+    node = given_up(world, REFUSED)
+    assert topics(node) == ["orders", "dead"]
+    assert (node.store.totals.dead, world.offsets()[0]) == (1, 1)
+    node.sends.answer = answers(Resent(ONE), REFUSED)
+    assert node.store.revive(node.now_ms()) == 1
+    node.turn(ONE)
+    world.time.advance(1)
+    assert topics(node) == ["orders", "dead", "orders"]
+    assert node.store.totals.all_bytes == 0
+
+
+def test_a_letter_whose_topic_is_away_is_sent_later(world: World) -> None:
+    """Until then the message waits, also for its own topic, and neither is lost with the disk."""
+    node = given_up(world, AWAY)
+    assert (len(node.store), node.store.totals.dead, world.offsets()[0]) == (1, 0, 0)
+    node.sends.sent.clear()
+    world.time.advance(1700)
+    assert topics(node) == []
+    node.sends.answer = answers(REFUSED, Resent(ONE))
+    world.time.advance(200)
+    node.turn(ONE)
+    assert topics(node) == ["orders", "dead"]
+    assert (node.store.totals.all_bytes, world.offsets()[0]) == (0, 1)
+
+
+def test_a_kill_while_a_letter_is_out_repeats_it(world: World) -> None:
+    node = given_up(world, None)
+    assert (topics(node), len(node.store)) == (["orders", "dead"], 1)
+    node.kill()
+    node.sends.answer = answers(REFUSED, Resent(ONE))
+    for _ in range(2):
+        node.turn(ONE)
+    assert topics(node) == ["orders", "dead", "orders", "dead"]
+    assert len(node.store) == 0
+    node.sends.waiting[0](Resent(ONE))
+
+
+def test_a_letter_counts_once_however_often_it_is_answered(world: World) -> None:
+    """And a second answer about the message is none about its letter."""
+    node = world.node("a")
+    node.sends.answer = lambda send: None
+    world.topic.put(envelope("m", 1))
+    for _ in range(2):
+        node.turn(ONE)
+    world.time.advance(2)
+    for answer in (REFUSED, Resent(ONE)):
+        node.sends.waiting[0](answer)
+        world.time.advance(1)
+    assert (topics(node), len(node.store)) == (["orders", "dead"], 1)
+    for _ in range(2):
+        node.sends.waiting[1](Resent(ONE))
+        world.time.advance(1)
+    spool = node.service._spool
+    assert spool is not None
+    assert (spool.redelivery.trouble, node.store.totals.give_ups, len(node.store)) == (None, 1, 0)
+
+
+def test_a_node_that_ends_leaves_the_letter_to_the_next_process(world: World) -> None:
+    node = world.node("a")
+    node.sends.answer = lambda send: None
+    world.topic.put(envelope("m", 1))
+    for _ in range(2):
+        node.turn(ONE)
+    world.time.advance(2)
+    spool = node.service._spool
+    assert spool is not None
+    with spool.redelivery._changing:
+        spool.redelivery._closed = True
+    node.sends.waiting[0](REFUSED)
+    spool.redelivery.close(Deadline.after(0))
+    assert (topics(node), len(node.store), node.store.totals.dead) == (["orders"], 1, 0)
+
+
+def test_letters_of_an_earlier_release_stay_until_they_are_called(world: World) -> None:
+    node = given_up(world, REFUSED)  # as it left them
+    node.sends.answer = answers(REFUSED, Resent(ONE))
+    node.kill()
+    for _ in range(3):
+        node.turn(ONE)
+        world.time.advance(5000)
+    assert (topics(node), node.store.totals.dead) == (["orders", "dead"], 1)
+    assert node.store.revive(node.now_ms()) == 1
+    node.turn(ONE)
+    world.time.advance(1)
+    assert topics(node)[2:] == ["orders", "dead"]
+    assert node.store.totals.all_bytes == 0
+
+
+def test_what_was_for_the_topic_of_dead_letters_goes_there_once(world: World) -> None:
+    node = world.node("a")
+    node.sends.answer = answers(Resent(ONE), REFUSED)
+    world.topic.put(b"no envelope")
+    for _ in range(2):
+        node.turn(ONE)
+    assert topics(node) == ["dead"]
+    assert node.store.totals.dead == 1
+
+
+@pytest.mark.parametrize("size", [31_000, 32_500])
+def test_a_letter_whose_properties_have_no_room_stays_on_the_disk(size: int) -> None:
+    data = Envelope("orders", START_MS, "m", START_MS, 0, f"a\x01{'x' * size}\x02", b"b").pack()
+    send_of = envelope_records.sending(ProducerSettings(group="g"), "dead")
+    record = Record(envelope_records.KIND, data, START_MS)
+    found = envelope_records.letter(ProducerSettings(group="g"), "dead", send_of, record, "r" * 5000 + "\x02\n")
+    assert (found is None) == (size > 32_000)
+    if found is not None:
+        assert decode_properties(found.request.properties)["delayProblem"] == "r" * 1000
