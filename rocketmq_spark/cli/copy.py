@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,14 +23,15 @@ from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
 from rocketmq_spark.cli.tail import consuming, subscribed
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError
+from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.queues.selection import by_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rocketmq_spark.errors import RocketMQError
-    from rocketmq_spark.model import MessageQueue, ReceivedMessage
+    from rocketmq_spark.model import ReceivedMessage
     from rocketmq_spark.model.message import KeyedMessage
     from rocketmq_spark.producer.producer import BaseProducer
     from rocketmq_spark.queues.environment import Environment
@@ -61,7 +63,6 @@ class Copier:
         self._producer = producer
         self._how = how
         self._stop = stop
-        self._sources: Sequence[MessageQueue] = consumer.queues(how["source"])
         self._sent: dict[MessageQueue, int] = {}
         self._committed_s = self._begun_s = time.monotonic()
         self.copied = self.skipped = self.spooled = 0
@@ -89,9 +90,12 @@ class Copier:
 
     def _send(self, chunk: Sequence[ReceivedMessage]) -> None:
         by_queue: dict[MessageQueue, list[ReceivedMessage]] = {}
-        queues = self._producer.queues(self._how["destination"])
+        destination = self._how["destination"]
+        queues = self._producer.queues(destination)
+        without_key = queue_for(chunk[0].queue, destination, queues)
         for message in chunk:
-            by_queue.setdefault(self._queue(message, queues), []).append(message)
+            key = message.properties.get(Property.SHARDING_KEY)
+            by_queue.setdefault(by_hash(queues, key) if key else without_key, []).append(message)
         for queue, part in by_queue.items():
             self._send_to(queue, part)
 
@@ -113,15 +117,6 @@ class Copier:
         if message.decode_error is not None:
             raise DecodeError(f"it cannot be decoded: {message.decode_error}")
         return copy_of(message, self._how["destination"], self._how["mark"])
-
-    def _queue(self, message: ReceivedMessage, queues: Sequence[MessageQueue]) -> MessageQueue:
-        if key := message.properties.get(Property.SHARDING_KEY):
-            return by_hash(queues, key)
-        source = message.queue
-        if source not in self._sources:  # the topic was widened
-            self._sources = self._consumer.queues(self._how["source"])
-        number = self._sources.index(source) if source in self._sources else source.queue_id
-        return queues[number % len(queues)]
 
     def _refused(self, message: ReceivedMessage, error: RocketMQError) -> None:
         if not self._how["skip_bad"]:
@@ -146,6 +141,27 @@ class Copier:
         """The same when all that polls returned was sent: also behind messages that a filter passed over."""
         self.commit()
         self._consumer.commit()
+
+
+def queue_for(source: MessageQueue, destination: str, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """Return the queue of ``queues`` that gets the copies of a source queue: the one at the same broker name with the same id or,
+    if the destination has no such queue, one that broker name and id select. It does not depend on other source queues, which
+    are not in the route while their broker is away.
+    """
+    same = MessageQueue(destination, source.broker_name, source.queue_id)
+    number = zlib.crc32(source.broker_name.encode()) + source.queue_id
+    return same if same in queues else queues[number % len(queues)]
+
+
+def moved(
+    sources: Sequence[MessageQueue], destination: str, queues: Sequence[MessageQueue]
+) -> dict[MessageQueue, tuple[MessageQueue, MessageQueue]]:
+    """Return the source queues whose copies releases up to 0.1.0 sent to another queue, with that queue and the one of now."""
+    both = {
+        source: (queues[place % len(queues)], queue_for(source, destination, queues))
+        for place, source in enumerate(sources)
+    }
+    return {source: (before, now) for source, (before, now) in both.items() if before != now}
 
 
 def chunks(messages: Sequence[ReceivedMessage], most: int) -> Iterator[list[ReceivedMessage]]:
@@ -214,8 +230,8 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     duplicates.
 
     Messages with a sharding key are copied to the queue that the hash of the key selects, in order per key. The other messages of
-    a queue are copied to one queue, in their order. A copy has the body, tags, keys, flag, properties and sharding key of the
-    original, and its own id and times.
+    a queue are copied to one queue, in their order: to the one at the same broker name with the same id, if there is one. A copy
+    has the body, tags, keys, flag, properties and sharding key of the original, and its own id and times.
     """
     source, destination = how["source"], how["destination"]
     how["to_options"] = read_secret_files(output, "--to-option", how["to_options"])
@@ -224,10 +240,15 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     if _overlap(_place(to, destination), _place(target, source)):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
     stop, begun_s = Latch(), time.monotonic()
+    reads, group = target.only("batch source"), how["group"]
+    copied = _copied(reads, group, source)  # before a new group gets the offsets at which it begins
     with subscribed(target, source, how) as consumer, to.producer() as producer:
+        changes = moved(list(copied), destination, producer.queues(destination))
+        if changes := {queue: places for queue, places in changes.items() if copied[queue]}:
+            output.warning(_moved_text(group, changes))
         copier = Copier(consumer, producer, how, stop)
         with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
-            _run(copier, consumer, target.only("batch source"), how, stop)
+            _run(copier, consumer, reads, how, stop)
         took_s = time.monotonic() - begun_s
     _say(output, copier, how, took_s)
     if stop.is_set():
@@ -298,6 +319,25 @@ def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, 
                 break
             look = Deadline.after(_LOOK_S)
     copier.commit()
+
+
+def _copied(target: Target, group: str, source: str) -> dict[MessageQueue, int | None]:
+    """Return the offsets that the group has of the source's queues, those of the environment."""
+    from rocketmq_spark.admin import deadline
+    from rocketmq_spark.cli.lag import own_group
+    from rocketmq_spark.queues.environment import Own, environment_of
+
+    client = target.client()
+    queues = Own(environment_of(target.options()))(client.routes.existing(source, 0.0).readable())
+    return client.brokers.committed(own_group(target, group), queues, deadline(client))
+
+
+def _moved_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, MessageQueue]]) -> str:
+    listed = "; ".join(f"{source} to {now}, before {before}" for source, (before, now) in changes.items())
+    return (
+        f"Releases up to 0.1.0 chose the queues of copies in another way. If one of them copied for group {group}, later copies "
+        f"of these queues go to other queues than before, but for messages with a sharding key: {listed}"
+    )
 
 
 def _ends(target: Target, source: str) -> dict[MessageQueue, int]:

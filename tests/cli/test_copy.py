@@ -9,16 +9,19 @@ import threading
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from rocketmq_spark import Admin, Message, Producer
 from rocketmq_spark.cli import copy as copying
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
-from rocketmq_spark.cli.copy import Copier, chunks, copy_of
+from rocketmq_spark.cli.copy import Copier, chunks, copy_of, moved, queue_for
 from rocketmq_spark.cli.output import Json, Text
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError, SendFailed
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, SendResult
@@ -79,6 +82,56 @@ class Cluster:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(monkeypatch)
+
+
+FEW = [MessageQueue("dst", "broker-a", n) for n in range(4)]
+
+
+def test_a_queue_keeps_its_destination_when_others_come_and_go() -> None:
+    """A broker that is stopped is not in the route, and a topic that is widened has more queues before the others."""
+    sources = [MessageQueue("src", name, n) for name in ("broker-a", "broker-b", "broker-c") for n in range(4)]
+    chosen = {source: queue_for(source, "dst", FEW) for source in sources}
+    assert {chosen[MessageQueue("src", "broker-a", n)] for n in range(4)} == set(FEW)
+    assert {chosen[MessageQueue("src", "broker-b", n)] for n in range(4)} == set(FEW)
+    assert chosen[MessageQueue("src", "broker-b", 0)] != chosen[MessageQueue("src", "broker-c", 0)]
+    assert chosen[MessageQueue("src", "broker-b", 0)].queue_id == 2  # what is stored must go on like that
+
+
+def test_a_queue_keeps_its_broker_and_id_where_the_destination_has_them() -> None:
+    """Also when another broker is away, which the same cluster's destination lacks then, too, or either topic is widened."""
+    queues = [MessageQueue("dst", name, n) for name in ("broker-a", "broker-b") for n in range(3)]
+    for there in (queues, queues[3:], [*queues, MessageQueue("dst", "broker-b", 3)]):
+        assert queue_for(MessageQueue("src", "broker-b", 1), "dst", there) == queues[4]
+    assert moved([MessageQueue("src", q.broker_name, q.queue_id) for q in queues], "dst", queues) == {}
+
+
+def test_what_earlier_releases_sent_elsewhere_is_listed() -> None:
+    """They took the place of the queue in the route."""
+    sources = [MessageQueue("src", name, n) for name in ("broker-a", "broker-c") for n in range(2)]
+    assert moved(sources, "dst", FEW) == {sources[2]: (FEW[2], FEW[0]), sources[3]: (FEW[3], FEW[1])}
+    assert moved(sources[:2], "dst", FEW) == {}
+
+
+def test_a_group_that_copied_before_is_told_before_the_first_message_which_queues_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only of queues of which it may have copied something: a new group begins at their first messages."""
+    sources = [MessageQueue("src", "broker-c", n) for n in range(3)]
+    offsets = {sources[0]: 7, sources[1]: 0, sources[2]: None}
+    monkeypatch.setattr(Target, "producer", lambda target: nullcontext(SimpleNamespace(queues=lambda topic: FEW[1:])))
+    monkeypatch.setattr(copying, "_place", lambda target, topic: {(topic, topic, None)})
+    monkeypatch.setattr(copying, "_copied", lambda target, group, source: offsets)
+    monkeypatch.setattr(copying, "subscribed", lambda *given: nullcontext(SimpleNamespace()))
+    monkeypatch.setattr(copying, "_run", lambda *given: print("the first message"))
+    words = ["copy", "src", "dst", "--group", "g", "--name-server", "127.0.0.1:1"]
+    said = CliRunner().invoke(app, words).output
+    assert "in another way. If one of them copied for group g, later" in " ".join(said.split())
+    assert "src/broker-c/0 to dst/broker-a/2, before dst/broker-a/1" in " ".join(said.split())
+    assert said.index("broker-c/0") < said.index("the first message")
+    assert "broker-c/1" not in said
+    assert "broker-c/2" not in said
+    offsets[sources[0]] = None
+    assert "in another way" not in CliRunner().invoke(app, words).output
 
 
 def test_queues_keep_their_order_and_offsets_follow_acknowledgements(cluster: Cluster) -> None:
