@@ -30,6 +30,7 @@ from rocketmq_spark.queues.selection import by_hash
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.model import ReceivedMessage
     from rocketmq_spark.model.message import KeyedMessage
@@ -44,7 +45,7 @@ _POLL_S = 0.5
 COMMIT_S, UNDER_WAY = 0.25, 256
 # Bytes of one batch, by the sizes of the originals. A larger message is sent alone, for which the limit is higher.
 _BATCH_BYTES = 512 << 10
-# While messages come: how often what was passed over is committed, too, and it is asked whether the end is reached.
+# While messages come: how often it is asked whether the end is reached.
 _LOOK_S = 1.0
 # Shorter pauses are not worth a wait.
 _PAUSE_S = 0.01
@@ -63,23 +64,27 @@ class Copier:
         self._producer = producer
         self._how = how
         self._stop = stop
-        self._sent: dict[MessageQueue, int] = {}
         self._committed_s = self._begun_s = time.monotonic()
         self.copied = self.skipped = self.spooled = 0
 
-    def send(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Send copies of messages of one queue, in order; ends before the last of them when it is to stop, or when the queue
-        has gone to another member, which sends them.
+    def send(self, polled: PolledMessages, most: int | None = None) -> int:
+        """Send copies of messages of one queue, in order; returns how many of them are done. Ends before the last one when the
+        command is to stop, and when the queue was revoked, for its other messages are those of the next owner, also if that is
+        this command.
         """
-        rate = self._how["rate"]
-        for chunk in chunks(messages, UNDER_WAY if rate is None else max(1, min(UNDER_WAY, int(rate / 10)))):
+        rate, done = self._how["rate"], 0
+        for chunk in chunks(
+            polled.messages[:most], UNDER_WAY if rate is None else max(1, min(UNDER_WAY, int(rate / 10)))
+        ):
             self._pace(rate)
-            if self._stop.is_set() or chunk[0].queue not in self._consumer.assignment():
-                return
+            if self._stop.is_set() or not polled.stands:
+                break
             self._send(chunk)
-            self._sent[chunk[-1].queue] = chunk[-1].queue_offset + 1
+            done += len(chunk)
+            polled.finished(done)
             if time.monotonic() - self._committed_s >= COMMIT_S:
                 self.commit()
+        return done
 
     def _pace(self, rate: float | None) -> None:
         while rate is not None and not self._stop.is_set():
@@ -128,19 +133,9 @@ class Copier:
         self.skipped += 1
 
     def commit(self) -> None:
-        """Commit behind the copies, all of which are acknowledged, but for queues that others have now: they may be further, and
-        have nothing to commit any more.
-        """
-        own = set(self._consumer.assignment())
-        if sent := {queue: offset for queue, offset in self._sent.items() if queue in own}:
-            self._consumer.commit(sent)
-        self._sent = {}
-        self._committed_s = time.monotonic()
-
-    def commit_all(self) -> None:
-        """The same when all that polls returned was sent: also behind messages that a filter passed over."""
-        self.commit()
+        """Commit behind the copies, all of which are acknowledged, and behind messages that a filter passed over."""
         self._consumer.commit()
+        self._committed_s = time.monotonic()
 
 
 def queue_for(source: MessageQueue, destination: str, queues: Sequence[MessageQueue]) -> MessageQueue:
@@ -302,19 +297,18 @@ def _plain(name: str) -> str:
 
 def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, Any], stop: Latch) -> None:
     """Until the ends that the queues have now, unless it is to follow; until ``count``, or ``stop``."""
+    from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
+
     ends = None if how["follow"] else _ends(target, how["source"])
     left, look = how["count"], Deadline.after(_LOOK_S)
     while not stop.is_set():
-        messages = consumer.poll(_POLL_S)
-        some = messages if left is None else messages[:left]
-        copier.send(some)
-        if stop.is_set() or len(some) < len(messages):
-            break  # not all that was polled is sent
-        left = None if left is None else left - len(some)
-        if left == 0:
+        polled = PolledMessages(consumer, _POLL_S)
+        done = copier.send(polled, left)
+        left = None if left is None else left - done
+        if left == 0 or stop.is_set():
             break
-        if not messages or look.expired:
-            copier.commit_all()
+        if not polled.messages or look.expired:
+            copier.commit()
             if ends is not None and _reached(target, how["group"], ends):
                 break
             look = Deadline.after(_LOOK_S)
