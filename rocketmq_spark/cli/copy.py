@@ -23,7 +23,6 @@ from rocketmq_spark.cli.output import Output
 from rocketmq_spark.cli.produce import rate_option
 from rocketmq_spark.cli.tail import consuming, subscribed
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError
-from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.queues.selection import by_hash
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
     from rocketmq_spark.errors import RocketMQError
-    from rocketmq_spark.model import ReceivedMessage
+    from rocketmq_spark.model import MessageQueue, ReceivedMessage
     from rocketmq_spark.model.message import KeyedMessage
     from rocketmq_spark.producer.producer import BaseProducer
     from rocketmq_spark.queues.environment import Environment
@@ -95,9 +94,8 @@ class Copier:
 
     def _send(self, chunk: Sequence[ReceivedMessage]) -> None:
         by_queue: dict[MessageQueue, list[ReceivedMessage]] = {}
-        destination = self._how["destination"]
-        queues = self._producer.queues(destination)
-        without_key = queue_for(chunk[0].queue, destination, queues)
+        queues = self._producer.queues(self._how["destination"])
+        without_key = queue_for(chunk[0].queue, queues)
         for message in chunk:
             key = message.properties.get(Property.SHARDING_KEY)
             by_queue.setdefault(by_hash(queues, key) if key else without_key, []).append(message)
@@ -138,24 +136,21 @@ class Copier:
         self._committed_s = time.monotonic()
 
 
-def queue_for(source: MessageQueue, destination: str, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the queue of ``queues`` that gets the copies of a source queue: the one at the same broker name with the same id or,
-    if the destination has no such queue, one that broker name and id select. It does not depend on other source queues, which
-    are not in the route while their broker is away.
+def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """Return which of the destination's ``queues`` gets the copies of a source queue: the one at the same broker name with the
+    same id or, if there is none, one that broker name and id select. It does not depend on other source queues, which are not in
+    the route while their broker is away.
     """
-    same = MessageQueue(destination, source.broker_name, source.queue_id)
+    place = source.broker_name, source.queue_id
     number = zlib.crc32(source.broker_name.encode()) + source.queue_id
-    return same if same in queues else queues[number % len(queues)]
+    return next((q for q in queues if (q.broker_name, q.queue_id) == place), queues[number % len(queues)])
 
 
 def moved(
-    sources: Sequence[MessageQueue], destination: str, queues: Sequence[MessageQueue]
+    sources: Sequence[MessageQueue], queues: Sequence[MessageQueue]
 ) -> dict[MessageQueue, tuple[MessageQueue, MessageQueue]]:
     """Return the source queues whose copies releases up to 0.1.0 sent to another queue, with that queue and the one of now."""
-    both = {
-        source: (queues[place % len(queues)], queue_for(source, destination, queues))
-        for place, source in enumerate(sources)
-    }
+    both = {source: (queues[place % len(queues)], queue_for(source, queues)) for place, source in enumerate(sources)}
     return {source: (before, now) for source, (before, now) in both.items() if before != now}
 
 
@@ -238,7 +233,7 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     reads, group = target.only("batch source"), how["group"]
     copied = _copied(reads, group, source)  # before a new group gets the offsets at which it begins
     with subscribed(target, source, how) as consumer, to.producer() as producer:
-        changes = moved(list(copied), destination, producer.queues(destination))
+        changes = moved(list(copied), producer.queues(destination))
         if changes := {queue: places for queue, places in changes.items() if copied[queue]}:
             output.warning(_moved_text(group, changes))
         copier = Copier(consumer, producer, how, stop)

@@ -101,7 +101,7 @@ FEW = [MessageQueue("dst", "broker-a", n) for n in range(4)]
 def test_a_queue_keeps_its_destination_when_others_come_and_go() -> None:
     """A broker that is stopped is not in the route, and a topic that is widened has more queues before the others."""
     sources = [MessageQueue("src", name, n) for name in ("broker-a", "broker-b", "broker-c") for n in range(4)]
-    chosen = {source: queue_for(source, "dst", FEW) for source in sources}
+    chosen = {source: queue_for(source, FEW) for source in sources}
     assert {chosen[MessageQueue("src", "broker-a", n)] for n in range(4)} == set(FEW)
     assert {chosen[MessageQueue("src", "broker-b", n)] for n in range(4)} == set(FEW)
     assert chosen[MessageQueue("src", "broker-b", 0)] != chosen[MessageQueue("src", "broker-c", 0)]
@@ -112,15 +112,15 @@ def test_a_queue_keeps_its_broker_and_id_where_the_destination_has_them() -> Non
     """Also when another broker is away, which the same cluster's destination lacks then, too, or either topic is widened."""
     queues = [MessageQueue("dst", name, n) for name in ("broker-a", "broker-b") for n in range(3)]
     for there in (queues, queues[3:], [*queues, MessageQueue("dst", "broker-b", 3)]):
-        assert queue_for(MessageQueue("src", "broker-b", 1), "dst", there) == queues[4]
-    assert moved([MessageQueue("src", q.broker_name, q.queue_id) for q in queues], "dst", queues) == {}
+        assert queue_for(MessageQueue("src", "broker-b", 1), there) == queues[4]
+    assert moved([MessageQueue("src", q.broker_name, q.queue_id) for q in queues], queues) == {}
 
 
 def test_what_earlier_releases_sent_elsewhere_is_listed() -> None:
     """They took the place of the queue in the route."""
     sources = [MessageQueue("src", name, n) for name in ("broker-a", "broker-c") for n in range(2)]
-    assert moved(sources, "dst", FEW) == {sources[2]: (FEW[2], FEW[0]), sources[3]: (FEW[3], FEW[1])}
-    assert moved(sources[:2], "dst", FEW) == {}
+    assert moved(sources, FEW) == {sources[2]: (FEW[2], FEW[0]), sources[3]: (FEW[3], FEW[1])}
+    assert moved(sources[:2], FEW) == {}
 
 
 def test_a_group_that_copied_before_is_told_before_the_first_message_which_queues_change(
