@@ -324,8 +324,9 @@ def _copied(target: Target, group: str, source: str) -> dict[MessageQueue, int |
 def _moved_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, MessageQueue]]) -> str:
     listed = "; ".join(f"{source} to {now}, before {before}" for source, (before, now) in changes.items())
     return (
-        f"Releases up to 0.1.0 chose the queues of copies in another way. If one of them copied for group {group}, later copies "
-        f"of these queues go to other queues than before, but for messages with a sharding key: {listed}"
+        "Releases up to 0.1.0 chose the queues of copies by the order of the source's queues. If one of them copied for group "
+        f"{group} while the topics had the queues that they have now, later copies of these queues (but for messages with a "
+        f"sharding key) go to other queues than earlier ones: {listed}"
     )
 
 
