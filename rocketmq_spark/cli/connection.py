@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,10 @@ class Target:
         given = self.settings()
         mine = {n: v for n, v in given.items() if n.lower() not in rows or role in rows[n.lower()].roles}
         return replace(self, given=mine)
+
+    def without(self, fields: Collection[str]) -> Target:
+        """The same without these options."""
+        return replace(self, given={name: value for name, value in self.given.items() if _field(name) not in fields})
 
     def within(self, reads: Sequence[Mapping[str, object]]) -> Target:
         """The same where the sources of a checkpoint read: in their namespace, and among topics of their environment.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,8 +27,9 @@ from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.queues.selection import by_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.model import MessageQueue, ReceivedMessage
     from rocketmq_spark.model.message import KeyedMessage
@@ -42,7 +44,7 @@ _POLL_S = 0.5
 COMMIT_S, UNDER_WAY = 0.25, 256
 # Bytes of one batch, by the sizes of the originals. A larger message is sent alone, for which the limit is higher.
 _BATCH_BYTES = 512 << 10
-# While messages come: how often what was passed over is committed, too, and it is asked whether the end is reached.
+# While messages come: how often it is asked whether the end is reached.
 _LOOK_S = 1.0
 # Shorter pauses are not worth a wait.
 _PAUSE_S = 0.01
@@ -61,24 +63,27 @@ class Copier:
         self._producer = producer
         self._how = how
         self._stop = stop
-        self._sources: Sequence[MessageQueue] = consumer.queues(how["source"])
-        self._sent: dict[MessageQueue, int] = {}
         self._committed_s = self._begun_s = time.monotonic()
         self.copied = self.skipped = self.spooled = 0
 
-    def send(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Send copies of messages of one queue, in order; ends before the last of them when it is to stop, or when the queue
-        has gone to another member, which sends them.
+    def send(self, polled: PolledMessages, most: int | None = None) -> int:
+        """Send copies of messages of one queue, in order; returns how many of them are done. Ends before the last one when the
+        command is to stop, and when the queue was revoked, for its other messages are those of the next owner, also if that is
+        this command.
         """
-        rate = self._how["rate"]
-        for chunk in chunks(messages, UNDER_WAY if rate is None else max(1, min(UNDER_WAY, int(rate / 10)))):
+        rate, done = self._how["rate"], 0
+        for chunk in chunks(
+            polled.messages[:most], UNDER_WAY if rate is None else max(1, min(UNDER_WAY, int(rate / 10)))
+        ):
             self._pace(rate)
-            if self._stop.is_set() or chunk[0].queue not in self._consumer.assignment():
-                return
+            if self._stop.is_set() or not polled.stands:
+                break
             self._send(chunk)
-            self._sent[chunk[-1].queue] = chunk[-1].queue_offset + 1
+            done += len(chunk)
+            polled.finished(done)
             if time.monotonic() - self._committed_s >= COMMIT_S:
                 self.commit()
+        return done
 
     def _pace(self, rate: float | None) -> None:
         while rate is not None and not self._stop.is_set():
@@ -90,8 +95,10 @@ class Copier:
     def _send(self, chunk: Sequence[ReceivedMessage]) -> None:
         by_queue: dict[MessageQueue, list[ReceivedMessage]] = {}
         queues = self._producer.queues(self._how["destination"])
+        without_key = queue_for(chunk[0].queue, queues)
         for message in chunk:
-            by_queue.setdefault(self._queue(message, queues), []).append(message)
+            key = message.properties.get(Property.SHARDING_KEY)
+            by_queue.setdefault(by_hash(queues, key) if key else without_key, []).append(message)
         for queue, part in by_queue.items():
             self._send_to(queue, part)
 
@@ -114,15 +121,6 @@ class Copier:
             raise DecodeError(f"it cannot be decoded: {message.decode_error}")
         return copy_of(message, self._how["destination"], self._how["mark"])
 
-    def _queue(self, message: ReceivedMessage, queues: Sequence[MessageQueue]) -> MessageQueue:
-        if key := message.properties.get(Property.SHARDING_KEY):
-            return by_hash(queues, key)
-        source = message.queue
-        if source not in self._sources:  # the topic was widened
-            self._sources = self._consumer.queues(self._how["source"])
-        number = self._sources.index(source) if source in self._sources else source.queue_id
-        return queues[number % len(queues)]
-
     def _refused(self, message: ReceivedMessage, error: RocketMQError) -> None:
         if not self._how["skip_bad"]:
             raise type(error)(
@@ -133,19 +131,27 @@ class Copier:
         self.skipped += 1
 
     def commit(self) -> None:
-        """Commit behind the copies, all of which are acknowledged, but for queues that others have now: they may be further, and
-        have nothing to commit any more.
-        """
-        own = set(self._consumer.assignment())
-        if sent := {queue: offset for queue, offset in self._sent.items() if queue in own}:
-            self._consumer.commit(sent)
-        self._sent = {}
+        """Commit behind the copies, all of which are acknowledged, and behind messages that a filter passed over."""
+        self._consumer.commit()
         self._committed_s = time.monotonic()
 
-    def commit_all(self) -> None:
-        """The same when all that polls returned was sent: also behind messages that a filter passed over."""
-        self.commit()
-        self._consumer.commit()
+
+def queue_for(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """Return which of the destination's ``queues`` gets the copies of a source queue: the one at the same broker name with the
+    same id or, if there is none, one that broker name and id select. It does not depend on other source queues, which are not in
+    the route while their broker is away.
+    """
+    place = source.broker_name, source.queue_id
+    number = zlib.crc32(source.broker_name.encode()) + source.queue_id
+    return next((q for q in queues if (q.broker_name, q.queue_id) == place), queues[number % len(queues)])
+
+
+def moved(
+    sources: Sequence[MessageQueue], queues: Sequence[MessageQueue]
+) -> dict[MessageQueue, tuple[MessageQueue, MessageQueue]]:
+    """Return the source queues whose copies releases up to 0.1.0 sent to another queue, with that queue and the one of now."""
+    both = {source: (queues[place % len(queues)], queue_for(source, queues)) for place, source in enumerate(sources)}
+    return {source: (before, now) for source, (before, now) in both.items() if before != now}
 
 
 def chunks(messages: Sequence[ReceivedMessage], most: int) -> Iterator[list[ReceivedMessage]]:
@@ -214,8 +220,8 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     duplicates.
 
     Messages with a sharding key are copied to the queue that the hash of the key selects, in order per key. The other messages of
-    a queue are copied to one queue, in their order. A copy has the body, tags, keys, flag, properties and sharding key of the
-    original, and its own id and times.
+    a queue are copied to one queue, in their order: to the one at the same broker name with the same id, if there is one. A copy
+    has the body, tags, keys, flag, properties and sharding key of the original, and its own id and times.
     """
     source, destination = how["source"], how["destination"]
     how["to_options"] = read_secret_files(output, "--to-option", how["to_options"])
@@ -224,10 +230,15 @@ def copy(output: Output, /, target: Target, **how: Any) -> None:
     if _overlap(_place(to, destination), _place(target, source)):
         raise OptionError(f"{source} would be copied to itself", remedy="Name another topic, or --to-name-server")
     stop, begun_s = Latch(), time.monotonic()
+    reads, group = target.only("batch source"), how["group"]
+    copied = _copied(reads, group, source)  # before a new group gets the offsets at which it begins
     with subscribed(target, source, how) as consumer, to.producer() as producer:
+        changes = moved(list(copied), producer.queues(destination))
+        if changes := {queue: places for queue, places in changes.items() if copied[queue]}:
+            output.warning(_moved_text(group, changes))
         copier = Copier(consumer, producer, how, stop)
         with on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
-            _run(copier, consumer, target.only("batch source"), how, stop)
+            _run(copier, consumer, reads, how, stop)
         took_s = time.monotonic() - begun_s
     _say(output, copier, how, took_s)
     if stop.is_set():
@@ -281,23 +292,42 @@ def _plain(name: str) -> str:
 
 def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, Any], stop: Latch) -> None:
     """Until the ends that the queues have now, unless it is to follow; until ``count``, or ``stop``."""
+    from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
+
     ends = None if how["follow"] else _ends(target, how["source"])
     left, look = how["count"], Deadline.after(_LOOK_S)
     while not stop.is_set():
-        messages = consumer.poll(_POLL_S)
-        some = messages if left is None else messages[:left]
-        copier.send(some)
-        if stop.is_set() or len(some) < len(messages):
-            break  # not all that was polled is sent
-        left = None if left is None else left - len(some)
-        if left == 0:
+        polled = PolledMessages(consumer, _POLL_S)
+        done = copier.send(polled, left)
+        left = None if left is None else left - done
+        if left == 0 or stop.is_set():
             break
-        if not messages or look.expired:
-            copier.commit_all()
+        if not polled.messages or look.expired:
+            copier.commit()
             if ends is not None and _reached(target, how["group"], ends):
                 break
             look = Deadline.after(_LOOK_S)
     copier.commit()
+
+
+def _copied(target: Target, group: str, source: str) -> dict[MessageQueue, int | None]:
+    """Return the offsets that the group has of the source's queues, those of the environment."""
+    from rocketmq_spark.admin import deadline
+    from rocketmq_spark.cli.lag import own_group
+    from rocketmq_spark.queues.environment import Own, environment_of
+
+    client = target.client()
+    queues = Own(environment_of(target.options()))(client.routes.existing(source, 0.0).readable())
+    return client.brokers.committed(own_group(target, group), queues, deadline(client))
+
+
+def _moved_text(group: str, changes: Mapping[MessageQueue, tuple[MessageQueue, MessageQueue]]) -> str:
+    listed = "; ".join(f"{source} to {now}, before {before}" for source, (before, now) in changes.items())
+    return (
+        "Releases up to 0.1.0 chose the queues of copies by the order of the source's queues. If one of them copied for group "
+        f"{group} while the topics had the queues that they have now, later copies of these queues (but for messages with a "
+        f"sharding key) go to other queues than earlier ones: {listed}"
+    )
 
 
 def _ends(target: Target, source: str) -> dict[MessageQueue, int]:

@@ -121,11 +121,12 @@ def resend(
 ) -> None:
     """Resend dead letters of GROUP to the topics in which GROUP read them. Every group that reads these topics receives them.
 
-    The dead letters are kept. Each is sent as a new message with its tags, keys and properties, and with one more key: "dlq:" and
-    the id of the dead letter. If brokers find that key in the topic, the dead letter was resent before and is skipped, unless
-    --again is given. Dead letters that cannot be decoded or sent, or whose topic is unknown or does not exist, are reported and
-    skipped. The topic is unknown if GROUP reads both a topic and the dead letters of another group from that topic: --to-topic
-    then names the topic.
+    The dead letters are kept. Each is sent as a new message with its tags, keys and properties, and with one more key: "dlq:"
+    and the id of the dead letter. If brokers find that key in the topic, the dead letter was resent before and is skipped,
+    unless --again is given. Dead letters that cannot be decoded or sent, or whose topic is unknown or does not exist, are
+    reported and skipped. If no broker accepts one, the command fails: run it again later. It ignores onSendFailure=spool,
+    because the next command would not find messages that wait in a spool, and would send them again. The topic is unknown if
+    GROUP reads both a topic and the dead letters of another group from that topic: --to-topic then names the topic.
     """
     from rocketmq_spark.errors import RocketMQError
 
@@ -134,7 +135,7 @@ def resend(
     counts = {"sent": 0, "before": 0}
     refused: list[RocketMQError] = []
     find, missing = _finder(target), _missing(target)
-    with target.producer() as producer:
+    with _unspooled(output, target).producer() as producer:
         for letter in _letters(output, target, group, DeadLetterFilter(frozenset(keys), since, until)):
             message = replace(letter, topic=to_topic) if to_topic else letter
             row: dict[str, object] = {"topic": message.topic, "msgId": message.msg_id, "sent": really}
@@ -154,12 +155,24 @@ def resend(
                     _leave_out(output, row, text, result)
                     continue
                 row |= {"newMsgId": result.msg_id, "status": result.status.name}
-                text += f" as {result.msg_id}" + (" to the spool" if result.status.name == "SPOOLED" else "")
+                text += f" as {result.msg_id}"
             output.item(row, text)
             counts["sent" if before is None else "before"] += 1
     _say(output, counts["sent"], counts["before"], really)
     if refused:
         raise refused[0]
+
+
+def _unspooled(output: Output, target: Target) -> Target:
+    """Return the target without a spool. A letter that waits in a spool is not in its topic, so the next command would send it
+    again. Dead letters stay in their own topic until then.
+    """
+    from rocketmq_spark import options
+    from rocketmq_spark.session.spools import SPOOL_OPTIONS
+
+    if options.parse(target.given).on_send_failure == "spool":
+        output.warning("onSendFailure=spool is ignored: a dead letter that cannot be sent stays in its topic")
+    return target.without(SPOOL_OPTIONS)
 
 
 def _lacks(letter: ReceivedMessage) -> str | None:

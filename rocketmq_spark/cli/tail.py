@@ -5,7 +5,6 @@ consumer group, as lines of JSON.
 from __future__ import annotations
 
 import base64
-import contextlib
 import signal
 import sys
 import time
@@ -23,10 +22,11 @@ from rocketmq_spark.cli.command import TIMES, CliCommand, SendingCommand, start_
 from rocketmq_spark.cli.connection import Target, connected
 from rocketmq_spark.cli.numbers import FloatRange, IntRange
 from rocketmq_spark.cli.output import Json, Output
-from rocketmq_spark.errors import OffsetError, OptionError
+from rocketmq_spark.errors import OptionError
 
 if TYPE_CHECKING:
     from rocketmq_spark.cli.reading import TopicReader
+    from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
     from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
     from rocketmq_spark.pull.answers import Cause
     from rocketmq_spark.session.consumers import PullConsumer
@@ -292,15 +292,17 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
     least once: if the command is killed, the last lines may come again. Lines that the reader of a pipe did not read are not
     printed again; use --count instead of `| head`.
     """
+    from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
+
     if sys.stdout is None:
         raise OptionError("standard output is closed: messages would be consumed and printed nowhere")
     lines, left, stop = Json(), how["count"], Latch()
     with subscribed(target, topic, how) as consumer, on_signals(stop.set, signal.SIGINT, signal.SIGTERM):
         last_s = time.monotonic()
         while not stop.is_set() and (left is None or left > 0):
-            messages = consumer.poll(_POLL_S if idle_s is None else min(_POLL_S, idle_s))
-            now_s = time.monotonic()
-            _print(lines, consumer, messages, left)
+            polled = PolledMessages(consumer, _POLL_S if idle_s is None else min(_POLL_S, idle_s))
+            messages, now_s = polled.messages, time.monotonic()
+            _print(lines, consumer, polled, left)
             left = None if left is None else left - len(messages)
             if not messages and idle_s is not None and now_s - last_s >= idle_s:
                 return
@@ -309,18 +311,14 @@ def consume(output: Output, /, target: Target, topic: str, idle_s: float | None,
         raise KeyboardInterrupt
 
 
-def _print(lines: Json, consumer: PullConsumer, messages: list[ReceivedMessage], most: int | None) -> None:
+def _print(lines: Json, consumer: PullConsumer, polled: PolledMessages, most: int | None) -> None:
     """Print ``most`` messages of one queue, and commit how far all queues are: one in which nothing came has an offset, too.
 
     Also what was written before the pipe closed is committed.
     """
-    written = 0
     try:
-        for message in messages[:most]:
+        for written, message in enumerate(polled.messages[:most], 1):
             lines.item({**document(message), "reconsumeTimes": message.reconsume_times}, "")
-            written += 1
+            polled.finished(written)
     finally:
-        if written < len(messages):
-            with contextlib.suppress(OffsetError):  # another member has the queue meanwhile
-                consumer.seek(messages[written].queue, messages[written].queue_offset)
         consumer.commit()

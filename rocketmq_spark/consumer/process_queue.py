@@ -240,18 +240,28 @@ class CachedOffsets:
 
 
 class ProcessQueue(CachedOffsets):
-    """The unfinished messages of ``queue``, and what becomes of those of a listener's call. Results of a ``dropped`` queue are
-    ignored.
+    """The unfinished messages of ``queue``, and what becomes of those of a listener's call.
+
+    A ``dropped`` queue is neither pulled nor passed to a listener. It is locked until the call of an ordered listener that has
+    messages of it ends, so that call still moves the offset, unless the queue was ``released`` before. Concurrent calls do not:
+    their queue is released at once.
     """
 
     def __init__(self, queue: MessageQueue, now_ms: int = 0) -> None:
         super().__init__()
         self.queue = queue
         self.dropped = False
+        self.released = False
+        self.dropped_ms = 0  # by the clock of leases
         self.last_pull_ms = now_ms
         self.end_ms = now_ms  # when a broker said at last where it ends
         self.last_consume_ms = now_ms
         self.lock = QueueLock()
+
+    def drop(self, now_ms: int) -> None:
+        """Pass no more messages to a listener. Times are those of ``Timer.lease_ms``; the first one counts."""
+        if not self.dropped:
+            self.dropped, self.dropped_ms = True, now_ms
 
     def size_of(self, messages: Sequence[Any]) -> int:
         """The number of messages in what ``put`` takes."""

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _OF_SPOOL = ("spool_dir", "spool_sync", "spool_max_bytes")
+SPOOL_OPTIONS = ("on_send_failure", *_OF_SPOOL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import subprocess
 import uuid
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,13 +19,14 @@ from rocketmq_spark.cli import tail
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.output import Json
-from rocketmq_spark.errors import OffsetError
+from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.admin import OffsetChange
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.session import consumers
 from tests.cli.conftest import COMMAND, documents
 from tests.cli.test_tail import MESSAGE
+from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, made
 from tests.helpers import awaited, total
 
 
@@ -106,17 +106,21 @@ def test_a_queue_that_is_added_later_begins_where_it_is_said(monkeypatch):
     assert asked == [options, ("t", "a", None)], "not the topic and the group of another"
 
 
-def test_a_queue_that_another_member_has_meanwhile_is_no_failure_and_the_others_are_committed(capsys):
-    did = []
-
-    def seek(queue, offset):
-        did.append((queue, offset))
-        raise OffsetError("is not assigned")
-
-    second = replace(MESSAGE, queue_offset=8)
-    tail._print(Json(), SimpleNamespace(seek=seek, commit=lambda: did.append("commit")), [MESSAGE, second], 1)
-    assert [row["queueOffset"] for row in documents(capsys.readouterr().out)] == [7]
-    assert did == [(MESSAGE.queue, 8), "commit"]
+@pytest.mark.parametrize(("back", "committed"), [([A, B], 6), ([B], 6), (None, 1)])
+def test_a_queue_that_moves_while_lines_are_written_is_no_failure_and_stays_where_others_are(capsys, back, committed):
+    """A pipe may block for minutes. What is left of a poll must take the group back to its offset only where the queue stayed."""
+    brokers = FakeMember([A, B], 4)
+    with made(brokers, auto_commit=False) as consumer:
+        consumer.assign([A])
+        polled = PolledMessages(consumer, AT_ONCE)
+        if back is not None:
+            consumer.assign([B])
+            brokers.stored[A] = 6
+            brokers.high[A] = 6
+            consumer.assign(back)
+        tail._print(Json(), consumer, polled, 1)
+        assert [row["queueOffset"] for row in documents(capsys.readouterr().out)] == [0]
+        assert brokers.stored[A] == committed
 
 
 def test_tags(rocketmq, run, filled, group):
@@ -176,7 +180,8 @@ def test_what_comes_before_the_time_of_idle_is_over_begins_it_anew(monkeypatch):
         at_s[0], messages = next(polls)
         return messages
 
-    consumer = SimpleNamespace(poll=poll, commit=lambda: None)
+    polls_of = SimpleNamespace(given=True, given_up_to=None)
+    consumer = SimpleNamespace(poll=poll, commit=lambda: None, _polls=polls_of)
     monkeypatch.setattr(tail, "subscribed", lambda *given: nullcontext(consumer))
     monkeypatch.setattr(tail, "time", SimpleNamespace(monotonic=lambda: at_s[0]))
     done = CliRunner().invoke(app, ["consume", "t", "--group", "g", "--idle", "5", "--name-server", "127.0.0.1:1"])

@@ -8,24 +8,30 @@ import subprocess
 import threading
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from rocketmq_spark import Admin, Message, Producer
 from rocketmq_spark.cli import copy as copying
+from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
-from rocketmq_spark.cli.copy import Copier, chunks, copy_of
+from rocketmq_spark.cli.copy import Copier, chunks, copy_of, moved, queue_for
 from rocketmq_spark.cli.output import Json, Text
+from rocketmq_spark.consumer.pull import pull_consumer
+from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError, SendFailed
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, SendResult
 from rocketmq_spark.model.send import SendStatus
 from rocketmq_spark.queues.selection import by_hash
 from rocketmq_spark.wire.messages import decode_messages
 from tests.cli.conftest import COMMAND, documents
+from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, made
 from tests.decode.fetching import stored as on_disk
 from tests.decode.fetching import text
 from tests.helpers import stored, total
@@ -48,17 +54,25 @@ class Cluster:
         self.refuse: dict[bytes, Exception] = {}
         self.fail: set[bytes] = set()
         self.status = SendStatus.SEND_OK
-        self.own = list(SOURCE)
+        self.finished: dict[MessageQueue, int] = {}
         self.now = 0.0
         monkeypatch.setattr(copying.time, "monotonic", lambda: self.now)
 
     def copier(self, **how: Any) -> Copier:
-        consumer: Any = SimpleNamespace(queues=lambda topic: SOURCE, commit=self.commit, assignment=lambda: self.own)
         given = {"source": "src", "destination": "dst", "rate": None, "mark": None, "skip_bad": False, **how}
-        return Copier(consumer, self, given, threading.Event())  # type: ignore[arg-type]
+        return Copier(self, self, given, threading.Event())  # type: ignore[arg-type]
 
-    def commit(self, offsets: dict[MessageQueue, int] | None = None) -> None:
-        self.log.append(("commit", None if offsets is None else dict(offsets)))
+    def polled(self, *messages: ReceivedMessage) -> Any:
+        """What a poll returned; ``finished`` moves what ``commit`` records."""
+
+        def finished(count: int) -> None:
+            self.finished[messages[0].queue] = messages[count - 1].queue_offset + 1
+
+        return SimpleNamespace(messages=list(messages), finished=finished, stands=True)
+
+    def commit(self) -> None:
+        self.log.append(("commit", self.finished))
+        self.finished = {}
 
     def queues(self, topic: str) -> list[MessageQueue]:
         return TARGET
@@ -81,48 +95,152 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(monkeypatch)
 
 
+FEW = [MessageQueue("dst", "broker-a", n) for n in range(4)]
+
+
+def test_a_queue_keeps_its_destination_when_others_come_and_go() -> None:
+    """A broker that is stopped is not in the route, and a topic that is widened has more queues before the others."""
+    sources = [MessageQueue("src", name, n) for name in ("broker-a", "broker-b", "broker-c") for n in range(4)]
+    chosen = {source: queue_for(source, FEW) for source in sources}
+    assert {chosen[MessageQueue("src", "broker-a", n)] for n in range(4)} == set(FEW)
+    assert {chosen[MessageQueue("src", "broker-b", n)] for n in range(4)} == set(FEW)
+    assert chosen[MessageQueue("src", "broker-b", 0)] != chosen[MessageQueue("src", "broker-c", 0)]
+    assert chosen[MessageQueue("src", "broker-b", 0)].queue_id == 2  # what is stored must go on like that
+
+
+def test_a_queue_keeps_its_broker_and_id_where_the_destination_has_them() -> None:
+    """Also when another broker is away, which the same cluster's destination lacks then, too, or either topic is widened."""
+    queues = [MessageQueue("dst", name, n) for name in ("broker-a", "broker-b") for n in range(3)]
+    for there in (queues, queues[3:], [*queues, MessageQueue("dst", "broker-b", 3)]):
+        assert queue_for(MessageQueue("src", "broker-b", 1), there) == queues[4]
+    assert moved([MessageQueue("src", q.broker_name, q.queue_id) for q in queues], queues) == {}
+
+
+def test_what_earlier_releases_sent_elsewhere_is_listed() -> None:
+    """They took the place of the queue in the route."""
+    sources = [MessageQueue("src", name, n) for name in ("broker-a", "broker-c") for n in range(2)]
+    assert moved(sources, FEW) == {sources[2]: (FEW[2], FEW[0]), sources[3]: (FEW[3], FEW[1])}
+    assert moved(sources[:2], FEW) == {}
+
+
+def test_a_group_that_copied_before_is_told_before_the_first_message_which_queues_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only of queues of which it may have copied something: a new group begins at their first messages."""
+    sources = [MessageQueue("src", "broker-c", n) for n in range(3)]
+    offsets = {sources[0]: 7, sources[1]: 0, sources[2]: None}
+    monkeypatch.setattr(Target, "producer", lambda target: nullcontext(SimpleNamespace(queues=lambda topic: FEW[1:])))
+    monkeypatch.setattr(copying, "_place", lambda target, topic: {(topic, topic, None)})
+    monkeypatch.setattr(copying, "_copied", lambda target, group, source: offsets)
+    monkeypatch.setattr(copying, "subscribed", lambda *given: nullcontext(SimpleNamespace()))
+    monkeypatch.setattr(copying, "_run", lambda *given: print("the first message"))
+    words = ["copy", "src", "dst", "--group", "g", "--name-server", "127.0.0.1:1"]
+    said = CliRunner().invoke(app, words).output
+    assert "If one of them copied for group g while the topics had the queues that they have now, later" in " ".join(
+        said.split()
+    )
+    assert "src/broker-c/0 to dst/broker-a/2, before dst/broker-a/1" in " ".join(said.split())
+    assert said.index("broker-c/0") < said.index("the first message")
+    assert "broker-c/1" not in said
+    assert "broker-c/2" not in said
+    offsets[sources[0]] = None
+    assert "copied for group" not in CliRunner().invoke(app, words).output
+
+
 def test_queues_keep_their_order_and_offsets_follow_acknowledgements(cluster: Cluster) -> None:
     copier = cluster.copier()
-    copier.send([message(n, 1) for n in range(3)])
-    copier.send([message(n, 2) for n in range(2)])
+    assert copier.send(cluster.polled(*(message(n, 1) for n in range(3)))) == 3
+    copier.send(cluster.polled(*(message(n, 2) for n in range(2))))
     assert cluster.log == [(1, 0, 1, 2), (0, 0, 1)]
     copier.commit()
     assert cluster.log[2:] == [("commit", {SOURCE[1]: 3, SOURCE[2]: 2})]
-    copier.commit()  # nothing is new
-    copier.commit_all()
-    assert cluster.log[3:] == [("commit", None)]
-    copier.send([message(3, 1)])
-    copier.commit_all()
-    copier.commit()  # nothing is left that would go back behind what a filter passed over
-    assert cluster.log[4:] == [(1, 3), ("commit", {SOURCE[1]: 4}), ("commit", None)]
-    assert copier.copied == 6
+    assert copier.send(cluster.polled(*(message(n, 1) for n in range(3, 6))), 2) == 2
+    copier.commit()
+    assert cluster.log[3:] == [(1, 3, 4), ("commit", {SOURCE[1]: 5})]
+    assert copier.copied == 7
 
 
-def test_a_queue_that_another_member_has_now_is_left_to_it(cluster: Cluster) -> None:
-    """It has copied more, and committed that: an offset that goes back would stay so, and neither command would end."""
+def test_the_rest_of_a_queue_that_was_revoked_is_left_to_its_next_owner(cluster: Cluster) -> None:
     copier = cluster.copier(rate=20.0)  # two at a time
     cluster.now = copier._committed_s = 10.0
-    copier.send([message(0), message(1)])
-    copier.send([message(0, 1)])
-    send_batch = cluster.send_batch
+    send_batch, polled = cluster.send_batch, cluster.polled(*(message(n) for n in range(6)))
 
     def moved(messages: Sequence[Message], queue: MessageQueue) -> SendResult:
-        result = send_batch(messages, queue)
-        cluster.own.remove(SOURCE[0])
-        return result
+        polled.stands = b"2" not in {one.body for one in messages}
+        return send_batch(messages, queue)
 
     cluster.send_batch = moved  # type: ignore[method-assign]
-    copier.send([message(n) for n in range(2, 6)])
-    copier.commit()
-    assert cluster.log == [(0, 0, 1), (1, 0), (0, 2, 3), ("commit", {SOURCE[1]: 1})]
+    assert copier.send(polled) == 4
+    assert cluster.log == [(0, 0, 1), (0, 2, 3)]
+
+
+class Consuming(Cluster):
+    """With the consumer of the command, over queues in memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self.brokers = FakeMember([A, B], 6)
+        self.consumer = made(self.brokers, auto_commit=False)
+        self.consumer.assign([A])
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def run(self, most: int | None = None) -> None:
+        """Copy until there is nothing more, two messages at a time."""
+        copier = self.copier(rate=20.0)
+        copier._stop.wait = lambda seconds: setattr(self, "now", self.now + seconds)  # type: ignore[method-assign, assignment, func-returns-value]
+        copier._consumer = self.consumer  # type: ignore[assignment]
+        while copier.send(PolledMessages(self.consumer, AT_ONCE), most):
+            copier.commit()
+
+    def send_batch(self, messages: Sequence[Message], queue: MessageQueue) -> SendResult:
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        return super().send_batch(messages, queue)
+
+
+@pytest.mark.parametrize("others", [4, 6])
+def test_a_queue_that_comes_back_while_a_send_blocks_goes_on_where_others_are(
+    monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """The offset must not go back behind what another command copied, and what that copied is not sent again."""
+    cluster = Consuming(monkeypatch)
+
+    def lost_and_regained() -> None:
+        cluster.consumer.assign([B])
+        cluster.brokers.stored[A] = others
+        cluster.brokers.commits.clear()
+        cluster.consumer.assign([A])
+
+    cluster.meanwhile = lost_and_regained
+    cluster.run()
+    assert cluster.log == [(1, 0, 1), *[(1, 4, 5)][: 6 - others]]
+    assert [commit[A] for commit in cluster.brokers.commits if A in commit] == [6] * (others < 6)
+    assert cluster.brokers.stored[A] == 6
+
+
+def test_an_operators_reset_while_a_send_blocks_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit of what was sent since would replace it."""
+    cluster = Consuming(monkeypatch)
+    cluster.meanwhile = lambda: cluster.consumer._polls.reset({A: 5})
+    cluster.run()
+    assert cluster.log == [(1, 0, 1), (1, 5)]
 
 
 def test_it_commits_now_and_then(cluster: Cluster) -> None:
     copier = cluster.copier()
-    copier.send([message(0)])
+    copier.send(cluster.polled(message(0)))
     cluster.now += copying.COMMIT_S
-    copier.send([message(1)])
+    copier.send(cluster.polled(message(1)))
     assert cluster.log == [(0, 0), (0, 1), ("commit", {SOURCE[0]: 2})]
+
+
+def running(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, copier: Copier, poll: Callable[[], list[ReceivedMessage]]
+) -> None:
+    how = {"source": "src", "group": "g", "count": None, "follow": False}
+    monkeypatch.setattr(pull_consumer, "PolledMessages", lambda *asked: cluster.polled(*poll()))
+    monkeypatch.setattr(copying, "_ends", lambda *asked: {})
+    copying._run(copier, SimpleNamespace(), SimpleNamespace(), how, copier._stop)  # type: ignore[arg-type]
 
 
 def test_it_ends_where_one_queue_has_nothing_that_is_wanted_and_another_never_rests(
@@ -131,24 +249,21 @@ def test_it_ends_where_one_queue_has_nothing_that_is_wanted_and_another_never_re
     """Only a commit of all that polls went over says that the first is done, and no poll comes back empty."""
     copier, polls = cluster.copier(), iter(range(100))
 
-    def poll(timeout_s: float) -> list[ReceivedMessage]:
+    def poll() -> list[ReceivedMessage]:
         cluster.now += 0.1
         return [message(next(polls))]
 
-    monkeypatch.setattr(copying, "_ends", lambda *asked: {})
-    monkeypatch.setattr(copying, "_reached", lambda *asked: ("commit", None) in cluster.log)
-    how = {"source": "src", "group": "g", "count": None, "follow": False}
-    consumer: Any = SimpleNamespace(poll=poll)
-    copying._run(copier, consumer, SimpleNamespace(), how, threading.Event())  # type: ignore[arg-type]
+    monkeypatch.setattr(copying, "_reached", lambda *asked: cluster.log[-1][0] == "commit")
+    running(cluster, monkeypatch, copier, poll)
     assert 0 < copier.copied < 100
 
 
 def test_what_fails_is_not_committed(cluster: Cluster) -> None:
     copier = cluster.copier()
-    copier.send([message(0)])
+    copier.send(cluster.polled(message(0)))
     cluster.fail = {b"2"}
     with pytest.raises(SendFailed):
-        copier.send([message(n) for n in (1, 2, 3)])
+        copier.send(cluster.polled(*(message(n) for n in (1, 2, 3))))
     copier.commit()
     assert cluster.log == [(0, 0), ("commit", {SOURCE[0]: 1})]
 
@@ -157,10 +272,10 @@ def test_what_fails_is_not_committed(cluster: Cluster) -> None:
 def test_of_a_batch_that_is_refused_the_wrong_message_is_named_or_left_out(cluster: Cluster, kind: Any) -> None:
     cluster.refuse = {b"1": kind("the message is illegal", remark="no")}
     with pytest.raises(kind, match=r"src/broker-a/0 offset 1 cannot be copied.*: no. Use --skip-bad"):
-        cluster.copier().send([message(n) for n in range(3)])
+        cluster.copier().send(cluster.polled(*(message(n) for n in range(3))))
     cluster.log.clear()
     copier = cluster.copier(skip_bad=True)
-    copier.send([message(n) for n in range(3)])
+    copier.send(cluster.polled(*(message(n) for n in range(3))))
     assert (cluster.log, copier.copied, copier.skipped) == ([(0, 0), (0, 2)], 2, 1)
 
 
@@ -168,9 +283,9 @@ def test_copies_that_went_to_the_spool_are_counted_and_told(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copier = cluster.copier()
-    copier.send([message(0)])
+    copier.send(cluster.polled(message(0)))
     cluster.status = SendStatus.SPOOLED
-    copier.send([message(n) for n in (1, 2)])
+    copier.send(cluster.polled(*(message(n) for n in (1, 2))))
     copying._say(Text(), copier, {"source": "src", "destination": "dst"}, 1.0)
     told = capsys.readouterr()
     assert told.out == "Copied 3 messages from src to dst in 1.0 s; 2 of them went to the spool\n"
@@ -182,16 +297,17 @@ def test_copies_that_went_to_the_spool_are_counted_and_told(
 def test_a_message_that_cannot_be_decoded_is_an_error_or_left_out(cluster: Cluster) -> None:
     bad = replace(message(1), decode_error="its body does not match its CRC")
     with pytest.raises(DecodeError, match="offset 1 cannot be copied: it cannot be decoded: its body"):
-        cluster.copier().send([message(0), bad])
+        cluster.copier().send(cluster.polled(message(0), bad))
     copier = cluster.copier(skip_bad=True)
-    copier.send([bad])
+    copier.send(cluster.polled(bad))
     assert copier.skipped == 1
 
 
 def test_messages_of_a_sharding_key_go_to_its_queue_in_their_order(cluster: Cluster) -> None:
     """They were sent without waiting for one another, and brokers with several threads stored them in another order."""
     copier = cluster.copier()
-    copier.send([message(0), *(message(n, __SHARDINGKEY="ab"[n % 2]) for n in range(1, 6)), message(6)])
+    keyed = (message(n, __SHARDINGKEY="ab"[n % 2]) for n in range(1, 6))
+    copier.send(cluster.polled(message(0), *keyed, message(6)))
     even, odd = by_hash(TARGET, "a").queue_id, by_hash(TARGET, "b").queue_id
     assert (even, odd) == (1, 0)
     assert cluster.log == [(0, 0, 1, 3, 5, 6), (1, 2, 4)]
@@ -202,9 +318,9 @@ def test_messages_of_a_sharding_key_go_to_its_queue_in_their_order(cluster: Clus
 def test_a_message_with_a_sharding_key_that_fails_is_not_committed(cluster: Cluster) -> None:
     copier = cluster.copier()
     cluster.fail = {b"1"}
-    copier.send([message(0)])
+    copier.send(cluster.polled(message(0)))
     with pytest.raises(SendFailed):
-        copier.send([message(1, __SHARDINGKEY="k")])
+        copier.send(cluster.polled(message(1, __SHARDINGKEY="k")))
     copier.commit()
     assert cluster.log == [(0, 0), ("commit", {SOURCE[0]: 1})]
 
@@ -212,14 +328,16 @@ def test_a_message_with_a_sharding_key_that_fails_is_not_committed(cluster: Clus
 def test_it_stops_between_messages(cluster: Cluster) -> None:
     """What a poll returned and was not sent is not committed."""
     copier = cluster.copier()
-    copier.send([message(0)])
+    copier.send(cluster.polled(message(0)))
     copier._stop.set()
-    copier.send([message(1)])
+    copier.send(cluster.polled(message(1)))
     copier.commit()
     assert cluster.log == [(0, 0), ("commit", {SOURCE[0]: 1})]
 
 
-def test_what_was_polled_and_not_sent_when_ctrl_c_came_is_left_to_the_next_command(cluster: Cluster) -> None:
+def test_what_was_polled_and_not_sent_when_ctrl_c_came_is_left_to_the_next_command(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Long after the last look, when all that polls returned is committed otherwise."""
     copier, send_batch = cluster.copier(rate=20.0), cluster.send_batch  # two at a time
 
@@ -229,10 +347,8 @@ def test_what_was_polled_and_not_sent_when_ctrl_c_came_is_left_to_the_next_comma
         return send_batch(messages, queue)
 
     cluster.send_batch = interrupted  # type: ignore[method-assign]
-    consumer: Any = SimpleNamespace(poll=lambda timeout_s: [message(n) for n in range(6)])
-    how = {"source": "src", "group": "g", "count": None, "follow": True}
-    copying._run(copier, consumer, SimpleNamespace(), how, copier._stop)  # type: ignore[arg-type]
-    assert cluster.log == [(0, 0, 1), ("commit", {SOURCE[0]: 2})]
+    running(cluster, monkeypatch, copier, lambda: [message(n) for n in range(6)])
+    assert cluster.log == [(0, 0, 1), ("commit", {SOURCE[0]: 2}), ("commit", {})]
 
 
 def test_a_rate_is_kept(cluster: Cluster) -> None:
@@ -245,7 +361,7 @@ def test_a_rate_is_kept(cluster: Cluster) -> None:
         return False
 
     copier._stop.wait = wait  # type: ignore[method-assign, assignment]
-    copier.send([message(n) for n in range(100)])
+    copier.send(cluster.polled(*(message(n) for n in range(100))))
     assert 1.85 < cluster.now < 2.0
     assert [entry for entry in cluster.log if entry[0] == "commit"]  # also in the midst of a poll
     assert max(len(entry) for entry in cluster.log) == 6  # a tenth of a second at once

@@ -6,6 +6,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +23,10 @@ from rocketmq_spark.cli.message import DeadLetterFilter, _copy
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.errors import AccessDenied, CallTimeout, OptionError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.model import Message, SendResult
-from rocketmq_spark.model.send import SendStatus
+from rocketmq_spark.model import Message
+from rocketmq_spark.model.admin import GROUP
 from rocketmq_spark.options import parse
+from rocketmq_spark.session import producers
 from tests.cli.conftest import documents
 from tests.cli.test_tail import MESSAGE
 from tests.helpers import awaited, stored_now, total
@@ -218,12 +220,39 @@ def test_a_topic_that_is_not_writable_is_of_its_letters_alone() -> None:
         message._sent(producer, MESSAGE)
 
 
-def test_letters_that_went_to_the_spool_are_told(run: Run, dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = SendResult(SendStatus.SPOOLED, "ID", None, None)
-    monkeypatch.setattr(message, "_sent", lambda producer, letter: kept)
-    assert run("dlq", "resend", dead, "--yes").stdout.count(" as ID to the spool\n") == 2
-    told = documents(run("dlq", "resend", dead, "--yes", "--json").stdout)
-    assert [one["status"] for one in told] == ["SPOOLED"] * 2
+def test_letters_do_not_go_to_a_spool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From there they were not in their topic, and the next command sent them once more."""
+    given: list[dict[str, object]] = []
+    letter = replace(MESSAGE, topic="orders")
+
+    def send(*asked: object, **how: object) -> None:
+        raise CallTimeout("no answer in time")
+
+    def made(**options: object) -> Any:
+        given.append(options)
+        return nullcontext(SimpleNamespace(send=send))
+
+    monkeypatch.setattr(producers, "Producer", made)
+    monkeypatch.setattr(message, "_letters", lambda *asked: [letter])
+    monkeypatch.setattr(message, "_finder", lambda target: lambda letter: None)
+    monkeypatch.setattr(message, "_missing", lambda target: lambda topic: None)
+    words = [
+        "dlq",
+        "resend",
+        "g",
+        "--yes",
+        "-n",
+        "127.0.0.1:1",
+        "-o",
+        "onSendFailure=spool",
+        "-o",
+        "spool_dir=work",
+        "-o",
+    ]
+    done = CliRunner().invoke(app, [*words, "spoolSync=batch", "-o", "sendTimeout=1s"])
+    assert (done.exit_code, "no answer in time" in done.output) == (1, True), done.output
+    assert "onSendFailure=spool is ignored" in done.output
+    assert given == [{"group": GROUP, "name_server": "127.0.0.1:1", "send_timeout": "1s"}]
 
 
 def test_two_letters_of_one_id_and_other_topics_are_two(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def started(group: GroupBench, listener: Any = None, **how: Any) -> Any:
 
 
 @contextmanager
-def hanging(group: GroupBench, *bodies: bytes) -> Iterator[tuple[BaseConsumer, Callable[[], None]]]:
+def hanging(group: GroupBench, *bodies: bytes, **how: Any) -> Iterator[tuple[BaseConsumer, Callable[[], None]]]:
     """A member whose listener has the first message of b:0 and does not come back, and what lets it come back."""
     inside, free = threading.Event(), threading.Event()
 
@@ -46,7 +46,7 @@ def hanging(group: GroupBench, *bodies: bytes) -> Iterator[tuple[BaseConsumer, C
             thread.join(60)
             assert not thread.is_alive()
 
-    consumer, _ = started(group, listener)
+    consumer, _ = started(group, listener, **how)
     threads = group.workers[0].threads = []
     group.brokers.send(q("b:0"), *bodies)
     group.time.advance(0.1)
@@ -297,9 +297,95 @@ def test_4_18_a_queue_changes_hands_only_when_its_listener_is_through(group: Gro
         go_on()
         group.time.advance(2.1)
         assert group.owned(second) == ALL[2:]
-    # The first one gets no more of it; what it had finished when the queue was not its own any more is not counted.
-    assert [who for who, _, _ in group.got] == ["m1", "m2", "m2"]
-    assert group.bodies() == [b"one", b"one", b"two"]
+    # The first one gets no more of it, and the second one begins behind what the first one finished under its lock.
+    assert group.got == [("m1", b"one", 0), ("m2", b"two", 0)]
+
+
+@pytest.mark.parametrize("clustering", [True, False])
+def test_a_queue_that_goes_and_comes_back_while_its_listener_works_repeats_nothing(
+    group: GroupBench, tmp_path: Path, clustering: bool
+) -> None:
+    """A topic is shrunk and widened again. Java repeats the message of that call."""
+    b = q("b:0")
+    with hanging(group, b"one", b"two", clustering=clustering, offsets_folder=tmp_path) as (consumer, go_on):
+        group.brokers.topics["T"] = [queue for queue in ALL if queue != b]
+        old = consumer._running.held.queues[b]
+        while not old.dropped:
+            group.time.advance(1)
+        group.time.advance(8)
+        assert (old.released, group.brokers.locks.get(b)) == (False, "m1" if clustering else None)
+        go_on()
+        group.workers[0].threads = None
+        group.time.advance(2)
+        assert b not in consumer._running.held.queues
+        group.brokers.topics["T"] = ALL
+        group.time.advance(25)
+    assert (group.bodies(), old.released) == ([b"one", b"two"], True)
+
+
+def test_a_revoked_queue_waits_for_its_listener_although_its_last_lock_was_long_ago(group: GroupBench) -> None:
+    """Else two members would have it when a rebalance comes shortly before the next renewal."""
+    b = q("b:0")
+    with hanging(group, b"one", b"two") as (consumer, go_on):
+        lock, lease_ms = consumer._running.held.queues[b].lock, consumer._running._ownership._lease_ms
+        while lease_ms() - (lock.granted_ms or 0) < 18_000:
+            group.time.advance(0.5)
+        second, _ = started(group)
+        group.time.advance(4)
+        assert lease_ms() - (lock.granted_ms or 0) > 20_000
+        assert (group.brokers.locks[b], group.bodies()) == ("m1", [b"one"])
+        go_on()
+        group.time.advance(2.1)
+    assert (group.owned(second), group.bodies()) == (ALL[2:], [b"one", b"two"])
+
+
+def test_a_call_that_ends_without_the_lock_stores_nothing(group: GroupBench) -> None:
+    """The broker was restarted and gave the lock of a revoked queue to another member, which is further."""
+    b = q("b:0")
+    with hanging(group, b"one", b"two") as (consumer, go_on):
+        started(group)
+        assert consumer._running.held.queues[b].dropped
+        group.brokers.connections["b"] = 2
+        group.brokers.locks[b] = "another"
+        group.brokers.offsets[b] = 2
+        go_on()
+        group.time.advance(10)
+        assert group.brokers.offsets[b] == 2
+
+
+def test_a_call_that_ends_after_its_queue_moved_and_came_back_changes_nothing(group: GroupBench) -> None:
+    """It hung so long that another member got the queue, finished more of it, and left."""
+    b = q("b:0")
+    with hanging(group, b"one", b"two") as (consumer, go_on):
+        second, _ = started(group)
+        group.time.advance(30)
+        assert group.bodies() == [b"one", b"one", b"two"]
+        second.stop()
+        group.time.advance(5)
+        assert (consumer._running.held.queues[b].dropped, group.brokers.offsets[b]) == (False, 2)
+        go_on()
+        group.workers[0].threads = None
+        group.time.advance(10)
+        assert (group.brokers.offsets[b], consumer._running.held.offsets.get(b)) == (2, 2)
+    assert len(group.got) == 3
+
+
+def test_a_call_that_ends_while_its_queue_is_released_stores_nothing(group: GroupBench, monkeypatch) -> None:
+    """Between the last commit and the end of the release, the next owner may lock the queue and be further."""
+    b = q("b:0")
+    with hanging(group, b"one", b"two") as (consumer, go_on):
+        running = consumer._running
+        unlock = running._port.unlock
+
+        def slow(group_name: str, queues: Any, deadline: Any) -> None:
+            unlock(group_name, queues, deadline)
+            group.brokers.offsets[b] = 2
+            go_on()
+            running._store.persist(deadline)
+
+        monkeypatch.setattr(running._port, "unlock", slow)
+        consumer.stop(0.1)
+    assert group.brokers.offsets[b] == 2
 
 
 @pytest.mark.parametrize("how", ["reset", "repair", "reset, hangs for long"])

@@ -14,7 +14,7 @@ import pytest
 
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer, PolledMessages
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import (
@@ -96,6 +96,57 @@ def test_what_a_poll_gave_is_committed_by_a_later_one(fake: FakeMember, consumer
     assert fake.commits == [{A: 0}, {A: 32}]
     consumer.close()
     assert fake.commits == [{A: 0}, {A: 32}, {A: 40}]
+
+
+def test_of_a_poll_only_what_is_finished_is_committed_and_the_rest_comes_again(
+    fake: FakeMember, consumer: BasePullConsumer
+) -> None:
+    fake.add(A, 4)
+    consumer.assign([A])
+    polled = PolledMessages(consumer, AT_ONCE)
+    for count in (0, 1, 3):
+        assert polled.stands
+        polled.finished(count)
+        consumer.commit()
+        assert fake.stored[A] == count
+    polled = PolledMessages(consumer, AT_ONCE)
+    assert bodies(polled.messages) == [3]
+    polled.finished(1)
+    consumer.commit()
+    assert fake.stored[A] == 4
+    assert PolledMessages(consumer, AT_ONCE).messages == []
+
+
+def test_of_a_large_answer_no_more_is_finished_than_the_poll_returned(
+    fake: FakeMember, consumer: BasePullConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "PORTION_BYTES", 1)
+    fake.add(A, 3)
+    consumer.assign([A])
+    polled = PolledMessages(consumer, AT_ONCE)
+    polled.finished(1)
+    consumer.commit()
+    assert (bodies(polled.messages), fake.stored[A]) == ([0], 1)
+    assert bodies(consumer.poll(AT_ONCE)) == [1]
+
+
+@pytest.mark.parametrize("event", ["revoked", "regained", "sought"])
+def test_what_was_polled_before_its_queue_moved_changes_no_offset(
+    fake: FakeMember, consumer: BasePullConsumer, event: str
+) -> None:
+    fake.add(A, 4)
+    consumer.assign([A])
+    polled = PolledMessages(consumer, AT_ONCE)
+    if event == "sought":
+        consumer.seek(A, 3)
+    else:
+        consumer.assign([B])
+        fake.stored[A] = 3
+        consumer.assign([A, B] if event == "regained" else [B])
+    assert not polled.stands
+    polled.finished(2)
+    consumer.commit()
+    assert fake.stored[A] == 3
 
 
 def test_what_becomes_large_comes_in_several_polls_and_is_committed_as_far_as_it_was_given(

@@ -191,6 +191,10 @@ class Ready:
         """Whether ``part``, taken alone, may be returned: it was not taken back, and its queue was neither sought nor paused."""
         return any(lent.part is part and not lent.place.paused and self._stands(lent) for lent in self._lent)
 
+    def stands(self) -> bool:
+        """Whether a part that was taken last still belongs to its queue: it was neither revoked nor sought since."""
+        return any(map(self._stands, self._lent))
+
     def lends_of(self, place: AssignedQueue) -> bool:
         """Whether a part of the queue was taken and not returned yet."""
         return any(lent.place is place for lent in self._lent)

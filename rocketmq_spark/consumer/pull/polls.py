@@ -218,6 +218,11 @@ class Polls:
         if self._assigned.ready.lends(part):
             self.given, self.given_up_to = True, None
 
+    def stands(self) -> bool:
+        """Whether a queue of the messages taken last was neither revoked nor sought since."""
+        with self._lock:
+            return self._assigned.ready.stands()
+
     def _pull(self) -> None:
         """Send the pulls that are due."""
         asks: list[Ask] = []

@@ -390,6 +390,29 @@ def some_of(consumer: BasePullConsumer, answer: Iterator[ReceivedMessage], most:
     return found
 
 
+class PolledMessages:
+    """The messages that a poll returned, for a caller that finishes them one after the other. Only ``finished`` ones count as
+    returned: a commit stores the offset behind them, and the next poll returns the others again. If their queue was revoked,
+    sought or reset since the poll, they change nothing, also if the queue is assigned again.
+    """
+
+    def __init__(self, consumer: BasePullConsumer, timeout_s: float) -> None:
+        self.messages = consumer.poll(timeout_s)
+        self._polls = consumer._polls
+        self._all = self._polls.given, self._polls.given_up_to
+        self.finished(0)
+
+    def finished(self, count: int) -> None:
+        """Note that the first ``count`` messages are finished."""
+        last = count == len(self.messages)
+        self._polls.given, self._polls.given_up_to = self._all if last else (False, self.messages[count].queue_offset)
+
+    @property
+    def stands(self) -> bool:
+        """Whether the consumer still has the queue as it had it when the poll returned. If False, the rest is not its own."""
+        return self._polls.stands()
+
+
 def checked_timeout(timeout_s: object) -> float:
     """Return the timeout of a poll; raises ``OptionError`` if it is not a number, or longer than locks support."""
     return seconds("timeout_s", timeout_s, MAX_POLL_S)

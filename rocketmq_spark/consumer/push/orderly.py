@@ -283,7 +283,7 @@ class Orderly:
         queue.bury(judged.dead)
         if verdict.step is Step.COMMIT:
             offset = queue.commit()
-            if offset is not None and not queue.dropped:
+            if offset is not None and not queue.released:
                 self._held.offsets.move_to(queue.queue, offset)
             return None
         if verdict.step is Step.CONTINUE:

@@ -1,8 +1,9 @@
 """Takes and releases queues as a rebalance decided, in an order that loses no messages.
 
 Mirrors ``RebalanceImpl.updateProcessQueueTableInRebalance`` and ``RebalancePushImpl``. A released queue is dropped first, so
-that later results are ignored; then its offset is committed, its lock is released, and it is forgotten. While an ordered
-listener has messages of the queue, it is only dropped; the other steps follow when the listener returns.
+that no listener gets more of its messages; then its offset is committed, its lock is released, and it is forgotten. While an
+ordered listener has messages of the queue, it is only dropped; the other steps follow when the listener returns, so that the
+committed offset is behind these messages. (Java ignores the result of such a call, and the next owner repeats its messages.)
 """
 
 from __future__ import annotations
@@ -29,16 +30,14 @@ TIMEOUT_S = 3.0
 # A Proxy does not answer for a broker that is away, and listeners keep running until the request times out.
 UNNOTICED_TIMEOUT_S = 1.0
 EXPECTED_MS = 60_000  # for how long a released queue, or one that could not be started, is expected to come back
-FORCED_UNLOCK_MS = (
-    20_000  # since the last lock: a listener that hangs must not keep a queue from other members for ever
-)
+FORCED_UNLOCK_MS = 20_000  # a listener that hangs must not keep a revoked queue from other members for ever
 SOON_MS = 5_000  # a queue that comes later than that after its topic was subscribed to was not there then, or could not be asked
 
 Begin = Callable[[ProcessQueue, int], None]
 
 
 class Ownership:
-    """The queues of one member. ``begin`` starts the pulls of a queue. With ``orderly``, queues are locked at their brokers.
+    """The queues of one member. ``begin`` starts the pulls of a queue. A queue of which ``orderly`` runs a call waits for it.
 
     ``subscribed_ms`` returns when a topic was subscribed to, by the clock of leases.
     """
@@ -78,7 +77,7 @@ class Ownership:
         with self._held.lock:
             held = [self._held.queues[queue] for queue in queues if queue in self._held.queues]
             for each in held:
-                each.dropped = True
+                each.drop(self._lease_ms())
         free = [each.queue for each in held if not self._in_use(each)]
         self._release(free)
         return free
@@ -148,7 +147,7 @@ class Ownership:
             here = {each.queue for each in mine}
             away = {queue for queue in offsets if queue not in here and self._expected.get(queue, 0) > now_ms}
             for each in mine:
-                each.dropped = True
+                each.drop(now_ms)
                 each.clear()
             for queue in (*here, *away):
                 self._held.offsets.put(queue, offsets[queue])
@@ -178,7 +177,7 @@ class Ownership:
             self._left = True
             queues = list(self._held.queues)
             for each in self._held.queues.values():
-                each.dropped = True
+                each.drop(self._lease_ms())
         self._release(queues, deadline)
 
     @property
@@ -186,14 +185,25 @@ class Ownership:
         return self._settings.ordered and self._settings.clustering
 
     def _in_use(self, queue: ProcessQueue) -> bool:
+        """Whether a listener has messages of a dropped queue, and the queue waits for it.
+
+        Without the lock, another member may have the queue; then the time counts from the last lock, as in Java.
+        """
         if self.orderly is None or not self.orderly.calling(queue):
             return False
-        return self._lease_ms() <= (queue.lock.granted_ms or 0) + FORCED_UNLOCK_MS
+        since_ms = queue.dropped_ms if self.orderly.ready(queue) else queue.lock.granted_ms or 0
+        return self._lease_ms() <= since_ms + FORCED_UNLOCK_MS
 
     def _release(self, queues: Sequence[MessageQueue], deadline: Deadline | None = None) -> None:
         if not queues:
             return
         deadline = deadline or Deadline.after(TIMEOUT_S)
+        with self._held.lock:
+            for queue in queues:
+                if (held := self._held.queues.get(queue)) is not None:
+                    held.released = (
+                        True  # an offset of a call that ends now might be stored after one of the next owner
+                    )
         while True:
             resets = self._resets  # before: one that comes meanwhile, on another thread at the end, is stored, too
             self._store.persist(deadline, queues)
@@ -317,7 +327,7 @@ class Ownership:
             if stored is None or finished is None or stored <= finished:
                 held.lock.grant(asked_ms, connection)
                 return True
-            held.dropped = True
+            held.drop(asked_ms)
         text = "group %s: another member had %s and finished it up to offset %d: continuing there, not at %d"
         logger.warning(text, self._settings.group, held.queue, stored, finished)
         if self.orderly is not None:

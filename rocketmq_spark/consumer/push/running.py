@@ -216,7 +216,7 @@ class RunningConsumer:
         if settings.clustering:
             ordered.relock, ordered.locks = self._ownership.relock, self._locks
             ordered.connection = self._port.connection
-            self._ownership.orderly = ordered
+        self._ownership.orderly = ordered
         return ordered
 
     def _offset_store(self) -> OffsetStore:
