@@ -105,15 +105,20 @@ def synchronous(name: str, value: Any) -> None:
         raise OptionError(f"{name} is the {kind} {shown(value)}; expected a function that returns its result")
 
 
-_MOST_COMPARED = 2000
+_MOST_WORK = 4_000_000  # pairs of characters: 10,000 names of 20 characters, or 250 of 127
 _LONGEST = 127  # of names that are compared, in characters
 
 
 def nearest(name: str, known: Iterable[str], count: int, cutoff: float) -> list[str]:
-    """The names that are most similar to ``name``. A server decides how many there are: beyond 2,000 only those are compared
-    that begin with the same letter, and of these 2,000. The comparison is quadratic, so long names are not similar to any.
+    """The names that are most similar to ``name``. A server decides how many there are, and the comparison of two is quadratic:
+    so those with the same first letter come first, and at most so many are compared that it takes about half a second. Long
+    names are not similar to any.
     """
-    name, names = name[:_LONGEST], [each for each in known if len(each) <= _LONGEST]
-    if len(names) > _MOST_COMPARED:
-        names = [each for each in names if each[:1] == name[:1]][:_MOST_COMPARED]
+    name, left = name[:_LONGEST], _MOST_WORK
+    names: list[str] = []
+    for each in sorted((each for each in known if len(each) <= _LONGEST), key=lambda each: each[:1] != name[:1]):
+        left -= (len(name) + 1) * (len(each) + 1)
+        if left < 0:
+            break
+        names.append(each)
     return difflib.get_close_matches(name, names, n=count, cutoff=cutoff)
