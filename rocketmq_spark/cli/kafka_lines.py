@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from rocketmq_spark.cli.kafka_chains import KafkaChains
-from rocketmq_spark.cli.kafka_columns import column_findings
-from rocketmq_spark.cli.kafka_options import Setting, replacements
+from rocketmq_spark.cli.kafka_chains import Chains, KafkaChains
+from rocketmq_spark.cli.kafka_columns import column_findings, topic_findings
+from rocketmq_spark.cli.kafka_frames import Frames
+from rocketmq_spark.cli.kafka_options import KAFKA, ROCKETMQ, Setting, replacements
 from rocketmq_spark.cli.kafka_text import CHECK, JAR, PACKAGE, SETTING, Finding, of_sql, of_text
-from rocketmq_spark.cli.python_values import Entries, PythonProgram
+from rocketmq_spark.cli.python_values import UNKNOWN, Entries, PythonProgram
 
 
 class KafkaLine(NamedTuple):
@@ -46,13 +47,24 @@ UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 def findings(name: str, text: str | bytes) -> Findings:
     """What changes, in the order of lines. Raises one of ``UNREADABLE`` if the program or the notebook cannot be parsed."""
     if name.endswith(".py"):
-        tree = ast.parse(text)  # bytes may say their encoding
-        (lines,) = _of_python([tree])
+        (lines,) = _of_python([_program(text)])
         return Findings(_placed("", lines), [])
-    text = text if isinstance(text, str) else text.decode("utf-8-sig")
+    try:
+        text = text if isinstance(text, str) else text.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise SyntaxError(f"byte {e.start} is not UTF-8: save the file as UTF-8") from e
     if name.endswith(".ipynb"):
         return _of_notebook(text)
     return Findings(_placed("", of_text(text)), [name])
+
+
+def _program(text: str | bytes) -> ast.Module:
+    try:
+        return ast.parse(text)  # bytes may say their encoding
+    except SyntaxError as e:
+        if "'utf-8' codec" in e.msg:
+            e.msg += ": save the file as UTF-8, or name its encoding in the first line"
+        raise
 
 
 def _placed(prefix: str, lines: Iterable[Finding]) -> list[KafkaLine]:
@@ -61,10 +73,16 @@ def _placed(prefix: str, lines: Iterable[Finding]) -> list[KafkaLine]:
 
 def _of_notebook(text: str) -> Findings:
     try:
-        cells = json.loads(text)["cells"]
+        notebook = json.loads(text)
+    except ValueError as e:
+        raise SyntaxError(f"a notebook must be JSON: {e}") from e
+    try:
+        cells = notebook["cells"]
         programs = ["".join(cell.get("source", "")) if cell["cell_type"] == "code" else "" for cell in cells]
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise SyntaxError(f"it is no notebook: {e}") from e
+    except (KeyError, TypeError, AttributeError) as e:
+        raise SyntaxError(
+            "it is not a notebook of format 4: expected a JSON object with a list 'cells', each with 'cell_type' and 'source'"
+        ) from e
     trees = [_parsed(program) for program in programs]
     of_python = iter(_of_python([tree for tree in trees if tree is not None]))
     lines, searched = [], []
@@ -88,11 +106,18 @@ def _parsed(cell: str) -> ast.Module | None:
 def _of_python(trees: list[ast.Module]) -> list[list[Finding]]:
     """The findings of each module or cell; all share their variables."""
     program = PythonProgram(trees)
-    kafka = KafkaChains(program, trees)
-    of_chains = [list(kafka.findings(tree)) for tree in trees]  # all, before texts are judged that no chain has
-    written = kafka.written()
+    chains = Chains(program, trees)
+    kafka = KafkaChains(chains)
+    of_chains = [list(kafka.findings(tree)) for tree in trees]  # all first: ``_of_rest`` skips what they explain
+    of_kafka, ported = Frames(chains, KAFKA), Frames(chains, ROCKETMQ)
+    written, sent = of_kafka.written(), ported.written(without=("topic", "topicnames", UNKNOWN))
     return [
-        [*lines, *column_findings(tree, program, kafka.reads_kafka, written), *_of_rest(tree, program, kafka)]
+        [
+            *lines,
+            *column_findings(tree, program, of_kafka.reads, written),
+            *topic_findings(tree, program, ported.reads, sent),
+            *_of_rest(tree, program, kafka),
+        ]
         for tree, lines in zip(trees, of_chains, strict=True)
     ]
 
@@ -141,7 +166,7 @@ def _of_texts(node: ast.expr, place: ast.expr, program: PythonProgram, seen: set
 
 
 def _dictionary(given: ast.expr, program: PythonProgram, kafka: KafkaChains) -> Iterator[Finding]:
-    """The entries of a dictionary that has an option of Kafka, and of which no chain is known."""
+    """The entries of a dictionary that has a name with ``kafka.``, unless a chain uses the entry."""
     for entries in program.values(given):
         if not isinstance(entries, Entries) or not any(
             entry.name.lower().startswith("kafka.") for entry in entries.items

@@ -271,7 +271,13 @@ def test_columns_are_listed_where_they_are_certain():
         ("15", 'format("kafka")'),
     ]
     here = {place.kafka: place.replacement for place in findings("job.py", COLUMNS_JOB).lines}
-    assert here["column offset"] == "stays, with kafkaColumns=true; without it: queueOffset"
+    assert here["column offset"] == "stays, with kafkaColumns=true; without it: 'queueOffset'"
+    assert here["column topic"] == "stays, with kafkaColumns=true"
+    by_line = {
+        place.where: place.replacement for place in findings("job.py", COLUMNS_JOB).lines if "key" in place.kafka
+    }
+    assert by_line["3"].endswith("without it: 'keys' (array<string>)")
+    assert "without it: 'shardingKey', which" in by_line["5"]
     assert places("job.py", COLUMNS_JOB.replace("kafka", "rocketmq")) == []
 
 
@@ -461,10 +467,43 @@ def test_texts_of_a_long_program_are_no_formats():
     assert places("job.py", f"{text}spark.read.format('kafka').load()") == [("401", 'format("kafka")')]
 
 
-def test_a_group_is_given_a_legal_name():
-    text = 'spark.read.format("kafka").option("kafka.group.id", "server1.flatten").load()'
+@pytest.mark.parametrize(("name", "legal"), [("server1.flatten", "server1_flatten"), ("my group", "my_group")])
+def test_a_group_is_given_a_legal_name(name, legal):
+    text = f'spark.read.format("kafka").option("kafka.group.id", "{name}").load()'
     (here,) = [line.replacement for line in findings("job.py", text).lines if line.kafka == "kafka.group.id"]
-    assert here == "option group=server1_flatten: names of groups have no dots"
+    assert here == f"option group={legal}: RocketMQ's names of groups have only letters, digits, %, |, - and _"
+
+
+READ = 'spark.read.format("rocketmq").option("kafkaColumns", True).load()'
+WRITE = 'write.format("rocketmq").option("kafkaColumns", True).mode("append")'
+RENAMED = f'{WRITE}.option("topicNames", "dotsToUnderscores")'
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (f"r = {READ}\nr.where(\"topic = 'a.b'\")", ["2"]),
+        (f'r = {READ}\nr.where(F.col("topic") == "a.b")', ["2"]),
+        (f'r = {READ}\nr.where(r.topic.isin("a.b", "c"))', ["2"]),
+        (f'r = {READ}\nr.select(F.split("topic", r"\\.")[1])', ["2"]),
+        (f'r = {READ}\nr.where(F.col("topic").rlike("shop[.]x"))', ["2"]),
+        (f"r = {READ}\nr.where(\"topic rlike 'shop\\\\.x'\")", ["2"]),
+        (f'{READ}.withColumn("topic", F.lit("a.b")).{WRITE}.save()', ["1"]),
+        (f'd = df.withColumn("topic", F.lit("a.b"))\nd.{WRITE}.save()', ["1"]),
+        (f"df.selectExpr(\"'a.b' AS topic\").{WRITE}.save()", ["1"]),
+        (f'df.withColumn("topic", F.lit("a.b")).{RENAMED}.save()', []),
+        (f'df.withColumn("topic", F.lit("a.b")).{WRITE}.options(**more).save()', []),
+        (f'df.withColumn("topic", F.lit("a.b")).{WRITE}.option("topic", "t").save()', []),
+        (f'df.where(F.col("topic") == "a.b").{RENAMED}.save()', []),
+        (f"r = {READ}\nr.where(\"topic = 'a_b'\").select(F.split('topic', '_')[1])", []),
+        (f'r = {READ}\nr.where(F.col("topic").rlike("shop_.*"))', []),
+        (f"r = {READ}\nr.where(\"topic rlike 'shop_.*'\")", []),
+        (f"r = {READ}\nr.selectExpr(\"regexp_extract(topic, 'shop_(.*)', 1) AS t\")", []),
+        (f"r = {READ}\nr.where(\"topic is not null and tags = 'x.y'\")", []),
+    ],
+)
+def test_a_ported_program_has_topics_with_dots(text, lines):
+    assert places("job.py", text) == [(line, "column topic") for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -541,3 +580,23 @@ def test_a_program_that_cannot_be_read_is_wrong_usage(run, tmp_path: Path, text)
     done = run("port", str(job))
     assert (done.exit_code, f"{job} cannot be" in done.stderr) == (2, True)
     assert run("port", str(tmp_path / "none.py")).exit_code == 2
+
+
+NO_NOTEBOOK = "it is not a notebook of format 4: expected a JSON object with a list 'cells'"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("n.ipynb", b"{}", NO_NOTEBOOK),
+        ("n.ipynb", b"[1]", NO_NOTEBOOK),
+        ("n.ipynb", b'{"cells": [{"cell_type": "code", "source": null}]}', NO_NOTEBOOK),
+        ("n.ipynb", b"{", "a notebook must be JSON: "),
+        ("Job.scala", b"// \xe9", "byte 3 is not UTF-8: save the file as UTF-8"),
+        ("job.py", b'x = "\xe9"', "save the file as UTF-8, or name its encoding in the first line"),
+    ],
+)
+def test_an_unreadable_file_has_a_remedy(run, tmp_path: Path, name, text, problem):
+    (tmp_path / name).write_bytes(text)
+    done = run("port", str(tmp_path / name))
+    assert (done.exit_code, problem in " ".join(done.stderr.split())) == (2, True)
