@@ -152,7 +152,7 @@ def test_a_property_of_the_user_called_deleted_stays_and_is_refused_in_a_row_wit
     batch = pa.RecordBatch.from_pydict({"body": pa.array([b"x", b""]), "properties": column})
     full = empty_bodies.marked(batch, {"body": "body", "properties": "properties"}, bad)
     assert bad.found() == [
-        (1, "its body is null or empty, and its properties have 'deleted', which option 'emptyBodies' sets")
+        (1, "its body is null or empty, and its properties have 'deleted', which option 'emptyBodies' sets: rename it")
     ]
     assert read_back(full).column("value").to_pylist()[0] == b"x"
 
@@ -204,7 +204,9 @@ def test_a_mark_is_no_id_of_a_row():
     bad = BadRows()
     names = {"body": "body", "properties": "properties", "messageid": "body"}
     empty_bodies.marked(batch, names, bad)
-    reason = "its body is null or empty, and option 'messageId' names it: that identifies no row"
+    reason = (
+        "its body is null or empty, and option 'messageId' names this column, so the row has no id: name another column"
+    )
     assert bad.found() == [(1, reason), (2, reason)]
 
 
@@ -400,7 +402,7 @@ def test_a_header_that_marks_an_empty_value_is_refused_beside_one():
     bad = BadRows()
     empty_bodies.marked(made, {"body": "value", "properties": "headers"}, bad)
     assert bad.found() == [
-        (0, "its value is null or empty, and its headers have 'deleted', which option 'emptyBodies' sets")
+        (0, "its value is null or empty, and its headers have 'deleted', which option 'emptyBodies' sets: rename it")
     ]
 
 
@@ -497,9 +499,10 @@ def test_a_partition_that_does_not_exist_is_an_error_of_its_row():
 def test_a_partition_of_a_queue_that_takes_no_messages_is_an_error_and_shifts_no_other():
     places, bad = chosen([Q[3], Q[0]], partition=pa.array([0, 2, 3, 1], pa.int32()))
     assert (places[0], places[2]) == (1, 0)
+    now = "and this queue does not accept messages now: start its broker, or make the queue writable, then write again"
     assert bad == [
-        (1, "partition is 2, which is queue t/broker-b/0, and it does not accept messages of this write now"),
-        (3, "partition is 1, which is queue t/broker-a/1, and it does not accept messages of this write now"),
+        (1, f"partition is 2, which is queue t/broker-b/0, {now}"),
+        (3, f"partition is 1, which is queue t/broker-a/1, {now}"),
     ]
 
 

@@ -94,14 +94,15 @@ def test_a_topics_queues_are_asked_for_once_per_task_and_again_when_a_row_names_
     asked.clear()
     naming = router({"queueid": "queueId", "topic": "t"}, asked)
     assert planned(naming, frame(t=["U"], queueId=[1]))[1] == {}
-    assert planned(naming, frame(t=["U"], queueId=[9]))[1] == {0: "topic 'U' has no queue 9 that takes messages"}
+    text = "topic 'U' has no queue 9 that accepts messages; its queues: rocketmq-spark topic describe U"
+    assert planned(naming, frame(t=["U"], queueId=[9]))[1] == {0: text}
     assert asked == [("U", False), ("U", True)]
 
 
 def test_bad_topics_are_faults():
     batch = frame(t=["T", None, "", "no/slash", "SELF_TEST_TOPIC"])
     bad_rows = planned(router({"topic": "t"}), batch)[1]
-    assert bad_rows[1] == bad_rows[2] == "there is no topic"
+    assert bad_rows[1] == bad_rows[2] == "t is null or empty; expected the name of a topic"
     assert "contains illegal characters" in bad_rows[3]
     assert "is forbidden" in bad_rows[4]
 
@@ -168,9 +169,18 @@ def test_a_key_keeps_its_queue_when_a_row_names_one_that_is_new():
 @pytest.mark.parametrize(
     ("given", "columns", "line"),
     [
-        ({}, KEYED, "column 'k' chooses the queue of each row"),
-        ({}, {"queueid": "q"}, "column 'q' chooses the queue of each row"),
-        ({"topic": "U"}, {"queueid": "q", **KEYED}, "column 'q' chooses the queue of each row"),
+        ({}, KEYED, "column 'k' chooses the queue of each row; rows in which it is null or empty"),
+        (
+            {"topic": "V", "kafkaColumns": "true"},
+            KEYED,
+            "column 'k' chooses the queue of each row; rows in which it is null",
+        ),
+        ({}, {"queueid": "q"}, "column 'q' chooses the queue of each row; rows in which it is null"),
+        (
+            {"topic": "U"},
+            {"queueid": "q", **KEYED},
+            "column 'q' chooses the queue of each row; rows in which it is null",
+        ),
         ({}, {"topic": "t"}, ""),
         ({"queueSelector": "hash"}, KEYED, ""),
         ({"queueSelector": "roundRobin"}, KEYED, ""),
@@ -180,7 +190,7 @@ def test_a_line_says_which_column_chose_the_selector(given, columns, line, caplo
     caplog.set_level(logging.INFO, "rocketmq_spark")
     for _ in range(2):
         log_choice(options(**{"topic": "T", **given}), columns, once=True)
-    lines = [record.getMessage().split(";")[0] for record in caplog.records]
+    lines = [record.getMessage().partition(" go round robin")[0] for record in caplog.records]
     assert lines == ([f"topic {given.get('topic', 'T')}: {line}"] if line else [])
 
 

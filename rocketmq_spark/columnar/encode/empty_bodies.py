@@ -21,7 +21,7 @@ def marked(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: BadRows) -
     """``batch`` with the body ``STAND_IN_BODY`` and the property ``DELETED`` in rows whose body is null or empty.
 
     ``names`` has the columns of the roles ``body`` and ``properties``; the latter is added if ``batch`` lacks it. A row without
-    a body is bad if it has this property already, or if its body is its id, too.
+    a body is bad if it already has this property, or if the column of its body is also that of ``messageId``.
     """
     body = arrow.as_bytes(batch.column(names["body"]))
     empty = arrow.flags(pc.fill_null(pc.equal(pc.binary_length(body), 0), True))
@@ -32,11 +32,13 @@ def marked(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: BadRows) -
         bad_rows.add(
             empty & entries.rows_with(DELETED.encode()),
             f"its {names['body']} is null or empty, and its {names['properties']} have {DELETED!r}, which option "
-            "'emptyBodies' sets",
+            "'emptyBodies' sets: rename it",
         )
         if names.get(MESSAGE_ID) == names["body"]:
             bad_rows.add(
-                empty, f"its {names['body']} is null or empty, and option 'messageId' names it: that identifies no row"
+                empty,
+                f"its {names['body']} is null or empty, and option 'messageId' names this column, so the row has no id: name "
+                "another column",
             )
         columns[names["body"]] = pc.if_else(pa.array(empty), pa.scalar(STAND_IN_BODY, pa.binary()), body)
         columns[names["properties"]] = entries.marked(empty, arrow.flags(body.is_valid()))

@@ -80,7 +80,7 @@ def with_rocketmq_topics(batch: pa.RecordBatch, column: str, names: TopicNames, 
         try:
             topic_names[code] = names.of(name)
         except ValueError as e:
-            bad_rows.add(arrow.flags(pc.fill_null(pc.equal(coded.indices, code), False)), str(e))
+            bad_rows.add(arrow.flags(pc.fill_null(pc.equal(coded.indices, code), False)), f"{e}; rename one of them")
     values = pa.array(topic_names, pa.string()).take(coded.indices)
     return batch.set_column(batch.schema.get_field_index(column), column, values)
 
@@ -95,7 +95,7 @@ class RowSelector(Protocol):
 
 
 class ByHash:
-    """``SelectMessageQueueByHash`` of the sharding key; any queue for a row without one. An empty key is none."""
+    """``SelectMessageQueueByHash`` of the sharding key; any queue for a row whose key is null or empty."""
 
     needs_good_rows = False
 
@@ -178,7 +178,8 @@ def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> 
     if ambiguous:
         return f"queue {queue_id} of topic {topic!r} is on several brokers; name the broker too"
     where = f" on broker {broker!r}" if broker is not None else ""
-    return f"topic {topic!r} has no queue {queue_id}{where} that takes messages"
+    queues = f"its queues: rocketmq-spark topic describe {topic}"
+    return f"topic {topic!r} has no queue {queue_id}{where} that accepts messages; {queues}"
 
 
 class ByPartition:
@@ -200,7 +201,7 @@ class ByPartition:
         self._numbered(topic)
 
     def missing_brokers(self, rows: TopicRows, queues: QueueList) -> set[str]:
-        """The brokers of the partitions that rows name which have no queue among ``queues``."""
+        """The brokers that have a partition named by a row, but no queue in ``queues``."""
         partitions = self._numbered(rows.topic)
         numbers = pc.unique(rows.column(self._number)).drop_null().to_pylist()
         there = {queue.broker_name for queue in queues}
@@ -226,7 +227,10 @@ class ByPartition:
                 )
             else:
                 queue = partitions[int(numbers[row])]
-                reason = f"{row_text}, which is queue {queue}, and it does not accept messages of this write now"
+                reason = (
+                    f"{row_text}, which is queue {queue}, and this queue does not accept messages now: start its broker, or make "
+                    "the queue writable, then write again"
+                )
             bad_rows.rows(rows.numbers()[row : row + 1], reason)
         return np.where(has_number, np.maximum(named, 0), len(queues))
 
@@ -350,10 +354,11 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
     )
     line = functools.partial(
         logger.info,
-        "%s: column %r chooses the queue of each row; rows in which it is null go round robin, unless another column "
+        "%s: column %r chooses the queue of each row; rows in which it is null%s go round robin, unless another column "
         "chooses (%s)",
         where,
         name,
+        " or empty" if selector == "hash" and not options.kafka_columns else "",  # an empty ``key`` is stored as base64
         other,
     )
     if once:
@@ -385,7 +390,9 @@ def row_selector(
 
 
 def candidates(options: Options) -> Candidates | None:
-    """The queues among which such a batch chooses at random; None for round robin."""
+    """Returns the filter for the queues of a batch whose rows choose none: one of the filtered queues is taken at random. None
+    means round robin.
+    """
     if options.queue_selector == "machineRoom":
         return lambda queues: in_rooms(queues, options.machine_rooms)
     return _all if options.queue_selector == "random" else None
@@ -441,7 +448,7 @@ class Router:
         assert self._column is not None
         column = utf8_texts(arrow.plain(batch.column(self._column)), self._column, np.arange(len(batch)), bad_rows)
         named = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
-        bad_rows.add(~arrow.flags(named), "there is no topic")
+        bad_rows.add(~arrow.flags(named), f"{self._column} is null or empty; expected the name of a topic")
         parts = []
         names = [name for name in pc.unique(column).to_pylist() if name]
         for name in names:
@@ -455,7 +462,10 @@ class Router:
                     bad_rows.advise(remedy.replace("; option", "Option"))
                 continue
             if self._allowed and name not in self._allowed:
-                bad_rows.rows(rows.numbers(), f"topic {name!r} is not among option 'allowedTopics'")
+                bad_rows.rows(
+                    rows.numbers(),
+                    f"topic {name!r} is not in option 'allowedTopics': add it there, or filter such rows",
+                )
             else:
                 parts.append(rows)
         return parts
