@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 # A value that the program's text does not show; in a text, its place.
 UNKNOWN = "\0"
-# More values of one expression are UNKNOWN, and what takes more steps, for one expression or for all of a program.
+# Limits, beyond which a value is UNKNOWN: values of an expression; steps to compute it; steps for all expressions of a program.
 _MOST_VALUES, _MOST_STEPS, _MOST_STEPS_OF_ALL = 32, 5_000, 300_000
-# Longer texts and lists that are put together are UNKNOWN, and so is JSON of more values: each step may double them.
+# Characters of a computed text; items of a computed list; values in computed JSON. Each step of a program may double them.
 _LONGEST_TEXT, _LONGEST_LIST, _MOST_IN_JSON = 100_000, 1_000, 10_000
 
 
@@ -73,7 +73,7 @@ class NameScope:
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
     additions: dict[str, list[ast.expr]] = field(default_factory=dict)
     removals: dict[str, list[ast.expr]] = field(default_factory=dict)
-    module_names: set[str] = field(default_factory=set)
+    module_names: set[str] = field(default_factory=set)  # declared ``global``
 
     def owner(self, name: str) -> NameScope | None:
         """The scope whose ``name`` an expression in this scope means; None for a builtin."""
@@ -91,17 +91,17 @@ class PythonProgram:
     def __init__(self, trees: Iterable[ast.Module]) -> None:
         self.module = NameScope(None)
         self._scopes: dict[ast.AST, NameScope] = {}
-        self._attributes: dict[str, list[Binding]] = {}
-        self._methods: dict[str, list[Function]] = {}
-        self._returns: dict[ast.AST, list[ast.expr]] = {}
-        self._calls: dict[ast.AST, list[ast.Call]] = {}
-        self._named_calls: list[ast.Call] = []
+        self._attributes: dict[str, list[Binding]] = {}  # by name: what an attribute of any object is set to
+        self._methods: dict[str, list[Function]] = {}  # by name, of all classes
+        self._returns: dict[ast.AST, list[ast.expr]] = {}  # by function
+        self._calls: dict[ast.AST, list[ast.Call]] = {}  # by function
+        self._named_calls: list[ast.Call] = []  # all calls, to be resolved when all functions are bound
         self._memo: dict[ast.AST, tuple[tuple[Value, ...], frozenset[ast.Constant]]] = {}
-        self._active: set[object] = set()
-        self._visited: set[ast.Constant] = set()
-        self._cut = False
+        self._active: set[object] = set()  # being computed; to meet one again is a cycle
+        self._visited: set[ast.Constant] = set()  # constants that the current expression uses
+        self._cut = False  # whether a cycle or a limit made a value incomplete, which is then not kept in the memo
         self._steps = self._steps_of_all = 0
-        self._plain_left = 0
+        self._plain_left = 0  # values that the current JSON may still have
         for tree in trees:
             self._bind(tree, self.module, None)
         for call in self._named_calls:

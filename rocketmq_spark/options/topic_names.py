@@ -20,8 +20,6 @@ _BY_TOPIC = (
     "ending_offsets",
     "ending_offsets_by_timestamp",
 )
-
-
 # Names of topics in Kafka. Dots are the only characters in them that RocketMQ does not allow.
 _OF_KAFKA = re.compile(r"[a-zA-Z0-9._-]+")
 

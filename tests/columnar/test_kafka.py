@@ -254,7 +254,7 @@ def test_the_row_id_replaces_no_other_column(row_id):
 def test_two_columns_of_the_row_ids_name_are_a_problem():
     given = [RowColumn(name, "string", "string") for name in ("value", "id", "ID")]
     assert encode.check_columns(given, "t", "id")[1] == [
-        "option 'messageId' is 'id', but several columns of the DataFrame are called so"
+        "option 'messageId' is 'id', but several columns of the DataFrame have that name"
     ]
 
 

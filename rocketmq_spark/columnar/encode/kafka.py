@@ -1,12 +1,6 @@
 """Converts rows with the columns of Spark's Kafka sink (option ``kafkaColumns``) into rows of this sink.
 
-``key`` becomes the sharding key, and also a message key, unless it contains a space, is stored as base64, or is so long that a
-second copy could exceed the limit of properties. ``headers`` become properties. RocketMQ stores both as text, so values that are
-not UTF-8, are empty or only spaces, have control characters, or begin with ``BASE64_MARK`` are stored as base64 after that mark.
-So is a header that would make a message look like one without a body. ``decode.kafka`` decodes them.
-
-A header is left out if its value is null, if its name is empty, has a control character, is not UTF-8 or is RocketMQ's own, or if
-the row has a later header of this name that is stored.
+The rules for keys, headers and base64 are those of docs/coming-from-kafka.md, Columns. ``decode.kafka`` converts back.
 """
 
 from __future__ import annotations
@@ -65,7 +59,9 @@ def check_columns(
         is_id = row_id is not None and name == row_id.lower()
         if row_id is not None and is_id:
             if MESSAGE_ID in by_role:
-                problems.append(f"option 'messageId' is {row_id!r}, but several columns of the DataFrame are called so")
+                problems.append(
+                    f"option 'messageId' is {row_id!r}, but several columns of the DataFrame have that name"
+                )
             if not column.fits(MESSAGE_ID):
                 problems.append(column.wrong("string or bigint, since option 'messageId' names it"))
             by_role[MESSAGE_ID] = _id_name(row_id)
@@ -82,9 +78,9 @@ def check_columns(
                 "or write without the option"
             )
     if row_id is not None and MESSAGE_ID not in by_role:
-        problems.append(f"option 'messageId' is {row_id!r}, but no column of the DataFrame is called so")
+        problems.append(f"option 'messageId' is {row_id!r}, but no column of the DataFrame has that name")
     if "body" not in by_role:
-        problems.append("column 'value' is missing; it is what a message carries")
+        problems.append("column 'value' is missing; it becomes the body")
     if "topic" not in by_role and topic is None:
         problems.append("there is neither option 'topic' nor a column 'topic'")
     return by_role, problems
