@@ -124,8 +124,8 @@ def test_different_names_never_become_one(written: list[str]) -> None:
     names, renamed_to = TopicNames("dotsToUnderscores"), dict[str, str]()
     for name in written:
         try:
-            renamed_to[name] = names.of(name)
+            renamed_to[name] = names.rocketmq_name(name)
         except ValueError:
-            assert any(other != name and names.of(other) == name.replace(".", "_") for other in renamed_to)
+            assert any(other != name and names.rocketmq_name(other) == name.replace(".", "_") for other in renamed_to)
     assert len(set(renamed_to.values())) == len(renamed_to)
     assert not any("." in name for name in renamed_to.values())

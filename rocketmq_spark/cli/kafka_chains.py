@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rocketmq_spark.cli.kafka_options import KAFKA, OF_SPARK, ROCKETMQ, Setting, replacements
-from rocketmq_spark.cli.kafka_text import COMPUTED, FORMAT, UPDATE, Finding
-from rocketmq_spark.cli.python_values import UNKNOWN, Entries, Function, Parameter, PythonProgram
+from rocketmq_spark.cli.kafka_text import COMPUTED, FORMAT, UPDATE, KafkaUse
+from rocketmq_spark.cli.python_values import UNKNOWN, DictValue, Function, Parameter, PythonProgram
 
 _APPEND = 'mode("append"), which is required'
 _CONTINUOUS = "a trigger of micro-batches; continuous processing is not supported"
@@ -113,9 +113,9 @@ def _argument(call: ast.Call, index: int, name: str) -> ast.expr | None:
 
 def _unpacked(node: ast.expr, program: PythonProgram) -> Iterator[ChainOption]:
     for value in program.values(node):
-        if isinstance(value, Entries):
+        if isinstance(value, DictValue):
             yield from (ChainOption(*entry) for entry in value.items)
-        if value is not None and (not isinstance(value, Entries) or value.is_open):
+        if value is not None and (not isinstance(value, DictValue) or value.is_open):
             yield ChainOption(UNKNOWN, None, node.lineno)
 
 
@@ -133,8 +133,8 @@ class ReaderOrWriter:
         return [node for node in formats if node is not None] or formats
 
     @functools.cached_property
-    def options(self) -> set[str]:
-        """The names of all options, in small letters."""
+    def option_names(self) -> set[str]:
+        """The names of all options, in lower case."""
         return {option.name.lower() for chain in self.chains for option in chain.options(self.program)}
 
     @functools.cached_property
@@ -282,16 +282,16 @@ class KafkaChains:
     def __init__(self, chains: Chains) -> None:
         self._program = chains.program
         self._chains = chains
-        self.constants: set[ast.Constant] = set()  # the texts that are formats
-        self.options: set[tuple[int, str]] = set()  # line and name
+        self.format_constants: set[ast.Constant] = set()  # the texts that are formats
+        self.explained_options: set[tuple[int, str]] = set()  # line and name
 
-    def findings(self, tree: ast.Module) -> Iterator[Finding]:
+    def findings(self, tree: ast.Module) -> Iterator[KafkaUse]:
         nodes = set(ast.walk(tree))
         for chain in self._chains.chains:
             if chain.calls[-1][1] in nodes:
                 yield from self._of_chain(chain)
 
-    def _of_chain(self, chain: CallChain) -> Iterator[Finding]:
+    def _of_chain(self, chain: CallChain) -> Iterator[KafkaUse]:
         owner = self._chains.owner(chain)
         role = chain.role or (next(iter(owner.roles)) if len(owner.roles) == 1 else None)
         line = (chain.calls[-1][1].func.end_lineno or 0) if chain.calls else 0
@@ -299,7 +299,7 @@ class KafkaChains:
             values, constants = self._program.traced(node)
             texts = [value for value in values if isinstance(value, str)]
             if any(map(_is_kafka, texts)):
-                self.constants |= constants
+                self.format_constants |= constants
                 yield node.lineno if node else line, 'format("kafka")', FORMAT
             elif any(UNKNOWN in text for text in texts) and (role is not None or "format" in chain.names):
                 if node is not None:
@@ -307,8 +307,8 @@ class KafkaChains:
                 elif not any(owner.formats):
                     yield line, f"{chain.calls[-1][0]}(**…)", COMPUTED
         format = self._chains.format(chain)
-        may_rename = UNKNOWN in owner.options and format == ROCKETMQ
-        others = owner.options | {"topicnames"} if may_rename else owner.options
+        may_rename = UNKNOWN in owner.option_names and format == ROCKETMQ
+        others = owner.option_names | {"topicnames"} if may_rename else owner.option_names
         for option in chain.options(self._program):
             yield from self._of_option(option, role, format, others)
         if format in (KAFKA, ROCKETMQ):
@@ -316,9 +316,9 @@ class KafkaChains:
 
     def _of_option(
         self, option: ChainOption, role: str | None, format: str | None, others: set[str]
-    ) -> Iterator[Finding]:
+    ) -> Iterator[KafkaUse]:
         lower = option.name.lower()
-        self.options.add((option.line, option.name))
+        self.explained_options.add((option.line, option.name))
         if option.name == UNKNOWN:
             if format == KAFKA:
                 yield option.line, "options", _OPTIONS
@@ -331,7 +331,7 @@ class KafkaChains:
             for replacement in replacements(Setting(option.name, texts, role, None, others)):
                 yield option.line, option.name, replacement
 
-    def _modes(self, chain: CallChain, owner: ReaderOrWriter) -> Iterator[Finding]:
+    def _modes(self, chain: CallChain, owner: ReaderOrWriter) -> Iterator[KafkaUse]:
         for name, call in chain.calls:
             if name == "trigger" and any(keyword.arg == "continuous" for keyword in call.keywords):
                 yield call.lineno, "trigger(continuous=…)", _CONTINUOUS

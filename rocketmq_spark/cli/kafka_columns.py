@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Container, Iterator
 
 from rocketmq_spark.cli.kafka_options import DOTS, has_dots_of_names
-from rocketmq_spark.cli.kafka_text import Finding
+from rocketmq_spark.cli.kafka_text import KafkaUse
 from rocketmq_spark.cli.python_values import PythonProgram
 from rocketmq_spark.options.names import KAFKA_SINK_COLUMNS, KAFKA_SOURCE_COLUMNS
 from rocketmq_spark.wire.names import legal_name
@@ -41,7 +41,7 @@ _TOPIC_WITH_DOTS = re.compile(
 
 def column_findings(
     tree: ast.Module, program: PythonProgram, reads_kafka: Callable[[ast.expr], bool], written: Container[ast.expr]
-) -> Iterator[Finding]:
+) -> Iterator[KafkaUse]:
     """Line, column and its replacement. ``written`` are the calls and names in the expressions of all frames that Kafka's sink
     writes.
     """
@@ -56,7 +56,7 @@ def column_findings(
 
 def topic_findings(
     tree: ast.Module, program: PythonProgram, reads_rocketmq: Callable[[ast.expr], bool], written: Container[ast.expr]
-) -> Iterator[Finding]:
+) -> Iterator[KafkaUse]:
     """The names of topics with dots in frames of RocketMQ; ``written`` without those that option ``topicNames`` accepts."""
     for call, is_read in _frame_calls(tree, reads_rocketmq, written):
         if call in written:
@@ -97,12 +97,12 @@ def _columns(
         match node:
             case ast.Call(func=ast.Attribute(attr="sql"), args=[ast.Constant(value=str(text)) as query, *_]):
                 if any(re.search(rf"\b{re.escape(view)}\b", text) for view in views):
-                    yield from ((line, name, True) for line, name in _matches(query))
+                    yield from ((line, name, True) for line, name in _columns_in_sql(query))
             case ast.Attribute(value=frame, attr=name) if name in _COLUMNS and node not in called:
                 if reads_kafka(frame):
                     yield node.lineno, name, True
             case ast.Subscript(value=frame, slice=ast.Constant(value=str()) as name) if reads_kafka(frame):
-                yield from ((line, name, True) for line, name in _whole(name))
+                yield from ((line, name, True) for line, name in _column_name(name))
 
 
 def _of_method(call: ast.Call) -> Iterator[tuple[int, str]]:
@@ -112,9 +112,9 @@ def _of_method(call: ast.Call) -> Iterator[tuple[int, str]]:
         for part in argument.elts if isinstance(argument, ast.List | ast.Tuple) else [argument]:
             if isinstance(part, ast.Constant) and isinstance(part.value, str):
                 if method in _EXPRESSIONS:
-                    yield from _matches(part)
+                    yield from _columns_in_sql(part)
                 elif method in _NAMED:
-                    yield from _whole(part)
+                    yield from _column_name(part)
     for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
         for node in ast.walk(argument):
             match node:
@@ -122,12 +122,12 @@ def _of_method(call: ast.Call) -> Iterator[tuple[int, str]]:
                     func=ast.Attribute(attr=name) | ast.Name(id=name), args=[ast.Constant(value=str()) as text, *_]
                 ):
                     if name == "expr":
-                        yield from _matches(text)
+                        yield from _columns_in_sql(text)
                     elif name in _NAMED_FUNCTIONS or (name == "alias" and method == "select"):
-                        yield from _whole(text)
+                        yield from _column_name(text)
 
 
-def _assigned_topics(call: ast.Call, program: PythonProgram) -> Iterator[Finding]:
+def _assigned_topics(call: ast.Call, program: PythonProgram) -> Iterator[KafkaUse]:
     """Texts with dots that become the column topic."""
     values = []
     match call:
@@ -145,7 +145,7 @@ def _assigned_topics(call: ast.Call, program: PythonProgram) -> Iterator[Finding
             yield line, "column topic", DOTS
 
 
-def _compared_topics(call: ast.Call, program: PythonProgram) -> Iterator[Finding]:
+def _compared_topics(call: ast.Call, program: PythonProgram) -> Iterator[KafkaUse]:
     """Texts with dots that are compared with the column topic, or split it."""
     for argument in call.args:
         for node in ast.walk(argument):
@@ -185,7 +185,7 @@ def _is_expression(argument: ast.expr, text: ast.Constant) -> bool:
 
 def _compared(
     node: ast.Compare | ast.Call, program: PythonProgram, has_dots: Callable[[str], bool]
-) -> Iterator[Finding]:
+) -> Iterator[KafkaUse]:
     parts = list(ast.walk(node))
     is_topic = any(
         (isinstance(part, ast.Constant) and part.value == "topic")
@@ -203,13 +203,13 @@ def _with_underscores(text: str) -> str:
     return f"the column has RocketMQ's names, with _ for dots{f': {legal}' if len(legal) > 1 else ''}"
 
 
-def _whole(text: ast.Constant) -> Iterator[tuple[int, str]]:
+def _column_name(text: ast.Constant) -> Iterator[tuple[int, str]]:
     name = str(text.value).rpartition(".")[2].strip("` ")
     if name.lower() in _OF_LOWER:
         yield text.lineno, name
 
 
-def _matches(text: ast.Constant) -> Iterator[tuple[int, str]]:
+def _columns_in_sql(text: ast.Constant) -> Iterator[tuple[int, str]]:
     plain = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), str(text.value))
     for match in _IN_TEXT.finditer(plain):
         yield text.lineno + plain.count("\n", 0, match.start()), match[1]

@@ -77,7 +77,7 @@ class Frames:
             frame
             for frame, writer in self._chains.written()
             if any(self._chains.format(chain) == self._format for chain in writer.chains)
-            and not any(option in without for option in writer.options)
+            and not any(option in without for option in writer.option_names)
         ]
         while frames:
             node = frames.pop()

@@ -103,7 +103,9 @@ def has_dots_of_names(pattern: str) -> bool:
 def _of_partitions(setting: Setting) -> Iterator[str]:
     if _is_computed(setting) or any(map(_numbers_partitions, setting.texts)):
         yield OF_PARTITIONS[setting.name.lower()]
-    if "topicnames" not in setting.others and any("." in topic for text in setting.texts for topic in _topics(text)):
+    if "topicnames" not in setting.others and any(
+        "." in topic for text in setting.texts for topic in _topics_of_json(text)
+    ):
         yield DOTS
 
 
@@ -123,7 +125,7 @@ def _is_by_number(offsets: object) -> bool:
     return any(key.isdecimal() and not isinstance(value, dict | list) for key, value in items)
 
 
-def _topics(text: str) -> list[str]:
+def _topics_of_json(text: str) -> list[str]:
     try:
         value = json.loads(text, strict=False)
     except ValueError:

@@ -19,7 +19,7 @@ from rocketmq_spark.cli.kafka_options import (
 from rocketmq_spark.cli.python_values import UNKNOWN
 
 # The number of a line (from 1, in ``_of_statement`` from 0), what the line has of Kafka, and its replacement.
-Finding = tuple[int, str, str]
+KafkaUse = tuple[int, str, str]
 
 FORMAT = 'format("rocketmq").option("kafkaColumns", True)'
 SQL = "USING rocketmq OPTIONS (kafkaColumns 'true', …)"
@@ -55,7 +55,7 @@ _COMMENT = re.compile(r"^[ \t]*(?://|#|/?\*|--\s).*", re.MULTILINE)
 _STATEMENT = re.compile(r"(?:.*?(?:;|\.(?:load|save|start|toTable)\s*\([^\n]*|\n[ \t]*\n)|.+$)", re.DOTALL)
 
 
-def of_text(text: str) -> Iterator[Finding]:
+def of_text(text: str) -> Iterator[KafkaUse]:
     """The findings with line numbers from 1."""
     plain = _COMMENT.sub("//", text)
     first = 1
@@ -65,7 +65,7 @@ def of_text(text: str) -> Iterator[Finding]:
         first += statement[0].count("\n")
 
 
-def of_sql(text: str, line: int) -> Iterator[Finding]:
+def of_sql(text: str, line: int) -> Iterator[KafkaUse]:
     """The findings of a string that begins in ``line`` of a program; none unless it may create a table of Kafka, or names format
     rocketmq.
     """
@@ -76,7 +76,7 @@ def of_sql(text: str, line: int) -> Iterator[Finding]:
         yield from ((line + number - 1, kafka, replacement) for number, kafka, replacement in of_text(text))
 
 
-def _of_statement(text: str) -> Iterator[Finding]:
+def _of_statement(text: str) -> Iterator[KafkaUse]:
     """The findings with line numbers from 0. Options and modes that other formats share count only if the statement names no
     other format.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rocketmq_spark.cli.command import CliCommand
-from rocketmq_spark.cli.kafka_lines import UNREADABLE, findings
+from rocketmq_spark.cli.kafka_lines import UNREADABLE, port_report
 from rocketmq_spark.cli.output import Output
 
 _LINES = "{} searched as text: names and values that are computed elsewhere are not found"
@@ -40,7 +40,7 @@ def port(ctx: click.Context, file: Path) -> None:
     """
     output: Output = ctx.obj
     try:
-        lines, searched = findings(file.name, file.read_bytes())
+        lines, searched = port_report(file.name, file.read_bytes())
     except OSError as e:
         raise click.UsageError(f"{file} cannot be read: {e}") from e
     except UNREADABLE as e:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.cli.kafka_lines import findings
+from rocketmq_spark.cli.kafka_lines import port_report
 from rocketmq_spark.cli.kafka_text import COMPUTED
 from rocketmq_spark.options.table import foreign_option
 from tests.cli.conftest import documents
@@ -41,11 +41,11 @@ spark.sql("CREATE TABLE t USING kafka OPTIONS (subscribe 'orders')")
 
 
 def places(name: str, text: str) -> list[tuple[str, str]]:
-    return [(place.where, place.kafka) for place in findings(name, text).lines]
+    return [(place.where, place.kafka) for place in port_report(name, text).lines]
 
 
 def answer(text: str) -> str:
-    (place,) = findings("job.py", text).lines
+    (place,) = port_report("job.py", text).lines
     return place.replacement
 
 
@@ -70,7 +70,7 @@ def test_each_line_that_changes_is_found():
         ("12", "topic"),
         ("13", "USING kafka"),
     ]
-    here = {place.kafka: place.replacement for place in findings("job.py", JOB).lines if place.where == "12"}
+    here = {place.kafka: place.replacement for place in port_report("job.py", JOB).lines if place.where == "12"}
     assert here["includeHeaders"] == "remove it: the sink always stores a column headers"
     assert here["kafka.linger.ms"] == foreign_option("kafka.linger.ms")
     assert "remove it: Spark's sources and sinks have no such option" in here["kafka.linger.ms"]
@@ -121,7 +121,7 @@ def test_options_of_both_connectors_are_found_if_their_values_change(options, fo
 def test_a_time_replaces_offsets_of_the_same_end():
     chain = "spark.read.format('kafka').option({!r}, offsets)"
     for name in ("startingOffsets", "endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"):
-        (place,) = [each for each in findings("job.py", chain.format(name)).lines if each.kafka == name]
+        (place,) = [each for each in port_report("job.py", chain.format(name)).lines if each.kafka == name]
         assert place.replacement.endswith(f"option {name[: name.index('ingO')]}ingTimestamp")
 
 
@@ -200,7 +200,7 @@ def test_cells_that_are_not_python_are_searched_line_by_line():
         {"cell_type": "code", "source": ['val df = spark.read.format("kafka")']},
         {"cell_type": "code"},
     ]
-    lines, searched = findings("job.ipynb", json.dumps({"cells": cells}))
+    lines, searched = port_report("job.ipynb", json.dumps({"cells": cells}))
     assert [(place.where, place.kafka) for place in lines] == [
         ("3:1", 'format("kafka")'), ("4:3", "USING kafka"), ("5:1", 'format("kafka")'),
     ]  # fmt: skip
@@ -228,7 +228,7 @@ def test_cells_that_are_not_python_are_searched_line_by_line():
     ],
 )
 def test_other_languages_by_lines(name, text):
-    lines, searched = findings(name, text)
+    lines, searched = port_report(name, text)
     assert [place.where for place in lines] == ["2", "3", "4", "5"]
     assert searched == [name]
 
@@ -253,7 +253,7 @@ sent.write.format("kafka").mode("append").save()
 
 
 def test_columns_are_listed_where_they_are_certain():
-    found = [(place.where, place.kafka) for place in findings("job.py", COLUMNS_JOB).lines]
+    found = [(place.where, place.kafka) for place in port_report("job.py", COLUMNS_JOB).lines]
     assert found == [
         ("1", 'format("kafka")'),
         ("2", "column headers"),
@@ -270,11 +270,11 @@ def test_columns_are_listed_where_they_are_certain():
         ("7", "column timestamp"),
         ("15", 'format("kafka")'),
     ]
-    here = {place.kafka: place.replacement for place in findings("job.py", COLUMNS_JOB).lines}
+    here = {place.kafka: place.replacement for place in port_report("job.py", COLUMNS_JOB).lines}
     assert here["column offset"] == "stays, with kafkaColumns=true; without it: 'queueOffset'"
     assert here["column topic"] == "stays, with kafkaColumns=true"
     by_line = {
-        place.where: place.replacement for place in findings("job.py", COLUMNS_JOB).lines if "key" in place.kafka
+        place.where: place.replacement for place in port_report("job.py", COLUMNS_JOB).lines if "key" in place.kafka
     }
     assert by_line["3"].endswith("without it: 'keys' (array<string>)")
     assert "without it: 'shardingKey', which" in by_line["5"]
@@ -312,7 +312,7 @@ def test_a_statement_may_have_several_lines():
 
 def test_a_program_may_say_its_encoding():
     text = "# -*- coding: latin-1 -*-\nx = '\xe4'\nspark.read.format('kafka').load()".encode("latin-1")
-    assert [(place.where, place.kafka) for place in findings("job.py", text).lines] == [("3", 'format("kafka")')]
+    assert [(place.where, place.kafka) for place in port_report("job.py", text).lines] == [("3", 'format("kafka")')]
 
 
 KAFKA = ['format("kafka")']
@@ -374,7 +374,7 @@ def test_a_computed_format_is_resolved(text):
     ],
 )
 def test_a_format_that_is_not_known_is_to_be_checked(text, shown):
-    (line,) = findings("job.py", text).lines
+    (line,) = port_report("job.py", text).lines
     assert (line.kafka, line.replacement) == (shown, COMPUTED)
     assert line.where == str(text.count("\n", 0, max(text.find("USING"), text.find("format("), text.find("load("))) + 1)
 
@@ -456,7 +456,7 @@ def test_a_writer_in_a_variable_belongs_to_its_format(lines):
     ],
 )
 def test_options_and_names_that_are_computed(text, kafka):
-    lines = findings("job.py", text).lines
+    lines = port_report("job.py", text).lines
     assert kafka in [line.kafka for line in lines if not line.replacement.startswith("stays")]
 
 
@@ -470,7 +470,7 @@ def test_texts_of_a_long_program_are_no_formats():
 @pytest.mark.parametrize(("name", "legal"), [("server1.flatten", "server1_flatten"), ("my group", "my_group")])
 def test_a_group_is_given_a_legal_name(name, legal):
     text = f'spark.read.format("kafka").option("kafka.group.id", "{name}").load()'
-    (here,) = [line.replacement for line in findings("job.py", text).lines if line.kafka == "kafka.group.id"]
+    (here,) = [line.replacement for line in port_report("job.py", text).lines if line.kafka == "kafka.group.id"]
     assert here == f"option group={legal}: RocketMQ's names of groups have only letters, digits, %, |, - and _"
 
 
@@ -545,7 +545,7 @@ def test_a_program_for_rocketmq_has_what_is_left_of_kafka(text, left):
     ],
 )
 def test_circular_and_long_programs_are_read(text):
-    assert [line.replacement for line in findings("job.py", text).lines].count(COMPUTED) == 1
+    assert [line.replacement for line in port_report("job.py", text).lines].count(COMPUTED) == 1
 
 
 def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(run, tmp_path):

@@ -59,7 +59,7 @@ def test_rows_of_a_queue_keep_their_order(rows):
     assert bad_rows == {}
     assert sorted(plan.order.tolist()) == list(range(len(rows)))
     at = 0
-    for topic, queue, start, end in plan.shares:
+    for topic, queue, start, end in plan.ranges:
         assert start == at < end
         at = end
         mine = plan.order[start:end].tolist()
@@ -67,7 +67,7 @@ def test_rows_of_a_queue_keep_their_order(rows):
         for of_topic, key in (rows[i] for i in mine):
             assert (of_topic, queue) == (topic, select("hash", QUEUES[topic], None, key) if key else None)
     assert at == len(rows)
-    assert len({(share.topic, share.queue) for share in plan.shares}) == len(plan.shares)
+    assert len({(share.topic, share.queue) for share in plan.ranges}) == len(plan.ranges)
     names, codes = plan.topics(len(rows))
     named = [names[0]] * len(rows) if codes is None else [names[code] for code in codes]
     assert named == [topic for topic, _ in rows]
@@ -81,7 +81,7 @@ def test_11_26_more_queues_than_two_bytes_can_number(count):
     plan, bad_rows = planned(made, frame(i=pa.array(ids, pa.int32())))
     assert bad_rows == {}
     rows = plan.order.tolist()
-    found = {share.queue.queue_id: rows[share.start : share.end] for share in plan.shares}
+    found = {share.queue.queue_id: rows[share.start : share.end] for share in plan.ranges}
     assert found == {0: [1, 5], 5: [3], count - 2: [4], count - 1: [0, 2]}
 
 
@@ -141,7 +141,7 @@ def test_a_row_without_a_queue_goes_to_the_queue_of_its_key(given, by_key):
     )
     plan, bad_rows = planned(made, frame(**ROWS))
     assert bad_rows == {}
-    found = {row: share.queue for share in plan.shares for row in plan.rows(share).tolist()}
+    found = {row: share.queue for share in plan.ranges for row in plan.rows(share).tolist()}
     of_key = select("hash", QUEUES["T"][:4], None, "y") if by_key else None
     assert found == {0: QUEUES["T"][3], 1: of_key, 2: None, 3: QUEUES["T"][0]}
 
@@ -157,7 +157,7 @@ def test_a_key_keeps_its_queue_when_a_row_names_one_that_is_new():
             made, frame(q=pa.array([queue_id, *[None] * 8], pa.int32()), b=[broker, *[None] * 8], k=list("xabcdefgh"))
         )
         assert bad_rows == {}
-        queues = {row: share.queue for share in plan.shares for row in plan.rows(share).tolist()}
+        queues = {row: share.queue for share in plan.ranges for row in plan.rows(share).tolist()}
         return [queues[row] for row in range(9)]
 
     before = found(0, "a")

@@ -72,7 +72,7 @@ def check_columns(
             elif column.kind not in kinds:
                 problems.append(column.wrong(text))
             by_role |= _ROLES[name]
-        elif not is_id and name in {known.lower() for known in SINK_COLUMNS}:
+        elif not is_id and name in {sink_name.lower() for sink_name in SINK_COLUMNS}:
             problems.append(
                 f"column {column.name!r} has no effect with option 'kafkaColumns', which takes {', '.join(COLUMNS)}: drop it, "
                 "or write without the option"
@@ -88,7 +88,7 @@ def check_columns(
 
 def _id_name(row_id: str) -> str:
     """The name of the id column in the converted batch: not ``row_id`` itself if another converted column has that name."""
-    taken = {name.lower() for made in _ROLES.values() for name in made.values()}
+    taken = {name.lower() for sink_names in _ROLES.values() for name in sink_names.values()}
     return f"{row_id} (messageId)" if row_id.lower() in taken else row_id
 
 
@@ -144,13 +144,13 @@ class KafkaRows:
 
     def _kept(self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
         """Which headers are stored; None if all are."""
-        coded = arrow.as_bytes(names).dictionary_encode()
-        different = coded.dictionary.to_pylist()
-        codes_of = pc.fill_null(coded.indices.cast(pa.int64()), len(different)).to_numpy()
-        legal = np.array([*(_legal(name, self._reserved) for name in different), False])
+        encoded = arrow.as_bytes(names).dictionary_encode()
+        distinct_names = encoded.dictionary.to_pylist()
+        codes_of = pc.fill_null(encoded.indices.cast(pa.int64()), len(distinct_names)).to_numpy()
+        legal = np.array([*(_legal(name, self._reserved) for name in distinct_names), False])
         keep: npt.NDArray[np.bool_] = legal[codes_of] & arrow.flags(values.is_valid())
         rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        places = rows * (len(different) + 1) + codes_of
+        places = rows * (len(distinct_names) + 1) + codes_of
         backwards = np.flatnonzero(keep)[::-1]
         _, last = np.unique(places[backwards], return_index=True)
         if len(last) < len(backwards):
@@ -189,8 +189,8 @@ def _as_of_stand_ins(
     if not len(rows):
         return rows
     marks = pa.array([NULL_BODY.encode(), EMPTY_BODY.encode()], pa.binary())
-    alike = pc.and_(pc.equal(names, pa.scalar(DELETED.encode(), pa.binary())), pc.is_in(values, marks))
-    headers = np.flatnonzero(arrow.flags(pc.fill_null(alike, False)))
+    looks_like_mark = pc.and_(pc.equal(names, pa.scalar(DELETED.encode(), pa.binary())), pc.is_in(values, marks))
+    headers = np.flatnonzero(arrow.flags(pc.fill_null(looks_like_mark, False)))
     return headers[np.isin(np.searchsorted(bounds, headers, side="right") - 1, rows)]
 
 

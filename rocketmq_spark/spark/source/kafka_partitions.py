@@ -21,7 +21,7 @@ QueueRuns = Mapping[str, Sequence[Sequence[str | int]]]
 MOST_QUEUES = 1 << 20
 
 
-def of_log(entry: object) -> QueueRuns:
+def runs_of_log(entry: object) -> QueueRuns:
     """Returns the runs in an entry of the offset log.
 
     Raises ``ValueError`` for another form, for more than ``MOST_QUEUES`` queues, which would take all memory, and for a queue in

@@ -161,7 +161,7 @@ def _flat(topics: object) -> dict[MessageQueue, int]:
 
 def _partitions(logged: object) -> kafka_partitions.QueueRuns:
     try:
-        return kafka_partitions.of_log(logged)
+        return kafka_partitions.runs_of_log(logged)
     except ValueError as e:
         raise OffsetError(f'"partitions" of an offset: {e}', remedy=_REMEDY_OF_PARTITIONS) from e
 
