@@ -492,6 +492,7 @@ RENAMED = f'{WRITE}.option("topicNames", "dotsToUnderscores")'
         (f'd = df.withColumn("topic", F.lit("a.b"))\nd.{WRITE}.save()', ["1"]),
         (f"df.selectExpr(\"'a.b' AS topic\").{WRITE}.save()", ["1"]),
         (f'df.withColumn("topic", F.lit("a.b")).{RENAMED}.save()', []),
+        (f'{READ}.withColumn("topic", F.lit("a.b")).{RENAMED}.save()', []),
         (f'df.withColumn("topic", F.lit("a.b")).{WRITE}.options(**more).save()', []),
         (f'df.withColumn("topic", F.lit("a.b")).{WRITE}.option("topic", "t").save()', []),
         (f'df.where(F.col("topic") == "a.b").{RENAMED}.save()', []),
