@@ -44,13 +44,14 @@ SOURCE_COLUMNS = {
     "decodeError": "why the message could not be decoded, null if it could; requires `badMessage=null` as well",
 }
 SINK_COLUMNS = {
-    "body": "what is sent; required, neither null nor empty",
+    "body": "what is sent; required. Null or empty only with `emptyBodies=mark`",
     "value": "another name of `body`",
     "topic": "topic of the row; option `topic` overrides it",
     "tags": "the tag that readers may filter by",
     "keys": "business keys; a string may hold several, separated by spaces; an element of an array is one key",
     "properties": "properties of the user; a null value is left out",
-    "shardingKey": "rows of one key go to one queue, unless `queueSelector` or `queueId` chooses another; null means any queue",
+    "shardingKey": "rows of one key go to one queue, unless `queueSelector` or `queueId` chooses another; null or empty means "
+    "any queue",
     "queueId": "the queue itself; null means any queue, or that of the `shardingKey`",
     "brokerName": "its broker; goes with `queueId`",
     "delayLevel": "deliver after the delay of this level in the broker's delay table",

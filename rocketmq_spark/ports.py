@@ -168,10 +168,16 @@ class RouteReader(Protocol):
     """Topics, and the brokers that have them."""
 
     def get(self, topic: str, max_age_s: float = 30.0, deadline: Deadline | None = None) -> TopicRoute:
-        """Return the route, at most ``max_age_s`` old. An unchanged route stays the same object. Raises ``RouteNotFound``."""
+        """Return the route, at most ``max_age_s`` seconds old; an unchanged route stays the same object.
+
+        Raises ``RouteNotFound``.
+        """
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
-        """Refresh all routes older than ``max_age_s`` in parallel, and return their topics. Failures are left to ``get``."""
+        """Refresh the routes older than ``max_age_s`` seconds in parallel, if there are several, and return their topics.
+
+        Failures, and a single older route, are left to ``get``.
+        """
 
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
         """Return the route from the name server, and do not cache it. Raises ``RouteNotFound``."""

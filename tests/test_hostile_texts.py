@@ -126,14 +126,14 @@ _BEGIN, _END = b"-----BEGIN CERTIFICATE-----\n", b"-----END CERTIFICATE-----\n"
         lambda: cluster_folder(f"host-{i}:9876" for i in range(100_000)),
         lambda: nearest("a" * 100_000, ["b" * 100_000, "ab" * 50_000], 3, 0.5),
         lambda: nearest("a" * 100, ["ab" * 10_000_000], 3, 0.1),
-        lambda: kafka_lines.findings("a.py", repr("create " * 100_000)),
-        lambda: kafka_lines.findings("a.sql", "startingoffsets [" * 50_000),
-        lambda: kafka_lines.findings("a.sql", "topic " + " " * 100_000),
-        lambda: kafka_lines.findings("a.scala", ".format(x" * 30_000),
-        lambda: kafka_lines.findings(
+        lambda: kafka_lines.port_report("a.py", repr("create " * 100_000)),
+        lambda: kafka_lines.port_report("a.sql", "startingoffsets [" * 50_000),
+        lambda: kafka_lines.port_report("a.sql", "topic " + " " * 100_000),
+        lambda: kafka_lines.port_report("a.scala", ".format(x" * 30_000),
+        lambda: kafka_lines.port_report(
             "a.py", 'spark.read.format("kafka").load().where("' + "topic " * 30_000 + "'" + '")'
         ),
-        lambda: kafka_lines.findings(
+        lambda: kafka_lines.port_report(
             "a.py",
             "a = 'x.' * 9\n"
             + "a = a + a\n" * 9

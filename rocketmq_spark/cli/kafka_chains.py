@@ -1,25 +1,25 @@
 """Chains of calls that read or write, such as ``df.writeStream.format("kafka").option(…).start()``, in a Python program. Pure.
 
-A reader or a writer may be in variables: all chains that begin with one of its variables belong to it. Spark's readers and
-writers change themselves, so each of these chains may set an option of the others.
+A reader or a writer may be in several variables. Readers and writers of Spark are mutable: what one chain sets also holds for the
+other chains of the same object.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rocketmq_spark.cli.kafka_options import KAFKA, OF_SPARK, ROCKETMQ, Setting, replacements
-from rocketmq_spark.cli.kafka_text import COMPUTED, FORMAT, UPDATE, Finding
-from rocketmq_spark.cli.python_values import UNKNOWN, Binding, Entries, Function, Parameter, PythonProgram
+from rocketmq_spark.cli.kafka_text import COMPUTED, FORMAT, UPDATE, KafkaUse
+from rocketmq_spark.cli.python_values import UNKNOWN, DictValue, Function, Parameter, PythonProgram
 
 _APPEND = 'mode("append"), which is required'
 _CONTINUOUS = "a trigger of micro-batches; continuous processing is not supported"
 _OPTIONS = "the options are computed: compare them with docs/coming-from-kafka.md"
-_ROLES = {"read": "batch source", "readStream": "stream source", "write": "sink", "writeStream": "sink"}
+ROLES = {"read": "batch source", "readStream": "stream source", "write": "sink", "writeStream": "sink"}
 _ENDS = ("load", "save", "start", "toTable")
 _OTHER_ENDS = {"parquet", "orc", "json", "csv", "text", "table", "jdbc", "saveAsTable", "insertInto"}
 # Methods that only readers and writers have, besides ``format``, which texts have, too.
@@ -34,7 +34,7 @@ _PARAMETERS = {
 
 
 class ChainOption(NamedTuple):
-    """``value`` None is not known. ``name`` is ``UNKNOWN`` for options that the program's text does not show."""
+    """``value`` is None if unknown; ``name`` is ``UNKNOWN`` if the program's text does not show it."""
 
     name: str
     value: ast.expr | None
@@ -43,11 +43,10 @@ class ChainOption(NamedTuple):
 
 @dataclass(eq=False)
 class CallChain:
-    """``root`` is what the first call is made on; ``base`` is the session that reads, or the frame that is written."""
+    """``root`` is the expression on which the first call is made; ``role`` is None if it is no reader or writer."""
 
     calls: list[tuple[str, ast.Call]]
     root: ast.expr
-    base: ast.expr | None = None
     role: str | None = None
 
     @classmethod
@@ -57,9 +56,7 @@ class CallChain:
         while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not program.functions(node.func):
             calls.append((node.func.attr, node))
             node = node.func.value
-        is_io = isinstance(node, ast.Attribute) and node.attr in _ROLES
-        base = node.value if isinstance(node, ast.Attribute) and is_io else None
-        return cls(calls[::-1], node, base, _ROLES[node.attr] if isinstance(node, ast.Attribute) and is_io else None)
+        return cls(calls[::-1], node, ROLES.get(node.attr) if isinstance(node, ast.Attribute) else None)
 
     @property
     def names(self) -> set[str]:
@@ -116,9 +113,9 @@ def _argument(call: ast.Call, index: int, name: str) -> ast.expr | None:
 
 def _unpacked(node: ast.expr, program: PythonProgram) -> Iterator[ChainOption]:
     for value in program.values(node):
-        if isinstance(value, Entries):
+        if isinstance(value, DictValue):
             yield from (ChainOption(*entry) for entry in value.items)
-        if value is not None and (not isinstance(value, Entries) or value.is_open):
+        if value is not None and (not isinstance(value, DictValue) or value.is_open):
             yield ChainOption(UNKNOWN, None, node.lineno)
 
 
@@ -136,8 +133,8 @@ class ReaderOrWriter:
         return [node for node in formats if node is not None] or formats
 
     @functools.cached_property
-    def options(self) -> set[str]:
-        """The names of all options, in small letters."""
+    def option_names(self) -> set[str]:
+        """The names of all options, in lower case."""
         return {option.name.lower() for chain in self.chains for option in chain.options(self.program)}
 
     @functools.cached_property
@@ -167,20 +164,34 @@ class Chains:
                     chain = CallChain.of(node, program)
                     self._by_call.update((call, chain) for _, call in chain.calls)
                     self.chains.append(chain)
-                case ast.Attribute(attr=name) if name in _ROLES:
+                case ast.Attribute(attr=name) if name in ROLES:
                     self._roots.append(node)
         for node in nodes:
             if isinstance(node, ast.Name | ast.Attribute):
                 self._bind(node)
         self._owners: dict[object, ReaderOrWriter] = {}
         for root in self._roots:
-            self._owner(root).roles.add(_ROLES[root.attr])
+            self._owner(root).roles.add(ROLES[root.attr])
         self.chains = [chain for chain in self.chains if self._is_io(chain)]
         for chain in self.chains:
             self.owner(chain).chains.append(chain)
 
     def owner(self, chain: CallChain) -> ReaderOrWriter:
         return self._owner(self._key(chain.root))
+
+    def at(self, call: ast.expr) -> CallChain | None:
+        """The chain that has a call of a method."""
+        return self._by_call.get(call) if isinstance(call, ast.Call) else None
+
+    def format(self, chain: CallChain) -> str | None:
+        """The format of a chain: Kafka's if it may be that; None if it is not known."""
+        nodes = chain.formats(self.program) or self.owner(chain).formats
+        texts = [text.strip().lower() for node in nodes for text in self.program.texts(node)]
+        if any(map(_is_kafka, texts)):
+            return KAFKA
+        if ROCKETMQ in texts:
+            return ROCKETMQ
+        return None if not texts or any(UNKNOWN in text for text in texts) else texts[0]
 
     def _is_io(self, chain: CallChain) -> bool:
         if chain.role is not None or self.owner(chain).roles or chain.names & _OF_IO:
@@ -192,7 +203,7 @@ class Chains:
     def written(self) -> Iterator[tuple[ast.expr, ReaderOrWriter]]:
         """The frames that are written, with their writers."""
         for node in self._roots:
-            if _ROLES[node.attr] == "sink":
+            if ROLES[node.attr] == "sink":
                 yield node.value, self._owner(node)
 
     # Union-find over the variables, parameters, functions and expressions that may have the same reader or writer.
@@ -212,7 +223,7 @@ class Chains:
         return self._owners.setdefault(self._find(key), ReaderOrWriter(self.program))
 
     def _key(self, node: ast.expr) -> object:
-        """The key of what ``node`` has after its calls of methods."""
+        """The union-find key of the object on which the method calls in ``node`` are made."""
         while (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -231,7 +242,7 @@ class Chains:
         if isinstance(node, ast.IfExp):
             self._unite(self._key(node.body), self._key(node.orelse))
             return self._key(node.body)
-        if isinstance(node, ast.Attribute) and node.attr in _ROLES:
+        if isinstance(node, ast.Attribute) and node.attr in ROLES:
             return node
         key, _ = self.program.bindings(node)
         return key
@@ -242,7 +253,7 @@ class Chains:
             case ast.Name():
                 return True
             case ast.Attribute(attr=name):
-                return name in _ROLES or self.program.bindings(node)[0] is not node
+                return name in ROLES or self.program.bindings(node)[0] is not node
             case ast.Call(func=ast.Attribute()) if not self.program.functions(node.func):
                 chain = self._by_call.get(node)
                 calls = [] if chain is None else chain.calls[: [call for _, call in chain.calls].index(node) + 1]
@@ -268,27 +279,19 @@ class Chains:
 class KafkaChains:
     """The chains of a program that read or write Kafka, or may do so, and what replaces their parts."""
 
-    def __init__(self, program: PythonProgram, trees: list[ast.Module]) -> None:
-        self._program = program
-        self._chains = Chains(program, trees)
-        self.constants: set[ast.Constant] = set()  # the texts that are formats
-        self.options: set[tuple[int, str]] = set()  # line and name
-        self._frames: dict[
-            object, bool | None
-        ] = {}  # by variable and function: whether it is a frame of Kafka's source
-        self._active: set[object] = set()
-        self._is_circular = False
-        self._by_call: dict[ast.expr, CallChain] = {
-            call: chain for chain in self._chains.chains for _, call in chain.calls
-        }
+    def __init__(self, chains: Chains) -> None:
+        self._program = chains.program
+        self._chains = chains
+        self.format_constants: set[ast.Constant] = set()  # the texts that are formats
+        self.explained_options: set[tuple[int, str]] = set()  # line and name
 
-    def findings(self, tree: ast.Module) -> Iterator[Finding]:
+    def findings(self, tree: ast.Module) -> Iterator[KafkaUse]:
         nodes = set(ast.walk(tree))
         for chain in self._chains.chains:
             if chain.calls[-1][1] in nodes:
                 yield from self._of_chain(chain)
 
-    def _of_chain(self, chain: CallChain) -> Iterator[Finding]:
+    def _of_chain(self, chain: CallChain) -> Iterator[KafkaUse]:
         owner = self._chains.owner(chain)
         role = chain.role or (next(iter(owner.roles)) if len(owner.roles) == 1 else None)
         line = (chain.calls[-1][1].func.end_lineno or 0) if chain.calls else 0
@@ -296,16 +299,16 @@ class KafkaChains:
             values, constants = self._program.traced(node)
             texts = [value for value in values if isinstance(value, str)]
             if any(map(_is_kafka, texts)):
-                self.constants |= constants
+                self.format_constants |= constants
                 yield node.lineno if node else line, 'format("kafka")', FORMAT
             elif any(UNKNOWN in text for text in texts) and (role is not None or "format" in chain.names):
                 if node is not None:
                     yield node.lineno, f"format({ast.unparse(node)})", COMPUTED
                 elif not any(owner.formats):
                     yield line, f"{chain.calls[-1][0]}(**…)", COMPUTED
-        format = self._format(chain)
-        may_rename = UNKNOWN in owner.options and format == ROCKETMQ
-        others = owner.options | {"topicnames"} if may_rename else owner.options
+        format = self._chains.format(chain)
+        may_rename = UNKNOWN in owner.option_names and format == ROCKETMQ
+        others = owner.option_names | {"topicnames"} if may_rename else owner.option_names
         for option in chain.options(self._program):
             yield from self._of_option(option, role, format, others)
         if format in (KAFKA, ROCKETMQ):
@@ -313,9 +316,9 @@ class KafkaChains:
 
     def _of_option(
         self, option: ChainOption, role: str | None, format: str | None, others: set[str]
-    ) -> Iterator[Finding]:
+    ) -> Iterator[KafkaUse]:
         lower = option.name.lower()
-        self.options.add((option.line, option.name))
+        self.explained_options.add((option.line, option.name))
         if option.name == UNKNOWN:
             if format == KAFKA:
                 yield option.line, "options", _OPTIONS
@@ -328,17 +331,7 @@ class KafkaChains:
             for replacement in replacements(Setting(option.name, texts, role, None, others)):
                 yield option.line, option.name, replacement
 
-    def _format(self, chain: CallChain) -> str | None:
-        """The format of a chain: Kafka's if it may be that; None if it is not known."""
-        nodes = chain.formats(self._program) or self._chains.owner(chain).formats
-        texts = [text.strip().lower() for node in nodes for text in self._program.texts(node)]
-        if any(map(_is_kafka, texts)):
-            return KAFKA
-        if ROCKETMQ in texts:
-            return ROCKETMQ
-        return None if not texts or any(UNKNOWN in text for text in texts) else texts[0]
-
-    def _modes(self, chain: CallChain, owner: ReaderOrWriter) -> Iterator[Finding]:
+    def _modes(self, chain: CallChain, owner: ReaderOrWriter) -> Iterator[KafkaUse]:
         for name, call in chain.calls:
             if name == "trigger" and any(keyword.arg == "continuous" for keyword in call.keywords):
                 yield call.lineno, "trigger(continuous=…)", _CONTINUOUS
@@ -357,70 +350,6 @@ class KafkaChains:
                 if not any(text.lower() == "append" or UNKNOWN in text for text in texts):
                     shown = f'mode("{texts[0]}")' if texts else "save()"
                     yield call.func.end_lineno or call.lineno, shown, _APPEND
-
-    def reads_kafka(self, node: ast.expr) -> bool:
-        """Whether an expression is a frame of Kafka's source, or made of one."""
-        return self._reads_kafka(node) is True
-
-    def _reads_kafka(self, node: ast.expr) -> bool | None:
-        """None if the frame is made only of one for which this is being determined."""
-        while isinstance(node, ast.Call | ast.Attribute):
-            if isinstance(node, ast.Call):
-                if functions := self._program.functions(node.func):
-                    returned = [value for function in functions for value in self._program.returned(function)]
-                    return self._all_read_kafka(functions[0], returned)
-                chain = self._by_call.get(node)
-                if chain is not None and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
-                    return self._format(chain) == KAFKA
-            elif node.attr in _ROLES:
-                return False
-            elif self._program.bindings(node)[0] is not node:
-                break
-            node = node.func if isinstance(node, ast.Call) else node.value
-        key, bindings = self._program.bindings(node)
-        return self._all_read_kafka(key, self._bound(bindings))
-
-    def _all_read_kafka(self, key: object, values: Iterable[ast.expr | None]) -> bool | None:
-        """Whether all values of a variable or a function are such frames."""
-        if key in self._active:
-            self._is_circular = True
-            return None
-        if key in self._frames:
-            return self._frames[key]
-        self._active.add(key)
-        try:
-            frames = [value for value in values if not isinstance(value, ast.Constant)]
-            results = [False if value is None else self._reads_kafka(value) for value in frames]
-        finally:
-            self._active.discard(key)
-        result = False if False in results else True if True in results else None
-        if result is False or not self._is_circular or not self._active:
-            self._frames[key] = result
-        self._is_circular &= bool(self._active)
-        return result
-
-    def _bound(self, bindings: Iterable[Binding]) -> Iterator[ast.expr | None]:
-        for binding in bindings:
-            if isinstance(binding, Parameter):
-                yield from self._program.arguments(binding)
-            else:
-                yield binding if isinstance(binding, ast.expr) else None
-
-    def written(self) -> set[ast.expr]:
-        """The calls and names of which the frames consist that are written to Kafka."""
-        nodes: set[ast.expr] = set()
-        frames = [
-            frame for frame, writer in self._chains.written() if any(self._format(c) == KAFKA for c in writer.chains)
-        ]
-        while frames:
-            node = frames.pop()
-            while isinstance(node, ast.Call | ast.Attribute) and node not in nodes:
-                nodes.add(node)
-                node = node.func if isinstance(node, ast.Call) else node.value
-            if isinstance(node, ast.Name) and node not in nodes:
-                nodes.add(node)
-                frames += [value for value in self._bound(self._program.bindings(node)[1]) if value is not None]
-        return nodes
 
 
 def _is_kafka(text: str) -> bool:

@@ -12,14 +12,15 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from rocketmq_spark.cli.kafka_chains import KafkaChains
-from rocketmq_spark.cli.kafka_columns import column_findings
-from rocketmq_spark.cli.kafka_options import Setting, replacements
-from rocketmq_spark.cli.kafka_text import CHECK, JAR, PACKAGE, SETTING, Finding, of_sql, of_text
-from rocketmq_spark.cli.python_values import Entries, PythonProgram
+from rocketmq_spark.cli.kafka_chains import Chains, KafkaChains
+from rocketmq_spark.cli.kafka_columns import column_findings, topic_findings
+from rocketmq_spark.cli.kafka_frames import Frames
+from rocketmq_spark.cli.kafka_options import KAFKA, ROCKETMQ, Setting, replacements
+from rocketmq_spark.cli.kafka_text import CHECK, JAR, PACKAGE, SETTING, KafkaUse, of_sql, of_text
+from rocketmq_spark.cli.python_values import UNKNOWN, DictValue, PythonProgram
 
 
-class KafkaLine(NamedTuple):
+class PortedLine(NamedTuple):
     """``where`` is the number of a line, in a notebook ``cell:line``."""
 
     where: str
@@ -27,10 +28,10 @@ class KafkaLine(NamedTuple):
     replacement: str
 
 
-class Findings(NamedTuple):
+class PortReport(NamedTuple):
     """``searched`` are the parts that were searched as text, such as ``cell 2``."""
 
-    lines: list[KafkaLine]
+    lines: list[PortedLine]
     searched: list[str]
 
 
@@ -43,28 +44,45 @@ _CLIENTS = {"kafka": _CLIENT, "confluent_kafka": _CLIENT, "aiokafka": _ASYNC, "f
 UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
-def findings(name: str, text: str | bytes) -> Findings:
+def port_report(name: str, text: str | bytes) -> PortReport:
     """What changes, in the order of lines. Raises one of ``UNREADABLE`` if the program or the notebook cannot be parsed."""
     if name.endswith(".py"):
-        tree = ast.parse(text)  # bytes may say their encoding
-        (lines,) = _of_python([tree])
-        return Findings(_placed("", lines), [])
-    text = text if isinstance(text, str) else text.decode("utf-8-sig")
+        (lines,) = _of_python([_program(text)])
+        return PortReport(_placed("", lines), [])
+    try:
+        text = text if isinstance(text, str) else text.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise SyntaxError(f"byte {e.start} is not UTF-8: save the file as UTF-8") from e
     if name.endswith(".ipynb"):
         return _of_notebook(text)
-    return Findings(_placed("", of_text(text)), [name])
+    return PortReport(_placed("", of_text(text)), [name])
 
 
-def _placed(prefix: str, lines: Iterable[Finding]) -> list[KafkaLine]:
-    return [KafkaLine(f"{prefix}{line}", kafka, replacement) for line, kafka, replacement in sorted(set(lines))]
-
-
-def _of_notebook(text: str) -> Findings:
+def _program(text: str | bytes) -> ast.Module:
     try:
-        cells = json.loads(text)["cells"]
+        return ast.parse(text)  # bytes may say their encoding
+    except SyntaxError as e:
+        if "'utf-8' codec" in e.msg:
+            e.msg += ": save the file as UTF-8, or name its encoding in the first line"
+        raise
+
+
+def _placed(prefix: str, lines: Iterable[KafkaUse]) -> list[PortedLine]:
+    return [PortedLine(f"{prefix}{line}", kafka, replacement) for line, kafka, replacement in sorted(set(lines))]
+
+
+def _of_notebook(text: str) -> PortReport:
+    try:
+        notebook = json.loads(text)
+    except ValueError as e:
+        raise SyntaxError(f"a notebook must be JSON: {e}") from e
+    try:
+        cells = notebook["cells"]
         programs = ["".join(cell.get("source", "")) if cell["cell_type"] == "code" else "" for cell in cells]
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise SyntaxError(f"it is no notebook: {e}") from e
+    except (KeyError, TypeError, AttributeError) as e:
+        raise SyntaxError(
+            "it is not a notebook of format 4: expected a JSON object with a list 'cells', each with 'cell_type' and 'source'"
+        ) from e
     trees = [_parsed(program) for program in programs]
     of_python = iter(_of_python([tree for tree in trees if tree is not None]))
     lines, searched = [], []
@@ -72,7 +90,7 @@ def _of_notebook(text: str) -> Findings:
         if tree is None:
             searched.append(f"cell {number}")
         lines += _placed(f"{number}:", of_text(program) if tree is None else next(of_python))
-    return Findings(lines, searched)
+    return PortReport(lines, searched)
 
 
 def _parsed(cell: str) -> ast.Module | None:
@@ -85,19 +103,26 @@ def _parsed(cell: str) -> ast.Module | None:
         return None
 
 
-def _of_python(trees: list[ast.Module]) -> list[list[Finding]]:
+def _of_python(trees: list[ast.Module]) -> list[list[KafkaUse]]:
     """The findings of each module or cell; all share their variables."""
     program = PythonProgram(trees)
-    kafka = KafkaChains(program, trees)
-    of_chains = [list(kafka.findings(tree)) for tree in trees]  # all, before texts are judged that no chain has
-    written = kafka.written()
+    chains = Chains(program, trees)
+    kafka = KafkaChains(chains)
+    of_chains = [list(kafka.findings(tree)) for tree in trees]  # all first: ``_of_rest`` skips what they explain
+    of_kafka, ported = Frames(chains, KAFKA), Frames(chains, ROCKETMQ)
+    written, sent = of_kafka.written(), ported.written(without=("topic", "topicnames", UNKNOWN))
     return [
-        [*lines, *column_findings(tree, program, kafka.reads_kafka, written), *_of_rest(tree, program, kafka)]
+        [
+            *lines,
+            *column_findings(tree, program, of_kafka.reads, written),
+            *topic_findings(tree, program, ported.reads, sent),
+            *_of_rest(tree, program, kafka),
+        ]
         for tree, lines in zip(trees, of_chains, strict=True)
     ]
 
 
-def _of_rest(tree: ast.Module, program: PythonProgram, kafka: KafkaChains) -> Iterator[Finding]:
+def _of_rest(tree: ast.Module, program: PythonProgram, kafka: KafkaChains) -> Iterator[KafkaUse]:
     """What is not in a chain: clients, dictionaries of options, SQL, settings, and texts that may become a format."""
     seen: set[ast.AST] = set()  # docstrings, and parts of texts
     for node in ast.walk(tree):  # a whole text comes before its parts
@@ -122,39 +147,39 @@ def _of_rest(tree: ast.Module, program: PythonProgram, kafka: KafkaChains) -> It
             case ast.Constant(value=str() as text) if node not in seen:
                 yield from of_sql(text, node.lineno)
                 yield from _constant(text, node.lineno)
-                if text.lower() == "kafka" and node not in kafka.constants:
+                if text.lower() == "kafka" and node not in kafka.format_constants:
                     yield node.lineno, '"kafka"', CHECK
 
 
-def _of_texts(node: ast.expr, place: ast.expr, program: PythonProgram, seen: set[ast.AST]) -> Iterator[Finding]:
+def _of_texts(node: ast.expr, place: ast.expr, program: PythonProgram, seen: set[ast.AST]) -> Iterator[KafkaUse]:
     """SQL in a text that is put together."""
     constants = [
         part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
     ]
     texts = program.texts(node) if any(re.search(r"create|using", text, re.IGNORECASE) for text in constants) else []
     parts = [part for part in ast.walk(node) if isinstance(part, ast.JoinedStr | ast.BinOp)]
-    found = [finding for text in texts for finding in of_sql(text, place.lineno)]
+    uses = [use for text in texts for use in of_sql(text, place.lineno)]
     seen.update(parts)
-    if found:  # otherwise the parts are judged by themselves
+    if uses:  # otherwise the parts are judged by themselves
         seen.update(part for part in ast.walk(node) if isinstance(part, ast.Constant))
-    yield from found
+    yield from uses
 
 
-def _dictionary(given: ast.expr, program: PythonProgram, kafka: KafkaChains) -> Iterator[Finding]:
-    """The entries of a dictionary that has an option of Kafka, and of which no chain is known."""
-    for entries in program.values(given):
-        if not isinstance(entries, Entries) or not any(
+def _dictionary(dictionary: ast.expr, program: PythonProgram, kafka: KafkaChains) -> Iterator[KafkaUse]:
+    """The entries of a dictionary that has a name with ``kafka.``, unless a chain uses the entry."""
+    for entries in program.values(dictionary):
+        if not isinstance(entries, DictValue) or not any(
             entry.name.lower().startswith("kafka.") for entry in entries.items
         ):
             continue
         names = {entry.name.lower() for entry in entries.items}
         for entry in entries.items:
-            if (entry.line, entry.name) not in kafka.options:
+            if (entry.line, entry.name) not in kafka.explained_options:
                 setting = Setting(entry.name, program.texts(entry.value), None, None, names)
                 yield from ((entry.line, entry.name, replacement) for replacement in replacements(setting))
 
 
-def _constant(text: str, line: int) -> Iterator[Finding]:
+def _constant(text: str, line: int) -> Iterator[KafkaUse]:
     if match := JAR.search(text):
         yield line, match[0], PACKAGE
     elif text.startswith("spark.kafka."):
@@ -163,7 +188,7 @@ def _constant(text: str, line: int) -> Iterator[Finding]:
         yield line, text, _LAG
 
 
-def _imports(node: ast.Import | ast.ImportFrom) -> Iterator[Finding]:
+def _imports(node: ast.Import | ast.ImportFrom) -> Iterator[KafkaUse]:
     modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
     for module in modules:
         if module.startswith("pyspark.streaming.kafka"):

@@ -15,7 +15,8 @@ from rocketmq_spark.wire.names import legal_name
 
 KAFKA, ROCKETMQ = "kafka", "rocketmq"
 DOTS = "RocketMQ's names have no dots: add option topicNames=dotsToUnderscores"
-_PATTERN = "it matches RocketMQ's names, which have no dots: shop_.* for shop\\..*; option topicNames does not go with a pattern"
+_PATTERN = "it matches RocketMQ's names, which have no dots: shop_.* for shop\\..*; option topicNames is an error with a pattern"
+_LEGAL_IN_GROUPS = "RocketMQ's names of groups have only letters, digits, %, |, - and _"
 _HEADERS = "the same option, with kafkaColumns"
 _NO_HEADERS = "remove it: the sink always stores a column headers"
 _FOLDER = "use a new folder: Kafka offsets have no meaning in RocketMQ"
@@ -42,8 +43,8 @@ _ROWS = {name.lower(): row for row in TABLE for name in (row.name, row.field, *r
 class Setting(NamedTuple):
     """An option of a source or a sink.
 
-    ``texts`` are its possible values, with ``UNKNOWN`` in place of what is not known. ``role`` is that of ``options.ROLES``, None
-    if it is not known, as is ``format``. ``others`` are all options of the source or the sink, in small letters.
+    ``texts`` are its possible values; an unknown part is ``UNKNOWN``. ``role`` is one of ``options.ROLES``, ``format`` is the
+    format's name; each is None if unknown. ``others`` are the names of all options of the same reader or writer, in lower case.
     """
 
     name: str
@@ -67,7 +68,7 @@ def replacements(setting: Setting) -> Iterator[str]:
     elif lower in OF_PARTITIONS:
         yield from _of_partitions(setting)
     elif lower == "subscribepattern":
-        if any(_has_dots_of_names(text) for text in setting.texts) or _is_computed(setting):
+        if any(has_dots_of_names(text) for text in setting.texts) or _is_computed(setting):
             yield _PATTERN
     elif lower in ("topic", "subscribe"):
         if any("." in text for text in setting.texts) and "topicnames" not in setting.others:
@@ -90,11 +91,11 @@ def _no_option(role: str | None) -> str:
 
 
 def _is_computed(setting: Setting) -> bool:
-    """Whether a value that may change is not known, in a program that is still for Kafka."""
+    """Whether a part of the value is unknown. False in a program for RocketMQ: such a value has been ported."""
     return setting.format != ROCKETMQ and (not setting.texts or any(UNKNOWN in text for text in setting.texts))
 
 
-def _has_dots_of_names(pattern: str) -> bool:
+def has_dots_of_names(pattern: str) -> bool:
     """Whether a regular expression matches dots of names. A dot with a quantifier matches any text."""
     return "\\." in pattern or "[.]" in pattern or bool(re.search(r"\w\.\w", pattern))
 
@@ -102,7 +103,9 @@ def _has_dots_of_names(pattern: str) -> bool:
 def _of_partitions(setting: Setting) -> Iterator[str]:
     if _is_computed(setting) or any(map(_numbers_partitions, setting.texts)):
         yield OF_PARTITIONS[setting.name.lower()]
-    if "topicnames" not in setting.others and any("." in topic for text in setting.texts for topic in _topics(text)):
+    if "topicnames" not in setting.others and any(
+        "." in topic for text in setting.texts for topic in _topics_of_json(text)
+    ):
         yield DOTS
 
 
@@ -122,7 +125,7 @@ def _is_by_number(offsets: object) -> bool:
     return any(key.isdecimal() and not isinstance(value, dict | list) for key, value in items)
 
 
-def _topics(text: str) -> list[str]:
+def _topics_of_json(text: str) -> list[str]:
     try:
         value = json.loads(text, strict=False)
     except ValueError:
@@ -136,13 +139,13 @@ def _of_group(setting: Setting) -> Iterator[str]:
     if setting.role == "sink" and is_foreign:
         yield _no_option("sink")
     elif names:
-        yield f"option group={legal_name(names[0])}: names of groups have no dots"
+        yield f"option group={legal_name(names[0])}: {_LEGAL_IN_GROUPS}"
     elif is_foreign:
         yield foreign_option(setting.name) or ""
 
 
 def _fits(replacement: str, role: str | None) -> bool:
-    """Whether the role accepts an option that a sentence names, if the sentence names one."""
+    """Whether the role accepts one of the options that ``replacement`` names; true if it names none."""
     main, _, _ = replacement.partition(", with ")
     named = [row for row in TABLE if f"'{row.name}'" in main]
     return not named or any(role in row.roles for row in named)

@@ -1,4 +1,4 @@
-"""The lines of a text that change: Scala, SQL, shells, cells that are not Python. It is searched by statements. Pure."""
+"""Searches a text that is not Python (Scala, SQL, shells, cells of notebooks) for lines that must change, by statements. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rocketmq_spark.cli.kafka_options import (
 )
 from rocketmq_spark.cli.python_values import UNKNOWN
 
-# A line, from 1 on or from 0 on, Kafka's name, and what replaces it.
-Finding = tuple[int, str, str]
+# The number of a line (from 1, in ``_of_statement`` from 0), what the line has of Kafka, and its replacement.
+KafkaUse = tuple[int, str, str]
 
 FORMAT = 'format("rocketmq").option("kafkaColumns", True)'
 SQL = "USING rocketmq OPTIONS (kafkaColumns 'true', …)"
@@ -40,7 +40,7 @@ _OF_IO = re.compile(r"\b(?:read|readStream|write|writeStream|options?|load|save|
 _QUOTED = re.compile(r"""["']kafka["']|(?:\bformat\W{1,3}|[=:] ?)kafka\b(?![\w.:/-])""", re.IGNORECASE)
 _SETTING = re.compile(r"\bspark\.kafka\.[\w.]+")
 _OPTION = re.compile(rf"(?<![\w.])(kafka\.[\w.]+|{'|'.join(map(re.escape, sorted(OF_SPARK)))})\b", re.IGNORECASE)
-_MODE = re.compile(r"""outputMode\s*\(\s*(?:["'](?:update|complete)["']|OutputMode\.(?:Update|Complete)\b)""")
+_MODE = re.compile(r"""outputMode\s*\(\s*(?:["'](?:update|complete)["']|OutputMode\.(?:Update|Complete)\b)\s*\)?""")
 _OTHER_FORMAT = re.compile(r"""format\s*\(\s*["'](?!kafka["'])|\busing\s+(?!kafka\b)\w""", re.IGNORECASE)
 _ROCKETMQ = re.compile(r"""format\s*\(\s*["']rocketmq["']|\busing\s+rocketmq\b""", re.IGNORECASE)
 _NAMES = "|".join(map(re.escape, [*OF_PARTITIONS, *OF_TOPICS, *OF_GROUPS, "topicNames"]))
@@ -55,8 +55,8 @@ _COMMENT = re.compile(r"^[ \t]*(?://|#|/?\*|--\s).*", re.MULTILINE)
 _STATEMENT = re.compile(r"(?:.*?(?:;|\.(?:load|save|start|toTable)\s*\([^\n]*|\n[ \t]*\n)|.+$)", re.DOTALL)
 
 
-def of_text(text: str) -> Iterator[Finding]:
-    """The findings with numbers of lines from 1 on."""
+def of_text(text: str) -> Iterator[KafkaUse]:
+    """The findings with line numbers from 1."""
     plain = _COMMENT.sub("//", text)
     first = 1
     for statement in _STATEMENT.finditer(plain):
@@ -65,8 +65,10 @@ def of_text(text: str) -> Iterator[Finding]:
         first += statement[0].count("\n")
 
 
-def of_sql(text: str, line: int) -> Iterator[Finding]:
-    """The findings of a text in a program, which begins in ``line``, if the text may create a table of Kafka."""
+def of_sql(text: str, line: int) -> Iterator[KafkaUse]:
+    """The findings of a string that begins in ``line`` of a program; none unless it may create a table of Kafka, or names format
+    rocketmq.
+    """
     create = _CREATE.search(text)
     is_computed = create is not None and _COMPUTED_SQL.search(text, create.start())
     is_kafka = create is not None and _IN_SQL.search(text, create.start())
@@ -74,8 +76,10 @@ def of_sql(text: str, line: int) -> Iterator[Finding]:
         yield from ((line + number - 1, kafka, replacement) for number, kafka, replacement in of_text(text))
 
 
-def _of_statement(text: str) -> Iterator[Finding]:
-    """The findings with numbers of lines from 0 on. What other formats have, too, is none in a statement of another format."""
+def _of_statement(text: str) -> Iterator[KafkaUse]:
+    """The findings with line numbers from 0. Options and modes that other formats share count only if the statement names no
+    other format.
+    """
     is_rocketmq = bool(_ROCKETMQ.search(text))
     is_kafka = bool(_FORMAT.search(text) or _IN_SQL.search(text))
     is_shared = is_kafka or is_rocketmq or not _OTHER_FORMAT.search(text)

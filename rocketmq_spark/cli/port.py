@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rocketmq_spark.cli.command import CliCommand
-from rocketmq_spark.cli.kafka_lines import UNREADABLE, findings
+from rocketmq_spark.cli.kafka_lines import UNREADABLE, port_report
 from rocketmq_spark.cli.output import Output
 
 _LINES = "{} searched as text: names and values that are computed elsewhere are not found"
@@ -32,14 +32,15 @@ def port(ctx: click.Context, file: Path) -> None:
     """List the lines of a Spark program that change from Kafka to RocketMQ, and what replaces them.
 
     FILE is a Python program, a notebook, or a text in another language, such as Scala, SQL or a shell script. It is read and
-    not run. Python is parsed; other languages are searched as text, which finds less. A format that is computed, or a text
-    "kafka" that may become one, is listed to be checked. Lines of Python with columns of Kafka's source and sink are listed, too:
-    they stay with kafkaColumns=true. In a program for RocketMQ, what is left of Kafka is listed. Exit codes: 0 if there is
-    nothing to change or to check, 1 if there is, 2 if the file cannot be read or parsed.
+    not run. Python is parsed; other languages are searched as text, which finds less. Formats that are computed, and texts
+    "kafka" that may become a format, are listed to be checked. Lines of Python with columns of Kafka's source and sink are
+    listed, too: they stay with kafkaColumns=true. In a program for RocketMQ, formats, options, settings and names of topics with
+    dots that are left of Kafka are listed, columns are not. Exit codes: 0 if there is nothing to change or to check, 1 if there
+    is, 2 if the file cannot be read or parsed.
     """
     output: Output = ctx.obj
     try:
-        lines, searched = findings(file.name, file.read_bytes())
+        lines, searched = port_report(file.name, file.read_bytes())
     except OSError as e:
         raise click.UsageError(f"{file} cannot be read: {e}") from e
     except UNREADABLE as e:

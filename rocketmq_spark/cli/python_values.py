@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 # A value that the program's text does not show; in a text, its place.
 UNKNOWN = "\0"
-# More values of one expression are UNKNOWN, and what takes more steps, for one expression or for all of a program.
+# Limits, beyond which a value is UNKNOWN: values of an expression; steps to compute it; steps for all expressions of a program.
 _MOST_VALUES, _MOST_STEPS, _MOST_STEPS_OF_ALL = 32, 5_000, 300_000
-# Longer texts and lists that are put together are UNKNOWN, and so is JSON of more values: each step may double them.
+# Characters of a computed text; items of a computed list; values in computed JSON. Each step of a program may double them.
 _LONGEST_TEXT, _LONGEST_LIST, _MOST_IN_JSON = 100_000, 1_000, 10_000
 
 
-class Entry(NamedTuple):
+class DictItem(NamedTuple):
     """An item of a dictionary."""
 
     name: str
@@ -29,27 +29,27 @@ class Entry(NamedTuple):
     line: int
 
 
-class Items(NamedTuple):
+class ListValue(NamedTuple):
     """A list, tuple or set."""
 
     nodes: tuple[ast.expr, ...]
 
 
-class Entries(NamedTuple):
+class DictValue(NamedTuple):
     """A dictionary. ``is_open``: it may have items whose names the program does not show."""
 
-    items: tuple[Entry, ...]
+    items: tuple[DictItem, ...]
     is_open: bool = False
 
 
-Value = str | bytes | int | float | complex | None | Items | Entries
+Value = str | bytes | int | float | complex | None | ListValue | DictValue
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-class Element(NamedTuple):
+class UnpackedItem(NamedTuple):
     """An item of a value that is unpacked, or over which a loop iterates; ``position`` None is any."""
 
-    of: ast.expr | Element
+    of: ast.expr | UnpackedItem
     position: int | None
 
 
@@ -61,7 +61,7 @@ class Parameter(NamedTuple):
 
 
 # What a name is bound to; None is a value that the program does not show, such as an import.
-Binding = ast.expr | Element | Parameter | Function | ast.ClassDef | None
+Binding = ast.expr | UnpackedItem | Parameter | Function | ast.ClassDef | None
 
 
 @dataclass(eq=False)
@@ -73,7 +73,7 @@ class NameScope:
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
     additions: dict[str, list[ast.expr]] = field(default_factory=dict)
     removals: dict[str, list[ast.expr]] = field(default_factory=dict)
-    module_names: set[str] = field(default_factory=set)
+    module_names: set[str] = field(default_factory=set)  # declared ``global``
 
     def owner(self, name: str) -> NameScope | None:
         """The scope whose ``name`` an expression in this scope means; None for a builtin."""
@@ -91,17 +91,17 @@ class PythonProgram:
     def __init__(self, trees: Iterable[ast.Module]) -> None:
         self.module = NameScope(None)
         self._scopes: dict[ast.AST, NameScope] = {}
-        self._attributes: dict[str, list[Binding]] = {}
-        self._methods: dict[str, list[Function]] = {}
-        self._returns: dict[ast.AST, list[ast.expr]] = {}
-        self._calls: dict[ast.AST, list[ast.Call]] = {}
-        self._named_calls: list[ast.Call] = []
+        self._attributes: dict[str, list[Binding]] = {}  # by name: what an attribute of any object is set to
+        self._methods: dict[str, list[Function]] = {}  # by name, of all classes
+        self._returns: dict[ast.AST, list[ast.expr]] = {}  # by function
+        self._calls: dict[ast.AST, list[ast.Call]] = {}  # by function
+        self._named_calls: list[ast.Call] = []  # all calls, to be resolved when all functions are bound
         self._memo: dict[ast.AST, tuple[tuple[Value, ...], frozenset[ast.Constant]]] = {}
-        self._active: set[object] = set()
-        self._visited: set[ast.Constant] = set()
-        self._cut = False
+        self._active: set[object] = set()  # being computed; to meet one again is a cycle
+        self._visited: set[ast.Constant] = set()  # constants that the current expression uses
+        self._cut = False  # whether a cycle or a limit made a value incomplete, which is then not kept in the memo
         self._steps = self._steps_of_all = 0
-        self._plain_left = 0
+        self._plain_left = 0  # values that the current JSON may still have
         for tree in trees:
             self._bind(tree, self.module, None)
         for call in self._named_calls:
@@ -115,7 +115,7 @@ class PythonProgram:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
                 if not isinstance(node, ast.Lambda):
-                    self._name(scope, node.name, node)
+                    self._bind_name(scope, node.name, node)
                     if scope.is_class:
                         self._methods.setdefault(node.name, []).append(node)
                     for part in (*node.decorator_list, *([node.returns] if node.returns else ())):
@@ -130,7 +130,7 @@ class PythonProgram:
                         self._bind(statement, inner, node)
                 return
             case ast.ClassDef():
-                self._name(scope, node.name, node)
+                self._bind_name(scope, node.name, node)
                 inner = NameScope(scope, is_class=True)
                 for child in ast.iter_child_nodes(node):
                     self._bind(child, inner if isinstance(child, ast.stmt) else scope, function)
@@ -145,16 +145,16 @@ class PythonProgram:
             case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
                 self._target(target, value, scope)
             case ast.AugAssign(target=ast.Name() as target, op=op, value=value):
-                self._target(target, self._made(ast.BinOp(target, op, value), node, scope), scope)
+                self._target(target, self._synthetic(ast.BinOp(target, op, value), node, scope), scope)
             case ast.For(target=target, iter=iterable) | ast.AsyncFor(target=target, iter=iterable):
-                self._target(target, Element(iterable, None), scope)
+                self._target(target, UnpackedItem(iterable, None), scope)
             case ast.comprehension(target=target, iter=iterable):
-                self._target(target, Element(iterable, None), scope)
+                self._target(target, UnpackedItem(iterable, None), scope)
             case ast.withitem(optional_vars=ast.expr() as target, context_expr=value):
                 self._target(target, value, scope)
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 for alias in names:
-                    self._name(scope, (alias.asname or alias.name).partition(".")[0], None)
+                    self._bind_name(scope, (alias.asname or alias.name).partition(".")[0], None)
             case ast.Delete(targets=targets):
                 for target in targets:
                     match target:
@@ -167,28 +167,28 @@ class PythonProgram:
         for child in ast.iter_child_nodes(node):
             self._bind(child, scope, function)
 
-    def _made(self, node: ast.expr, place: ast.AST, scope: NameScope) -> ast.expr:
+    def _synthetic(self, node: ast.expr, place: ast.AST, scope: NameScope) -> ast.expr:
         """``node``, which is not in the program's text, at the place of a node that is."""
         self._scopes[node] = scope
         return ast.copy_location(node, place)
 
-    def _name(self, scope: NameScope, name: str, binding: Binding) -> None:
+    def _bind_name(self, scope: NameScope, name: str, binding: Binding) -> None:
         scope = self.module if name in scope.module_names else scope
         scope.bindings.setdefault(name, []).append(binding)
 
-    def _target(self, target: ast.expr, value: ast.expr | Element, scope: NameScope) -> None:
+    def _target(self, target: ast.expr, value: ast.expr | UnpackedItem, scope: NameScope) -> None:
         match target:
             case ast.Name(id=name):
-                self._name(scope, name, value)
+                self._bind_name(scope, name, value)
             case ast.Attribute(attr=name):
                 self._attributes.setdefault(name, []).append(value)
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 for index, part in enumerate(parts):
                     is_plain = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(parts)
                     item = value.elts[index] if isinstance(value, ast.Tuple | ast.List) and is_plain else None
-                    self._target(part, item or Element(value, index), scope)
+                    self._target(part, item or UnpackedItem(value, index), scope)
             case ast.Subscript(value=ast.Name(id=name), slice=key) if isinstance(value, ast.expr):
-                added = self._made(ast.Dict([key], [value]), target, scope)
+                added = self._synthetic(ast.Dict([key], [value]), target, scope)
                 (scope.owner(name) or scope).additions.setdefault(name, []).append(added)
 
     def _parameters(self, function: Function, scope: NameScope, outer: NameScope) -> None:
@@ -226,12 +226,12 @@ class PythonProgram:
             case ast.Call(func=ast.Attribute(attr="update" | "setdefault" as method, value=ast.Name(id=name))):
                 additions = (scope.owner(name) or scope).additions.setdefault(name, [])
                 if method == "setdefault" and len(call.args) == 2:
-                    additions.append(self._made(ast.Dict([call.args[0]], [call.args[1]]), call, scope))
+                    additions.append(self._synthetic(ast.Dict([call.args[0]], [call.args[1]]), call, scope))
                 elif method == "update":
                     additions += call.args
                     for keyword in call.keywords:
                         key = None if keyword.arg is None else ast.copy_location(ast.Constant(keyword.arg), keyword)
-                        additions.append(self._made(ast.Dict([key], [keyword.value]), keyword, scope))
+                        additions.append(self._synthetic(ast.Dict([key], [keyword.value]), keyword, scope))
             case ast.Call(func=ast.Attribute(attr="pop", value=ast.Name(id=name)), args=[key, *_]):
                 (scope.owner(name) or scope).removals.setdefault(name, []).append(key)
             case ast.Call(func=ast.Name(id=name)) if name[:1].isupper():
@@ -288,7 +288,7 @@ class PythonProgram:
     def arguments(self, parameter: Parameter) -> list[ast.expr | None]:
         """The expressions that a parameter may stand for: arguments of calls, and its default; None is an unknown one."""
         calls = self._calls.get(parameter.function, [])
-        given: list[ast.expr | None] = [] if calls else [parameter.default, None]
+        arguments: list[ast.expr | None] = [] if calls else [parameter.default, None]
         for call in calls:
             by_name = [keyword.value for keyword in call.keywords if keyword.arg == parameter.name]
             is_unpacked = any(keyword.arg is None for keyword in call.keywords) or any(
@@ -296,14 +296,14 @@ class PythonProgram:
             )
             index = parameter.position
             if is_unpacked:
-                given += [*by_name, parameter.default, None]
+                arguments += [*by_name, parameter.default, None]
             elif index is not None and 0 <= index < len(call.args):
-                given.append(call.args[index])
+                arguments.append(call.args[index])
             elif by_name:
-                given += by_name
+                arguments += by_name
             else:
-                given.append(parameter.default)
-        return given
+                arguments.append(parameter.default)
+        return arguments
 
     # Values
 
@@ -333,7 +333,7 @@ class PythonProgram:
         outer, self._visited = self._visited, set()
         self._active.add(node)
         try:
-            values = tuple(_different(self._evaluated(node)))
+            values = tuple(_distinct(self._evaluated(node)))
         finally:
             self._active.discard(node)
             traced, self._visited = frozenset(self._visited), outer | self._visited
@@ -363,9 +363,9 @@ class PythonProgram:
             case ast.Starred():
                 return self._unpacked(node)
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                return [Items(tuple(parts))]
+                return [ListValue(tuple(parts))]
             case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part) | ast.SetComp(elt=part):
-                return [Items((part,))]
+                return [ListValue((part,))]
             case ast.Dict(keys=keys, values=values):
                 return [self._dictionary(keys, values)]
             case ast.BinOp(left=left, op=ast.Add(), right=right):
@@ -391,32 +391,34 @@ class PythonProgram:
             return []
         self._active.add(key)
         try:
-            found = [value for binding in bindings for value in self._bound(binding)]
+            found = [value for binding in bindings for value in self._values_of_binding(binding)]
             if isinstance(node, ast.Attribute) and not self._is_object(node.value):
                 found.append(UNKNOWN)  # another object may have an attribute of this name
             owner, name = key if isinstance(key, tuple) else (None, "")
-            if isinstance(owner, NameScope) and any(isinstance(value, Entries) for value in found):
+            if isinstance(owner, NameScope) and any(isinstance(value, DictValue) for value in found):
                 more = self._merged(owner.additions.get(name, []))
                 removed = {text for key in owner.removals.get(name, []) for text in self.texts(key)}
-                found = [_changed(value, more, removed) if isinstance(value, Entries) else value for value in found]
+                found = [
+                    _with_changes(value, more, removed) if isinstance(value, DictValue) else value for value in found
+                ]
             return found
         finally:
             self._active.discard(key)
 
-    def _bound(self, binding: Binding) -> Iterable[Value]:
+    def _values_of_binding(self, binding: Binding) -> Iterable[Value]:
         match binding:
             case ast.expr():
                 return self.values(binding)
-            case Element(of=whole, position=index):
-                return [item for value in self._bound(whole) for item in self._at(value, index)]
+            case UnpackedItem(of=whole, position=index):
+                return [item for value in self._values_of_binding(whole) for item in self._item_at(value, index)]
             case Parameter():
                 return [value for argument in self.arguments(binding) for value in self.values(argument)]
         return [UNKNOWN]
 
-    def _at(self, whole: Value, index: int | None) -> Iterable[Value]:
-        if isinstance(whole, Entries):
+    def _item_at(self, whole: Value, index: int | None) -> Iterable[Value]:
+        if isinstance(whole, DictValue):
             return [*(entry.name for entry in whole.items), *([UNKNOWN] if whole.is_open else [])]
-        if not isinstance(whole, Items):
+        if not isinstance(whole, ListValue):
             return [UNKNOWN]
         is_exact = index is not None and not any(isinstance(part, ast.Starred) for part in whole.nodes)
         if is_exact and index is not None:
@@ -426,14 +428,14 @@ class PythonProgram:
     def _unpacked(self, part: ast.expr) -> Iterable[Value]:
         if not isinstance(part, ast.Starred):
             return self.values(part)
-        return [item for value in self.values(part.value) for item in self._at(value, None)]
+        return [item for value in self.values(part.value) for item in self._item_at(value, None)]
 
     def _item(self, whole: Value, key: ast.expr) -> Iterable[Value]:
         keys = self.values(key)
-        if isinstance(whole, Items):
+        if isinstance(whole, ListValue):
             index = keys[0] if len(keys) == 1 and isinstance(keys[0], int) else None
-            return self._at(whole, index)
-        if not isinstance(whole, Entries):
+            return self._item_at(whole, index)
+        if not isinstance(whole, DictValue):
             return [UNKNOWN]
         names = [text for text in keys if isinstance(text, str)]
         is_unknown = any(UNKNOWN in name for name in names)
@@ -452,15 +454,15 @@ class PythonProgram:
 
     def _sums(self, left: ast.expr, right: ast.expr) -> Iterator[Value]:
         for one, other in itertools.product(self.values(left) or [UNKNOWN], self.values(right) or [UNKNOWN]):
-            if isinstance(one, Items) and isinstance(other, Items):
+            if isinstance(one, ListValue) and isinstance(other, ListValue):
                 nodes = (*one.nodes, *other.nodes)
-                yield Items(nodes) if len(nodes) <= _LONGEST_LIST else UNKNOWN
+                yield ListValue(nodes) if len(nodes) <= _LONGEST_LIST else UNKNOWN
             elif isinstance(one, str) or isinstance(other, str):
                 yield _as_text(one) + _as_text(other) if one != UNKNOWN or other != UNKNOWN else UNKNOWN
             else:
                 yield UNKNOWN
 
-    def _dictionary(self, keys: Iterable[ast.expr | None], values: Iterable[ast.expr]) -> Entries:
+    def _dictionary(self, keys: Iterable[ast.expr | None], values: Iterable[ast.expr]) -> DictValue:
         parts = []
         for key, value in zip(keys, values, strict=True):
             if key is None:
@@ -469,12 +471,12 @@ class PythonProgram:
             names = [text for text in self.values(key) if text is not None]
             known = [name for name in names if isinstance(name, str) and UNKNOWN not in name]
             others = any(isinstance(name, str) and UNKNOWN in name for name in names)
-            parts.append(Entries(tuple(Entry(name, value, key.lineno) for name in known), others))
-        return _united(parts)
+            parts.append(DictValue(tuple(DictItem(name, value, key.lineno) for name in known), others))
+        return _union(parts)
 
-    def _merged(self, nodes: Iterable[ast.expr]) -> Entries:
+    def _merged(self, nodes: Iterable[ast.expr]) -> DictValue:
         values = [value for node in nodes for value in self.values(node)]
-        return _united([value if isinstance(value, Entries) else Entries((), value is not None) for value in values])
+        return _union([value if isinstance(value, DictValue) else DictValue((), value is not None) for value in values])
 
     def _of_call(self, call: ast.Call) -> Iterable[Value]:
         arguments, function = call.args, call.func
@@ -487,7 +489,7 @@ class PythonProgram:
                 None if word.arg is None else ast.copy_location(ast.Constant(word.arg), word) for word in call.keywords
             ]
             named = self._dictionary(keywords, [word.value for word in call.keywords])
-            return [_united([self._merged(arguments), named])]
+            return [_union([self._merged(arguments), named])]
         if name in ("str", "list", "tuple", "sorted", "set", "lit") and len(arguments) == 1:
             values = self.values(arguments[0])
             return map(_as_text, values) if name == "str" else values
@@ -502,7 +504,7 @@ class PythonProgram:
     def _looked_up(self, function: ast.expr, arguments: list[ast.expr]) -> Iterable[Value]:
         default = self.values(arguments[1]) if len(arguments) > 1 else ()
         wholes = self.values(function.value) if isinstance(function, ast.Attribute) else ()
-        known = [whole for whole in wholes if isinstance(whole, Entries)]
+        known = [whole for whole in wholes if isinstance(whole, DictValue)]
         if not known or len(known) < len(wholes):
             return [*default, UNKNOWN]
         return [*default, *(item for whole in known for item in self._item(whole, arguments[0]))]
@@ -517,8 +519,8 @@ class PythonProgram:
             case "items", []:
                 return [self._pairs(value) for value in values]
             case "values", []:
-                entries = [value for value in values if isinstance(value, Entries) and not value.is_open]
-                return [Items(tuple(entry.value for entry in value.items)) for value in entries] or [UNKNOWN]
+                entries = [value for value in values if isinstance(value, DictValue) and not value.is_open]
+                return [ListValue(tuple(entry.value for entry in value.items)) for value in entries] or [UNKNOWN]
             case "format", _:
                 fields = re.compile(r"\{[^{}]*\}")
                 return [fields.sub(UNKNOWN, value) if isinstance(value, str) else UNKNOWN for value in values]
@@ -535,15 +537,15 @@ class PythonProgram:
                     for separator in values
                     for whole in lists
                     for text in (
-                        self._joined(_as_text(separator), whole.nodes) if isinstance(whole, Items) else [UNKNOWN]
+                        self._joined(_as_text(separator), whole.nodes) if isinstance(whole, ListValue) else [UNKNOWN]
                     )
                 ]
         return [UNKNOWN]
 
     def _pairs(self, value: Value) -> Value:
-        if not isinstance(value, Entries) or value.is_open:
+        if not isinstance(value, DictValue) or value.is_open:
             return UNKNOWN
-        return Items(tuple(ast.Tuple([ast.Constant(entry.name), entry.value], ast.Load()) for entry in value.items))
+        return ListValue(tuple(ast.Tuple([ast.Constant(entry.name), entry.value], ast.Load()) for entry in value.items))
 
     def _as_json(self, value: Value) -> str:
         self._plain_left = _MOST_IN_JSON
@@ -557,11 +559,11 @@ class PythonProgram:
         self._plain_left -= 1
         if self._plain_left < 0:
             raise ValueError("there are too many parts")
-        if isinstance(value, Items):
+        if isinstance(value, ListValue):
             return [self._only(node) for node in value.nodes]
-        if isinstance(value, Entries) and not value.is_open:
+        if isinstance(value, DictValue) and not value.is_open:
             return {entry.name: self._only(entry.value) for entry in value.items}
-        if isinstance(value, Entries) or (isinstance(value, str) and UNKNOWN in value):
+        if isinstance(value, DictValue) or (isinstance(value, str) and UNKNOWN in value):
             raise ValueError("a part is not known")
         return value
 
@@ -575,7 +577,7 @@ class PythonProgram:
         return self._plain(values[0])
 
 
-def _different(values: Iterable[Value]) -> Iterator[Value]:
+def _distinct(values: Iterable[Value]) -> Iterator[Value]:
     seen: dict[tuple[type, Value], None] = {}
     for value in values:
         if len(seen) == _MOST_VALUES:
@@ -588,16 +590,16 @@ def _different(values: Iterable[Value]) -> Iterator[Value]:
             yield value
 
 
-def _united(parts: Iterable[Entries]) -> Entries:
+def _union(parts: Iterable[DictValue]) -> DictValue:
     whole = list(parts)
     items = dict.fromkeys(entry for part in whole for entry in part.items)
-    return Entries(tuple(items), any(part.is_open for part in whole))
+    return DictValue(tuple(items), any(part.is_open for part in whole))
 
 
-def _changed(entries: Entries, added: Entries, removed: Container[str]) -> Entries:
-    whole = _united([entries, added])
-    return Entries(tuple(entry for entry in whole.items if entry.name not in removed), whole.is_open)
+def _with_changes(entries: DictValue, added: DictValue, removed: Container[str]) -> DictValue:
+    whole = _union([entries, added])
+    return DictValue(tuple(entry for entry in whole.items if entry.name not in removed), whole.is_open)
 
 
 def _as_text(value: Value) -> str:
-    return UNKNOWN if isinstance(value, Items | Entries | bytes) else str(value)
+    return UNKNOWN if isinstance(value, ListValue | DictValue | bytes) else str(value)

@@ -1,4 +1,4 @@
-"""Name servers and the routes they know: asked in turn, kept for a while, asked again on demand."""
+"""The list of name servers (``NameServers``), and the routes that they return, cached by topic (``Routes``)."""
 
 from __future__ import annotations
 
@@ -38,9 +38,13 @@ from rocketmq_spark.wire.header import Command, Peer
 logger = logging.getLogger(__name__)
 
 ROUTE_AGE_S = 30.0
-# Brokers register every 30 s, at the latest every 60 s. A broker that no name server lists for longer has left the cluster.
-# This is less than the default of ``sendTimeout``, so that a write outlasts a broker that hangs.
+# Brokers register every 30 s by default (``registerNameServerPeriod``), at the latest every 60 s. A broker that no name server
+# lists for longer has left the cluster. This is less than the default of ``sendTimeout``, so that a write outlasts a broker that
+# hangs.
 UNLISTED_S = 90.0
+
+_CHECK = "Check option 'nameServer' and that the name server runs"
+_ALLOW_TIME = "Allow more time, or check that the name server runs and has this address"
 
 
 class NameServers:
@@ -92,14 +96,12 @@ class NameServers:
             assert wrong is not None
             raise wrong
         if deadline is not None and deadline.expired and isinstance(last, CallTimeout):
-            remedy = of_kafka_port(self.addresses) or None
+            remedy = of_kafka_port(self.addresses) or _ALLOW_TIME
             raise CallTimeout("no name server answered in time", ";".join(self.addresses), remedy=remedy) from last
         raise type(last)(
             f"no name server answers: {last.message}",
             ";".join(self.addresses),
-            remedy=of_kafka_port(self.addresses)
-            or last.remedy
-            or "Check option 'nameServer' and that the name server runs",
+            remedy=of_kafka_port(self.addresses) or last.remedy or _CHECK,
         ) from last
 
     def _answered(self, address: str, make: Callable[[], Command], deadline: Deadline | None) -> Command:
@@ -110,7 +112,7 @@ class NameServers:
             return self.calls.ask(address, make(), deadline)
 
     def routes_at(self, address: str, deadline: Deadline | None = None) -> bool:
-        """Whether who answers there knows what a route is: a name server or a Proxy. A broker does not."""
+        """Whether the server at this address answers requests for routes: a name server or a Proxy does, a broker does not."""
         try:
             self.calls.ask(address, route_question(AUTO_CREATE_TOPIC), self._share(deadline))
         except NotSupported:
@@ -206,9 +208,10 @@ def _size_of_unlisted(unlisted: _Unlisted) -> int:
 
 
 class Routes:
-    """Routes by topic with their age. Thread-safe; one thread asks for a topic while others may ask for other ones.
+    """Caches routes by topic, with their age. Implements ``ports.RouteReader``, whose docstrings also hold here.
 
-    Implements ``ports.RouteReader``.
+    Thread-safe. The lock is not held while a server is asked: threads that need the same topic at the same time each ask for it,
+    and the last answer is kept.
     """
 
     def __init__(self, name_servers: NameServers) -> None:
@@ -223,12 +226,14 @@ class Routes:
         self._sizes: dict[str, int] = {}  # of all this, by topic, and of the list of all brokers
         self._held_bytes = 0  # their sum: see ``_weigh_locked``
         self._brokers: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one
-        self._listed: dict[str, BrokerData] = {}  # for those that no route names
+        self._listed: dict[str, BrokerData] = {}  # of the last list of all brokers; for those that no route names
         self._used_at = time.monotonic()
         _everywhere.add(self)
 
     def get(self, topic: str, max_age_s: float = 30.0, deadline: Deadline | None = None) -> TopicRoute:
-        """The route, at most ``max_age_s`` old. An unchanged route stays the same object. Raises ``RouteNotFound``."""
+        """See ``ports.RouteReader``. Also raises ``ConnectionLost`` or ``CallTimeout`` if no name server answers, and
+        ``RemoteProtocolError`` if the cache is full.
+        """
         self._used_at = time.monotonic()
         with self._lock:
             known = self._routes.get(topic)
@@ -237,9 +242,10 @@ class Routes:
         return self._keep(topic, *self._fetched(topic, deadline))
 
     def recent(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
-        """A route of the last 30 s; an old one while no name server answers, unless ``refresh`` demands a new one.
+        """Returns a route of the last 30 s (``recent_s``). If no name server answers, returns an older one from the cache, unless
+        ``refresh`` demands a new one.
 
-        Where there is an old one, half of the time is left for what is asked by it.
+        With a cached route, name servers get half of the deadline, so that the caller can still use the route.
         """
         old = not refresh and topic in self.known()
         soon = deadline.within(deadline.remaining() / 2) if old else deadline
@@ -320,11 +326,9 @@ class Routes:
         return dict(noted[: min(bodies.MAX_ROUTE_BROKERS, bisect.bisect_right(queues, MAX_QUEUES))])
 
     def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
-        """Return the sorted queues of brokers of an earlier route that the newest route does not list, unless a broker has left:
-        nothing listens at its address, it does not know the topic, or a broker with another name answers there.
-
-        A name server that has restarted lists brokers only as they register. A broker that gives no clear answer is asked again
-        until ``deadline``, and then counts as one that is there.
+        """See ``ports.RouteReader``. A broker has left if its address refuses connections, if it does not know the topic, or if a
+        broker with another name answers there. A broker that gives no clear answer is asked again until ``deadline``. Brokers
+        without a known master, and Proxies, are left out.
         """
         with self._lock:
             unlisted, now = dict(self._unlisted_brokers.get(topic, {})), time.monotonic()
@@ -365,8 +369,10 @@ class Routes:
         return TopicRoute(topic, tuple(there), {}).numbered()
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
-        """Ask for all routes that are older, many at once; the topics whose routes came. What cannot be had
-        so is left to ``get``.
+        """Fetch the routes older than ``max_age_s`` seconds with parallel requests, 64 at a time; returns the topics whose routes
+        came.
+
+        Fetches nothing if only one is older. That one, and all that failed, are left to ``get``.
         """
         oldest = time.monotonic() - max_age_s
         with self._lock:
@@ -386,7 +392,7 @@ class Routes:
         return frozenset(fresh)
 
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
-        """Ask the name server now."""
+        """See ``ports.RouteReader``."""
         route, _, peer = self._fetched(topic, deadline)
         self._advertise(route.brokers, peer)
         return route
@@ -425,9 +431,10 @@ class Routes:
         self._name_servers.calls.pool.advertise(addresses, peer)
 
     def _settled(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
-        """With acting masters distinguished from masters of a topic that may not be written to.
+        """Returns the route with ``acting`` corrected: a broker is an acting master if the cluster's list names another master.
 
-        The list of all brokers says which id each address has. Where it cannot be had for now, none is believed.
+        The route alone does not distinguish acting masters from masters of a topic that is not writable. If the list cannot be
+        had now, all that look like acting masters stay so; if servers cannot list brokers, none does.
         """
         doubted = [data for data in route.brokers.values() if data.acting]
         if not doubted:
@@ -445,8 +452,8 @@ class Routes:
         return route_question(self.on_wire(topic))
 
     def forget(self, topic: str) -> None:
-        """The route is not given again. Where its brokers are stays known: they may be there although a name server that
-        has just started knows nothing.
+        """Remove the route of a topic. The addresses of its brokers are kept: a name server that has just started may not know
+        them yet.
         """
         with self._lock:
             if topic in self._routes:
@@ -527,16 +534,16 @@ class Routes:
         return [data for _, data in sorted(newest.items())]
 
     def topics(self, deadline: Deadline | None = None) -> list[str]:
-        """Topics of the name server, system ones too; in a namespace or environment only those in it, by the user's names.
+        """See ``ports.RouteReader``. In a namespace or environment only the topics in it, by the user's names.
 
-        One that the user's name would not lead to is left out: it would stand for another topic.
+        A topic whose short name would resolve to another topic is left out.
         """
         answer = self._name_servers.ask(rpc.GET_ALL_TOPIC_LIST_FROM_NAMESERVER.request, deadline)
         scope = self._name_servers.calls.scope
         return sorted(scope.plain(topic) for topic in bodies.topic_list(answer.body) if scope.contains(topic))
 
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
-        """Brokers by name."""
+        """See ``ports.RouteReader``."""
         server, answer = self._name_servers.ask_at(rpc.GET_BROKER_CLUSTER_INFO.request, deadline)
         listed = self._reachable(bodies.cluster(answer.body).brokers, server)
         size = _size_of(listed.values())
@@ -549,28 +556,28 @@ class Routes:
         return dict(listed)
 
     def any_broker(self) -> bool:
-        """Whether a broker is registered; a Proxy, which does not say, stands for some."""
+        """Whether a broker is registered; true for a Proxy, which cannot list brokers."""
         try:
             return bool(self.cluster())
         except NotSupported:
             return True
 
     def any_master(self) -> bool:
-        """Whether a master is registered; a Proxy, which does not say, stands for some."""
+        """Whether a master is registered; true for a Proxy, which cannot list brokers."""
         try:
             return any(broker.master is not None for broker in self.cluster().values())
         except NotSupported:
             return True
 
     def existing(self, topic: str, max_age_s: float = 30.0) -> TopicRoute:
-        """``get`` for what is not going to create the topic: the error has the nearest names."""
+        """``get`` for callers that do not create the topic: ``RouteNotFound`` names the nearest topics."""
         try:
             return self.get(topic, max_age_s)
         except RouteNotFound as e:
             raise _with_nearest(self, e, "All names: rocketmq-spark topic list") from e
 
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
-        """The same error with the nearest existing names, as far as the name server lists them, and how to create the topic."""
+        """See ``ports.RouteReader``. The error also has the command that creates the topic."""
         return _with_nearest(
             self, error, f"Create it with Admin.create_topic, or with: rocketmq-spark topic create {error.topic}"
         )
@@ -645,7 +652,7 @@ def shown_queues(there: Mapping[str, QueueData]) -> str:
 
 
 def registered(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
-    """The same, of which there is at least one: without a broker nothing that is not found is known not to be there."""
+    """Returns ``cluster``; raises ``BrokerNotFound`` if it is empty, because then a missing topic proves nothing."""
     if not cluster:
         remedy = "Start one, or look into the logs of those that should be there"
         raise BrokerNotFound("no broker is registered", remedy=remedy)

@@ -111,9 +111,9 @@ class RemotingSender:
         if unlisted := self._routes.unlisted(topic, deadline.within(self._calls.request_timeout_s)):
             names = ", ".join(sorted({queue.broker_name for queue in unlisted}))
             raise BrokerNotFound(
-                f"partitions cannot be numbered yet: {names} had queues of the topic and may be up, but no name server lists it",
+                f"partitions cannot be numbered yet: no name server lists {names}, which had queues of the topic and may be up",
                 topic=topic,
-                remedy="After a restart of a name server, brokers register within half a minute. If the broker stays unlisted, "
+                remedy="After a restart of a name server, brokers register within half a minute. If a broker stays unlisted, "
                 "look into its log",
             )
         return route.numbered()

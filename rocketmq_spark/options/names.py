@@ -88,10 +88,10 @@ KAFKA_OPTIONS = {
     "fetchoffset.numretries": "the number of retries is option 'numRetries'",
     "fetchoffset.retryintervalms": "the pause between two tries is option 'retryInterval'",
     "kafkaconsumer.polltimeoutms": "the time that a task waits for a broker is option 'readDeadline'",
-    "kafka.security.protocol": "TLS is option 'tls', users are options 'accessKey' and 'secretKey'",
-    "kafka.sasl.mechanism": "users are options 'accessKey' and 'secretKey'",
-    "kafka.sasl.jaas.config": "users are options 'accessKey' and 'secretKey'",
-    "kafka.ssl.truststore.location": "authorities to trust are option 'tlsCaFile', a PEM file",
+    "kafka.security.protocol": "TLS is option 'tls', credentials are options 'accessKey' and 'secretKey'",
+    "kafka.sasl.mechanism": "credentials are options 'accessKey' and 'secretKey'",
+    "kafka.sasl.jaas.config": "credentials are options 'accessKey' and 'secretKey'",
+    "kafka.ssl.truststore.location": "trusted certificates are option 'tlsCaFile', a PEM file",
     "kafka.ssl.keystore.location": "the client's certificate is option 'tlsCertFile', a PEM file, its key 'tlsKeyFile'",
     "kafka.ssl.key.password": "the password of the key file is option 'tlsKeyPassword'",
     "kafka.ssl.endpoint.identification.algorithm": "the check of the host name in certificates is option 'tlsCheckHostname'",
@@ -149,12 +149,16 @@ _OF_CLIENTS = {
     "the time that a listener may take is option 'consumeTimeout'": "maxpollintervalms",
     "how queues are shared "
     "among members is option 'allocationStrategy'": "allocatemessagequeuestrategy partitionassignmentstrategy",
-    "TLS is option 'tls', with 'tlsCaFile' and 'tlsCertFile'; users are options 'accessKey' and 'secretKey'": "securityprotocol",
+    "TLS is option 'tls', with 'tlsCaFile' and 'tlsCertFile'; credentials are options 'accessKey' and 'secretKey'": (
+        "securityprotocol"
+    ),
     "TLS is option 'tls', with 'tlsCaFile' and 'tlsCertFile'": "tlsenable usetls sslcontext",
-    "authorities to trust are option 'tlsCaFile', a PEM file": "sslcafile sslcalocation",
+    "trusted certificates are option 'tlsCaFile', a PEM file": "sslcafile sslcalocation",
     "the client's certificate is option 'tlsCertFile', a PEM file": "sslcertificatelocation sslcertfile",
     "the key of the client's certificate is option 'tlsKeyFile', a PEM file": "sslkeylocation sslkeyfile",
-    "users are options 'accessKey' and 'secretKey'": "saslmechanism saslmechanisms saslusername saslpassword credentials ak sk",
+    "credentials are options 'accessKey' and 'secretKey'": (
+        "saslmechanism saslmechanisms saslusername saslpassword credentials ak sk"
+    ),
     "bodies are bytes and keys are text; convert them before you send and after you receive, in Spark with "
     "cast(body AS string)": "valueserializer keyserializer valuedeserializer keydeserializer",
     "a micro-batch is limited by option 'maxOffsetsPerTrigger', for all queues together": (
@@ -169,7 +173,7 @@ KAFKA_SOURCE_COLUMNS = {
     "value": "'body' (binary)",
     "partition": "'brokerName' and 'queueId'",
     "offset": "'queueOffset'",
-    "timestamp": "'storeTimestamp', or 'bornTimestamp' of the sender",
+    "timestamp": "'bornTimestamp', the sender's time, as in Kafka, or 'storeTimestamp', the broker's",
     "timestamptype": "none: there are 'bornTimestamp' and 'storeTimestamp'",
     "headers": "'properties' (map<string,string>)",
 }

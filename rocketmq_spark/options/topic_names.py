@@ -20,8 +20,6 @@ _BY_TOPIC = (
     "ending_offsets",
     "ending_offsets_by_timestamp",
 )
-
-
 # Names of topics in Kafka. Dots are the only characters in them that RocketMQ does not allow.
 _OF_KAFKA = re.compile(r"[a-zA-Z0-9._-]+")
 
@@ -43,14 +41,14 @@ class TopicNames:
         self.rule = rule
         self._seen: dict[str, str] = {}
         for name in names:
-            self.of(name)
+            self.rocketmq_name(name)
 
     @property
     def seen(self) -> tuple[str, ...]:
         """The names so far, as they were given."""
         return tuple(self._seen.values())
 
-    def of(self, name: str) -> str:
+    def rocketmq_name(self, name: str) -> str:
         """RocketMQ's name. Raises ``ValueError`` if another name has become the same."""
         renamed = RULES[self.rule](name)
         other = self._seen.setdefault(renamed, name)
@@ -60,7 +58,7 @@ class TopicNames:
 
 
 def with_rocketmq_names(field: str, value: Any, rule: str) -> Any:
-    """The value of an option with RocketMQ's names of topics. Raises ``ValueError`` as ``TopicNames.of``."""
+    """The value of an option with RocketMQ's names of topics. Raises ``ValueError`` as ``TopicNames.rocketmq_name``."""
     if field in _FIELDS or (field in _BY_TOPIC and isinstance(value, dict)):
         return _renamed(value, TopicNames(rule))
     return value
@@ -68,9 +66,9 @@ def with_rocketmq_names(field: str, value: Any, rule: str) -> Any:
 
 def _renamed(value: Any, names: TopicNames) -> Any:
     if isinstance(value, str):
-        return names.of(value)
+        return names.rocketmq_name(value)
     if isinstance(value, MessageQueue):
-        return value._replace(topic=names.of(value.topic))
+        return value._replace(topic=names.rocketmq_name(value.topic))
     if isinstance(value, dict):
         return {_renamed(key, names): entry for key, entry in value.items()}
     return tuple(_renamed(item, names) for item in value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketmq_spark.cli.kafka_lines import findings
+from rocketmq_spark.cli.kafka_lines import port_report
 from rocketmq_spark.cli.kafka_text import COMPUTED
 from rocketmq_spark.options.table import foreign_option
 from tests.cli.conftest import documents
@@ -41,11 +41,11 @@ spark.sql("CREATE TABLE t USING kafka OPTIONS (subscribe 'orders')")
 
 
 def places(name: str, text: str) -> list[tuple[str, str]]:
-    return [(place.where, place.kafka) for place in findings(name, text).lines]
+    return [(place.where, place.kafka) for place in port_report(name, text).lines]
 
 
 def answer(text: str) -> str:
-    (place,) = findings("job.py", text).lines
+    (place,) = port_report("job.py", text).lines
     return place.replacement
 
 
@@ -70,7 +70,7 @@ def test_each_line_that_changes_is_found():
         ("12", "topic"),
         ("13", "USING kafka"),
     ]
-    here = {place.kafka: place.replacement for place in findings("job.py", JOB).lines if place.where == "12"}
+    here = {place.kafka: place.replacement for place in port_report("job.py", JOB).lines if place.where == "12"}
     assert here["includeHeaders"] == "remove it: the sink always stores a column headers"
     assert here["kafka.linger.ms"] == foreign_option("kafka.linger.ms")
     assert "remove it: Spark's sources and sinks have no such option" in here["kafka.linger.ms"]
@@ -121,7 +121,7 @@ def test_options_of_both_connectors_are_found_if_their_values_change(options, fo
 def test_a_time_replaces_offsets_of_the_same_end():
     chain = "spark.read.format('kafka').option({!r}, offsets)"
     for name in ("startingOffsets", "endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp"):
-        (place,) = [each for each in findings("job.py", chain.format(name)).lines if each.kafka == name]
+        (place,) = [each for each in port_report("job.py", chain.format(name)).lines if each.kafka == name]
         assert place.replacement.endswith(f"option {name[: name.index('ingO')]}ingTimestamp")
 
 
@@ -200,7 +200,7 @@ def test_cells_that_are_not_python_are_searched_line_by_line():
         {"cell_type": "code", "source": ['val df = spark.read.format("kafka")']},
         {"cell_type": "code"},
     ]
-    lines, searched = findings("job.ipynb", json.dumps({"cells": cells}))
+    lines, searched = port_report("job.ipynb", json.dumps({"cells": cells}))
     assert [(place.where, place.kafka) for place in lines] == [
         ("3:1", 'format("kafka")'), ("4:3", "USING kafka"), ("5:1", 'format("kafka")'),
     ]  # fmt: skip
@@ -228,7 +228,7 @@ def test_cells_that_are_not_python_are_searched_line_by_line():
     ],
 )
 def test_other_languages_by_lines(name, text):
-    lines, searched = findings(name, text)
+    lines, searched = port_report(name, text)
     assert [place.where for place in lines] == ["2", "3", "4", "5"]
     assert searched == [name]
 
@@ -253,7 +253,7 @@ sent.write.format("kafka").mode("append").save()
 
 
 def test_columns_are_listed_where_they_are_certain():
-    found = [(place.where, place.kafka) for place in findings("job.py", COLUMNS_JOB).lines]
+    found = [(place.where, place.kafka) for place in port_report("job.py", COLUMNS_JOB).lines]
     assert found == [
         ("1", 'format("kafka")'),
         ("2", "column headers"),
@@ -270,8 +270,14 @@ def test_columns_are_listed_where_they_are_certain():
         ("7", "column timestamp"),
         ("15", 'format("kafka")'),
     ]
-    here = {place.kafka: place.replacement for place in findings("job.py", COLUMNS_JOB).lines}
-    assert here["column offset"] == "stays, with kafkaColumns=true; without it: queueOffset"
+    here = {place.kafka: place.replacement for place in port_report("job.py", COLUMNS_JOB).lines}
+    assert here["column offset"] == "stays, with kafkaColumns=true; without it: 'queueOffset'"
+    assert here["column topic"] == "stays, with kafkaColumns=true"
+    by_line = {
+        place.where: place.replacement for place in port_report("job.py", COLUMNS_JOB).lines if "key" in place.kafka
+    }
+    assert by_line["3"].endswith("without it: 'keys' (array<string>)")
+    assert "without it: 'shardingKey', which" in by_line["5"]
     assert places("job.py", COLUMNS_JOB.replace("kafka", "rocketmq")) == []
 
 
@@ -306,7 +312,7 @@ def test_a_statement_may_have_several_lines():
 
 def test_a_program_may_say_its_encoding():
     text = "# -*- coding: latin-1 -*-\nx = '\xe4'\nspark.read.format('kafka').load()".encode("latin-1")
-    assert [(place.where, place.kafka) for place in findings("job.py", text).lines] == [("3", 'format("kafka")')]
+    assert [(place.where, place.kafka) for place in port_report("job.py", text).lines] == [("3", 'format("kafka")')]
 
 
 KAFKA = ['format("kafka")']
@@ -368,7 +374,7 @@ def test_a_computed_format_is_resolved(text):
     ],
 )
 def test_a_format_that_is_not_known_is_to_be_checked(text, shown):
-    (line,) = findings("job.py", text).lines
+    (line,) = port_report("job.py", text).lines
     assert (line.kafka, line.replacement) == (shown, COMPUTED)
     assert line.where == str(text.count("\n", 0, max(text.find("USING"), text.find("format("), text.find("load("))) + 1)
 
@@ -450,7 +456,7 @@ def test_a_writer_in_a_variable_belongs_to_its_format(lines):
     ],
 )
 def test_options_and_names_that_are_computed(text, kafka):
-    lines = findings("job.py", text).lines
+    lines = port_report("job.py", text).lines
     assert kafka in [line.kafka for line in lines if not line.replacement.startswith("stays")]
 
 
@@ -461,10 +467,44 @@ def test_texts_of_a_long_program_are_no_formats():
     assert places("job.py", f"{text}spark.read.format('kafka').load()") == [("401", 'format("kafka")')]
 
 
-def test_a_group_is_given_a_legal_name():
-    text = 'spark.read.format("kafka").option("kafka.group.id", "server1.flatten").load()'
-    (here,) = [line.replacement for line in findings("job.py", text).lines if line.kafka == "kafka.group.id"]
-    assert here == "option group=server1_flatten: names of groups have no dots"
+@pytest.mark.parametrize(("name", "legal"), [("server1.flatten", "server1_flatten"), ("my group", "my_group")])
+def test_a_group_is_given_a_legal_name(name, legal):
+    text = f'spark.read.format("kafka").option("kafka.group.id", "{name}").load()'
+    (here,) = [line.replacement for line in port_report("job.py", text).lines if line.kafka == "kafka.group.id"]
+    assert here == f"option group={legal}: RocketMQ's names of groups have only letters, digits, %, |, - and _"
+
+
+READ = 'spark.read.format("rocketmq").option("kafkaColumns", True).load()'
+WRITE = 'write.format("rocketmq").option("kafkaColumns", True).mode("append")'
+RENAMED = f'{WRITE}.option("topicNames", "dotsToUnderscores")'
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (f"r = {READ}\nr.where(\"topic = 'a.b'\")", ["2"]),
+        (f'r = {READ}\nr.where(F.col("topic") == "a.b")', ["2"]),
+        (f'r = {READ}\nr.where(r.topic.isin("a.b", "c"))', ["2"]),
+        (f'r = {READ}\nr.select(F.split("topic", r"\\.")[1])', ["2"]),
+        (f'r = {READ}\nr.where(F.col("topic").rlike("shop[.]x"))', ["2"]),
+        (f"r = {READ}\nr.where(\"topic rlike 'shop\\\\.x'\")", ["2"]),
+        (f'{READ}.withColumn("topic", F.lit("a.b")).{WRITE}.save()', ["1"]),
+        (f'd = df.withColumn("topic", F.lit("a.b"))\nd.{WRITE}.save()', ["1"]),
+        (f"df.selectExpr(\"'a.b' AS topic\").{WRITE}.save()", ["1"]),
+        (f'df.withColumn("topic", F.lit("a.b")).{RENAMED}.save()', []),
+        (f'{READ}.withColumn("topic", F.lit("a.b")).{RENAMED}.save()', []),
+        (f'df.withColumn("topic", F.lit("a.b")).{WRITE}.options(**more).save()', []),
+        (f'df.withColumn("topic", F.lit("a.b")).{WRITE}.option("topic", "t").save()', []),
+        (f'df.where(F.col("topic") == "a.b").{RENAMED}.save()', []),
+        (f"r = {READ}\nr.where(\"topic = 'a_b'\").select(F.split('topic', '_')[1])", []),
+        (f'r = {READ}\nr.where(F.col("topic").rlike("shop_.*"))', []),
+        (f"r = {READ}\nr.where(\"topic rlike 'shop_.*'\")", []),
+        (f"r = {READ}\nr.selectExpr(\"regexp_extract(topic, 'shop_(.*)', 1) AS t\")", []),
+        (f"r = {READ}\nr.where(\"topic is not null and tags = 'x.y'\")", []),
+    ],
+)
+def test_a_ported_program_has_topics_with_dots(text, lines):
+    assert places("job.py", text) == [(line, "column topic") for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -506,7 +546,7 @@ def test_a_program_for_rocketmq_has_what_is_left_of_kafka(text, left):
     ],
 )
 def test_circular_and_long_programs_are_read(text):
-    assert [line.replacement for line in findings("job.py", text).lines].count(COMPUTED) == 1
+    assert [line.replacement for line in port_report("job.py", text).lines].count(COMPUTED) == 1
 
 
 def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(run, tmp_path):
@@ -541,3 +581,23 @@ def test_a_program_that_cannot_be_read_is_wrong_usage(run, tmp_path: Path, text)
     done = run("port", str(job))
     assert (done.exit_code, f"{job} cannot be" in done.stderr) == (2, True)
     assert run("port", str(tmp_path / "none.py")).exit_code == 2
+
+
+NO_NOTEBOOK = "it is not a notebook of format 4: expected a JSON object with a list 'cells'"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("n.ipynb", b"{}", NO_NOTEBOOK),
+        ("n.ipynb", b"[1]", NO_NOTEBOOK),
+        ("n.ipynb", b'{"cells": [{"cell_type": "code", "source": null}]}', NO_NOTEBOOK),
+        ("n.ipynb", b"{", "a notebook must be JSON: "),
+        ("Job.scala", b"// \xe9", "byte 3 is not UTF-8: save the file as UTF-8"),
+        ("job.py", b'x = "\xe9"', "save the file as UTF-8, or name its encoding in the first line"),
+    ],
+)
+def test_an_unreadable_file_has_a_remedy(run, tmp_path: Path, name, text, problem):
+    (tmp_path / name).write_bytes(text)
+    done = run("port", str(tmp_path / name))
+    assert (done.exit_code, problem in " ".join(done.stderr.split())) == (2, True)

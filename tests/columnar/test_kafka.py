@@ -138,7 +138,7 @@ def test_null_and_empty_values_come_back(headers):
     values = [None, b"", b"x", b"\0"]
     made, _ = converted(value=pa.array(values, pa.binary()), headers=pa.array([entries] * 4, HEADER_LIST))
     bad = BadRows()
-    full = empty_bodies.marked(made, {"body": "value", "properties": "headers"}, bad)
+    full = empty_bodies.with_stand_ins(made, {"body": "value", "properties": "headers"}, bad)
     assert bad.found() == []
     assert full.column("value").to_pylist() == [b"\0", b"\0", b"x", b"\0"]
     found = read_back(full)
@@ -150,9 +150,9 @@ def test_a_property_of_the_user_called_deleted_stays_and_is_refused_in_a_row_wit
     column = pa.array([[("deleted", "null")], [("deleted", "yes")]], pa.map_(pa.string(), pa.string()))
     bad = BadRows()
     batch = pa.RecordBatch.from_pydict({"body": pa.array([b"x", b""]), "properties": column})
-    full = empty_bodies.marked(batch, {"body": "body", "properties": "properties"}, bad)
+    full = empty_bodies.with_stand_ins(batch, {"body": "body", "properties": "properties"}, bad)
     assert bad.found() == [
-        (1, "its body is null or empty, and its properties have 'deleted', which option 'emptyBodies' sets")
+        (1, "its body is null or empty, and its properties have 'deleted', which option 'emptyBodies' sets: rename it")
     ]
     assert read_back(full).column("value").to_pylist()[0] == b"x"
 
@@ -174,7 +174,7 @@ def test_a_mark_is_one_more_property(rows, start):
     texts = pa.MapArray.from_arrays(column.offsets, column.keys, column.items.view(pa.string()))
     texts = pc.if_else(column.is_valid(), texts, None)
     batch = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary()), "p": texts}).slice(start)
-    full = empty_bodies.marked(batch, {"body": "body", "properties": "p"}, BadRows()).column("p")
+    full = empty_bodies.with_stand_ins(batch, {"body": "body", "properties": "p"}, BadRows()).column("p")
     marks = {None: [("deleted", b"null")], b"": [("deleted", b"empty")], b"x": []}
     found = full.cast(column.type).to_pylist()
     assert [row or [] for row in found] == [(own or []) + marks[body] for body, own in rows[start:]]
@@ -188,7 +188,7 @@ def test_hidden_entries_of_a_null_map_stay_hidden():
     assert null.to_pylist() == [None, [("h", "1")]]
     batch = pa.RecordBatch.from_arrays([pa.array([None, None], pa.binary()), null], names=["body", "p"])
     bad = BadRows()
-    full = empty_bodies.marked(batch, {"body": "body", "properties": "p"}, bad)
+    full = empty_bodies.with_stand_ins(batch, {"body": "body", "properties": "p"}, bad)
     assert bad.found() == []
     assert full.column("p").to_pylist() == [[("deleted", "null")], [("h", "1"), ("deleted", "null")]]
 
@@ -203,14 +203,16 @@ def test_a_mark_is_no_id_of_a_row():
     batch = pa.RecordBatch.from_pydict({"body": pa.array(["x", None, ""])})
     bad = BadRows()
     names = {"body": "body", "properties": "properties", "messageid": "body"}
-    empty_bodies.marked(batch, names, bad)
-    reason = "its body is null or empty, and option 'messageId' names it: that identifies no row"
+    empty_bodies.with_stand_ins(batch, names, bad)
+    reason = (
+        "its body is null or empty, and option 'messageId' names this column, so the row has no id: name another column"
+    )
     assert bad.found() == [(1, reason), (2, reason)]
 
 
 def test_without_an_empty_body_a_batch_gets_the_column_only():
     batch = pa.RecordBatch.from_pydict({"body": pa.array(["x"])})
-    full = empty_bodies.marked(batch, {"body": "body", "properties": "properties"}, BadRows())
+    full = empty_bodies.with_stand_ins(batch, {"body": "body", "properties": "properties"}, BadRows())
     assert full.to_pylist() == [{"body": "x", "properties": None}]
 
 
@@ -252,7 +254,7 @@ def test_the_row_id_replaces_no_other_column(row_id):
 def test_two_columns_of_the_row_ids_name_are_a_problem():
     given = [RowColumn(name, "string", "string") for name in ("value", "id", "ID")]
     assert encode.check_columns(given, "t", "id")[1] == [
-        "option 'messageId' is 'id', but several columns of the DataFrame are called so"
+        "option 'messageId' is 'id', but several columns of the DataFrame have that name"
     ]
 
 
@@ -377,7 +379,7 @@ def test_a_message_is_a_tombstone_only_if_its_value_was_null(rows):
     headers = pa.array([[{"key": k, "value": v} for k, v in row.items()] for _, row in rows], HEADER_LIST)
     made, _ = converted(value=values, headers=headers)
     bad = BadRows()
-    full = empty_bodies.marked(made, {"body": "value", "properties": "headers"}, bad)
+    full = empty_bodies.with_stand_ins(made, {"body": "value", "properties": "headers"}, bad)
     assert bad.found() == []
     found = read_back(full)
     assert found.column("value").to_pylist() == values.to_pylist()
@@ -398,9 +400,9 @@ def test_only_headers_beside_the_stand_in_are_stored_as_base64():
 def test_a_header_that_marks_an_empty_value_is_refused_beside_one():
     made, _ = converted(value=pa.array([None], pa.binary()), headers=pa.array([[("deleted", b"x")]], HEADER_LIST))
     bad = BadRows()
-    empty_bodies.marked(made, {"body": "value", "properties": "headers"}, bad)
+    empty_bodies.with_stand_ins(made, {"body": "value", "properties": "headers"}, bad)
     assert bad.found() == [
-        (0, "its value is null or empty, and its headers have 'deleted', which option 'emptyBodies' sets")
+        (0, "its value is null or empty, and its headers have 'deleted', which option 'emptyBodies' sets: rename it")
     ]
 
 
@@ -441,11 +443,11 @@ def chosen(queues, numbered=Q, **columns):
     return select(TopicRows(batch, "t", None, 0), queues, bad).tolist(), bad.found()
 
 
-def numbering_router(queues, columns, numbered=Q, awaited=None):
+def numbering_router(queues, columns, numbered=Q, wait_for_brokers=None):
     """A router of topic t whose rows name partitions."""
     options = options_table.parse({"name_server": "n:1", "topic": "t"}).for_role("sink")
     names = {name.lower(): name for name in columns}
-    return Router(options, names, queues, numbered=lambda topic: numbered, awaited=awaited)
+    return Router(options, names, queues, numbered=lambda topic: numbered, wait_for_brokers=wait_for_brokers)
 
 
 def queues_of_rows(router, **columns):
@@ -453,7 +455,7 @@ def queues_of_rows(router, **columns):
     bad = BadRows()
     batch = pa.RecordBatch.from_pydict(columns)
     plan = router.plan(router.topics(batch, bad, 0), bad)
-    places = {row: share.queue for share in plan.shares for row in plan.rows(share).tolist()}
+    places = {row: share.queue for share in plan.ranges for row in plan.rows(share).tolist()}
     return [places[row] for row in range(len(batch))], bad.found()
 
 
@@ -497,9 +499,10 @@ def test_a_partition_that_does_not_exist_is_an_error_of_its_row():
 def test_a_partition_of_a_queue_that_takes_no_messages_is_an_error_and_shifts_no_other():
     places, bad = chosen([Q[3], Q[0]], partition=pa.array([0, 2, 3, 1], pa.int32()))
     assert (places[0], places[2]) == (1, 0)
+    now = "and this queue does not accept messages now: start its broker, or make the queue writable, then write again"
     assert bad == [
-        (1, "partition is 2, which is queue t/broker-b/0, and it does not accept messages of this write now"),
-        (3, "partition is 1, which is queue t/broker-a/1, and it does not accept messages of this write now"),
+        (1, f"partition is 2, which is queue t/broker-b/0, {now}"),
+        (3, f"partition is 1, which is queue t/broker-a/1, {now}"),
     ]
 
 
@@ -520,11 +523,13 @@ def test_the_numbers_of_a_write_stay_when_its_route_changes():
 def test_a_task_waits_once_for_the_broker_of_a_partition():
     waits = []
 
-    def awaited(topic, brokers):
+    def wait_for_brokers(topic, brokers):
         waits.append((topic, brokers))
         return Q if len(waits) == 1 else Q[:2]
 
-    router = numbering_router(lambda topic, refresh: Q[:2], ["partition", "shardingKey"], awaited=awaited)
+    router = numbering_router(
+        lambda topic, refresh: Q[:2], ["partition", "shardingKey"], wait_for_brokers=wait_for_brokers
+    )
     columns = {"partition": pa.array([3, 1, None], pa.int32()), "shardingKey": ["x", "x", "c"]}
     assert queues_of_rows(router, **columns) == ([Q[3], Q[1], Q[99 % 4]], []), "keys use all queues, too"
     assert waits == [("t", {"broker-b"})]
@@ -533,7 +538,9 @@ def test_a_task_waits_once_for_the_broker_of_a_partition():
 def test_a_broker_that_stays_away_is_waited_for_once():
     waits = []
     router = numbering_router(
-        lambda topic, refresh: Q[:2], ["partition"], awaited=lambda topic, brokers: waits.append(brokers) or Q[:2]
+        lambda topic, refresh: Q[:2],
+        ["partition"],
+        wait_for_brokers=lambda topic, brokers: waits.append(brokers) or Q[:2],
     )
     for _ in range(2):
         ((row, reason),) = queues_of_rows(router, partition=pa.array([0, 2], pa.int32()))[1]
@@ -544,7 +551,9 @@ def test_a_broker_that_stays_away_is_waited_for_once():
 @pytest.mark.parametrize(("partition", "writable"), [(4, Q[:2]), (-1, Q[:2]), (3, Q[:3])])
 def test_nothing_is_awaited_for_a_partition_that_cannot_come(partition, writable):
     """A broker that is listed with other queues has closed this one."""
-    router = numbering_router(lambda topic, refresh: writable, ["partition"], awaited=lambda topic, brokers: 1 / 0)
+    router = numbering_router(
+        lambda topic, refresh: writable, ["partition"], wait_for_brokers=lambda topic, brokers: 1 / 0
+    )
     assert len(queues_of_rows(router, partition=pa.array([partition], pa.int32()))[1]) == 1
 
 

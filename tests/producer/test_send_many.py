@@ -125,7 +125,7 @@ def test_a_queue_takes_all(bulk: Bulk) -> None:
         ({"body": b""}, "body is empty, which brokers refuse"),
         ({"body": "text"}, "TypeError: the message body is str; expected bytes"),
         ({"body": None}, "TypeError: the message body is NoneType; expected bytes"),
-        ({"topic": ""}, "there is no topic"),
+        ({"topic": ""}, "topic is null or empty; expected the name of a topic"),
         ({"topic": "a b"}, "topic 'a b': .*"),
         ({"tags": "a\x01"}, "tags contains the separator 0x01 or 0x02"),
         ({"tags": "\ud800"}, "UnicodeEncodeError: .*"),

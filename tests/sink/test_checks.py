@@ -52,7 +52,7 @@ def test_everything_wrong_is_in_one_error():
         "column 'deliverAt' is timestamp_ntz; expected timestamp",
         "column 'queueId' is string; expected int",
         "column 'flag' is bigint; expected int",
-        "option 'messageId' is 'id', but no column of the DataFrame is called so",
+        "option 'messageId' is 'id', but no column of the DataFrame has that name",
         "column 'body' (or 'value') is missing",
         "there is neither option 'topic' nor a column 'topic'",
         "queueSelector 'hash' needs a column 'shardingKey'",
@@ -83,7 +83,7 @@ def test_everything_wrong_is_in_one_error():
         ({"topic": None}, {"topic": None, "allowedTopics": "a,b.c"}, "option 'allowedTopics' is 'b.c': "),
         ({}, {"topic": "SCHEDULE_TOPIC_XXXX"}, "is forbidden"),
         ({"id": pa.float64()}, {"messageId": "id"}, "column 'id' is double; expected string or bigint"),
-        ({"id": None, "ID": None}, {"messageId": "id"}, "several columns of the DataFrame are called so"),
+        ({"id": None, "ID": None}, {"messageId": "id"}, "several columns of the DataFrame have that name"),
     ],
 )  # fmt: skip
 def test_one_thing_wrong(columns, given, part):

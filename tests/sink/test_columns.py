@@ -46,7 +46,7 @@ def test_a_topic_column_or_the_option():
 @pytest.mark.parametrize(
     ("ddl", "problem"),
     [
-        ("tags string", "column 'body' (or 'value') is missing; it is what a message carries"),
+        ("tags string", "column 'body' (or 'value') is missing; it becomes the message's body"),
         ("body int", "column 'body' is int; expected string or binary"),
         ("value array<binary>", "column 'value' is array<binary>; expected string or binary"),
         ("body binary, value binary", "column 'value' is there twice"),
@@ -106,14 +106,14 @@ def test_the_row_id_may_be_any_column(kind):
 @pytest.mark.parametrize(
     ("ddl", "problem"),
     [
-        ("body binary", "option 'messageId' is 'id', but no column of the DataFrame is called so"),
+        ("body binary", "option 'messageId' is 'id', but no column of the DataFrame has that name"),
         (
             "body binary, id double",
             "column 'id' is double; expected string or bigint, since option 'messageId' names it",
         ),
         (
             "body binary, id int, ID int",
-            "option 'messageId' is 'id', but several columns of the DataFrame are called so",
+            "option 'messageId' is 'id', but several columns of the DataFrame have that name",
         ),
     ],
 )

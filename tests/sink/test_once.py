@@ -440,7 +440,7 @@ def test_queues_that_joined_since_are_used_from_the_next_batch_on(
     sink.attempt(plan, options, frame(body=numbered(100)))
     assert sink.sender is not None
     assert {queue.queue_id for _, queue, _ in sink.sender.sends} == {0}
-    with pytest.raises(MessageRefused, match="has no queue 3 that takes messages"):
+    with pytest.raises(MessageRefused, match="has no queue 3 that accepts messages"):
         sink.attempt(plan, options, frame(body=["x"], queueId=[3]))
 
 
@@ -455,7 +455,7 @@ def test_a_broker_without_a_master_when_the_batch_was_begun_is_used_when_it_is_b
     rows = frame(body=["x", "y"], brokerName=["broker-a", "broker-b"], queueId=[0, 0])
     killed(pair, "broker-b")
     awaited(lambda: {q.broker_name for q in sink.plan(options).ends.queues} == {"broker-a"} or forgotten(sink), bool)
-    with pytest.raises(MessageRefused, match="has no queue 0 on broker 'broker-b' that takes messages"):
+    with pytest.raises(MessageRefused, match="has no queue 0 on broker 'broker-b' that accepts messages"):
         sink.attempt(sink.plan(options), options, rows)
     pair.restart("broker-b")
     assert sink.attempt(sink.plan(options), options, rows).sent == 2
@@ -475,7 +475,7 @@ def test_allowed_topics_are_all_that_rows_may_name(
     one, two, other = (make_timerless_topic(queues=2) for _ in range(3))
     options = sink.options(allowedTopics=f"{one},{two}")
     plan = sink.plan(options)
-    with pytest.raises(MessageRefused, match=rf"row 1: topic '{other}' is not among option 'allowedTopics'"):
+    with pytest.raises(MessageRefused, match=rf"row 1: topic '{other}' is not in option 'allowedTopics': add it there"):
         sink.attempt(plan, options, frame(body=["a", "b"], topic=[one, other]))
     sink.attempt(plan, options, frame(body=["a", "b"], topic=[one, two]))
     done = sink.attempt(sink.plan(options), options, frame(body=["a", "a"], topic=[one, two]))

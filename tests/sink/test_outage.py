@@ -415,7 +415,7 @@ def test_batches_leave_a_dead_broker_and_a_row_for_its_queue_is_refused_once_no_
         eventually(lambda: "broker-a" not in pair.admin.routes.cluster(), 60)
         session.close_all()
         rows = frame(body=["x"], queueId=[0], brokerName=["broker-a"])
-        with pytest.raises(MessageRefused, match="has no queue 0 on broker 'broker-a' that takes messages"):
+        with pytest.raises(MessageRefused, match="has no queue 0 on broker 'broker-a' that accepts messages"):
             two(rows, topic=pair_topic, sendTimeout="3s")
         assert two.requests == []
     finally:

@@ -59,7 +59,7 @@ def test_rows_of_a_queue_keep_their_order(rows):
     assert bad_rows == {}
     assert sorted(plan.order.tolist()) == list(range(len(rows)))
     at = 0
-    for topic, queue, start, end in plan.shares:
+    for topic, queue, start, end in plan.ranges:
         assert start == at < end
         at = end
         mine = plan.order[start:end].tolist()
@@ -67,7 +67,7 @@ def test_rows_of_a_queue_keep_their_order(rows):
         for of_topic, key in (rows[i] for i in mine):
             assert (of_topic, queue) == (topic, select("hash", QUEUES[topic], None, key) if key else None)
     assert at == len(rows)
-    assert len({(share.topic, share.queue) for share in plan.shares}) == len(plan.shares)
+    assert len({(share.topic, share.queue) for share in plan.ranges}) == len(plan.ranges)
     names, codes = plan.topics(len(rows))
     named = [names[0]] * len(rows) if codes is None else [names[code] for code in codes]
     assert named == [topic for topic, _ in rows]
@@ -81,7 +81,7 @@ def test_11_26_more_queues_than_two_bytes_can_number(count):
     plan, bad_rows = planned(made, frame(i=pa.array(ids, pa.int32())))
     assert bad_rows == {}
     rows = plan.order.tolist()
-    found = {share.queue.queue_id: rows[share.start : share.end] for share in plan.shares}
+    found = {share.queue.queue_id: rows[share.start : share.end] for share in plan.ranges}
     assert found == {0: [1, 5], 5: [3], count - 2: [4], count - 1: [0, 2]}
 
 
@@ -94,14 +94,15 @@ def test_a_topics_queues_are_asked_for_once_per_task_and_again_when_a_row_names_
     asked.clear()
     naming = router({"queueid": "queueId", "topic": "t"}, asked)
     assert planned(naming, frame(t=["U"], queueId=[1]))[1] == {}
-    assert planned(naming, frame(t=["U"], queueId=[9]))[1] == {0: "topic 'U' has no queue 9 that takes messages"}
+    text = "topic 'U' has no queue 9 that accepts messages; its queues: rocketmq-spark topic describe U"
+    assert planned(naming, frame(t=["U"], queueId=[9]))[1] == {0: text}
     assert asked == [("U", False), ("U", True)]
 
 
 def test_bad_topics_are_faults():
     batch = frame(t=["T", None, "", "no/slash", "SELF_TEST_TOPIC"])
     bad_rows = planned(router({"topic": "t"}), batch)[1]
-    assert bad_rows[1] == bad_rows[2] == "there is no topic"
+    assert bad_rows[1] == bad_rows[2] == "t is null or empty; expected the name of a topic"
     assert "contains illegal characters" in bad_rows[3]
     assert "is forbidden" in bad_rows[4]
 
@@ -140,7 +141,7 @@ def test_a_row_without_a_queue_goes_to_the_queue_of_its_key(given, by_key):
     )
     plan, bad_rows = planned(made, frame(**ROWS))
     assert bad_rows == {}
-    found = {row: share.queue for share in plan.shares for row in plan.rows(share).tolist()}
+    found = {row: share.queue for share in plan.ranges for row in plan.rows(share).tolist()}
     of_key = select("hash", QUEUES["T"][:4], None, "y") if by_key else None
     assert found == {0: QUEUES["T"][3], 1: of_key, 2: None, 3: QUEUES["T"][0]}
 
@@ -156,7 +157,7 @@ def test_a_key_keeps_its_queue_when_a_row_names_one_that_is_new():
             made, frame(q=pa.array([queue_id, *[None] * 8], pa.int32()), b=[broker, *[None] * 8], k=list("xabcdefgh"))
         )
         assert bad_rows == {}
-        queues = {row: share.queue for share in plan.shares for row in plan.rows(share).tolist()}
+        queues = {row: share.queue for share in plan.ranges for row in plan.rows(share).tolist()}
         return [queues[row] for row in range(9)]
 
     before = found(0, "a")
@@ -168,9 +169,18 @@ def test_a_key_keeps_its_queue_when_a_row_names_one_that_is_new():
 @pytest.mark.parametrize(
     ("given", "columns", "line"),
     [
-        ({}, KEYED, "column 'k' chooses the queue of each row"),
-        ({}, {"queueid": "q"}, "column 'q' chooses the queue of each row"),
-        ({"topic": "U"}, {"queueid": "q", **KEYED}, "column 'q' chooses the queue of each row"),
+        ({}, KEYED, "column 'k' chooses the queue of each row; rows in which it is null or empty"),
+        (
+            {"topic": "V", "kafkaColumns": "true"},
+            KEYED,
+            "column 'k' chooses the queue of each row; rows in which it is null",
+        ),
+        ({}, {"queueid": "q"}, "column 'q' chooses the queue of each row; rows in which it is null"),
+        (
+            {"topic": "U"},
+            {"queueid": "q", **KEYED},
+            "column 'q' chooses the queue of each row; rows in which it is null",
+        ),
         ({}, {"topic": "t"}, ""),
         ({"queueSelector": "hash"}, KEYED, ""),
         ({"queueSelector": "roundRobin"}, KEYED, ""),
@@ -180,7 +190,7 @@ def test_a_line_says_which_column_chose_the_selector(given, columns, line, caplo
     caplog.set_level(logging.INFO, "rocketmq_spark")
     for _ in range(2):
         log_choice(options(**{"topic": "T", **given}), columns, once=True)
-    lines = [record.getMessage().split(";")[0] for record in caplog.records]
+    lines = [record.getMessage().partition(" go round robin")[0] for record in caplog.records]
     assert lines == ([f"topic {given.get('topic', 'T')}: {line}"] if line else [])
 
 

@@ -78,8 +78,8 @@ def test_column_without_brokers():
     assert found[4] is ANY
     assert bad_rows == {
         2: "queue 0 of topic 'T' is on several brokers; name the broker too",
-        3: "topic 'T' has no queue 99 that takes messages",
-        5: "topic 'T' has no queue -1 that takes messages",
+        3: "topic 'T' has no queue 99 that accepts messages; its queues: rocketmq-spark topic describe T",
+        5: "topic 'T' has no queue -1 that accepts messages; its queues: rocketmq-spark topic describe T",
     }
 
 

@@ -342,7 +342,7 @@ def test_all_faults_of_an_arrow_batch_are_one_error_and_earlier_batches_are_sent
     good = frame(body=["0", "1"], topic=[topic, topic], tags=["t", "t"])
     with pytest.raises(MessageRefused, match=r"^\[ROCKETMQ_MESSAGE_REFUSED\] 6 rows cannot be sent") as e:
         writes(good, bad)
-    for reason in ("row 3: body is null", "row 4: body is empty", "row 5: there is no topic", "row 6: topic 'bad topic!'",
+    for reason in ("row 3: body is null", "row 4: body is empty", "row 5: topic is null or empty", "row 6: topic 'bad topic!'",
                    "row 7: topic 'SCHEDULE_TOPIC_XXXX'.*forbidden", "row 8: tags contains the separator"):  # fmt: skip
         assert e.match(reason)
     assert sorted(bodies(stored(rocketmq, topic, 2))) == ["0", "1"]

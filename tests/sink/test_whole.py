@@ -41,9 +41,9 @@ def test_rows_are_reordered_where_they_may_be(made, by_tag, reordered):
     plan = RoutingPlan(order, shares)
     about = About(frame(tags=tags), {"tags": "tags"}, 100)
     found = together(plan, about, lambda topic: topic == "t", by_tag)
-    assert [share.start for share in found.shares] == [0, *(share.end for share in found.shares)][:-1]
+    assert [share.start for share in found.ranges] == [0, *(share.end for share in found.ranges)][:-1]
     for share in shares:
-        mine = [one for one in found.shares if share.start <= one.start < share.end]
+        mine = [one for one in found.ranges if share.start <= one.start < share.end]
         assert {one[:2] for one in mine} == {share[:2]}
         got, rows = [found.rows(one).tolist() for one in mine], plan.rows(share).tolist()
         assert sorted(row for one in got for row in one) == sorted(rows)
@@ -61,7 +61,7 @@ def test_auto_is_for_few_tags(count: int, by_tag: str, parts: int) -> None:
     tags = [f"t{i % count}" for i in range(100)]
     plan = RoutingPlan(None, [RowRange("t", None, 0, 100)])
     found = together(plan, About(frame(tags=tags), {"tags": "tags"}, 100), lambda topic: True, by_tag)
-    assert len(found.shares) == parts
+    assert len(found.ranges) == parts
 
 
 def outer(writes: Writes) -> list[dict[str, str]]:

@@ -214,7 +214,7 @@ def test_a_partition_beside_a_selector_is_refused(spark: SparkSession, rocketmq:
 
 def test_a_null_topic_fails_the_write(spark: SparkSession, rocketmq: LocalBroker) -> None:
     frame = spark.createDataFrame([(None, "v")], "topic string, value string")
-    with pytest.raises(Exception, match="row 0: there is no topic"):
+    with pytest.raises(Exception, match="row 0: topic is null or empty"):
         write(frame, rocketmq.name_server, kafkaColumns="true")
 
 

@@ -55,7 +55,10 @@ def columns_to_decode(columns: Sequence[Column]) -> tuple[Column, ...]:
 def kafka_batch(
     batch: pa.RecordBatch, columns: Sequence[Column], broker_name: str, numbers: Mapping[MessageQueue, int]
 ) -> pa.RecordBatch:
-    """The decoded ``columns_to_decode`` of messages of one broker as ``columns``; ``numbers`` are its queues' partitions."""
+    """Converts a batch of one broker's messages, decoded with ``columns_to_decode(columns)``, to Kafka's ``columns``.
+
+    ``numbers`` has the partition number of each queue.
+    """
     arrays = [
         _property(batch.column(column.name))
         if column.property is not None
@@ -104,7 +107,9 @@ def _keys(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _partitions(batch: pa.RecordBatch, broker_name: str, numbers: Mapping[MessageQueue, int]) -> pa.Array:
-    """The partition number of each row's queue. Pairs of topic and id that are no queue of the batch have none, and no row."""
+    """The partition number of each row's queue. Looks up each pair of a topic and an id in the batch; pairs without a queue occur
+    in no row.
+    """
     topics = arrow.plain(batch.column("topic")).dictionary_encode()
     ids = batch.column(READ_QUEUE_ID.name).dictionary_encode()
     queues = [

@@ -95,7 +95,7 @@ def check_columns(
         problems += _row_id(columns, row_id, by_role)
     named = {column.name.lower() for column in columns}
     if not named & {"body", "value"}:
-        problems.append("column 'body' (or 'value') is missing; it is what a message carries")
+        problems.append("column 'body' (or 'value') is missing; it becomes the message's body")
     if "topic" not in named and topic is None:
         problems.append("there is neither option 'topic' nor a column 'topic'")
     return by_role, problems + _needs(by_role, named, selector)
@@ -146,8 +146,8 @@ def _unknown(names: Sequence[str], others: Sequence[str]) -> str:
 def _row_id(columns: Sequence[RowColumn], row_id: str, by_role: dict[str, str]) -> list[str]:
     found = [column for column in columns if column.name.lower() == row_id.lower()]
     if len(found) != 1:
-        many = "several columns of the DataFrame are" if found else "no column of the DataFrame is"
-        return [f"option 'messageId' is {row_id!r}, but {many} called so"]
+        many = "several columns of the DataFrame have" if found else "no column of the DataFrame has"
+        return [f"option 'messageId' is {row_id!r}, but {many} that name"]
     if not found[0].fits(MESSAGE_ID):
         return [found[0].wrong("string or bigint, since option 'messageId' names it")]
     by_role[MESSAGE_ID] = found[0].name

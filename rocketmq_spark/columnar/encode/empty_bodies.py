@@ -17,33 +17,35 @@ from rocketmq_spark.wire.properties import DELETED, EMPTY_BODY, NULL_BODY, STAND
 _MAP = pa.map_(pa.string(), pa.string())
 
 
-def marked(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: BadRows) -> pa.RecordBatch:
+def with_stand_ins(batch: pa.RecordBatch, names: Mapping[str, str], bad_rows: BadRows) -> pa.RecordBatch:
     """``batch`` with the body ``STAND_IN_BODY`` and the property ``DELETED`` in rows whose body is null or empty.
 
     ``names`` has the columns of the roles ``body`` and ``properties``; the latter is added if ``batch`` lacks it. A row without
-    a body is bad if it has this property already, or if its body is its id, too.
+    a body is bad if it already has this property, or if the column of its body is also that of ``messageId``.
     """
     body = arrow.as_bytes(batch.column(names["body"]))
     empty = arrow.flags(pc.fill_null(pc.equal(pc.binary_length(body), 0), True))
     columns = {each: batch.column(at) for at, each in enumerate(batch.schema.names)}
     properties = columns.setdefault(names["properties"], arrow.null_column(_MAP, len(batch)))
     if empty.any():
-        entries = _Entries.of(properties)
+        entries = _MapEntries.of(properties)
         bad_rows.add(
             empty & entries.rows_with(DELETED.encode()),
             f"its {names['body']} is null or empty, and its {names['properties']} have {DELETED!r}, which option "
-            "'emptyBodies' sets",
+            "'emptyBodies' sets: rename it",
         )
         if names.get(MESSAGE_ID) == names["body"]:
             bad_rows.add(
-                empty, f"its {names['body']} is null or empty, and option 'messageId' names it: that identifies no row"
+                empty,
+                f"its {names['body']} is null or empty, and option 'messageId' names this column, so the row has no id: name "
+                "another column",
             )
         columns[names["body"]] = pc.if_else(pa.array(empty), pa.scalar(STAND_IN_BODY, pa.binary()), body)
-        columns[names["properties"]] = entries.marked(empty, arrow.flags(body.is_valid()))
+        columns[names["properties"]] = entries.with_marks(empty, arrow.flags(body.is_valid()))
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-class _Entries(NamedTuple):
+class _MapEntries(NamedTuple):
     """The entries of a column of maps as bytes, because Spark does not check that texts are UTF-8. Row ``i`` has those from
     ``bounds[i]`` to ``bounds[i + 1]``.
     """
@@ -53,7 +55,7 @@ class _Entries(NamedTuple):
     bounds: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, column: Any) -> _Entries:
+    def of(cls, column: Any) -> _MapEntries:
         maps = arrow.plain(column)
         if maps.null_count:  # a null map may have hidden entries
             maps = pc.if_else(maps.is_valid(), maps, pa.scalar([], maps.type))
@@ -63,12 +65,12 @@ class _Entries(NamedTuple):
 
     def rows_with(self, name: bytes) -> npt.NDArray[np.bool_]:
         """Which rows have an entry of this name."""
-        here = np.flatnonzero(arrow.flags(pc.equal(self.names, pa.scalar(name, pa.binary()))))
+        marked = np.flatnonzero(arrow.flags(pc.equal(self.names, pa.scalar(name, pa.binary()))))
         rows = np.zeros(len(self.bounds) - 1, np.bool_)
-        rows[np.searchsorted(self.bounds, here, side="right") - 1] = True
+        rows[np.searchsorted(self.bounds, marked, side="right") - 1] = True
         return rows
 
-    def marked(self, empty: npt.NDArray[np.bool_], has_body: npt.NDArray[np.bool_]) -> pa.Array:
+    def with_marks(self, empty: npt.NDArray[np.bool_], has_body: npt.NDArray[np.bool_]) -> pa.Array:
         """The maps; those of ``empty`` rows have one more entry, which says whether the body is empty or null."""
         count, before = len(self.names), np.concatenate(([0], np.cumsum(empty)))
         bounds = self.bounds + before

@@ -1,12 +1,6 @@
 """Converts rows with the columns of Spark's Kafka sink (option ``kafkaColumns``) into rows of this sink.
 
-``key`` becomes the sharding key, and also a message key, unless it contains a space, is stored as base64, or is so long that a
-second copy could exceed the limit of properties. ``headers`` become properties. RocketMQ stores both as text, so values that are
-not UTF-8, are empty or only spaces, have control characters, or begin with ``BASE64_MARK`` are stored as base64 after that mark.
-So is a header that would make a message look like one without a body. ``decode.kafka`` decodes them.
-
-A header is left out if its value is null, if its name is empty, has a control character, is not UTF-8 or is RocketMQ's own, or if
-the row has a later header of this name that is stored.
+The rules for keys, headers and base64 are those of docs/coming-from-kafka.md, Columns. ``decode.kafka`` converts back.
 """
 
 from __future__ import annotations
@@ -65,7 +59,9 @@ def check_columns(
         is_id = row_id is not None and name == row_id.lower()
         if row_id is not None and is_id:
             if MESSAGE_ID in by_role:
-                problems.append(f"option 'messageId' is {row_id!r}, but several columns of the DataFrame are called so")
+                problems.append(
+                    f"option 'messageId' is {row_id!r}, but several columns of the DataFrame have that name"
+                )
             if not column.fits(MESSAGE_ID):
                 problems.append(column.wrong("string or bigint, since option 'messageId' names it"))
             by_role[MESSAGE_ID] = _id_name(row_id)
@@ -76,15 +72,15 @@ def check_columns(
             elif column.kind not in kinds:
                 problems.append(column.wrong(text))
             by_role |= _ROLES[name]
-        elif not is_id and name in {known.lower() for known in SINK_COLUMNS}:
+        elif not is_id and name in {sink_name.lower() for sink_name in SINK_COLUMNS}:
             problems.append(
                 f"column {column.name!r} has no effect with option 'kafkaColumns', which takes {', '.join(COLUMNS)}: drop it, "
                 "or write without the option"
             )
     if row_id is not None and MESSAGE_ID not in by_role:
-        problems.append(f"option 'messageId' is {row_id!r}, but no column of the DataFrame is called so")
+        problems.append(f"option 'messageId' is {row_id!r}, but no column of the DataFrame has that name")
     if "body" not in by_role:
-        problems.append("column 'value' is missing; it is what a message carries")
+        problems.append("column 'value' is missing; it becomes the body")
     if "topic" not in by_role and topic is None:
         problems.append("there is neither option 'topic' nor a column 'topic'")
     return by_role, problems
@@ -92,7 +88,7 @@ def check_columns(
 
 def _id_name(row_id: str) -> str:
     """The name of the id column in the converted batch: not ``row_id`` itself if another converted column has that name."""
-    taken = {name.lower() for made in _ROLES.values() for name in made.values()}
+    taken = {name.lower() for sink_names in _ROLES.values() for name in sink_names.values()}
     return f"{row_id} (messageId)" if row_id.lower() in taken else row_id
 
 
@@ -148,13 +144,13 @@ class KafkaRows:
 
     def _kept(self, names: pa.Array, values: pa.Array, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
         """Which headers are stored; None if all are."""
-        coded = arrow.as_bytes(names).dictionary_encode()
-        different = coded.dictionary.to_pylist()
-        codes_of = pc.fill_null(coded.indices.cast(pa.int64()), len(different)).to_numpy()
-        legal = np.array([*(_legal(name, self._reserved) for name in different), False])
+        encoded = arrow.as_bytes(names).dictionary_encode()
+        distinct_names = encoded.dictionary.to_pylist()
+        codes_of = pc.fill_null(encoded.indices.cast(pa.int64()), len(distinct_names)).to_numpy()
+        legal = np.array([*(_legal(name, self._reserved) for name in distinct_names), False])
         keep: npt.NDArray[np.bool_] = legal[codes_of] & arrow.flags(values.is_valid())
         rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        places = rows * (len(different) + 1) + codes_of
+        places = rows * (len(distinct_names) + 1) + codes_of
         backwards = np.flatnonzero(keep)[::-1]
         _, last = np.unique(places[backwards], return_index=True)
         if len(last) < len(backwards):
@@ -193,8 +189,8 @@ def _as_of_stand_ins(
     if not len(rows):
         return rows
     marks = pa.array([NULL_BODY.encode(), EMPTY_BODY.encode()], pa.binary())
-    alike = pc.and_(pc.equal(names, pa.scalar(DELETED.encode(), pa.binary())), pc.is_in(values, marks))
-    headers = np.flatnonzero(arrow.flags(pc.fill_null(alike, False)))
+    looks_like_mark = pc.and_(pc.equal(names, pa.scalar(DELETED.encode(), pa.binary())), pc.is_in(values, marks))
+    headers = np.flatnonzero(arrow.flags(pc.fill_null(looks_like_mark, False)))
     return headers[np.isin(np.searchsorted(bounds, headers, side="right") - 1, rows)]
 
 

@@ -36,7 +36,7 @@ from rocketmq_spark.queues.selection import Select, custom, in_rooms
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN, AMBIGUOUS = -1, -2
+_NO_QUEUE, _AMBIGUOUS = -1, -2
 
 QueueList = Sequence[MessageQueue]
 # The queues of a topic in the order of Kafka's partitions.
@@ -51,7 +51,7 @@ class TopicRows(NamedTuple):
     which: npt.NDArray[np.intp] | None
     first: int
 
-    def numbers(self) -> npt.NDArray[np.intp]:
+    def row_numbers(self) -> npt.NDArray[np.intp]:
         return np.arange(len(self.batch)) if self.which is None else self.which
 
     def column(self, name: str) -> pa.Array:
@@ -74,14 +74,14 @@ def with_rocketmq_topics(batch: pa.RecordBatch, column: str, names: TopicNames, 
     """The batch with RocketMQ's names of topics in ``column``; rows that name a topic in a second way are bad."""
     if names.rule == EXACT:
         return batch
-    coded = utf8_texts(arrow.plain(batch.column(column)), column, np.arange(len(batch)), bad_rows).dictionary_encode()
-    topic_names: list[str] = coded.dictionary.to_pylist()
+    encoded = utf8_texts(arrow.plain(batch.column(column)), column, np.arange(len(batch)), bad_rows).dictionary_encode()
+    topic_names: list[str] = encoded.dictionary.to_pylist()
     for code, name in enumerate(topic_names):
         try:
-            topic_names[code] = names.of(name)
+            topic_names[code] = names.rocketmq_name(name)
         except ValueError as e:
-            bad_rows.add(arrow.flags(pc.fill_null(pc.equal(coded.indices, code), False)), str(e))
-    values = pa.array(topic_names, pa.string()).take(coded.indices)
+            bad_rows.add(arrow.flags(pc.fill_null(pc.equal(encoded.indices, code), False)), f"{e}; rename one of them")
+    values = pa.array(topic_names, pa.string()).take(encoded.indices)
     return batch.set_column(batch.schema.get_field_index(column), column, values)
 
 
@@ -95,7 +95,7 @@ class RowSelector(Protocol):
 
 
 class ByHash:
-    """``SelectMessageQueueByHash`` of the sharding key; any queue for a row without one. An empty key is none."""
+    """``SelectMessageQueueByHash`` of the sharding key; any queue for a row whose key is null or empty."""
 
     needs_good_rows = False
 
@@ -104,7 +104,7 @@ class ByHash:
         self._hashes = columns.get(KEY_HASH)
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
-        keys = utf8_texts(rows.column(self._column), self._column, rows.numbers(), bad_rows)
+        keys = utf8_texts(rows.column(self._column), self._column, rows.row_numbers(), bad_rows)
         filled = arrow.filled(arrow.as_bytes(keys))
         if filled is not None:
             keys = pc.fill_null(keys, "")
@@ -131,7 +131,7 @@ class ByColumn:
         ids = pc.fill_null(named, -1).to_numpy()
         brokers = None
         if self._broker is not None:
-            brokers = utf8_texts(rows.column(self._broker), self._broker, rows.numbers(), bad_rows)
+            brokers = utf8_texts(rows.column(self._broker), self._broker, rows.row_numbers(), bad_rows)
         chosen = self._look_up(ids, brokers, queues)
         if anywhere is not None:
             if brokers is not None:
@@ -139,7 +139,7 @@ class ByColumn:
             chosen[anywhere] = len(queues)
         bad = np.flatnonzero(chosen < 0)
         if len(bad):
-            numbers = rows.numbers()
+            numbers = rows.row_numbers()
             for at in bad.tolist():
                 broker = brokers[at].as_py() if brokers is not None else None
                 if not named[at].is_valid:
@@ -147,7 +147,7 @@ class ByColumn:
                 elif brokers is not None and broker is None:
                     reason = f"{self._broker} is null, and {self._id} is {int(ids[at])}; expected both or neither"
                 else:
-                    reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=chosen[at] == AMBIGUOUS)
+                    reason = _missing(rows.topic, int(ids[at]), broker, ambiguous=chosen[at] == _AMBIGUOUS)
                 bad_rows.rows(numbers[at : at + 1], reason)
             chosen = np.maximum(chosen, 0)
         return chosen
@@ -159,15 +159,15 @@ class ByColumn:
         if brokers is None:
             names, lines = [None], np.zeros(len(ids), np.int64)
         else:
-            coded = brokers.dictionary_encode()
-            names = coded.dictionary.to_pylist()
-            lines = pc.fill_null(coded.indices.cast(pa.int64()), len(names)).to_numpy()
-        table = np.full((len(names) + 1, max_id + 1), UNKNOWN, np.int64)
+            encoded = brokers.dictionary_encode()
+            names = encoded.dictionary.to_pylist()
+            lines = pc.fill_null(encoded.indices.cast(pa.int64()), len(names)).to_numpy()
+        table = np.full((len(names) + 1, max_id + 1), _NO_QUEUE, np.int64)
         for at, queue in enumerate(queues):
             for line, name in enumerate(names):
                 if name is None:
-                    known = table[line, queue.queue_id] != UNKNOWN
-                    table[line, queue.queue_id] = AMBIGUOUS if known else at
+                    is_taken = table[line, queue.queue_id] != _NO_QUEUE
+                    table[line, queue.queue_id] = _AMBIGUOUS if is_taken else at
                 elif name == queue.broker_name:
                     table[line, queue.queue_id] = at
         chosen: Ints = table[lines, np.where((ids < 0) | (ids > max_id), max_id, ids)]
@@ -178,7 +178,8 @@ def _missing(topic: str, queue_id: int, broker: str | None, ambiguous: bool) -> 
     if ambiguous:
         return f"queue {queue_id} of topic {topic!r} is on several brokers; name the broker too"
     where = f" on broker {broker!r}" if broker is not None else ""
-    return f"topic {topic!r} has no queue {queue_id}{where} that takes messages"
+    queues = f"its queues: rocketmq-spark topic describe {topic}"
+    return f"topic {topic!r} has no queue {queue_id}{where} that accepts messages; {queues}"
 
 
 class ByPartition:
@@ -189,35 +190,35 @@ class ByPartition:
     needs_good_rows = False
 
     def __init__(self, columns: Mapping[str, str], numbered: PartitionLookup) -> None:
-        self._number = columns["partition"]
-        self._numbered = numbered
+        self._column = columns["partition"]
+        self._partitions_of = numbered
         self.others = ByHash(columns) if "shardingkey" in columns else None
 
-    def number(self, topic: str) -> None:
+    def take_numbers(self, topic: str) -> None:
         """Number the queues of a topic, which may wait for brokers that name servers do not list yet. A route that is fetched
         afterwards has them.
         """
-        self._numbered(topic)
+        self._partitions_of(topic)
 
     def missing_brokers(self, rows: TopicRows, queues: QueueList) -> set[str]:
-        """The brokers of the partitions that rows name which have no queue among ``queues``."""
-        partitions = self._numbered(rows.topic)
-        numbers = pc.unique(rows.column(self._number)).drop_null().to_pylist()
+        """The brokers that have a partition named by a row, but no queue in ``queues``."""
+        partitions = self._partitions_of(rows.topic)
+        numbers = pc.unique(rows.column(self._column)).drop_null().to_pylist()
         there = {queue.broker_name for queue in queues}
         return {partitions[number].broker_name for number in numbers if 0 <= number < len(partitions)} - there
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
-        column = rows.column(self._number)
+        column = rows.column(self._column)
         has_number = arrow.flags(column.is_valid())
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy()
-        partitions = self._numbered(rows.topic)
+        partitions = self._partitions_of(rows.topic)
         at_queue = {queue: at for at, queue in enumerate(queues)}
         missing = len(partitions)  # the place of a number that the topic does not have
-        places = np.array([*(at_queue.get(queue, UNKNOWN) for queue in partitions), UNKNOWN], np.int64)
+        places = np.array([*(at_queue.get(queue, _NO_QUEUE) for queue in partitions), _NO_QUEUE], np.int64)
         numbers = np.where((numbers < 0) | (numbers >= missing), missing, numbers)
         named = places[numbers]
-        for row in np.flatnonzero(has_number & (named == UNKNOWN)).tolist():
-            row_text = f"{self._number} is {column[row].as_py()}"
+        for row in np.flatnonzero(has_number & (named == _NO_QUEUE)).tolist():
+            row_text = f"{self._column} is {column[row].as_py()}"
             if numbers[row] == missing:
                 where = ", ".join(dict.fromkeys(queue.broker_name for queue in partitions))
                 reason = (
@@ -226,8 +227,11 @@ class ByPartition:
                 )
             else:
                 queue = partitions[int(numbers[row])]
-                reason = f"{row_text}, which is queue {queue}, and it does not accept messages of this write now"
-            bad_rows.rows(rows.numbers()[row : row + 1], reason)
+                reason = (
+                    f"{row_text}, which is queue {queue}, and this queue does not accept messages now: start its broker, or make "
+                    "the queue writable, then write again"
+                )
+            bad_rows.rows(rows.row_numbers()[row : row + 1], reason)
         return np.where(has_number, np.maximum(named, 0), len(queues))
 
 
@@ -242,7 +246,7 @@ class ByCallable:
 
     def __call__(self, rows: TopicRows, queues: Sequence[MessageQueue], bad_rows: BadRows) -> Ints:
         if self._adds_bad_rows(rows, bad_rows):
-            return np.zeros(len(rows.numbers()), np.int64)
+            return np.zeros(len(rows.row_numbers()), np.int64)
         values = {name: self._values(rows, name) for name in ("body", "tags", "keys", "properties", "shardingkey")}
         places = {queue: at for at, queue in enumerate(queues)}
         chosen = np.empty(len(values["body"]), np.int64)
@@ -251,7 +255,7 @@ class ByCallable:
             try:
                 chosen[at] = places[custom(self._function, queues, message, key or None)]
             except SelectorError as e:
-                row = rows.first + int(rows.numbers()[at])
+                row = rows.first + int(rows.row_numbers()[at])
                 raise SelectorError(f"row {row}: {e.message}; nothing of its Arrow batch was sent") from e
         return chosen
 
@@ -262,14 +266,14 @@ class ByCallable:
             if name in self._columns:
                 bad = _without_text(rows.column(self._columns[name]))
                 bad_rows.rows(
-                    rows.numbers()[bad], f"{self._columns[name]} is not UTF-8, and the queue selector is a function"
+                    rows.row_numbers()[bad], f"{self._columns[name]} is not UTF-8, and the queue selector is a function"
                 )
                 is_good = is_good and not len(bad)
         return not is_good
 
     def _values(self, rows: TopicRows, name: str) -> list[Any]:
         if name not in self._columns:
-            return [None] * len(rows.numbers())
+            return [None] * len(rows.row_numbers())
         column = rows.column(self._columns[name])
         values: list[Any] = (arrow.as_bytes(column) if name == "body" else column).to_pylist()
         return values
@@ -302,7 +306,7 @@ class RoutingPlan(NamedTuple):
     """``order`` None leaves the rows as they are."""
 
     order: npt.NDArray[np.intp] | None
-    shares: list[RowRange]
+    ranges: list[RowRange]
 
     def rows(self, share: RowRange) -> npt.NDArray[np.intp]:
         """Row numbers of ``share`` in the Arrow batch."""
@@ -310,11 +314,11 @@ class RoutingPlan(NamedTuple):
 
     def topics(self, count: int) -> RowTopics:
         """The topic of each of the ``count`` rows of the Arrow batch."""
-        names = list(dict.fromkeys(share.topic for share in self.shares))
+        names = list(dict.fromkeys(share.topic for share in self.ranges))
         if len(names) == 1:
             return RowTopics(names)
         codes = np.empty(count, np.int64)
-        for share in self.shares:
+        for share in self.ranges:
             codes[self.rows(share)] = names.index(share.topic)
         return RowTopics(names, codes)
 
@@ -350,10 +354,11 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
     )
     line = functools.partial(
         logger.info,
-        "%s: column %r chooses the queue of each row; rows in which it is null go round robin, unless another column "
+        "%s: column %r chooses the queue of each row; rows in which it is null%s go round robin, unless another column "
         "chooses (%s)",
         where,
         name,
+        " or empty" if selector == "hash" and not options.kafka_columns else "",  # an empty ``key`` is stored as base64
         other,
     )
     if once:
@@ -385,7 +390,9 @@ def row_selector(
 
 
 def candidates(options: Options) -> Candidates | None:
-    """The queues among which such a batch chooses at random; None for round robin."""
+    """Returns the filter for the queues of a batch whose rows choose none: one of the filtered queues is taken at random. None
+    means round robin.
+    """
     if options.queue_selector == "machineRoom":
         return lambda queues: in_rooms(queues, options.machine_rooms)
     return _all if options.queue_selector == "random" else None
@@ -403,8 +410,8 @@ class Router:
     refreshed once per batch, and from then on rows that name a queue use the newest route. Rows with a key keep the first one.
 
     ``numbered`` returns a topic's queues by partition number; the numbers do not change while the task runs. If rows name a
-    partition of a broker without a queue in the route, ``awaited`` is called once per task and topic: it returns the queues when
-    these brokers have some, or after some time.
+    partition of a broker without a queue in the route, ``wait_for_brokers`` is called once per task and topic: it returns the
+    queues when these brokers have some, or after some time.
     """
 
     def __init__(
@@ -414,7 +421,7 @@ class Router:
         queues: Callable[[str, bool], QueueList],
         shared_queues: dict[str, QueueList] | None = None,
         numbered: PartitionLookup = unnumbered,
-        awaited: Callable[[str, Collection[str]], QueueList] | None = None,
+        wait_for_brokers: Callable[[str, Collection[str]], QueueList] | None = None,
     ) -> None:
         self._topic = options.topic
         self._scope = scope_of(options)
@@ -422,7 +429,7 @@ class Router:
         self._column = columns.get("topic")
         self._selector = row_selector(options, columns, numbered)
         self._queues_of = queues
-        self._ask_patiently = awaited
+        self._wait_for_brokers = wait_for_brokers
         self._has_waited: set[str] = set()
         self._queues: dict[str, QueueList] = {} if shared_queues is None else shared_queues
         self._newest: dict[str, QueueList] = {}
@@ -441,21 +448,26 @@ class Router:
         assert self._column is not None
         column = utf8_texts(arrow.plain(batch.column(self._column)), self._column, np.arange(len(batch)), bad_rows)
         named = pc.fill_null(pc.greater(pc.binary_length(column), 0), False)
-        bad_rows.add(~arrow.flags(named), "there is no topic")
+        bad_rows.add(~arrow.flags(named), f"{self._column} is null or empty; expected the name of a topic")
         parts = []
         names = [name for name in pc.unique(column).to_pylist() if name]
         for name in names:
-            here = None if len(names) == 1 else pc.indices_nonzero(pc.equal(column, name)).to_numpy().astype(np.intp)
-            rows = TopicRows(batch, name, here, first)
+            rows_of_topic = (
+                None if len(names) == 1 else pc.indices_nonzero(pc.equal(column, name)).to_numpy().astype(np.intp)
+            )
+            rows = TopicRows(batch, name, rows_of_topic, first)
             try:
                 check_topic(name, self._scope)
             except MessageRefused as e:
-                bad_rows.rows(rows.numbers(), f"topic {name!r}: {e.message}")
+                bad_rows.rows(rows.row_numbers(), f"topic {name!r}: {e.message}")
                 if remedy := hint(name):
                     bad_rows.advise(remedy.replace("; option", "Option"))
                 continue
             if self._allowed and name not in self._allowed:
-                bad_rows.rows(rows.numbers(), f"topic {name!r} is not among option 'allowedTopics'")
+                bad_rows.rows(
+                    rows.row_numbers(),
+                    f"topic {name!r} is not in option 'allowedTopics': add it there, or filter such rows",
+                )
             else:
                 parts.append(rows)
         return parts
@@ -476,7 +488,7 @@ class Router:
     def _of_topic(
         self, rows: TopicRows, bad_rows: BadRows
     ) -> tuple[npt.NDArray[np.intp], list[tuple[MessageQueue | None, int, int]]]:
-        numbers = rows.numbers()
+        numbers = rows.row_numbers()
         if self._selector is None:
             return numbers, [(None, 0, len(numbers))]
         queues, chosen = self._choose(rows, bad_rows)
@@ -491,7 +503,7 @@ class Router:
     def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[QueueList, npt.NDArray[np.int64]]:
         assert self._selector is not None
         if isinstance(self._selector, ByPartition):
-            self._selector.number(rows.topic)
+            self._selector.take_numbers(rows.topic)
         first = self._queues.get(rows.topic)
         is_new = first is None
         if first is None:
@@ -519,10 +531,10 @@ class Router:
     def _refreshed(self, rows: TopicRows) -> QueueList:
         """The newest queues of the topic. Waits, once for each topic, for brokers whose partitions the rows name."""
         topic, queues = rows.topic, self._queues_of(rows.topic, True)
-        if not isinstance(self._selector, ByPartition) or self._ask_patiently is None or topic in self._has_waited:
+        if not isinstance(self._selector, ByPartition) or self._wait_for_brokers is None or topic in self._has_waited:
             return queues
         missing = self._selector.missing_brokers(rows, queues)
         if not missing:
             return queues
         self._has_waited.add(topic)
-        return self._ask_patiently(topic, missing)
+        return self._wait_for_brokers(topic, missing)

@@ -77,24 +77,24 @@ class StoragePlan:
         for rows in topics if self._checks else ():
             found = self._storage(rows.topic)
             if found is not None and found.by_key:
-                numbers = rows.numbers()
+                numbers = rows.row_numbers()
                 missing = numbers[without_key(batch, self._columns)[numbers]]
                 bad_rows.rows(missing, encoding.no_key(rows.topic))
             if found is not None and found.grouped:
                 key = "key" if self._options.kafka_columns else "shardingKey"
-                bad_rows.rows(rows.numbers()[self._without_group(rows)], _no_group(rows.topic, key))
+                bad_rows.rows(rows.row_numbers()[self._without_group(rows)], _no_group(rows.topic, key))
 
     def _without_group(self, rows: TopicRows) -> npt.NDArray[np.bool_]:
         if "shardingkey" not in self._columns:
-            return np.ones(len(rows.numbers()), np.bool_)
+            return np.ones(len(rows.row_numbers()), np.bool_)
         filled = arrow.filled(arrow.as_bytes(rows.column(self._columns["shardingkey"])))
-        return np.zeros(len(rows.numbers()), np.bool_) if filled is None else ~filled
+        return np.zeros(len(rows.row_numbers()), np.bool_) if filled is None else ~filled
 
     def look(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
         """The plan of ``batch`` with a share for each tag where that is right; ``properties`` are of its rows from now on."""
         self._about = None
         if not self._options.auto_batch or not any(
-            self._stored_whole(topic) for topic in {s.topic for s in plan.shares}
+            self._stored_whole(topic) for topic in {s.topic for s in plan.ranges}
         ):
             return plan
         self._about = About(batch, self._columns, MAX_KEYWORD_BYTES)
@@ -133,14 +133,14 @@ def together(plan: RoutingPlan, about: About, stored_whole: Callable[[str], bool
     if by_tag == "false" or not about.tags or (by_tag == "auto" and about.tags > MAX_TAGS):
         return plan
     orders, shares, at = [], [], 0
-    for share in plan.shares:
+    for share in plan.ranges:
         rows = plan.rows(share)
         mixed = stored_whole(share.topic) and (share.queue is None or by_tag == "true")
         for part in about.by_tag(rows) if mixed else [rows]:
             orders.append(part)
             shares.append(RowRange(share.topic, share.queue, at, at + len(part)))
             at += len(part)
-    return plan if len(shares) == len(plan.shares) else RoutingPlan(np.concatenate(orders), shares)
+    return plan if len(shares) == len(plan.ranges) else RoutingPlan(np.concatenate(orders), shares)
 
 
 class RowIds(Sequence[str]):
@@ -255,8 +255,8 @@ class RowSender:
         self._encoder = tools.make_encoder(columns, options.max_message_size, ids, self._batch_bytes)
         self._storage = StoragePlan(options, columns, tools.sender, self._engine.timer.wall_ms)
         # The queues of an environment are never more than they are.
-        awaited = self._awaited if settings.environment is None else None
-        router = routing.Router(options, columns, self._queues, queues, numbered, awaited)
+        wait_for_brokers = self._wait_for_brokers if settings.environment is None else None
+        router = routing.Router(options, columns, self._queues, queues, numbered, wait_for_brokers)
         self.check = RowChecks(self._encoder, router, self._storage, owner.check_topic)
         self._first = 0
         self._candidates = routing.candidates(options)
@@ -280,7 +280,7 @@ class RowSender:
         if plan.order is not None:
             encoded = encoded.take(plan.order)
             delayed = delayed[plan.order] if delayed is not None else None
-        for share in plan.shares:
+        for share in plan.ranges:
             part, numbers = encoded.slice(share.start, share.end), plan.rows(share)
             if delayed is not None and delayed[share.start : share.end].any():
                 waits = delayed[share.start : share.end]
@@ -334,7 +334,7 @@ class RowSender:
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
         return self._engine.topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
 
-    def _awaited(self, topic: str, brokers: Collection[str]) -> Sequence[MessageQueue]:
+    def _wait_for_brokers(self, topic: str, brokers: Collection[str]) -> Sequence[MessageQueue]:
         """The queues of a topic as soon as each of ``brokers`` has one that accepts messages; after ``sendTimeout`` without."""
         logger.warning(
             "topic %s: rows name partitions of %s, which no name server lists as writable now; waiting for %g s at most, option "

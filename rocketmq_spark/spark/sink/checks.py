@@ -56,30 +56,6 @@ _KINDS: dict[type[DataType], str] = {
     TimestampType: columns.TIMESTAMP,
 }
 
-
-def _column(field: StructField) -> RowColumn:
-    kind = field.dataType
-    found = next((word for each, word in _KINDS.items() if isinstance(kind, each)), "")
-    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StringType):
-        found = columns.TEXTS
-    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
-        parts = [(part.name.lower(), type(part.dataType)) for part in kind.elementType.fields]
-        found = kafka.HEADERS if parts == [("key", StringType), ("value", BinaryType)] else ""
-    if isinstance(kind, MapType) and isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType):
-        found = columns.TEXT_MAP
-    return RowColumn(field.name, found, kind.simpleString())
-
-
-def check_columns(
-    schema: StructType, topic: str | None, selector: object = None, row_id: str | None = None
-) -> tuple[dict[str, str], list[str]]:
-    """Returns the DataFrame's columns by name, including the column of the row id, and the problems with them.
-
-    ``selector`` is None if the user set none.
-    """
-    return columns.check_columns([_column(field) for field in schema.fields], topic, selector, row_id)
-
-
 logger = logging.getLogger(__name__)
 
 GROUP = "rocketmq_spark_sink"
@@ -102,6 +78,29 @@ _OF_STREAMS = (
 _OF_COLUMNS = "each task learns from column 'topic' by itself which topics there are"
 
 
+def _column(field: StructField) -> RowColumn:
+    kind = field.dataType
+    found = next((word for each, word in _KINDS.items() if isinstance(kind, each)), "")
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StringType):
+        found = columns.TEXTS
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
+        parts = [(part.name.lower(), type(part.dataType)) for part in kind.elementType.fields]
+        found = kafka.HEADERS if parts == [("key", StringType), ("value", BinaryType)] else ""
+    if isinstance(kind, MapType) and isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType):
+        found = columns.TEXT_MAP
+    return RowColumn(field.name, found, kind.simpleString())
+
+
+def check_columns(
+    schema: StructType, topic: str | None, selector: object = None, row_id: str | None = None
+) -> tuple[dict[str, str], list[str]]:
+    """Returns the names of the DataFrame's columns by role, including the column of the row id, and the problems with them.
+
+    ``selector`` is None if the user set none.
+    """
+    return columns.check_columns([_column(field) for field in schema.fields], topic, selector, row_id)
+
+
 def settings(options: Options) -> ProducerSettings:
     """The sink's settings for its producer: retries until ``sendTimeout`` after any failure, and creates no topic."""
     return dataclasses.replace(
@@ -120,7 +119,9 @@ def settings(options: Options) -> ProducerSettings:
 
 
 def check(options: Options, schema: StructType, stream: bool = False) -> dict[str, str]:
-    """Returns the DataFrame's columns by name. One ``OptionError`` lists all problems that can be found without a broker.
+    """Returns the names of the DataFrame's columns by role.
+
+    One ``OptionError`` lists all problems that can be found without a broker.
 
     ``stream``: the write is a stream, for which Spark creates the writer again for each micro-batch.
     """

@@ -176,7 +176,7 @@ class TaskWriter:
             self._tally.left_out = self._from_kafka.left_out
         if self._options.empty_bodies == "mark":
             bad_rows = BadRows(self._row)
-            batch = empty_bodies.marked(batch, self._names, bad_rows)
+            batch = empty_bodies.with_stand_ins(batch, self._names, bad_rows)
             bad_rows.raise_if_any(self._partition)
         if self._options.topic is None:
             bad_rows = BadRows(self._row)

@@ -21,9 +21,11 @@ QueueRuns = Mapping[str, Sequence[Sequence[str | int]]]
 MOST_QUEUES = 1 << 20
 
 
-def of_log(entry: object) -> QueueRuns:
-    """The runs in an entry of the offset log. Raises ``ValueError`` if it has another form: a run of a billion queues would take
-    all memory, and a queue in two runs would have two numbers.
+def runs_of_log(entry: object) -> QueueRuns:
+    """Returns the runs in an entry of the offset log.
+
+    Raises ``ValueError`` for another form, for more than ``MOST_QUEUES`` queues, which would take all memory, and for a queue in
+    two runs, which would have two numbers.
     """
     if not isinstance(entry, Mapping):
         raise ValueError(f"{shown(entry)} is not a JSON object")

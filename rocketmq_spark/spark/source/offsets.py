@@ -130,7 +130,8 @@ class OffsetLog:
 
 
 _REMEDY_OF_PARTITIONS = (
-    'They look like {"orders":[["broker-a",0,4],["broker-b",0,4]]}; without this key, queues are numbered anew'
+    'Expected {"orders":[["broker-a",0,4],["broker-b",0,4]]}: broker, first queue id, number of queues. Restore the file, or '
+    'delete the key "partitions": queues are then numbered again, perhaps differently'
 )
 _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}'
 
@@ -160,7 +161,7 @@ def _flat(topics: object) -> dict[MessageQueue, int]:
 
 def _partitions(logged: object) -> kafka_partitions.QueueRuns:
     try:
-        return kafka_partitions.of_log(logged)
+        return kafka_partitions.runs_of_log(logged)
     except ValueError as e:
         raise OffsetError(f'"partitions" of an offset: {e}', remedy=_REMEDY_OF_PARTITIONS) from e
 

@@ -1,0 +1,90 @@
+"""The frames of a Python program that the source of a format makes, or that its sink writes. Pure."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Container, Iterable, Iterator
+
+from rocketmq_spark.cli.kafka_chains import ROLES, Chains
+from rocketmq_spark.cli.python_values import Binding, Parameter
+
+
+class Frames:
+    """The frames of one ``format``."""
+
+    def __init__(self, chains: Chains, format: str) -> None:
+        self._program = chains.program
+        self._chains = chains
+        self._format = format
+        self._are_read: dict[object, bool | None] = {}  # by variable and function
+        self._active: set[object] = set()
+        self._is_circular = False
+
+    def reads(self, node: ast.expr) -> bool:
+        """Whether an expression is a frame of the format's source, or made of one."""
+        return self._reads(node) is True
+
+    def _reads(self, node: ast.expr) -> bool | None:
+        """None if the answer depends only on a variable or function that is being examined (recursion)."""
+        while isinstance(node, ast.Call | ast.Attribute):
+            if isinstance(node, ast.Call):
+                if functions := self._program.functions(node.func):
+                    returned = [value for function in functions for value in self._program.returned(function)]
+                    return self._all_read(functions[0], returned)
+                chain = self._chains.at(node)
+                if chain is not None and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
+                    return self._chains.format(chain) == self._format
+            elif node.attr in ROLES:
+                return False
+            elif self._program.bindings(node)[0] is not node:
+                break
+            node = node.func if isinstance(node, ast.Call) else node.value
+        key, bindings = self._program.bindings(node)
+        return self._all_read(key, self._bound(bindings))
+
+    def _all_read(self, key: object, values: Iterable[ast.expr | None]) -> bool | None:
+        """Whether all values of a variable or a function are such frames."""
+        if key in self._active:
+            self._is_circular = True
+            return None
+        if key in self._are_read:
+            return self._are_read[key]
+        self._active.add(key)
+        try:
+            frames = [value for value in values if not isinstance(value, ast.Constant)]
+            results = [False if value is None else self._reads(value) for value in frames]
+        finally:
+            self._active.discard(key)
+        result = False if False in results else True if True in results else None
+        if result is False or not self._is_circular or not self._active:
+            self._are_read[key] = result
+        self._is_circular &= bool(self._active)
+        return result
+
+    def _bound(self, bindings: Iterable[Binding]) -> Iterator[ast.expr | None]:
+        for binding in bindings:
+            if isinstance(binding, Parameter):
+                yield from self._program.arguments(binding)
+            else:
+                yield binding if isinstance(binding, ast.expr) else None
+
+    def written(self, without: Container[str] = ()) -> set[ast.expr]:
+        """The calls and names in the expressions of all frames that the format's sink writes, variables resolved; writers with an
+        option of ``without`` do not count.
+        """
+        nodes: set[ast.expr] = set()
+        frames = [
+            frame
+            for frame, writer in self._chains.written()
+            if any(self._chains.format(chain) == self._format for chain in writer.chains)
+            and not any(option in without for option in writer.option_names)
+        ]
+        while frames:
+            node = frames.pop()
+            while isinstance(node, ast.Call | ast.Attribute) and node not in nodes:
+                nodes.add(node)
+                node = node.func if isinstance(node, ast.Call) else node.value
+            if isinstance(node, ast.Name) and node not in nodes:
+                nodes.add(node)
+                frames += [value for value in self._bound(self._program.bindings(node)[1]) if value is not None]
+        return nodes
