@@ -69,7 +69,8 @@ def test_errors_of_tasks_and_sources_end_in_one_line(spark, rocketmq, topic, tmp
     in_a_task = raised(lambda: write(frame, server, topic=topic))
     assert re.fullmatch(
         r"\[ROCKETMQ_MESSAGE_REFUSED\] 1 rows of partition 0 cannot be sent.*: row 3: body is null\. "
-        r"Acknowledged before that: 0 rows .* Rows are counted from 0 within their partition",
+        r"Acknowledged before that: 0 rows .* Rows are counted from 0 within their partition\. "
+        r"Option 'emptyBodies' = mark sends rows whose body is null or empty",
         in_a_task,
     )
     missing = raised(lambda: stream(f"{topic}x"))
