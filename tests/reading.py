@@ -202,6 +202,13 @@ class Run:
         self.read += bodies(found)
         return found
 
+    def to_end(self) -> None:
+        """All batches of a run with fixed ends. A batch of which everything is lost has no rows."""
+        begin = None
+        while begin != self.offset:
+            begin = self.offset
+            self.batch()
+
     def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
         """Batches until ``condition`` holds."""
         deadline = Deadline.after(seconds)
