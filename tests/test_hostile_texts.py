@@ -83,9 +83,10 @@ def test_an_id_of_another_client_does_not_spoil_other_traces() -> None:
     assert encode_properties(message_properties(Message("RMQ_SYS_TRACE_TOPIC", body.encode(), keys=list(keys))))
 
 
-def test_names_without_number_are_compared_by_their_first_letter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "_MOST_COMPARED", 3)
+def test_names_with_the_first_letter_are_compared_while_the_budget_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "_MOST_WORK", 120)
     assert set(nearest("orders", ["ordres", "xrders", "z"], 3, 0.5)) == {"ordres", "xrders"}
+    monkeypatch.setattr(arguments, "_MOST_WORK", 60)
     assert nearest("orders", ["xrders", "a", "b", "c", "ordres"], 3, 0.5) == ["ordres"]
     assert nearest("orders", [*(f"o{n}" for n in range(3)), "ordres"], 3, 0.5) == []
 

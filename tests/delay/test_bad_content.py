@@ -216,7 +216,7 @@ ID = "UNIQ_KEY\x01A\x02"
     [
         (REMOTING, packed(topic=COMPACTED), "no key, but 'latest' is a compaction topic"),
         ({**REMOTING, "autoBatch": "false"}, packed(topic=COMPACTED), "no key, but 'latest' is a compaction topic"),
-        ({**REMOTING, "allowedTopics": "orders"}, packed(topic="bills"), "not among option 'allowedTopics'"),
+        ({**REMOTING, "allowedTopics": "orders"}, packed(topic="bills"), "is not in option 'allowedTopics'"),
         (GRPC, Envelope("orders", 5, "ID", 1, 1, ID, b"x").pack(), "its flag is 1, which gRPC cannot transport"),
         (GRPC, packed(f"{ID}TAGS\x01a|b\x02"), "TAGS has a '|'"),
         (GRPC, packed(f"{ID}a\x01\x07\x02"), "has a control character"),

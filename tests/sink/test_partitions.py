@@ -69,7 +69,9 @@ def test_a_task_waits_for_a_broker_that_is_not_listed(
         assert writer.write(iter([numbered(0)])).rows == 4
         assert {queue for _, queue, _ in sender.calls} == {*qs("a:0-1 b:0-1")}
     else:
-        with pytest.raises(MessageRefused, match="partition is 2, which is queue T/b/0, and it does not accept"):
+        with pytest.raises(
+            MessageRefused, match="partition is 2, which is queue T/b/0, and this queue does not accept"
+        ):
             writer.write(iter([numbered(0)]))
         assert sender.calls == []
     assert caplog.text.count("topic T: rows name partitions of b, which no name server lists as writable now") == 1
