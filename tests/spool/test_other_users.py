@@ -352,7 +352,7 @@ def test_a_producer_uses_no_folder_of_another_user_but_one_in_it(
 
 
 SERVER = ("--name-server", "127.0.0.1:1")
-COMMANDS = {"show": (), "export": (), "assign": SERVER, "send": (*SERVER, "--timeout", "5")}
+COMMANDS = {"show": (), "export": (), "repair": (), "assign": SERVER, "send": (*SERVER, "--timeout", "5")}
 
 
 def spool_command(name: str, path: Path) -> Result:
