@@ -689,8 +689,9 @@ def watch(event, details):
 sys.addaudithook(watch)
 @atexit.register
 def last():
-    real = os.getresuid() + os.getresgid() + tuple(os.getgroups()) if users.IS_ROOT else (os.geteuid(), users.OTHER)
-    if users.folders.has_own_rights() or {*real} != {users.OTHER, os.geteuid()} or os.geteuid() == users.folders.ROOT:
+    real = ({*os.getresuid()}, {*os.getresgid(), *os.getgroups()})
+    wanted = ({users.OTHER}, {65534}) if users.IS_ROOT else real
+    if users.folders.has_own_rights() or real != wanted or os.geteuid() == users.folders.ROOT:
         late.append(("rights", real))
     print("late:", *late, file=sys.stderr)
 app(["spool", sys.argv[2], *sys.argv[1:2], *sys.argv[3:]])
