@@ -527,16 +527,15 @@ def has_own_rights() -> bool:
 
 
 @contextlib.contextmanager
-def rights_of(uid: int, gid: int) -> Iterator[None]:
+def rights_of(uid: int) -> Iterator[None]:
     """Take the rights of another user and of that user's groups inside the block, in all threads. Only root can do this.
 
     What is open when the block ends is used with root's rights from then on: ``become`` is for what may stay open.
 
     Args:
-        uid: The user. New files belong to this user.
-        gid: The group if the user has no name.
+        uid: The user. New files belong to this user. A user without a name has no group but nobody's.
     """
-    gid, groups = _groups(uid, gid)
+    gid, groups = _groups(uid)
     with contextlib.ExitStack() as stack:  # the user comes last, and goes first: without root's rights, groups stay
         stack.callback(os.setgroups, os.getgroups())
         os.setgroups(groups)
@@ -549,13 +548,13 @@ def rights_of(uid: int, gid: int) -> Iterator[None]:
         yield
 
 
-def become(uid: int, gid: int) -> None:
+def become(uid: int) -> None:
     """Take the rights of another user and of that user's groups for the rest of this process, in all threads: real, effective and
-    saved ids, so that nothing can get root's rights back. Only root can do this. The arguments are those of ``rights_of``.
+    saved ids, so that nothing can get root's rights back. Only root can do this. The argument is that of ``rights_of``.
 
     Raises ``OSError`` if root may not; then nothing has changed.
     """
-    gid, groups = _groups(uid, gid)
+    gid, groups = _groups(uid)
     before = os.getgroups(), (os.getgid(), os.getegid())
     _lent.append(uid)  # first: Ctrl-C may come at any point
     try:
@@ -569,11 +568,12 @@ def become(uid: int, gid: int) -> None:
         raise
 
 
-def _groups(uid: int, gid: int) -> tuple[int, list[int]]:
-    """The group of a user, and all groups; ``gid`` is the group if the user has no name."""
+def _groups(uid: int) -> tuple[int, list[int]]:
+    """The group of a user, and all groups. The group of a folder does not say that its owner is a member: below a folder with the
+    setgid bit, all folders have the group of that one.
+    """
     try:
         account = pwd.getpwuid(uid)
     except KeyError:
-        gid = gid if gid != ROOT else _NO_GROUP
-        return gid, [gid]
+        return _NO_GROUP, [_NO_GROUP]
     return account.pw_gid, os.getgrouplist(account.pw_name, account.pw_gid)

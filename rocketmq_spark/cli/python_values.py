@@ -19,6 +19,7 @@ UNKNOWN = "\0"
 _MOST_VALUES, _MOST_STEPS, _MOST_STEPS_OF_ALL = 32, 5_000, 300_000
 # Characters of a computed text; items of a computed list; values in computed JSON. Each step of a program may double them.
 _LONGEST_TEXT, _LONGEST_LIST, _MOST_IN_JSON = 100_000, 1_000, 10_000
+_MOST_CHARACTERS_OF_ALL = 20_000_000  # in the texts of all expressions of a program; beyond it, a value is UNKNOWN
 
 
 class DictItem(NamedTuple):
@@ -101,7 +102,8 @@ class PythonProgram:
         self._visited: set[ast.Constant] = set()  # constants that the current expression uses
         self._cut = False  # whether a cycle or a limit made a value incomplete, which is then not kept in the memo
         self._steps = self._steps_of_all = 0
-        self._plain_left = 0  # values that the current JSON may still have
+        self._plain_left = 0  # how much the current JSON may still have
+        self._characters = 0  # in all texts so far
         for tree in trees:
             self._bind(tree, self.module, None)
         for call in self._named_calls:
@@ -334,6 +336,9 @@ class PythonProgram:
         self._active.add(node)
         try:
             values = tuple(_distinct(self._evaluated(node)))
+            self._characters += sum(len(value) for value in values if isinstance(value, str))
+            if self._characters > _MOST_CHARACTERS_OF_ALL:
+                values = (UNKNOWN,)
         finally:
             self._active.discard(node)
             traced, self._visited = frozenset(self._visited), outer | self._visited
@@ -450,7 +455,8 @@ class PythonProgram:
             return
         choices = [list(map(_as_text, self.values(part))) or [UNKNOWN] for part in parts]
         for texts in itertools.islice(itertools.product(*choices), _MOST_VALUES):
-            yield separator.join(texts)
+            size = sum(map(len, texts)) + len(separator) * len(texts)  # before a text of that length is made
+            yield separator.join(texts) if size <= _LONGEST_TEXT else UNKNOWN
 
     def _sums(self, left: ast.expr, right: ast.expr) -> Iterator[Value]:
         for one, other in itertools.product(self.values(left) or [UNKNOWN], self.values(right) or [UNKNOWN]):
@@ -527,19 +533,21 @@ class PythonProgram:
             case "replace", [old, new]:
                 changes = [(a, b) for a in self.texts(old) for b in self.texts(new) if UNKNOWN not in a]
                 texts = [value for value in values if isinstance(value, str)]
+                if not changes or not texts:
+                    return [UNKNOWN]
                 if any(len(text) * len(new) > _LONGEST_TEXT for text in texts for _, new in changes):
                     return [UNKNOWN]
-                return [text.replace(*change) for text in texts for change in changes] or [UNKNOWN]
+                return (text.replace(*change) for text in texts for change in changes)  # one by one: there may be many
             case "join", [parts]:
                 lists = self.values(parts)
-                return [
+                return (
                     text
                     for separator in values
                     for whole in lists
                     for text in (
                         self._joined(_as_text(separator), whole.nodes) if isinstance(whole, ListValue) else [UNKNOWN]
                     )
-                ]
+                )
         return [UNKNOWN]
 
     def _pairs(self, value: Value) -> Value:
@@ -548,17 +556,19 @@ class PythonProgram:
         return ListValue(tuple(ast.Tuple([ast.Constant(entry.name), entry.value], ast.Load()) for entry in value.items))
 
     def _as_json(self, value: Value) -> str:
-        self._plain_left = _MOST_IN_JSON
+        self._plain_left = _LONGEST_TEXT
         try:
             return json.dumps(self._plain(value))
         except (TypeError, ValueError, RecursionError):
             return UNKNOWN
 
     def _plain(self, value: Value) -> object:
-        """A value without nodes. Raises ``ValueError`` if a part is not known, or if there are too many."""
-        self._plain_left -= 1
+        """A value without nodes. Raises ``ValueError`` if a part is not known, or if there are too many or too long ones."""
+        self._plain_left -= _LONGEST_TEXT // _MOST_IN_JSON + (len(value) if isinstance(value, str) else 0)
+        if isinstance(value, DictValue):
+            self._plain_left -= sum(len(entry.name) for entry in value.items)
         if self._plain_left < 0:
-            raise ValueError("there are too many parts")
+            raise ValueError("there are too many parts, or too long ones")
         if isinstance(value, ListValue):
             return [self._only(node) for node in value.nodes]
         if isinstance(value, DictValue) and not value.is_open:

@@ -59,7 +59,10 @@ def spool() -> None:
 @click.option("--records", is_flag=True, help="Also show each record: when it is due, how often it failed, and why.")
 @click.pass_obj
 def show(output: Output, folder: Path, records: bool) -> None:
-    """Show the state of the spools in FOLDER. Processes may use them meanwhile."""
+    """Show the state of the spools in FOLDER. Processes may use them meanwhile.
+
+    The exit code is 1 if not all could be read, because a folder is damaged.
+    """
     from rocketmq_spark.spool.lending import become_owner
     from rocketmq_spark.spool.spool import SpoolReading
 
@@ -87,9 +90,9 @@ def show(output: Output, folder: Path, records: bool) -> None:
                 for entry in reading.entries():
                     row = _row_of(path, entry)
                     output.item(row, _line(row))
-            for error in _damage_of(path, reading):
-                output.note(f"{error.message}. {error.remedy}.")
+            if damage := _damage_of(path, reading):
                 rows[-1]["damaged"] = True
+                failed += damage
     if rows:
         output.rows(_SUMMARY, rows)
     _raise(output, failed)
@@ -201,6 +204,34 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
             before, owner = owners(path)
             store.belong(owner, force=True)
             output.item({"path": str(path), "before": str(before), "owner": str(owner)}, f"{path}: {before} -> {owner}")
+    _raise(output, failed)
+
+
+@spool.command()
+@_FOLDER
+@click.pass_obj
+def repair(output: Output, folder: Path) -> None:
+    """Repair damaged spools in FOLDER without sending anything: keep what can be read.
+
+    Folders that another process uses are reported and not repaired; the others are repaired.
+    """
+    from rocketmq_spark.spool.lending import become_owner
+    from rocketmq_spark.spool.store import Store
+
+    failed: list[Exception] = []
+    for path in _paths(folder):
+        with _collected(failed), contextlib.ExitStack() as opened:
+            become_owner(path)
+            store = opened.enter_context(contextlib.closing(Store(path, any_owner=True)))
+            store.verify()
+            row = {
+                "path": str(path),
+                "waiting": store.totals.depth,
+                "dead": store.totals.dead,
+                "damages": store.damages,
+            }
+            found = "damaged, and repaired" if store.damages else "not damaged"
+            output.item(row, f"{path}: {found}; {row['waiting']} wait, {row['dead']} dead")
     _raise(output, failed)
 
 

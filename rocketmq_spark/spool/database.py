@@ -43,7 +43,7 @@ WRITE_BUFFER_BYTES = 16 << 20
 # A folder inside that of a database: complete new files, which replace damaged ones; see ``salvage``.
 WHOLE = "whole"
 
-OPEN_IT = "What opens it to send from it, such as 'spool send', keeps what can be read, and says what is lost"
+OPEN_IT = "Keep what can be read, without sending it, and then look again: rocketmq-spark spool repair FOLDER"
 
 
 class Damaged(SpoolError):

@@ -302,10 +302,11 @@ def check_owner(path: Path) -> None:
 
 def look_first(path: Path) -> str:
     """Return the instruction for sending the messages of another user. It begins with a small letter, as part of a sentence."""
-    name = shlex.quote(str(path))
+    name, copy = shlex.quote(str(path)), f"~/{shlex.quote(f'{path.absolute().name}-copy')}"
     return (
-        f"look at its messages (rocketmq-spark spool show {name} --records), because they are sent with the keys of whoever "
-        f"sends them, and then use: rocketmq-spark spool send {name}"
+        "copy it to a new folder of yours, look at the copy and send the copy, because its owner can change it until it is sent, "
+        f"and messages are sent with the keys of whoever sends them: cp -RH {name} {copy} && "
+        f"rocketmq-spark spool show {copy} --records, and then: rocketmq-spark spool send {copy}"
     )
 
 

@@ -47,7 +47,7 @@ def become_owner(path: Path) -> None:
         )
     _check(path, owner.st_uid)
     if os.geteuid() == folders.ROOT != owner.st_uid:
-        _take_rights(owner, path)
+        _take_rights(owner.st_uid, path)
     if not folders.has_own_rights() and not folders.is_readable(path):
         raise SpoolError(
             f"root uses the spool in {path} with the rights of its owner, {folders.user(owner.st_uid)}, who may not read "
@@ -100,13 +100,13 @@ def _check(path: Path, owner: int) -> None:
     )
 
 
-def _take_rights(owner: os.stat_result, path: Path) -> None:
+def _take_rights(owner: int, path: Path) -> None:
     for module in _LATE:
         importlib.import_module(module)
     try:
-        folders.become(owner.st_uid, owner.st_gid)
+        folders.become(owner)
     except OSError as e:  # a container may lack the capabilities
         raise SpoolError(
-            f"root cannot take the rights of {folders.user(owner.st_uid)}, who owns the spool in {path}: {e.strerror}",
+            f"root cannot take the rights of {folders.user(owner)}, who owns the spool in {path}: {e.strerror}",
             remedy="Run the command as that user",
         ) from e

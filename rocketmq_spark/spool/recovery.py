@@ -24,7 +24,7 @@ from typing import NamedTuple
 from rocketmq_spark.base.folders import PRIVATE, copy_regular, open_lock
 from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.spool.changes import AtomicChange
-from rocketmq_spark.spool.database import WHOLE, Damaged, Database, rebuild
+from rocketmq_spark.spool.database import OPEN_IT, WHOLE, Damaged, Database, rebuild
 from rocketmq_spark.spool.files import FULL, mirror, not_readable, sync_folder
 from rocketmq_spark.spool.records import (
     DEAD,
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 # to ``_LEAVING``, which becomes ``damaged-N`` when all of them are there.
 _NEW, _LEAVING, _COPY, DAMAGED = "salvaged", "leaving", "copy", "damaged"
 _PORTION, _PORTION_BYTES = 1000, 8 << 20
-_ALL = (b"\0", b"\xff")
+ALL_KEYS = (b"\0", b"\xff")
 
 
 class Salvaged(NamedTuple):
@@ -85,6 +85,31 @@ def salvage(path: Path) -> Salvaged:
         return Salvaged(_exchange(path), counted, rebuilt)
 
 
+def database_in(path: Path, names: Container[str]) -> Path | None:
+    """Return the folder with the database that an opening for writing uses, by the names in ``path``. None: an exchange has begun
+    to move the new files to ``path``, so that neither folder has all of them.
+    """
+    if WHOLE not in names:
+        return path
+    return path / WHOLE if _LEAVING in names else None
+
+
+def database_to_read(path: Path) -> Path:
+    """Return the folder with the database that an opening for writing would use now. Changes nothing. Raises ``Damaged`` if no
+    folder has all of it.
+    """
+    try:
+        names = os.listdir(path)
+    except OSError:  # opening it raises the error
+        return path
+    if (found := database_in(path, names)) is None:
+        raise Damaged(
+            f"the spool in {path} is damaged: an earlier repair of it has not ended, and its files are in two folders",
+            remedy=OPEN_IT,
+        )
+    return found
+
+
 def finish(path: Path) -> None:
     """Complete the repair of a process that died, or remove its rest if the old files are still complete."""
     try:
@@ -103,10 +128,10 @@ def _copy_readable(path: Path, new: Database) -> tuple[list[tuple[bytes, bytes]]
     try:
         old = Database(path, read_only=True)
     except SpoolError:
-        return [_ALL], False
+        return [ALL_KEYS], False
     try:
         counted = False
-        for key in _copied(old, new, *_ALL):
+        for key in _copied(old, new, *ALL_KEYS):
             counted = counted or key == TOTALS
         return old.gaps, counted and old.damage is None
     finally:
@@ -156,7 +181,7 @@ def held(path: Path) -> Iterator[None]:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
                 raise SpoolError(f"the spool in {path} is in use by another process") from e
-            if (path / WHOLE).exists():
+            if database_in(path, os.listdir(path)) != path:
                 _exchange(path)
             for name in (_NEW, _LEAVING, _COPY):
                 shutil.rmtree(path / name, ignore_errors=True)

@@ -41,6 +41,7 @@ from rocketmq_spark.spool.records import (
     numbered,
     sequence_of,
 )
+from rocketmq_spark.spool.recovery import ALL_KEYS, database_to_read
 from rocketmq_spark.spool.redelivery import MAX_OUT, PAGE, Redelivery
 from rocketmq_spark.spool.store import Store
 
@@ -146,7 +147,10 @@ class SpoolEntry(NamedTuple):
 
 
 class SpoolReading:
-    """The contents of a spool at the time of opening."""
+    """The contents of a spool at the time of opening: of the database that opening it for writing would use.
+
+    After damage, a repair may find other records than a reading: see ``is_damaged``, after ``entries``.
+    """
 
     def __init__(self, path: Path) -> None:
         self._db = _looked_into(path)
@@ -185,7 +189,10 @@ class SpoolReading:
             yield SpoolEntry(due.sequence, "pending", due.due_ms, _state(value), self._record(due.sequence))
         pending = {sequence_of(key) for key, _ in self._db.scan(PENDING, behind(PENDING))}
         dead = {sequence_of(key) for key, _ in self._db.scan(DEAD, behind(DEAD))}
-        for key, data in self._db.scan(RECORD, behind(RECORD)):
+        # All keys: a repair after damage anywhere may bring records back that are not shown here, so all damage must be found.
+        for key, data in self._db.scan(*ALL_KEYS):
+            if not key.startswith(RECORD):
+                continue
             sequence = sequence_of(key)
             if sequence not in pending and sequence not in dead:
                 yield SpoolEntry(sequence, "behind", None, None, decoded(data))
@@ -207,9 +214,9 @@ _LOOKS, _LOOK_S = 4, 0.05
 def _looked_into(path: Path) -> Database:
     for _ in range(_LOOKS):
         with contextlib.suppress(Damaged):
-            return Database(path, read_only=True, tolerant=False)
+            return Database(database_to_read(path), read_only=True, tolerant=False)
         time.sleep(_LOOK_S)
-    return Database(path, read_only=True)
+    return Database(database_to_read(path), read_only=True)
 
 
 def _state(data: bytes) -> RecordState | None:

@@ -278,6 +278,18 @@ class Store:
                 puts, deletes = owner.doubts(self._db.scan(NOTE, behind(NOTE)), held, force)
                 self._db.write([(key, owner.encode()) for key in OWNER] + puts, deletes, sync=self._sync)
 
+    def verify(self) -> None:
+        """Read everything, and repair damage that is found."""
+        try:
+            self._read_all()
+        except Damaged:
+            self._read_all()  # of the repaired database
+
+    def _read_all(self) -> None:
+        with self._ready:
+            for _ in self._db.scan(*recovery.ALL_KEYS):
+                pass
+
     def close(self) -> None:
         """Release the folder; leased records are due for its next user."""
         with self._lock:

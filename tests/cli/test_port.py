@@ -12,6 +12,7 @@ from rocketmq_spark.cli.kafka_lines import port_report
 from rocketmq_spark.cli.kafka_text import COMPUTED
 from rocketmq_spark.options.table import foreign_option
 from tests.cli.conftest import documents
+from tests.harness import peak_bytes
 from tests.test_house import ROOT
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -547,6 +548,31 @@ def test_a_program_for_rocketmq_has_what_is_left_of_kafka(text, left):
 )
 def test_circular_and_long_programs_are_read(text):
     assert [line.replacement for line in port_report("job.py", text).lines].count(COMPUTED) == 1
+
+
+# 32 values of 64 Ki characters, from few lines.
+LONG = "a0 = 'x'\n" + "".join(f"a{i + 1} = a{i} + a{i}\n" for i in range(16))
+LONG += "b = " + "".join(f"a16 + '{i}' if os.x else " for i in range(31)) + "a16 + 'z'\n"
+SHORT = "s = " + "".join(f"'{i}' if os.x else " for i in range(31)) + "'z'\n"
+LISTS = "l = " + "".join(f"[b, '{i}'] if os.x else " for i in range(31)) + "[b]\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"c = ''.join([{', '.join(['b'] * 999)}])\n",
+        f"{SHORT}{LISTS}c = s.join(l)\n",
+        f"c = json.dumps([{', '.join(['a16'] * 999)}])\n",
+        "".join(f"c{i} = b + '{i}'\n" for i in range(300))
+        + f"c = os.x or {' or '.join(f'c{i}' for i in range(300))}\n",
+    ],
+    ids=["parts", "separators and lists", "JSON", "lines"],
+)
+def test_a_small_program_does_not_take_much_memory(text):
+    program = (
+        f"{LONG}{text}spark.read.format('kafka').option('kafka.bootstrap.servers', 'h:1').option('subscribe', c).load()"
+    )
+    assert peak_bytes(lambda: port_report("job.py", program)) < 32 << 20
 
 
 def test_the_command_lists_lines_and_its_exit_code_says_whether_there_are_any(run, tmp_path):

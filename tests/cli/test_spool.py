@@ -200,19 +200,22 @@ def test_what_can_be_read_of_a_damaged_spool_is_shown_and_exported(
     data[min(int(share * len(data)), len(data) - 1)] ^= 1
     table.write_bytes(data)
     done = run("spool", "show", str(tmp_path), "--records")
-    assert done.exit_code == 0, done.output
     exported = run("spool", "export", str(tmp_path))
-    assert exported.exit_code == 1
     for one in (done, exported):
-        assert "is damaged, and not all of it could be read. What opens it to send from it" in " ".join(
-            one.stderr.split()
-        )
+        assert one.exit_code == 1, one.output
+        said = " ".join(one.stderr.split())
+        assert "is damaged, and not all of it could be read" in said
+        assert "look again: rocketmq-spark spool repair FOLDER" in said
     assert least <= sum(bool(one.get("body")) for one in documents(exported.stdout)) <= least + 39
     *_, summary = documents(run("spool", "show", str(tmp_path), "--json", "--records").stdout)
     assert (summary["depth"], summary["damaged"]) == (depth, True)
-    again = Store(tmp_path, sync="never")
-    again.close()
-    assert run("spool", "show", str(tmp_path)).stderr == ""
+    (told,) = documents(run("spool", "repair", str(tmp_path), "--json").stdout)
+    assert told["damages"] == 1
+    done = run("spool", "show", str(tmp_path), "--records", "--json")
+    assert (done.exit_code, done.stderr) == (0, "")
+    *records, summary = documents(done.stdout)
+    assert (told["waiting"], told["dead"]) == (len(records), 0) == (summary["depth"], summary["dead"])
+    assert documents(run("spool", "repair", str(tmp_path), "--json").stdout)[0]["damages"] == 0
 
 
 def test_a_spool_in_use_can_be_shown_and_not_sent(run: Run, folder: Path) -> None:

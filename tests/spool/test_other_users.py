@@ -28,6 +28,7 @@ from rocketmq_spark.session.spools import _adoptable, adopt, claim, prepare, spo
 from rocketmq_spark.spool import lending
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database, in_use
+from rocketmq_spark.spool.files import look_first
 from rocketmq_spark.spool.lending import become_owner
 from rocketmq_spark.spool.records import TOTALS, Totals
 from rocketmq_spark.spool.recovery import held
@@ -159,7 +160,7 @@ def test_a_task_takes_over_nothing_of_another_user(
     assert files_of(planted) == before
     [warning] = [line for line in caplog.messages if f"the spool in {planted} is left alone" in line]
     assert f"belongs to uid {users.OTHER if users.IS_ROOT else os.getuid()}" in warning
-    assert f"rocketmq-spark spool send {planted}" in warning
+    assert f"cp -RH {planted} ~/{planted.name}-copy && rocketmq-spark spool show ~/{planted.name}-copy" in warning
     mine.close()
 
 
@@ -200,13 +201,39 @@ def test_a_spool_of_another_user_is_opened_only_if_that_is_asked_for(
 ) -> None:
     spool = fill(tmp_path / "spool")
     uid = users.give_away(monkeypatch, *everything_in(spool))
-    refused = rf"the spool in {spool} is not used: {spool} belongs to uid {uid}\b.*show {spool}.*spool send {spool}"
+    commands = f"cp -RH {spool} ~/spool-copy && .* show ~/spool-copy --records, and then: .* send ~/spool-copy$"
+    refused = rf"(?s)the spool in {spool} is not used: {spool} belongs to uid {uid}\b.*{commands}"
     with pytest.raises(SpoolError, match=refused):
         make(spool)
     with pytest.raises(SpoolError, match=refused):
         Producer("127.0.0.1:1", "g", on_send_failure="spool", spool_dir=str(spool))
     with contextlib.closing(Store(spool, any_owner=True)) as store:
         assert len(store) == 1
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_what_the_owner_changes_after_the_copy_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool
+) -> None:
+    """The commands of the instruction, as a shell runs them, with a name that it must not read as two."""
+    theirs = fill(tmp_path / "base" / "worker-1 of mine")
+    if is_link:
+        theirs = theirs.rename(tmp_path / "elsewhere")
+        (tmp_path / "base" / "worker-1 of mine").symlink_to(theirs)
+    copying, showing, sending = look_first(tmp_path / "base" / "worker-1 of mine").split("rocketmq-spark")
+    users.root_beside(monkeypatch, theirs)
+    (home := tmp_path / "home").mkdir()
+    shell = {"HOME": str(home), "PATH": os.environ["PATH"]}
+    subprocess.run(copying[copying.index("cp ") :].rstrip("& "), shell=True, check=True, env=shell)
+    (copy,) = home.iterdir()
+    monkeypatch.setenv("HOME", str(home))
+    for command, text in (("show", showing), ("send", sending)):
+        name = subprocess.run(f"echo {text.split(',')[0]}", shell=True, check=True, env=shell, capture_output=True)
+        assert f"spool {command} {copy}" in name.stdout.decode()
+    with contextlib.closing(Store(theirs, any_owner=True)) as store:
+        store.add([(record(b"later"), 1)])
+    with contextlib.closing(make(copy)) as store:
+        assert [work.record.payload for work in store.take(NOW_MS, 10)] == [b"planted"]
 
 
 def test_an_own_spool_behind_a_link_of_another_user_is_not_used(
@@ -352,7 +379,7 @@ def test_a_producer_uses_no_folder_of_another_user_but_one_in_it(
 
 
 SERVER = ("--name-server", "127.0.0.1:1")
-COMMANDS = {"show": (), "export": (), "assign": SERVER, "send": (*SERVER, "--timeout", "5")}
+COMMANDS = {"show": (), "export": (), "repair": (), "assign": SERVER, "send": (*SERVER, "--timeout", "5")}
 
 
 def spool_command(name: str, path: Path) -> Result:
@@ -662,8 +689,9 @@ def watch(event, details):
 sys.addaudithook(watch)
 @atexit.register
 def last():
-    real = os.getresuid() + os.getresgid() + tuple(os.getgroups()) if users.IS_ROOT else (os.geteuid(), users.OTHER)
-    if users.folders.has_own_rights() or {*real} != {users.OTHER, os.geteuid()} or os.geteuid() == users.folders.ROOT:
+    real = ({*os.getresuid()}, {*os.getresgid(), *os.getgroups()})
+    wanted = ({users.OTHER}, {65534}) if users.IS_ROOT else real
+    if users.folders.has_own_rights() or real != wanted or os.geteuid() == users.folders.ROOT:
         late.append(("rights", real))
     print("late:", *late, file=sys.stderr)
 app(["spool", sys.argv[2], *sys.argv[1:2], *sys.argv[3:]])

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import SpoolError, SpoolFull
-from rocketmq_spark.spool.database import is_database
+from rocketmq_spark.spool.database import Damaged, is_database
 from rocketmq_spark.spool.files import BLOCK
 from rocketmq_spark.spool.recovery import salvage
 from rocketmq_spark.spool.spool import SpoolReading
@@ -123,8 +124,9 @@ def test_one_flipped_byte_of_a_records_head_loses_nothing(
 def test_a_salvage_that_was_cut_off_is_finished_or_begun_again(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before or after any step: the next one to open the folder has all of it."""
-    steps, rename = 0, Path.rename
+    """Killed before or after any step: the next one to open the folder has all of it, and a look shows that, or is an error."""
+    steps, rename, shown = 0, Path.rename, []
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     while True:
         path = tmp_path / f"of-{steps}"
         shutil.copytree(whole, path)
@@ -144,11 +146,19 @@ def test_a_salvage_that_was_cut_off_is_finished_or_begun_again(
             except KeyboardInterrupt:
                 pass
         assert is_database(path), steps
+        try:
+            reading = SpoolReading(path)
+            shown.append((sum(1 for _ in reading.entries()), reading.is_damaged))
+            reading.close()
+        except Damaged:
+            shown.append((-1, True))
         assert len(drained(path)) == 3 * COUNT, steps
         if done:
             break
         steps += 1
     assert steps > 10
+    assert {*shown} == {(3 * COUNT, False), (-1, True)}
+    assert (shown[1], shown[-1]) == ((3 * COUNT, False), (3 * COUNT, False))
     assert not [each for each in path.iterdir() if each.is_dir() and each.name != "damaged-1"]
 
 

@@ -6,6 +6,7 @@ answers. A check that depends on one that failed is skipped.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -351,13 +352,12 @@ def _kept(client: Client, whose: str, look: QueuePositions) -> Finding:
     """Next to the shortest time for which one of the brokers keeps messages."""
     if look.errors:
         return failed(whose, look.errors[0], "Look at the broker")
-    hours = []
+    hours: list[int | None] = []
     for name in {row.queue.broker_name for row in look.rows}:
-        try:
-            hours.append(int(client.admin.broker_config(name)["fileReservedTime"]))
-        except (RocketMQError, KeyError):
-            continue  # it does not tell, and nothing is claimed
-    kept_ms = min(hours) * _HOUR_MS if hours else None
+        with contextlib.suppress(RocketMQError):  # it does not tell, and nothing is claimed
+            hours.append(bodies.setting_number(client.admin.broker_config(name), "fileReservedTime"))
+    known = [each for each in hours if each is not None]
+    kept_ms = min(known) * _HOUR_MS if known else None
     return servers.retention(whose, look.rows, kept_ms, time.time_ns() // 1_000_000)
 
 

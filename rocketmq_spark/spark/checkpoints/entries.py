@@ -136,7 +136,7 @@ class Folder:
                     owner = os.stat(self._root)
                     self._refuse_others(owner.st_uid)
                     if os.geteuid() == folders.ROOT != owner.st_uid:
-                        stack.enter_context(folders.rights_of(owner.st_uid, owner.st_gid))
+                        stack.enter_context(folders.rights_of(owner.st_uid))
                         if not folders.is_readable(Path(self._root)):
                             raise PermissionError(f"its owner, {folders.user(owner.st_uid)}, may not read it there")
                     if (link := folders.link_in(Path(self._root))) is not None:

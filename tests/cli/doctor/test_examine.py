@@ -359,6 +359,8 @@ class TestOfReaders:
             ({"a": None, "b": "72"}, "; messages are kept for 3 d 0 h"),
             ({"a": "denied", "b": "72"}, "; messages are kept for 3 d 0 h"),
             ({"a": None, "b": None}, ""),
+            ({"a": "abc", "b": "72"}, "; messages are kept for 3 d 0 h"),
+            ({"a": "9" * 5000, "b": "-1"}, ""),
         ],
     )
     def test_the_broker_that_keeps_the_shortest_counts_and_one_that_does_not_tell_does_not(
