@@ -10,7 +10,7 @@ import operator
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rocketmq_spark.base.arguments import nearest
@@ -150,7 +150,8 @@ class NameServers:
         return deadline.within(min(self.calls.request_timeout_s, deadline.remaining() / servers))
 
 
-# Routes of deleted topics that are remembered for the addresses in them: the newest.
+# Routes of deleted topics that are remembered for the addresses in them: all of the last ``UNLISTED_S`` seconds, because a name
+# server that has just started knows no topic, and the newest of those before.
 _MOST_GONE = 64
 # Bytes of the answers whose routes are kept: in memory they take about seven times as much. 10,000 topics on 30 brokers each have
 # 75 MiB. A queue counts, too: 200 bytes may announce 200,000, each of which becomes an object. A million of them fill this.
@@ -168,12 +169,12 @@ _MOST_ADDRESSES = 1 << 16
 _ALL_BROKERS = ""  # no topic: the list of all brokers in the account of what is held
 
 
-def _is_there(topic: str, broker_name: str, answer: Command | RocketMQError, dialled: bool) -> bool | None:
-    """Whether a broker that name servers do not list has queues of the topic, by the ``answer`` at its address; None if that
-    does not say. ``dialled``: the answer is of a new connection, or of a new attempt to connect.
+def _is_there(topic: str, broker_name: str, answer: Command | RocketMQError) -> bool | None:
+    """Whether a broker that name servers do not list has queues of the topic, by the ``answer`` of a replica; None if that does
+    not say.
     """
     if isinstance(answer, RocketMQError):
-        return False if dialled and isinstance(answer.__cause__, ConnectionRefusedError) else None
+        return None
     if answer.code == Response.TOPIC_NOT_EXIST:
         return False
     if answer.code != Response.SUCCESS:
@@ -183,6 +184,11 @@ def _is_there(topic: str, broker_name: str, answer: Command | RocketMQError, dia
     except RemoteProtocolError:
         return True
     return not names_there or broker_name in names_there
+
+
+def _is_refusal(answer: Command | RocketMQError) -> bool:
+    """Whether nothing listens at an address."""
+    return isinstance(answer, RocketMQError) and isinstance(answer.__cause__, ConnectionRefusedError)
 
 
 # What newer routes of a topic lack of older ones, by broker, and since when.
@@ -220,7 +226,8 @@ class Routes:
         self.recent_s = ROUTE_AGE_S
         self._lock = threading.Lock()
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
-        self._gone: dict[str, tuple[float, TopicRoute]] = {}
+        self._gone: dict[str, tuple[float, TopicRoute]] = {}  # the last that was forgotten is the last
+        self._gone_at: dict[str, float] = {}
         self._unlisted_brokers: dict[str, _Unlisted] = {}
         self._numbered: set[str] = set()  # kept topics, of which somebody asked what is ``unlisted``
         self._sizes: dict[str, int] = {}  # of all this, by topic, and of the list of all brokers
@@ -271,6 +278,7 @@ class Routes:
             if known is not None and known[1] == route:
                 route = known[1]
             self._gone.pop(topic, None)
+            self._gone_at.pop(topic, None)
             self._routes[topic] = (time.monotonic(), route)
             self._unlisted_brokers.pop(topic, None)
             if unlisted:
@@ -326,39 +334,23 @@ class Routes:
         return dict(noted[: min(bodies.MAX_ROUTE_BROKERS, bisect.bisect_right(queues, MAX_QUEUES))])
 
     def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
-        """See ``ports.RouteReader``. A broker has left if its address refuses connections, if it does not know the topic, or if a
-        broker with another name answers there. A broker that gives no clear answer is asked again until ``deadline``. Brokers
-        without a known master, and Proxies, are left out.
+        """See ``ports.RouteReader``. A broker has left if its addresses refuse connections, if it does not know the topic, or if a
+        broker with another name answers there. It is there if one of its replicas has the topic. A broker that gives no clear
+        answer is asked again until ``deadline``, and then counts as one that is there. Proxies are left out.
         """
         with self._lock:
             unlisted, now = dict(self._unlisted_brokers.get(topic, {})), time.monotonic()
             if topic in self._routes:
                 self._numbered.add(topic)
         unclear = [
-            (data, broker.master)
+            (data, broker)
             for since, data, broker in unlisted.values()
-            if now - since < UNLISTED_S and broker.master and not self.is_proxy(broker.master)
+            if now - since < UNLISTED_S and not any(map(self.is_proxy, broker.addresses.values()))
         ]
-        calls, pauses = self._name_servers.calls, backoff(0.05, 0.5)
         there: list[QueueData] = []
+        pauses = backoff(0.05, 0.5)
         while unclear:
-            attempts = [calls.pool.attempts(address) for _, address in unclear]
-            questions = [
-                (
-                    address,
-                    rpc.GET_TOPIC_STATS_INFO.request(topic=self.on_wire(topic), bname=data.broker_name),
-                )
-                for data, address in unclear
-            ]
-            answers = calls.exchange_each(questions, deadline)
-            # An address that rests returns the error of an earlier attempt, which says nothing about now.
-            dialled = [
-                calls.pool.attempts(address) != before for (_, address), before in zip(unclear, attempts, strict=True)
-            ]
-            states = [
-                _is_there(topic, data.broker_name, answer, fresh)
-                for (data, _), answer, fresh in zip(unclear, answers, dialled, strict=True)
-            ]
+            states = list(self._look_for(topic, unclear, deadline))
             there += [data for (data, _), state in zip(unclear, states, strict=True) if state]
             unclear = [one for one, state in zip(unclear, states, strict=True) if state is None]
             if unclear and deadline.expired:
@@ -367,6 +359,29 @@ class Routes:
             if unclear:
                 deadline.pause(next(pauses))
         return TopicRoute(topic, tuple(there), {}).numbered()
+
+    def _look_for(
+        self, topic: str, brokers: Sequence[tuple[QueueData, BrokerData]], deadline: Deadline
+    ) -> Iterator[bool | None]:
+        """Whether each of the brokers has queues of the topic, by one question to each replica; None if that is not clear."""
+        calls = self._name_servers.calls
+        asked = [(data.broker_name, address) for data, broker in brokers for address in broker.replicas]
+        attempts = [calls.pool.attempts(address) for _, address in asked]
+        on_wire = self.on_wire(topic)
+        answers = calls.exchange_each(
+            [(address, rpc.GET_TOPIC_STATS_INFO.request(topic=on_wire, bname=name)) for name, address in asked],
+            deadline,
+        )
+        # An address that rests returns the error of an earlier attempt, which says nothing about now.
+        fresh = [calls.pool.attempts(address) != before for (_, address), before in zip(asked, attempts, strict=True)]
+        of_replicas = zip(answers, fresh, strict=True)
+        for data, broker in brokers:
+            own = list(itertools.islice(of_replicas, len(broker.addresses)))
+            states = [_is_there(topic, data.broker_name, answer) for answer, _ in own]
+            # A master without an address may be starting where nobody has looked.
+            is_down = [broker.master is not None and is_new and _is_refusal(answer) for answer, is_new in own]
+            is_gone = all(state is False or down for state, down in zip(states, is_down, strict=True))
+            yield True if any(states) else False if own and is_gone else None
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
         """Fetch the routes older than ``max_age_s`` seconds with parallel requests, 64 at a time; returns the topics whose routes
@@ -457,9 +472,12 @@ class Routes:
         """
         with self._lock:
             if topic in self._routes:
-                self._gone[topic] = self._routes.pop(topic)
-                while len(self._gone) > _MOST_GONE:
-                    self._forget_gone_locked(next(iter(self._gone)))
+                now = time.monotonic()
+                self._gone[topic], self._gone_at[topic] = self._routes.pop(topic), now
+                while (
+                    len(self._gone) > _MOST_GONE and self._gone_at[oldest := next(iter(self._gone))] <= now - UNLISTED_S
+                ):
+                    self._forget_gone_locked(oldest)
                 self._brokers = None
 
     @property
@@ -488,10 +506,11 @@ class Routes:
                     self._gone[topic] = at, route
                     self._weigh_locked(topic, of_brokers)
             self._numbered = {*self._gone}
+            self._gone_at = dict.fromkeys(self._gone, self._used_at)
 
     def _forget_gone_locked(self, topic: str) -> None:
         """Forget a deleted topic."""
-        del self._gone[topic]
+        del self._gone[topic], self._gone_at[topic]
         self._unlisted_brokers.pop(topic, None)
         self._numbered.discard(topic)
         self._weigh_locked(topic, 0)

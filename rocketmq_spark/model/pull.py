@@ -71,6 +71,11 @@ class BrokerData:
         """By broker id."""
         return [address for number, address in sorted(self.addresses.items()) if number != MASTER_ID]
 
+    @property
+    def replicas(self) -> list[str]:
+        """The addresses of the master, if there is one, and of the slaves."""
+        return [address for address in (self.master, *self.slaves) if address is not None]
+
     def replica(self, read_from: str, suggested: int = MASTER_ID) -> str | None:
         """The address to read from: the master, or a slave if ``read_from`` or the broker asks for one, or the master is missing.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import functools
 import ipaddress
 import select
@@ -189,29 +190,44 @@ def connect(
 def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
     """Connect to the first address of a host that accepts. Each address gets an equal share of the time that is left until
     ``deadline``, so a host with many addresses takes no longer than a host with one. The lookup of the name is not limited.
+
+    Raises ``ConnectionRefusedError`` only if all addresses that this machine can use refuse: a server that hangs at one of
+    them is not down.
     """
     places = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
-    last: OSError = OSError(f"{host} has no address")
+    failures: list[OSError] = []
     for left, (family, kind, protocol, _, place) in zip(range(len(places), 0, -1), places, strict=True):
         if left < len(places) and deadline.expired:
+            failures.append(TimeoutError())
             break
         try:
             sock = socket.socket(family, kind, protocol)
         except OSError as e:  # the machine may lack this family
-            last = e
+            failures.append(e)
             continue
         try:
             sock.settimeout(max(0.001, deadline.remaining() / left))
             sock.connect(place)
         except OSError as e:
             sock.close()
-            last = e
+            failures.append(e)
         except BaseException:
             sock.close()
             raise
         else:
             return sock
-    raise last
+    raise max(reversed(failures), key=_telling, default=OSError(f"{host} has no address"))
+
+
+# This machine cannot use such an address, which says nothing about the server.
+_OF_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
+
+
+def _telling(failure: OSError) -> int:
+    """How much a failure to connect says about the server: most if it may listen at the address."""
+    if failure.errno in _OF_FAMILY:
+        return 0
+    return 1 if isinstance(failure, ConnectionRefusedError) else 2
 
 
 # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH.

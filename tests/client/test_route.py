@@ -48,6 +48,7 @@ from tests.mockbroker import (
     reset,
     route,
 )
+from tests.source.scripted import route as scripted_route
 from tests.source.scripted import stats
 
 ROUTE = Request.GET_ROUTEINFO_BY_TOPIC
@@ -385,6 +386,71 @@ class TestRoutes:
         parts.routes.get("t", 0.0)
         assert parts.routes._unlisted_brokers == {}
 
+    def test_unlisted_brokers_of_all_topics_are_found(self, broker: MockBroker, parts: Parts) -> None:
+        """However many topics a name server that has just started does not know for a moment."""
+        topics = [f"t{n}" for n in range(100)]
+        with MockBroker({Request.GET_TOPIC_STATS_INFO: ok(b'{"offsetTable":{}}')}) as other:
+            broker.on(ROUTE, route(1, {"broker-a": broker.address, "b": other.address}))
+            for topic in topics:
+                parts.routes.get(topic)
+            broker.on(ROUTE, NO_ROUTE)
+            for topic in topics:
+                raised(parts, topic)
+            broker.on(ROUTE, route(1, {"broker-a": broker.address}))
+            for topic in topics:
+                parts.routes.get(topic)
+                assert parts.routes.unlisted(topic, parts.soon) == [MessageQueue(topic, "b", 0)]
+
+    def test_topics_that_have_just_gone_are_in_the_account(
+        self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(route_room, "_MOST_BYTES", 10_000)
+        broker.on(ROUTE, route(1, {"b": "h:1"}))
+        for n in range(200):
+            parts.routes.get(f"t{n}")
+            parts.routes.forget(f"t{n}")
+        assert parts.routes.held_bytes <= 10_000
+        assert "t199" in parts.routes._gone
+        assert parts.routes._gone.keys() == parts.routes._gone_at.keys()
+
+    @pytest.mark.parametrize("number", [0, 1, 3])
+    def test_any_replica_shows_that_a_broker_is_there(self, broker: MockBroker, parts: Parts, number: int) -> None:
+        with MockBroker({Request.GET_TOPIC_STATS_INFO: stats({MessageQueue("t", "b", 0): (0, 1)})}) as replica:
+            with MockBroker() as other:
+                down = other.address
+            replicas = {0: down, number: replica.address} if number > 1 else {number: replica.address}
+            all_there = scripted_route({"broker-a": {0: broker.address}, "b": replicas})
+            broker.on(ROUTE, [all_there, route(1, {"broker-a": broker.address})])
+            for _ in range(2):
+                parts.routes.get("t", 0.0)
+            assert parts.routes.unlisted("t", parts.soon) == [MessageQueue("t", "b", 0)]
+            replica.on(Request.GET_TOPIC_STATS_INFO, refuse(Response.TOPIC_NOT_EXIST, "topic[t] not exist"))
+            assert parts.routes.unlisted("t", parts.soon) == []
+
+    @pytest.mark.parametrize("ids", [(1,), (1, 2)])
+    def test_a_broker_whose_master_had_no_address_may_be_starting(
+        self, broker: MockBroker, parts: Parts, ids: tuple[int, ...]
+    ) -> None:
+        with MockBroker() as other:
+            down = other.address
+        all_there = scripted_route({"broker-a": {0: broker.address}, "b": dict.fromkeys(ids, down)})
+        broker.on(ROUTE, [all_there, route(1, {"broker-a": broker.address})])
+        for _ in range(2):
+            parts.routes.get("t", 0.0)
+        assert parts.routes.unlisted("t", Deadline.after(0.2)) == [MessageQueue("t", "b", 0)]
+
+    def test_a_slave_does_not_speak_for_a_master_that_hangs(self, broker: MockBroker, parts: Parts) -> None:
+        gone = refuse(Response.TOPIC_NOT_EXIST, "topic[t] not exist")
+        with (
+            MockBroker({Request.GET_TOPIC_STATS_INFO: never}) as master,
+            MockBroker({Request.GET_TOPIC_STATS_INFO: gone}) as slave,
+        ):
+            all_there = scripted_route({"broker-a": {0: broker.address}, "b": {0: master.address, 1: slave.address}})
+            broker.on(ROUTE, [all_there, route(1, {"broker-a": broker.address})])
+            for _ in range(2):
+                parts.routes.get("t", 0.0)
+            assert parts.routes.unlisted("t", Deadline.after(0.2)) == [MessageQueue("t", "b", 0)]
+
     @pytest.mark.parametrize("silence", [never, close, reset, ok(b"?"), refuse(Response.GO_AWAY, "down")])
     def test_a_broker_without_a_clear_answer_is_not_gone(
         self, broker: MockBroker, parts: Parts, silence: Script
@@ -460,6 +526,10 @@ class TestRoutes:
             for n in range(100):
                 parts.routes.get(f"t{n}")
                 parts.routes.forget(f"t{n}")
+            assert "t" in parts.routes._unlisted_brokers  # a name server may have lost all topics just now
+            parts.routes._gone_at["t"] -= route_room.UNLISTED_S
+            parts.routes.get("t100")
+            parts.routes.forget("t100")
         assert parts.routes._unlisted_brokers == {}
 
     def test_topics_that_come_and_go_for_ever_leave_no_trail(self, broker: MockBroker, parts: Parts) -> None:
@@ -467,6 +537,7 @@ class TestRoutes:
         for number in range(200):
             parts.routes.get(f"t{number}")
             parts.routes.forget(f"t{number}")
+            parts.routes._gone_at[f"t{number}"] -= route_room.UNLISTED_S
         assert parts.routes.address("of-t199") == parts.routes.address("of-t136") == "a:1"
         with pytest.raises(BrokerNotFound):
             parts.routes.address("of-t135")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import signal
 import socket
@@ -132,10 +133,47 @@ def test_an_address_that_is_silent_leaves_time_for_the_next(
 ) -> None:
     resolved(monkeypatch, deaf, parse_address(broker.address))
     endpoint.connect("two.example:1", Deadline.after(1.0), None).close()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        refuses = free.getsockname()
-    resolved(monkeypatch, refuses, parse_address(broker.address))
+    resolved(monkeypatch, free_place(), parse_address(broker.address))
     endpoint.connect("two.example:1", Deadline.after(30.0), None).close()
+
+
+def free_place() -> tuple[str, int]:
+    """An address that refuses connections."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place: tuple[str, int] = free.getsockname()
+        return place
+
+
+@pytest.mark.parametrize("first", ["silent", "refusing"])
+def test_a_host_refuses_only_at_all_of_its_addresses(
+    monkeypatch: pytest.MonkeyPatch, deaf: tuple[str, int], first: str
+) -> None:
+    places = [deaf, free_place()]
+    resolved(monkeypatch, *(places if first == "silent" else places[::-1]))
+    with pytest.raises(CallTimeout, match="cannot connect"):
+        endpoint.connect("two.example:1", Deadline.after(0.3), None)
+    resolved(monkeypatch, free_place(), free_place())
+    with pytest.raises(ConnectionLost, match="cannot connect: Connection refused"):
+        endpoint.connect("two.example:1", Deadline.after(30.0), None)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_family_that_the_machine_lacks_is_no_sign_of_a_server(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
+    odd = (socket.AF_CAN, socket.SOCK_STREAM, 6, "", ())
+    host, port = free_place()
+    places = [odd, (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))][::order]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: places)
+    lacking = socket.socket
+
+    def made(family: int, *rest: int) -> socket.socket:
+        if family == socket.AF_CAN:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return lacking(family, *rest)
+
+    monkeypatch.setattr(socket, "socket", made)
+    with pytest.raises(ConnectionLost) as caught:
+        endpoint.connect("two.example:1", Deadline.after(30.0), None)
+    assert isinstance(caught.value.__cause__, ConnectionRefusedError)
 
 
 def test_a_host_without_an_address_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,22 @@ def test_a_broker_that_is_not_listed_keeps_its_numbers(scripted, answer):
         assert numbers == {MessageQueue("t", "a", 0): 0, MessageQueue("t", "broker-a", 0): 1}
 
 
+def test_brokers_of_many_topics_keep_their_numbers(scripted):
+    """A stream whose name server starts anew, and lists one broker of two for a while."""
+    topics = [f"t{n}" for n in range(80)]
+    with MockBroker({Request.GET_TOPIC_STATS_INFO: ok(b'{"offsetTable":{}}')}) as first:
+        both = route(1, {"a": first.address, "broker-a": scripted.address})
+        scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, both)
+        source = catalog(scripted.address, subscribe=",".join(topics))
+        for answer in (both, NO_ROUTE, route(1, {"broker-a": scripted.address})):
+            scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, answer)
+            source.reroute()
+        source.known_routes = {topic: source.routes.get(topic) for topic in topics}
+        assert {name for known in source.known_routes.values() for name in known.brokers} == {"broker-a"}
+        there = source.numbered(topics)
+        assert sorted(there) == sorted(MessageQueue(topic, name, 0) for topic in topics for name in ("a", "broker-a"))
+
+
 def test_only_new_numbers_wait_for_a_broker_that_does_not_answer(scripted):
     with MockBroker({Request.GET_TOPIC_STATS_INFO: never}) as first:
         both = route(1, {"a": first.address, "broker-a": scripted.address})
