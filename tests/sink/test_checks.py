@@ -15,6 +15,7 @@ from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, O
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.sink import checks, task
+from rocketmq_spark.spark.sink.once import NotedSender
 from tests.live.writes import TYPES, frame, sink_options
 from tests.producer.scripted import ScriptedSender, Time, qs
 
@@ -175,6 +176,7 @@ class Asked:
 def use(monkeypatch):
     process.kept(checks._CHECKED).clear()
     process.kept(checks._ASKED).clear()
+    process.kept(checks._NUMBERED).clear()
 
     def patch(client):
         monkeypatch.setattr(session, "sender", lambda options: client)
@@ -259,6 +261,23 @@ def test_numbers_of_partitions_are_compared_by_brokers_and_counts(use, caplog, b
     assert bool(caplog.records) is told
 
 
+def test_exactly_once_writes_warn_of_numbers_that_changed(use, caplog):
+    """Their senders differ as soon as a broker gets the topic."""
+    sender, options = Numbered("b", "ab"), sink_options("x:1", topic="t")
+    for noted in ("b:0-1", "a:0-1 b:0-1"):
+        use(sender)
+        checks.numbered_queues(NotedSender(sender, qs(noted)), "t", options)
+    (record,) = caplog.records
+    assert "now 0 to 1 on a, 2 to 3 on b, before 0 to 1 on b" in record.getMessage()
+
+
+def test_numbers_of_another_connection_are_not_compared(use, caplog):
+    sender = use(Numbered("b", "ab", "b"))
+    for name_server in ("x:1", "y:1", "x:1"):
+        checks.numbered_queues(sender, "t", sink_options(name_server, topic="t"))
+    assert not caplog.records
+
+
 def test_numbers_of_partitions_take_little_memory(use, monkeypatch):
     """Options and servers decide how many topics there are, and how many queues each has."""
     monkeypatch.setattr(checks, "_MOST_NUMBERED", 9)
@@ -272,6 +291,22 @@ def test_numbers_of_partitions_take_little_memory(use, monkeypatch):
     )
     checks.numbered_queues(sender, "long", sink_options("x:1"))
     assert kept == {}
+
+
+def test_names_of_topics_take_little_memory(monkeypatch):
+    process.kept(checks._NAMED).clear()
+    monkeypatch.setattr(checks, "_MOST_NAMED", 3)
+    options = sink_options("x:1", topicNames="dotsToUnderscores")
+    for names in (["a.a", "b.b"], ["c.c", "a.a"], ["d.d"]):
+        checks.check_topic_names(options, names)
+    assert list(process.kept(checks._NAMED).values()) == ["c.c", "a.a", "d.d"]
+    checks.check_topic_names(options, ["b_b"])  # the other name is forgotten
+    checks.check_topic_names(sink_options("y:1", topicNames="dotsToUnderscores"), ["d_d"])
+    checks.check_topic_names(sink_options("x:1"), ["d_d"])
+    for _ in range(2):
+        with pytest.raises(OptionError, match=r"topics 'd.d' and 'd_d' are both 'd_d'.*an earlier one of this process"):
+            checks.check_topic_names(options, ["e.e", "d_d"])
+    checks.check_topic_names(options, ["d.d"])
 
 
 @pytest.mark.parametrize("column", ["delayms", "deliverat"])

@@ -83,6 +83,8 @@ def test_two_tasks_that_name_one_topic_in_two_ways_are_an_error(
     write(frame.where("topic like '%.x'"), 0)
     with pytest.raises(OptionError, match=r"are both .* tasks of this write have stored rows of both there"):
         write(frame, 1)
+    with pytest.raises(OptionError, match=rf"are both .* an earlier one of this process used '{topic}\.x'"):
+        write(frame.where("topic like '%\\_x'"), 2)
 
 
 def test_nothing_to_write_is_no_error(spark: SparkSession, rocketmq: LocalBroker, topic: str) -> None:

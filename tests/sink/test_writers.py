@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
+from rocketmq_spark.base import process
 from rocketmq_spark.errors import OptionError, RouteNotFound
 from rocketmq_spark.spark.datasource import RocketMQDataSource
-from rocketmq_spark.spark.sink import task
+from rocketmq_spark.spark.sink import checks, task
 from rocketmq_spark.spark.sink.report import Written
 from tests.live.writes import sink_options
 from tests.schemas import struct
@@ -73,6 +74,18 @@ def test_two_tasks_that_name_one_topic_in_two_ways_are_an_error():
     writer.commit([*same, None], "written")
     with pytest.raises(OptionError, match=r"topics 'a.b' and 'a_b' are both 'a_b'.*tasks of this write have stored"):
         writer.commit([*same, task.TaskCommitMessage(Written(1), ("a_b",))], "written")
+
+
+def test_two_writes_that_name_one_topic_in_two_ways_are_an_error(writer):
+    """Two batch writes, or two micro-batches of a stream, whose writer Spark makes anew."""
+    process.kept(checks._NAMED).clear()
+    finish(writer, "commit", [])
+    writer._writer.options = sink_options("x:1", topicNames="dotsToUnderscores")
+    number = (7,) if isinstance(writer, task.RocketMQStreamWriter) else ()
+    for name in ("a.b", "a.b", "c_d"):
+        writer.commit([task.TaskCommitMessage(Written(1), (name,))], *number)
+    with pytest.raises(OptionError, match=r"'a.b' and 'a_b' are both 'a_b'.*an earlier one of this process used 'a.b'"):
+        writer.commit([task.TaskCommitMessage(Written(1), ("a_b",))], *number)
 
 
 @pytest.mark.parametrize("kind", ["writer", "streamWriter"])

@@ -36,7 +36,7 @@ from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError, Ro
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.names import resolve
-from rocketmq_spark.options.topic_names import TopicNames, hint
+from rocketmq_spark.options.topic_names import EXACT, TopicNames, hint
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
 from rocketmq_spark.producer.long_delays import Timers, no_timers
@@ -68,7 +68,10 @@ _REQUEST_BYTES = 1 << 10
 # How many queues each broker has, in the order of Kafka's partitions. A process keeps at most so many counts, of the last topics.
 _Numbers = tuple[tuple[str, int], ...]
 _MOST_NUMBERED, _MOST_SHOWN = 10_000, 100
+# Names to which option ``topicNames`` applied; a process keeps the last ones.
+_MOST_NAMED = 10_000
 _ASKED, _CHECKED, _NUMBERED = "brokers asked for timers", "topics checked", "partitions of topics"
+_NAMED = "names of topics"
 
 # The reason why such a write cannot keep the queues that an environment given by its number had at the start.
 _OF_STREAMS = (
@@ -193,15 +196,34 @@ def _problems_of(make: Callable[[], object]) -> list[str]:
 
 def check_topic_names(options: Options, names: Iterable[str]) -> None:
     """Checks, when the tasks of a write have ended, that no two of them gave one topic different ``names``: a task sees only its
-    own rows.
+    own rows. The names are also compared with those of earlier writes of this process, over the same connection.
     """
+    if options.topic_names == EXACT:
+        return
     try:
-        TopicNames(options.topic_names, names)
+        given = TopicNames(options.topic_names, names)
     except ValueError as e:
         raise OptionError(
             f"{e}; tasks of this write have stored rows of both there",
             remedy="Rename one of the two in the column 'topic', and write the batch again",
         ) from None
+    connection, others = session.connection_key(options), dict[str, str]()
+    with process.lock():
+        kept: dict[tuple[object, str], str] = process.kept(_NAMED)
+        for name in given.seen:
+            key = connection, given.of(name)
+            others[name] = kept.pop(key, name)
+            kept[key] = others[name]  # the newest is the last
+        while len(kept) > _MOST_NAMED:
+            del kept[next(iter(kept))]
+    for name, other in others.items():
+        try:
+            TopicNames(options.topic_names, (other, name))
+        except ValueError as e:
+            raise OptionError(
+                f"{e}; this write has stored rows of {name!r} there, and an earlier one of this process used {other!r}",
+                remedy="Use one of the two in the column 'topic' of all writes. To change the name, start the program anew",
+            ) from None
 
 
 def check_topic(sender: Sender, topic: str, options: Options, expected: bool = False) -> None:
@@ -219,18 +241,17 @@ def check_topic(sender: Sender, topic: str, options: Options, expected: bool = F
 
 def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[MessageQueue, ...]:
     """Returns the topic's queues by partition number. Waits for the route up to ``sendTimeout``, as ``check_topic`` with
-    ``expected``. Warns if the numbers changed since the last write of this process.
+    ``expected``. Warns if the numbers changed since the last write of this process over the same connection.
     """
     queues = tuple(
         _wait_for_route(sender, topic, options, True, lambda deadline, _: sender.numbered_queues(topic, deadline))
     )
     numbers = tuple((name, sum(1 for _ in of)) for name, of in itertools.groupby(queues, lambda one: one.broker_name))
+    key = session.connection_key(options), topic  # exactly-once writes have another sender for each batch
     with process.lock():
-        kept: dict[tuple[Sender, str], _Numbers] = process.kept(_NUMBERED)
-        previous = kept.get((sender, topic), ())
-        if previous:
-            del kept[sender, topic]
-        kept[sender, topic] = numbers  # the newest is the last
+        kept: dict[tuple[object, str], _Numbers] = process.kept(_NUMBERED)
+        previous = kept.pop(key, ())
+        kept[key] = numbers  # the newest is the last
         while sum(1 + len(noted) for noted in kept.values()) > _MOST_NUMBERED:
             del kept[next(iter(kept))]
     if not _continues(numbers, previous):
