@@ -207,13 +207,14 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
             f"{e}; tasks of this write have stored rows of both there",
             remedy="Rename one of the two in the column 'topic', and write the batch again",
         ) from None
-    connection, others = session.connection_key(options), dict[str, str]()
+    connection = session.connection_key(options)
+    names_by_key = {(connection, given.of(name)): name for name in given.seen}
     with process.lock():
         kept: dict[tuple[object, str], str] = process.kept(_NAMED)
-        for name in given.seen:
-            key = connection, given.of(name)
-            others[name] = kept.pop(key, name)
-            kept[key] = others[name]  # the newest is the last
+        others = {name: kept.get(key, name) for key, name in names_by_key.items()}
+        for key in [one for one in names_by_key if one in kept]:
+            del kept[key]
+        kept |= {key: others[name] for key, name in names_by_key.items()}  # the newest are the last
         while len(kept) > _MOST_NAMED:
             del kept[next(iter(kept))]
     for name, other in others.items():
@@ -250,7 +251,9 @@ def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[Messa
     key = session.connection_key(options), topic  # exactly-once writes have another sender for each batch
     with process.lock():
         kept: dict[tuple[object, str], _Numbers] = process.kept(_NUMBERED)
-        previous = kept.pop(key, ())
+        previous = kept.get(key, ())
+        if previous:
+            del kept[key]
         kept[key] = numbers  # the newest is the last
         while sum(1 + len(noted) for noted in kept.values()) > _MOST_NUMBERED:
             del kept[next(iter(kept))]
