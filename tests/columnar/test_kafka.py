@@ -523,7 +523,7 @@ def test_the_numbers_of_a_write_stay_when_its_route_changes():
 def test_a_task_waits_once_for_the_broker_of_a_partition():
     waits = []
 
-    def wait_for_brokers(topic, brokers):
+    def wait_for_brokers(topic, brokers, deadline):
         waits.append((topic, brokers))
         return Q if len(waits) == 1 else Q[:2]
 
@@ -540,7 +540,7 @@ def test_a_broker_that_stays_away_is_waited_for_once():
     router = numbering_router(
         lambda topic, refresh: Q[:2],
         ["partition"],
-        wait_for_brokers=lambda topic, brokers: waits.append(brokers) or Q[:2],
+        wait_for_brokers=lambda topic, brokers, _: waits.append(brokers) or Q[:2],
     )
     for _ in range(2):
         ((row, reason),) = queues_of_rows(router, partition=pa.array([0, 2], pa.int32()))[1]
@@ -552,7 +552,7 @@ def test_a_broker_that_stays_away_is_waited_for_once():
 def test_nothing_is_awaited_for_a_partition_that_cannot_come(partition, writable):
     """A broker that is listed with other queues has closed this one."""
     router = numbering_router(
-        lambda topic, refresh: writable, ["partition"], wait_for_brokers=lambda topic, brokers: 1 / 0
+        lambda topic, refresh: writable, ["partition"], wait_for_brokers=lambda topic, brokers, _: 1 / 0
     )
     assert len(queues_of_rows(router, partition=pa.array([partition], pa.int32()))[1]) == 1
 

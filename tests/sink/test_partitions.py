@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -75,3 +76,20 @@ def test_a_task_waits_for_a_broker_that_is_not_listed(
             writer.write(iter([numbered(0)]))
         assert sender.calls == []
     assert caplog.text.count("topic T: rows name partitions of b, which no name server lists as writable now") == 1
+
+
+def test_topics_whose_brokers_are_away_share_one_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = [f"t{n}" for n in range(20)]
+    sender = ScriptedSender(Time(), "a:0-1")
+    sender.routes = {topic: tuple(qs("a:0-1", topic)) for topic in topics}
+    monkeypatch.setattr(session, "sender", lambda options: sender)
+    writer = TaskWriter(
+        sink_options("x:1", kafkaColumns=True, sendTimeout="500ms"),
+        {"body": "value", "topic": "topic", "partition": "partition"},
+        partitions={topic: tuple(qs("a:0-1 b:0-1", topic)) for topic in topics},
+    )
+    rows = {"value": topics, "topic": topics, "partition": pa.array([2] * len(topics), pa.int32())}
+    began = time.monotonic()
+    with pytest.raises(MessageRefused, match="partition is 2, which is queue t0/b/0, and it does not accept"):
+        writer.write(iter([pa.RecordBatch.from_pydict(rows)]))
+    assert time.monotonic() - began < 5.0  # 10 s with a timeout for each

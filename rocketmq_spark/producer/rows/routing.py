@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.base import process
 from rocketmq_spark.base.arguments import shown
+from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.columnar import arrow
 from rocketmq_spark.columnar.arrow import Ints, hash_codes
 from rocketmq_spark.columnar.encode.columns import KEY_HASH
@@ -410,8 +411,8 @@ class Router:
     refreshed once per batch, and from then on rows that name a queue use the newest route. Rows with a key keep the first one.
 
     ``numbered`` returns a topic's queues by partition number; the numbers do not change while the task runs. If rows name a
-    partition of a broker without a queue in the route, ``wait_for_brokers`` is called once per task and topic: it returns the
-    queues when these brokers have some, or after some time.
+    partition of a broker without a queue in the route, ``wait_for_brokers`` is called once per task and topic: it returns the queues when
+    these brokers have some, or at a deadline, which all topics of an Arrow batch share.
     """
 
     def __init__(
@@ -421,7 +422,7 @@ class Router:
         queues: Callable[[str, bool], QueueList],
         shared_queues: dict[str, QueueList] | None = None,
         numbered: PartitionLookup = unnumbered,
-        wait_for_brokers: Callable[[str, Collection[str]], QueueList] | None = None,
+        wait_for_brokers: Callable[[str, Collection[str], Deadline], QueueList] | None = None,
     ) -> None:
         self._topic = options.topic
         self._scope = scope_of(options)
@@ -431,6 +432,8 @@ class Router:
         self._queues_of = queues
         self._wait_for_brokers = wait_for_brokers
         self._has_waited: set[str] = set()
+        self._patience_s = options.send_timeout
+        self._deadline: Deadline | None = None  # of the Arrow batch, as soon as one of its topics waits
         self._queues: dict[str, QueueList] = {} if shared_queues is None else shared_queues
         self._newest: dict[str, QueueList] = {}
 
@@ -474,6 +477,7 @@ class Router:
 
     def plan(self, topics: Sequence[TopicRows], bad_rows: BadRows) -> RoutingPlan:
         """The shares of the rows, in which the rows of a queue keep their order."""
+        self._deadline = None
         if len(topics) == 1 and topics[0].which is None and self._selector is None:
             return RoutingPlan(None, [RowRange(topics[0].topic, None, 0, len(topics[0].batch))])
         orders, shares = [], []
@@ -537,4 +541,5 @@ class Router:
         if not missing:
             return queues
         self._has_waited.add(topic)
-        return self._wait_for_brokers(topic, missing)
+        self._deadline = self._deadline or Deadline.after(self._patience_s)
+        return self._wait_for_brokers(topic, missing, self._deadline)

@@ -334,18 +334,20 @@ class RowSender:
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
         return self._engine.topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
 
-    def _wait_for_brokers(self, topic: str, brokers: Collection[str]) -> Sequence[MessageQueue]:
-        """The queues of a topic as soon as each of ``brokers`` has one that accepts messages; after ``sendTimeout`` without."""
+    def _wait_for_brokers(self, topic: str, brokers: Collection[str], deadline: Deadline) -> Sequence[MessageQueue]:
+        """The queues of a topic as soon as each of ``brokers`` has one that accepts messages; at ``deadline`` without."""
         logger.warning(
             "topic %s: rows name partitions of %s, which no name server lists as writable now; waiting for %g s at most, option "
             "'sendTimeout'",
             topic,
             ", ".join(sorted(brokers)),
-            self._options.send_timeout,
+            round(max(0.0, deadline.remaining()), 1),
         )
-        deadline, pauses = Deadline.after(self._options.send_timeout), backoff(0.1, 2.0)
+        pauses = backoff(0.1, 2.0)
         while True:
-            queues = self._engine.topics.queues(topic, deadline, refresh=True)
+            # Another topic may have used up the time.
+            soon = Deadline.after(self._options.request_timeout) if deadline.expired else deadline
+            queues = self._engine.topics.queues(topic, soon, refresh=True)
             if set(brokers) <= {queue.broker_name for queue in queues} or deadline.expired:
                 return queues
             deadline.pause(next(pauses))
