@@ -334,8 +334,8 @@ class Routes:
         return dict(noted[: min(bodies.MAX_ROUTE_BROKERS, bisect.bisect_right(queues, MAX_QUEUES))])
 
     def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
-        """See ``ports.RouteReader``. A broker has left if its addresses refuse connections, if it does not know the topic, or if a
-        broker with another name answers there. It is there if one of its replicas has the topic. A broker that gives no clear
+        """See ``ports.RouteReader``. A broker has left if its addresses refuse connections, if it does not know the topic, or if
+        a broker with another name answers there. It is there if one of its replicas has the topic. A broker that gives no clear
         answer is asked again until ``deadline``, and then counts as one that is there. Proxies are left out.
         """
         with self._lock:

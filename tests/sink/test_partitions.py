@@ -90,6 +90,6 @@ def test_topics_whose_brokers_are_away_share_one_timeout(monkeypatch: pytest.Mon
     )
     rows = {"value": topics, "topic": topics, "partition": pa.array([2] * len(topics), pa.int32())}
     began = time.monotonic()
-    with pytest.raises(MessageRefused, match="partition is 2, which is queue t0/b/0, and it does not accept"):
+    with pytest.raises(MessageRefused, match="partition is 2, which is queue t0/b/0, and this queue does not accept"):
         writer.write(iter([pa.RecordBatch.from_pydict(rows)]))
     assert time.monotonic() - began < 5.0  # 10 s with a timeout for each

@@ -411,8 +411,8 @@ class Router:
     refreshed once per batch, and from then on rows that name a queue use the newest route. Rows with a key keep the first one.
 
     ``numbered`` returns a topic's queues by partition number; the numbers do not change while the task runs. If rows name a
-    partition of a broker without a queue in the route, ``wait_for_brokers`` is called once per task and topic: it returns the queues when
-    these brokers have some, or at a deadline, which all topics of an Arrow batch share.
+    partition of a broker without a queue in the route, ``wait_for_brokers`` is called once per task and topic: it returns the
+    queues when these brokers have some, or at a deadline, which all topics of an Arrow batch share.
     """
 
     def __init__(

@@ -208,7 +208,7 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
             remedy="Rename one of the two in the column 'topic', and write the batch again",
         ) from None
     connection = session.connection_key(options)
-    names_by_key = {(connection, given.of(name)): name for name in given.seen}
+    names_by_key = {(connection, given.rocketmq_name(name)): name for name in given.seen}
     with process.lock():
         kept: dict[tuple[object, str], str] = process.kept(_NAMED)
         others = {name: kept.get(key, name) for key, name in names_by_key.items()}
