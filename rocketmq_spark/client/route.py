@@ -485,7 +485,7 @@ class Routes:
             for topic, (at, route) in numbered.items():
                 of_brokers = _size_of(route.brokers.values())
                 if self._held_bytes - size + of_brokers <= _MOST_ADDRESSES:
-                    self._gone[topic] = at, route
+                    self._gone[topic] = at, replace(route)  # without its lists of queues
                     self._weigh_locked(topic, of_brokers)
             self._numbered = {*self._gone}
 

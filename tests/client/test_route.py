@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import random
 import socket
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -783,6 +785,17 @@ class TestMemory:
             parts.routes.get("u")
             assert parts.routes.unlisted("t", parts.soon) == [MessageQueue("t", "b", i) for i in range(2)]
             assert parts.routes.unlisted("u", parts.soon) == []
+
+    def test_lists_of_queues_are_forgotten_with_the_route(self, broker: MockBroker, parts: Parts) -> None:
+        broker.on(ROUTE, route(4, {"b": "h:1"}))
+        queues = parts.sender.publish_queues("t", parts.soon)
+        assert parts.sender.publish_queues("t", parts.soon) is queues
+        of_route = weakref.ref(parts.routes.get("t"))
+        parts.routes.unlisted("t", parts.soon)
+        parts.routes.forget_all()
+        gc.collect()
+        assert of_route() is None
+        assert parts.sender.publish_queues("t", parts.soon) is not queues
 
     def test_few_routes_of_an_idle_client_stay(self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         """A stream with a slow trigger may use them while no name server answers."""
