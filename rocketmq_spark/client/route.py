@@ -500,6 +500,11 @@ class Routes:
         with self._lock:
             return sorted(self._routes)
 
+    def known_brokers(self) -> set[tuple[str, str]]:
+        """The topic and the broker's name of all queues in the routes at hand."""
+        with self._lock:
+            return {(topic, of.broker_name) for topic, (_, route) in self._routes.items() for of in route.queues}
+
     def address(self, broker_name: str, read_from: str = "master") -> str:
         """A broker's master (``replica`` with another ``read_from``), as the newest route that names it says.
 
