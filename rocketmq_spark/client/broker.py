@@ -6,6 +6,7 @@ Every request names the broker (``bname``): brokers ignore it for ordinary topic
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,6 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.java import LONG_MAX
 from rocketmq_spark.client.questions import (
-    FEW_ENTRIES,
     BrokerQuestions,
     Question,
     TopicKinds,
@@ -44,14 +44,16 @@ _OF_LOG = (
 )
 
 
-# A body of statistics is kept, to be compared with the next one, up to so many bytes for each queue that was asked for.
-_STATS_BYTES = 4096
+# Statistics of so many queues may be kept before those are looked for that no route has.
+_FEW_QUEUES = 4096
 
 
 class _Stats(NamedTuple):
-    """Statistics of a topic on a broker: those of the queues that were ``asked`` for."""
+    """Statistics of a topic on a broker: those of the queues that were ``asked`` for. The next answer is compared with the
+    ``digest`` of this one, whose body may be large.
+    """
 
-    body: bytes
+    digest: bytes
     bounds: dict[MessageQueue, QueueBounds]
     asked: frozenset[MessageQueue]
 
@@ -63,7 +65,7 @@ class Brokers:
         self.questions = questions
         self.calls = questions.calls
         self._stats: dict[tuple[str, str], _Stats] = {}
-        self._most = FEW_ENTRIES
+        self._queues, self._most = 0, _FEW_QUEUES  # about how many have statistics, and how many may
 
     @property
     def late(self) -> frozenset[str]:
@@ -125,8 +127,8 @@ class Brokers:
         A broker could name any number of queues: only what somebody has asked for is kept.
         """
         key = question.broker_name, question.topic
-        known = self._stats.get(key)
-        if known is None or known.body != body or not wanted <= known.asked:
+        known, digest = self._stats.get(key), hashlib.blake2b(body).digest()
+        if known is None or known.digest != digest or not wanted <= known.asked:
             stats = bodies.topic_stats(question.topic, body)
             names = {queue.broker_name for queue in stats}
             if names and question.broker_name not in names:
@@ -137,9 +139,12 @@ class Brokers:
             # The same objects, so that all callers that keep them share them.
             same = known.bounds if known is not None and list(known.bounds) == list(mine) else mine
             bounds = {queue: from_0(of) for queue, of in zip(same, mine.values(), strict=True)}
-            self._most = self.questions.forget_topics(self._stats, self._most, 1)
-            is_usual = len(body) <= _STATS_BYTES * len(asked)
-            known = self._stats[key] = _Stats(bytes(body) if is_usual else b"", bounds, frozenset(asked))
+            self._queues += len(asked) - (0 if known is None else len(known.asked))
+            if self._queues > self._most:
+                self.questions.forget_left(self._stats)
+                self._queues = len(asked) + sum(len(one.asked) for one in list(self._stats.values()))
+                self._most = _FEW_QUEUES + 2 * self._queues
+            known = self._stats[key] = _Stats(digest, bounds, frozenset(asked))
         return known.bounds
 
     def bounds_by_queue(

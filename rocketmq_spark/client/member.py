@@ -24,7 +24,7 @@ from rocketmq_spark.errors import (
     RocketMQError,
     ServerFault,
 )
-from rocketmq_spark.model import Filter, MessageQueue, PullRequest, QueueBounds, ReceivedMessage, TopicRoute
+from rocketmq_spark.model import Filter, MessageQueue, PullRequest, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.membership import Asked, Membership
 from rocketmq_spark.remoting.connection import OTHER_WAYS
 from rocketmq_spark.wire import bodies, rpc
@@ -60,7 +60,6 @@ class RemotingMember:
         self._back = RemotingSendBack(questions, sender)
         self._rng = rng or random.Random()
         self._lock_complaints = Complaints()  # of brokers that did not answer the last request for locks
-        self._readable: dict[str, tuple[TopicRoute, tuple[MessageQueue, ...]]] = {}
 
     # --- the group
 
@@ -144,11 +143,7 @@ class RemotingMember:
     # --- queues and their offsets
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        route = self._routes.recent(topic, deadline, refresh)
-        known = self._readable.get(topic)
-        if known is None or known[0] is not route:
-            known = self._readable[topic] = route, tuple(route.readable())
-        return known[1]
+        return self._routes.recent(topic, deadline, refresh).subscribe_set
 
     def committed(self, group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
         data = self._routes.broker(queue.broker_name)

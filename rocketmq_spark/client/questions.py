@@ -129,9 +129,11 @@ class BrokerQuestions:
         (answer,) = self.calls.exchange_each([(address, question.command)], deadline)
         return _accepted(answer, question, address, (Response.SUCCESS,))
 
-    def forget_topics(self, kept: dict[tuple[str, str], T], most: int, place: int) -> int:
-        """See ``without_route``."""
-        return without_route(self._routes, kept, most, place)
+    def forget_left(self, kept: dict[tuple[str, str], T]) -> None:
+        """Forget what is kept by broker and topic if no route has the broker for the topic."""
+        known = self._routes.known_brokers()
+        for key in [key for key in list(kept) if key[::-1] not in known]:
+            kept.pop(key, None)
 
     def owing(self) -> frozenset[str]:
         """Brokers that have not answered yet, and for which calls no longer wait."""
@@ -204,20 +206,8 @@ class BrokerQuestions:
         ]
 
 
-# So many entries about topics may be kept before those of topics without a route are looked for.
+# So many entries about topics may be kept before those that no route has are looked for.
 FEW_ENTRIES = 64
-
-
-def without_route(routes: Routes, kept: dict[tuple[str, str], T], most: int, place: int) -> int:
-    """Forget what is kept of topics that no route has, if there are more entries than ``most``. Returns the next ``most``.
-    ``place`` is that of the topic in a key.
-    """
-    if len(kept) <= most:
-        return most
-    known = set(routes.known())
-    for key in [key for key in list(kept) if key[place] not in known]:
-        kept.pop(key, None)
-    return FEW_ENTRIES + 2 * len(kept)
 
 
 def has_attribute(kinds: TopicKinds, queue: MessageQueue, name: str, value: str) -> bool | None:
@@ -291,7 +281,11 @@ class Kinds:
         known = self._known.get(key)
         if known is None or not known.younger(AGE_S if max_age_s is None else max_age_s):
             answer = self._answer(topic, broker_name, deadline, known)
-            self._most = without_route(self._routes, self._known, self._most, 0)
+            if len(self._known) > self._most:
+                there = self._routes.known_brokers()
+                for left in [one for one in list(self._known) if one not in there]:
+                    self._known.pop(left, None)
+                self._most = FEW_ENTRIES + 2 * len(self._known)
             known = self._known[key] = _Known(answer, time.monotonic())
         if isinstance(known.answer, AccessDenied):
             raise copy.copy(known.answer)

@@ -485,9 +485,9 @@ class Routes:
         """The size of all that is kept: routes, what newer ones lack, and the list of all brokers."""
         return self._held_bytes
 
-    def forget_all(self, idle_at: float | None = None) -> None:
+    def forget_all(self, idle_at: float | None = None, most_addresses: int = _MOST_ADDRESSES) -> None:
         """Forget all routes; with a time ``idle_at`` only if none was asked for in the ``_IDLE_S`` before it. A few brokers stay
-        known, and a few routes whose queues have numbers, to compare the next ones with.
+        known, with ``most_addresses`` bytes, and a few routes whose queues have numbers, to compare the next ones with.
         """
         with self._lock:
             if idle_at is not None and idle_at - self._used_at < _IDLE_S:
@@ -496,14 +496,14 @@ class Routes:
             kept = {**self._gone, **self._routes}
             numbered = {topic: kept[topic] for topic in sorted(self._numbered) if topic in kept}
             size = _size_of(newest.values())
-            self._listed, size = (newest, size) if size <= _MOST_ADDRESSES else ({}, 0)
+            self._listed, size = (newest, size) if size <= most_addresses else ({}, 0)
             self._routes, self._gone, self._unlisted_brokers = {}, {}, {}
             self._brokers, self._sizes, self._held_bytes = None, {}, 0
             self._weigh_locked(_ALL_BROKERS, size)
             for topic, (at, route) in numbered.items():
                 of_brokers = _size_of(route.brokers.values())
                 if self._held_bytes - size + of_brokers <= _MOST_ADDRESSES:
-                    self._gone[topic] = at, route
+                    self._gone[topic] = at, replace(route)  # without its lists of queues
                     self._weigh_locked(topic, of_brokers)
             self._numbered = {*self._gone}
             self._gone_at = dict.fromkeys(self._gone, self._used_at)
@@ -518,6 +518,11 @@ class Routes:
     def known(self) -> list[str]:
         with self._lock:
             return sorted(self._routes)
+
+    def known_brokers(self) -> set[tuple[str, str]]:
+        """The topic and the broker's name of all queues in the routes at hand."""
+        with self._lock:
+            return {(topic, of.broker_name) for topic, (_, route) in self._routes.items() for of in route.queues}
 
     def address(self, broker_name: str, read_from: str = "master") -> str:
         """A broker's master (``replica`` with another ``read_from``), as the newest route that names it says.
@@ -607,19 +612,28 @@ _everywhere: Living[Routes] = Living()
 
 def _make_room(asking: Routes, growth: int) -> bool:
     """Make room for ``growth`` bytes of a client in the routes of all clients of this process. Where there is none, the client
-    with most forgets its routes; return False if the asking one would be that.
+    with most forgets its routes, each at most once; return False if that is not enough, or if the asking one would be next.
     """
     everyone, now = _everywhere.all(), time.monotonic()
     wanted = max(0, growth)  # what it has, it may have again
-    if sum(one.held_bytes for one in everyone) + wanted > _MOST_IDLE_BYTES:
+    # What very many clients keep of addresses must leave room.
+    most_addresses = min(_MOST_ADDRESSES, _MOST_OF_PROCESS // 4 // max(1, len(everyone)))
+    if _held(everyone) + wanted > _MOST_IDLE_BYTES:
         for one in everyone:
-            one.forget_all(now)
-    while wanted and sum(one.held_bytes for one in everyone) + wanted > _MOST_OF_PROCESS:
-        most = max(everyone, key=lambda one: one.held_bytes)
-        if most.held_bytes <= asking.held_bytes + wanted:
-            return False
-        most.forget_all()
-    return True
+            one.forget_all(now, most_addresses)
+    if not wanted or _held(everyone) + wanted <= _MOST_OF_PROCESS:
+        return True
+    excess = _held(everyone) + wanted - _MOST_OF_PROCESS
+    for held, most in sorted(((one.held_bytes, one) for one in everyone), key=operator.itemgetter(0), reverse=True):
+        if excess <= 0 or held <= asking.held_bytes + wanted:
+            break
+        most.forget_all(most_addresses=most_addresses)
+        excess -= held - most.held_bytes
+    return excess <= 0
+
+
+def _held(everyone: Iterable[Routes]) -> int:
+    return sum(one.held_bytes for one in everyone)
 
 
 def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNotFound:

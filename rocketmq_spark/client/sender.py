@@ -86,19 +86,14 @@ class RemotingSender:
         self._instance = instance
         self._kinds = kinds
         self._aside = Aside()
-        self._published: dict[str, tuple[object, tuple[MessageQueue, ...]]] = {}
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         route = self._routes.recent(topic, deadline, refresh)
-        known = self._published.get(topic)
-        if known is None or known[0] is not route:
-            known = (route, tuple(route.writable()))
-            self._published[topic] = known
-        if not known[1]:
+        if not route.publish_set:
             if any(data.perm & Perm.WRITE and data.write_queues for data in route.queues):
                 raise BrokerNotFound("no broker of the topic has a master now", topic=topic)
             raise RouteNotFound("no queue of the topic is writable: no write permission", topic=topic)
-        return known[1]
+        return route.publish_set
 
     def all_queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         return self._routes.recent(topic, deadline).readable()

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.java import LONG_MAX
 from rocketmq_spark.delay.release import Progress
-from rocketmq_spark.errors import GroupNotFound
+from rocketmq_spark.errors import GroupNotFound, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember
 
@@ -113,15 +114,17 @@ class Commits:
         self._member = member
         self._names = names
         self._make_group = make_group
-        self._told_all = True
+        self._told_all, self._any_told = True, False
         # Queues with a number of an earlier release that is not 0.
         self._earlier: set[MessageQueue] = set()
 
     def of(self, queue: MessageQueue) -> Committed | None:
-        """The last committed progress of a queue, or None. Raises the errors of requests."""
+        """The last committed progress of a queue, or None. Raises the errors of requests, and ``RemoteProtocolError`` if a number
+        is no offset.
+        """
         deadline = Deadline.after(REQUEST_S)
-        oldest, progress, *others = (self._member.committed(group, queue, deadline, False) for group in self._names.all)
-        if self._member.committed(self._names.earlier, queue, deadline, False):
+        oldest, progress, *others = (self._number(group, queue, deadline) for group in self._names.all)
+        if self._number(self._names.earlier, queue, deadline):
             self._earlier.add(queue)
         if oldest is None:
             return None
@@ -129,6 +132,12 @@ class Commits:
         if progress is None:
             return Committed(Progress(oldest, oldest, 0), newest_ms)
         return Committed.decode(Numbers(oldest, progress, progress_ms, newest_ms))
+
+    def _number(self, group: str, queue: MessageQueue, deadline: Deadline) -> int | None:
+        number = self._member.committed(group, queue, deadline, False)
+        if number is not None and not 0 <= number <= LONG_MAX:
+            raise RemoteProtocolError(f"a broker says that group {group} has the offset {number}", queue=str(queue))
+        return number
 
     def tell(self, news: dict[MessageQueue, Committed]) -> bool:
         """Commit ``news``, and remove from it what brokers did not accept. Returns whether they accepted everything.
@@ -148,9 +157,9 @@ class Commits:
 
     def _commit(self, group: str, offsets: Mapping[MessageQueue, int], news: dict[MessageQueue, Committed]) -> None:
         errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
+        self._any_told = self._any_told or len(errors) < len(offsets)
         if new := {queue: offsets[queue] for queue, e in errors.items() if isinstance(e, GroupNotFound)}:
-            self._make_group(group, new)
-            errors = self._member.commit(group, offsets, Deadline.after(REQUEST_S))
+            errors = {**{queue: e for queue, e in errors.items() if queue not in new}, **self._made(group, new)}
         for queue in errors:
             del news[queue]
         if errors:
@@ -158,3 +167,21 @@ class Commits:
             # Once when it begins.
             level = logging.WARNING if self._told_all else logging.INFO
             logger.log(level, "cannot commit the positions of %d queues as group %s now: %s", len(errors), group, error)
+
+    def _made(self, group: str, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
+        """Create the group on brokers that do not know it, and commit these offsets. Returns the errors.
+
+        Raises the error of a broker if none has ever accepted a commit: later it is that of a single broker.
+        """
+        errors: dict[MessageQueue, RocketMQError] = {}
+        for name in sorted({queue.broker_name for queue in offsets}):
+            mine = {queue: offset for queue, offset in offsets.items() if queue.broker_name == name}
+            try:
+                self._make_group(group, mine)
+                errors.update(self._member.commit(group, mine, Deadline.after(REQUEST_S)))
+            except RocketMQError as e:
+                errors.update(dict.fromkeys(mine, e))
+        self._any_told = self._any_told or len(errors) < len(offsets)
+        if not self._any_told:
+            raise next(iter(errors.values()))
+        return errors

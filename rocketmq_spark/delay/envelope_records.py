@@ -147,21 +147,24 @@ class Room:
 
 
 class Answering:
-    """Remembers brokers that did not answer; they are tried again after ``again_s`` seconds. Not thread-safe."""
+    """Remembers brokers whose queues had an error; they are tried again after ``again_s`` seconds. Not thread-safe."""
 
     def __init__(self, again_s: float) -> None:
         self._again_s = again_s
         self._silent: dict[str, Deadline] = {}
+        self.any_answered = False
 
     def is_silent(self, queue: MessageQueue) -> bool:
         """Whether the queue's broker did not answer the last request."""
         return queue.broker_name in self._silent
 
     def each(self, queues: Iterable[MessageQueue], step: Callable[[MessageQueue], None]) -> None:
-        """Call ``step`` for each queue. Queues whose broker does not answer are left for another call.
+        """Call ``step`` for each queue. Queues whose broker does not answer, or answers what cannot be used, are left for another
+        call.
 
-        Raises permanent errors, and errors of the spool.
+        Raises errors of the spool, and a permanent error if no broker has answered yet: later it is that of a single broker.
         """
+        permanent: RocketMQError | None = None
         for queue in sorted(queues):
             name = queue.broker_name
             if name in self._silent and not self._silent[name].expired:
@@ -169,15 +172,19 @@ class Answering:
             try:
                 step(queue)
                 self._silent.pop(name, None)
-            except RocketMQError as e:
-                if not e.retriable or isinstance(e, SpoolError):
-                    raise
+                self.any_answered = True
+            except SpoolError:
+                raise
+            except Exception as e:  # numbers of one broker must not stop the queues of others
+                if isinstance(e, RocketMQError) and not e.retriable:
+                    permanent = permanent or e
                 # Once when it begins.
                 level = logging.INFO if name in self._silent else logging.WARNING
-                logger.log(
-                    level, "%s is neither taken over nor handed over while its broker does not answer: %s", queue, e
-                )
+                text = "%s is neither taken over nor handed over while its broker does not answer as expected: %s"
+                logger.log(level, text, queue, e, exc_info=None if isinstance(e, RocketMQError) else e)
                 self._silent[name] = Deadline.after(self._again_s)
+        if permanent is not None and not self.any_answered:
+            raise permanent
 
 
 # Interval of repeated log lines, and of requests for a broker's setting.

@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.delay import envelope_records
 from rocketmq_spark.delay.commits import REQUEST_S, Commits, Committed, Names
 from rocketmq_spark.delay.envelope_records import Answering, EnvelopeReader, Remade, Room
 from rocketmq_spark.delay.queue_records import QueueRecords
 from rocketmq_spark.delay.release import Progress, Seen, advanced, note_of, noted, resumed
-from rocketmq_spark.errors import OffsetError, RocketMQError, SpoolFull
+from rocketmq_spark.errors import BrokerError, OffsetError, RocketMQError, SpoolFull
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.spool.records import IDENTITY, due_of
@@ -101,7 +102,7 @@ class DelayService:
         self._gained: dict[MessageQueue, Deadline | None] = {}
         # Queues that will be given up or started again, with their notes; None if the note must not be committed.
         self._going: dict[MessageQueue, Seen | None] = {}
-        self._brokers = Answering(AGAIN_S)
+        self._brokers, self._complaints = Answering(AGAIN_S), Complaints()
         self._room = Room(store.path, reader)
         self._damages = store.damages
         self._next_tell = self._next_look = Deadline(0.0)
@@ -402,12 +403,24 @@ class DelayService:
     # --- envelopes
 
     def _poll(self) -> list[ReceivedMessage]:
-        polled = more = self._reader.poll(POLL_S)
+        polled = more = self._read(POLL_S)
         gathering, size = Deadline.after(GATHER_S), 0
         while more and len(polled) < PAGE and (size := size + sum(len(each.body) for each in more)) < GATHER_BYTES:
-            more = self._reader.poll(gathering.remaining())
+            more = self._read(gathering.remaining())
             polled += more
         return polled
+
+    def _read(self, timeout_s: float) -> list[ReceivedMessage]:
+        """Messages that arrived. Raises the errors of a poll, but a permanent one only while no broker has answered: later it is
+        that of a single broker, whose pull is repeated.
+        """
+        try:
+            return self._reader.poll(timeout_s)
+        except BrokerError as e:
+            if e.retriable or not self._brokers.any_answered:
+                raise
+            logger.log(self._complaints.level("poll", e), "a broker refuses a pull, it is asked again: %s", e)
+            return []
 
     def _keep(self, messages: Sequence[ReceivedMessage]) -> None:
         """Store all envelopes that are not done, and with them the new positions."""

@@ -5,6 +5,7 @@ answer means.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -93,7 +94,7 @@ class BrokerData:
         return next(iter(self.slaves), None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for the cached properties
 class TopicRoute:
     """Where a topic lives. ``static`` is true for static (mapped) topics, which have logical queues."""
 
@@ -106,6 +107,16 @@ class TopicRoute:
     def readable(self) -> list[MessageQueue]:
         """Sorted queues that may be pulled: read permission, any live replica (Java's subscribe set)."""
         return self._queues_for_readers(Perm.READ)
+
+    @functools.cached_property
+    def subscribe_set(self) -> tuple[MessageQueue, ...]:
+        """The ``readable`` queues, kept as long as the route."""
+        return tuple(self.readable())
+
+    @functools.cached_property
+    def publish_set(self) -> tuple[MessageQueue, ...]:
+        """The ``writable`` queues, kept as long as the route."""
+        return tuple(self.writable())
 
     def kept(self) -> list[MessageQueue]:
         """All queues that store messages: the ``readable`` ones, and those that may not be pulled now."""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import Request, Response, SysFlag
+from rocketmq_spark.client import broker as broker_module
 from rocketmq_spark.client.broker import first_not_older
 from rocketmq_spark.client.questions import Kinds
 from rocketmq_spark.errors import (
@@ -479,7 +480,7 @@ def test_of_statistics_only_what_was_asked_for_is_kept(broker: MockBroker, parts
     first, second, none = (MessageQueue("t", "broker-a", i) for i in (0, 1, 2000))
     assert parts.brokers.bounds([first, none], parts.soon).keys() == {first}
     kept = parts.brokers._stats["broker-a", "t"]
-    assert (kept.body, kept.bounds.keys()) == (b"", {first})
+    assert kept.bounds.keys() == {first}
     assert parts.brokers.bounds([second], parts.soon)[second].max_offset == 1
     assert parts.brokers._stats["broker-a", "t"].bounds.keys() == {first, second}
     small = statistics(dict.fromkeys((first, second), (0, 5)))
@@ -487,13 +488,32 @@ def test_of_statistics_only_what_was_asked_for_is_kept(broker: MockBroker, parts
     for _ in range(2):
         assert parts.brokers.bounds([first], parts.soon).keys() == {first}
         assert parts.brokers.bounds([second, none], parts.soon).keys() == {second}
-    assert parts.brokers._stats["broker-a", "t"].body == bytes(small.body)
 
 
-def test_statistics_of_topics_without_a_route_are_forgotten(broker: MockBroker, parts: Parts) -> None:
+def test_statistics_of_brokers_that_left_the_route_are_forgotten(broker: MockBroker, parts: Parts) -> None:
+    """A name server could list other brokers each time."""
+    broker.on(
+        Request.GET_TOPIC_STATS_INFO,
+        lambda call: statistics({MessageQueue("t", call.ext("bname"), i): (0, 1) for i in range(1000)}),
+    )
+    for n in range(70):
+        broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1000, {f"b{n}": broker.address}))
+        queues = parts.routes.get("t", 0.0).readable()
+        assert len(parts.brokers.bounds(queues, parts.soon)) == 1000
+        parts.kinds.batched(queues[0], parts.soon)
+        assert len(parts.brokers._stats) <= 7
+    assert ("b69", "t") in parts.brokers._stats
+    assert len(parts.kinds._known) < 70
+
+
+def test_statistics_of_topics_without_a_route_are_forgotten(
+    broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker.on(
         Request.GET_TOPIC_STATS_INFO, lambda call: statistics({MessageQueue(call.ext("topic"), "broker-a", 0): (0, 1)})
     )
+    monkeypatch.setattr(broker_module, "_FEW_QUEUES", 32)
+    parts.brokers._most = 32
     for n in range(300):
         parts.routes.get(f"t{n}")
         parts.brokers.bounds([MessageQueue(f"t{n}", "broker-a", 0)], parts.soon)

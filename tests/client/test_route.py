@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import random
 import socket
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -724,6 +726,46 @@ class TestMemory:
         for one in (*small, large, user):
             one.close()
 
+    def test_what_many_clients_keep_of_brokers_leaves_room(
+        self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(route_room, "_everywhere", Living())
+        many, user = [Parts(broker.address) for _ in range(30)], Parts(broker.address)
+        broker.on(Request.GET_BROKER_CLUSTER_INFO, mb.cluster({f"b{n}": {"0": "h:1"} for n in range(10)}))
+        for one in many:
+            one.routes.cluster()
+        monkeypatch.setattr(route_room, "_MOST_OF_PROCESS", sum(one.routes.held_bytes for one in many))
+        assert len(user.routes.get("t").readable()) > 0
+        for one in (*many, user):
+            one.close()
+
+    def test_clients_that_can_forget_nothing_are_asked_once(
+        self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(route_room, "_everywhere", Living())
+        many, user = [Parts(broker.address) for _ in range(3)], Parts(broker.address)
+        broker.on(ROUTE, route(1, {f"b{n}": "h:1" for n in range(20)}))
+        forgotten: list[route_room.Routes] = []
+        for one in many:
+            one.routes.get("t")
+            one.routes.unlisted("t", one.soon)
+            one.routes.forget_all()
+        monkeypatch.setattr(route_room, "_MOST_OF_PROCESS", 1000)
+        broker.on(ROUTE, route(1, {"b": "h:1"}))
+        forget_all = route_room.Routes.forget_all
+
+        def counted(routes: route_room.Routes, *args: Any, **options: Any) -> None:
+            forgotten.append(routes)
+            assert len(forgotten) < 10  # where it never ends
+            forget_all(routes, *args, **options)
+
+        monkeypatch.setattr(route_room.Routes, "forget_all", counted)
+        with pytest.raises(RemoteProtocolError, match="more than its share"):
+            user.routes.get("t")
+        assert sorted(map(id, forgotten)) == sorted(id(one.routes) for one in many)
+        for one in (*many, user):
+            one.close()
+
     def test_what_newer_routes_lack_is_in_the_account_and_has_a_limit(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -814,6 +856,17 @@ class TestMemory:
             parts.routes.get("u")
             assert parts.routes.unlisted("t", parts.soon) == [MessageQueue("t", "b", i) for i in range(2)]
             assert parts.routes.unlisted("u", parts.soon) == []
+
+    def test_lists_of_queues_are_forgotten_with_the_route(self, broker: MockBroker, parts: Parts) -> None:
+        broker.on(ROUTE, route(4, {"b": "h:1"}))
+        queues = parts.sender.publish_queues("t", parts.soon)
+        assert parts.sender.publish_queues("t", parts.soon) is queues
+        of_route = weakref.ref(parts.routes.get("t"))
+        parts.routes.unlisted("t", parts.soon)
+        parts.routes.forget_all()
+        gc.collect()
+        assert of_route() is None
+        assert parts.sender.publish_queues("t", parts.soon) is not queues
 
     def test_few_routes_of_an_idle_client_stay(self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         """A stream with a slow trigger may use them while no name server answers."""

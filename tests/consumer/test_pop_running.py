@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.pop import in_hand
 from rocketmq_spark.consumer.pop.running import LOOK_S
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import TIMEOUT_S, ConsumerTools
@@ -443,3 +444,30 @@ def test_a_retry_in_order_does_not_wait_for_routes() -> None:
     times["renew"].advance(5)
     eventually(lambda: attempts == [1, 2], 60)
     consumer.stop(30)
+
+
+def test_more_messages_of_a_line_that_was_cut_end_no_poller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message group of another client: one message that takes long, large ones behind it, then one more."""
+    monkeypatch.setattr(in_hand, "_MOST_BYTES", 100_000)
+    member = Member(ordered=True)
+    member.proxy.said = GroupPolicy(17, True, (10.0,))
+    goes_on = member.held_up("g")
+    member.proxy.put(replace(of("B", "g"), body=bytes(200_000)))
+    eventually(lambda: member.consumer._running._in_hand._cut, 60)
+    received = threading.Event()
+    came = member.consumer._running._in_hand.came
+
+    def noted(*args: Any) -> Any:
+        lent = came(*args)
+        received.set()
+        return lent
+
+    monkeypatch.setattr(member.consumer._running._in_hand, "came", noted)
+    member.proxy.put(of("C", "g"))
+    assert received.wait(60)
+    member.does = lambda message: None
+    member.proxy.put(of("D", "h"))
+    eventually(lambda: "D" in member.got, 10)
+    goes_on.set()
+    member.consumer.stop(30)
+    assert member.got == ["A", "D"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.delay.envelope_records import Answering
-from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError, SpoolError
+from rocketmq_spark.errors import AccessDenied, CallTimeout, RemoteProtocolError, SpoolError
 from rocketmq_spark.model import MessageQueue
 
 QUEUES = [MessageQueue("t", broker, i) for broker in ("a", "b") for i in range(2)]
 
 
-def stepped(brokers: Answering, error: RocketMQError | None) -> list[str]:
+def stepped(brokers: Answering, error: Exception | None) -> list[str]:
     """Which queues had their step; those of broker a raise."""
     seen = []
 
@@ -34,7 +34,21 @@ def test_a_broker_that_does_not_answer_is_asked_once_and_again_after_a_while(cap
     assert stepped(at_once, None) == ["a0", "a1", "b0", "b1"]
 
 
-@pytest.mark.parametrize("error", [AccessDenied("no"), SpoolError("the disk is full")])
-def test_what_will_not_pass_is_raised(error: RocketMQError) -> None:
-    with pytest.raises(type(error)):
-        stepped(Answering(60.0), error)
+def test_errors_of_the_spool_are_raised() -> None:
+    with pytest.raises(SpoolError):
+        stepped(Answering(60.0), SpoolError("the disk is full"))
+
+
+@pytest.mark.parametrize("error", [AccessDenied("no"), RemoteProtocolError("x"), ValueError("a bug")], ids=repr)
+def test_what_one_broker_answers_stops_no_other(error: Exception) -> None:
+    brokers = Answering(60.0)
+    assert stepped(brokers, error) == ["a0", "b0", "b1"]
+    assert stepped(brokers, error) == ["b0", "b1"]
+
+
+def test_a_permanent_error_is_raised_while_no_broker_answers() -> None:
+    def denied(queue: MessageQueue) -> None:
+        raise AccessDenied("no")
+
+    with pytest.raises(AccessDenied):
+        Answering(60.0).each(QUEUES, denied)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from rocketmq_spark.delay.commits import Commits, Committed, Names
 from rocketmq_spark.delay.release import Progress
-from tests.delay.nodes import QUEUES, Topic, World, envelope
+from rocketmq_spark.errors import AccessDenied, RemoteProtocolError
+from rocketmq_spark.model import MessageQueue
+from tests.delay.nodes import OTHER, QUEUES, Topic, World, envelope
 
 ONE, TWO = QUEUES
 OLD, NEW = Committed(Progress(1, 10, 5_678), 7_000), Committed(Progress(2, 20, 4_321), 8_000)
@@ -49,3 +53,36 @@ def test_3_g_what_was_due_and_not_acknowledged_when_positions_were_told_is_sent_
         two.turn(ONE)
     world.time.advance(10)
     assert two.sends.bodies == [b"m"]
+
+
+@pytest.mark.parametrize("number", [-5, 1 << 63])
+def test_a_number_that_is_no_offset_is_an_error(number: int) -> None:
+    for group in (*Names("g").all, Names("g").earlier):
+        topic = Topic()
+        topic.offsets = {(each, ONE): 0 for each in Names("g").all} | {(group, ONE): number}
+        with pytest.raises(RemoteProtocolError, match=str(number)):
+            Commits(topic, Names("g"), lambda group, brokers: None).of(ONE)
+
+
+def test_a_broker_that_refuses_a_group_keeps_no_other_from_commits() -> None:
+    topic = Topic()
+    topic.groups = set()
+
+    def make(group: str, brokers: Mapping[MessageQueue, int]) -> None:
+        if OTHER in brokers:
+            raise AccessDenied("no")
+        topic.groups.add(group)
+
+    news = {OTHER: NEW, ONE: NEW}
+    assert not Commits(topic, Names("g"), make).tell(news)
+    assert news.keys() == {ONE}
+
+
+def test_a_group_that_no_broker_lets_be_created_is_an_error() -> None:
+    def make(group: str, brokers: Mapping[MessageQueue, int]) -> None:
+        raise AccessDenied("no")
+
+    topic = Topic()
+    topic.groups = set()
+    with pytest.raises(AccessDenied):
+        Commits(topic, Names("g"), make).tell({ONE: NEW})

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.delay import service
-from rocketmq_spark.errors import CallTimeout, RocketMQError, SpoolError
+from rocketmq_spark.errors import AccessDenied, CallTimeout, RemoteProtocolError, RocketMQError, SpoolError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, Resent
 from rocketmq_spark.spool.database import Damaged
 from rocketmq_spark.spool.records import PENDING, RECORD, behind
@@ -253,3 +253,44 @@ def test_what_takes_back_counts_as_read_when_that_is_done(world: World, monkeypa
     world.time.advance(10)
     node.turn(ONE)
     assert node.sends.bodies == []
+
+
+@pytest.mark.parametrize("answer", [-5, 1 << 63, AccessDenied("no"), RemoteProtocolError("x")], ids=repr)
+def test_what_one_broker_says_of_groups_stops_no_queue_of_others(
+    world: World, monkeypatch: pytest.MonkeyPatch, answer: int | RocketMQError
+) -> None:
+    node, committed = world.node("a"), world.topic.committed
+    world.topic.put(envelope("first", 10), ONE)
+    node.turn(ONE, OTHER)
+
+    def hostile(group: str, queue: MessageQueue, deadline: Deadline, young_at_zero: bool = True) -> int | None:
+        if queue != OTHER:
+            return committed(group, queue, deadline, young_at_zero)
+        if isinstance(answer, RocketMQError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(world.topic, "committed", hostile)
+    monkeypatch.setattr(service, "CHECK_S", 0.0)
+    for key in range(3):
+        world.topic.put(envelope(f"m{key}", 10), ONE)
+        node.turn(ONE, OTHER)
+    assert node.service.stored == 4
+
+
+def test_a_refused_pull_of_one_broker_ends_no_node(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = world.node("a")
+    world.topic.put(envelope("first", 10), ONE)
+    node.turn(ONE, OTHER)
+    poll, refusals = node.reader.poll, [AccessDenied("no")]
+
+    def denied(timeout_s: float = 5.0) -> list[ReceivedMessage]:
+        if refusals:
+            raise refusals.pop()
+        return poll(timeout_s)
+
+    monkeypatch.setattr(node.reader, "poll", denied)
+    world.topic.put(envelope("second", 10), ONE)
+    for _ in range(2):
+        node.turn(ONE, OTHER)
+    assert (refusals, node.service.stored) == ([], 2)

@@ -115,7 +115,8 @@ class Popping:
         if not found or self._over(place):
             return  # others get messages that arrived after the close
         until_ms = asked_ms + round(1000 * INVISIBLE_S)
-        self._submit(self._in_hand.came(topic, found, until_ms, self._timer.lease_ms()))
+        if lent := self._in_hand.came(topic, found, until_ms, self._timer.lease_ms()):  # none of a line that was cut
+            self._submit(lent)
 
     def _over(self, place: Place) -> bool:
         # a change of subscription counts at once
