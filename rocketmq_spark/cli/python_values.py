@@ -509,8 +509,8 @@ class PythonProgram:
                 return [value for part in parts for value in self.values(part)]
             case ast.NamedExpr(value=value) | ast.Await(value=value):
                 return self.values(value)
-            case ast.Starred():
-                return self._unpacked(node)
+            case ast.Starred(value=value):
+                return [item for whole in self.values(value) for item in self._item_at(whole, None)]
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
                 return [ListValue(tuple(parts))]
             case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part) | ast.SetComp(elt=part):
@@ -563,12 +563,7 @@ class PythonProgram:
         is_exact = index is not None and not any(isinstance(part, ast.Starred) for part in whole.nodes)
         if is_exact and index is not None:
             return self.values(whole.nodes[index]) if -len(whole.nodes) <= index < len(whole.nodes) else [UNKNOWN]
-        return [value for part in whole.nodes for value in self._unpacked(part)]
-
-    def _unpacked(self, part: ast.expr) -> Iterable[Value]:
-        if not isinstance(part, ast.Starred):
-            return self.values(part)
-        return [item for value in self.values(part.value) for item in self._item_at(value, None)]
+        return [value for part in whole.nodes for value in self.values(part)]
 
     def _item(self, whole: Value, key: ast.expr) -> Iterable[Value]:
         keys = self.values(key)

@@ -385,6 +385,7 @@ KAFKA = ['format("kafka")']
         'def fmt():\n  return "kafka"\nspark.read.format(fmt()).load()',
         'class J:\n  def __init__(self, f):\n    self.f = f\n  def r(self):\n    spark.read.format(self.f)\nJ("kafka").r()',
         'spark.read.format(*["kafka"]).load()',
+        'fmts = ["kafka", *fmts]\nspark.read.format(fmts[0]).load()',
         'old, new = "kafka", "rocketmq"\nspark.read.format(old).load()',
         'FORMATS = ("kafka", "rocketmq")\nspark.read.format(FORMATS[0]).load()',
         'for fmt in ["rocketmq", "kafka"]:\n  spark.read.format(fmt).load()',
