@@ -7,6 +7,7 @@ Everything else (Scala, SQL, shells, cells of notebooks that are not Python) is 
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -40,6 +41,12 @@ _LAG = 'progress(query)["lag"] (docs/monitoring.md)'
 _CLIENT = "rocketmq_spark.Producer, PullConsumer and Consumer; Admin for topics, queues and groups: help(rocketmq_spark.Admin)"
 _ASYNC = "rocketmq_spark.aio (rocketmq-spark help asyncio)"
 _CLIENTS = {"kafka": _CLIENT, "confluent_kafka": _CLIENT, "aiokafka": _ASYNC, "faust": _ASYNC}
+# In a notebook of Databricks that is stored as a program, cells in other languages are comments.
+_MAGIC = re.compile(r"^(?:#|--|//) MAGIC(?: |$)", re.MULTILINE)
+_MAGIC_PART = re.compile(r"(?:^# MAGIC(?: .*)?$\n?)+", re.MULTILINE)
+_PROSE = re.compile(r"\s*%%?(?:md|markdown)\b")
+# Lines of a notebook's cell for IPython or a shell, which may go on after a backslash.
+_LINE_MAGIC = re.compile(r"^([^\S\n]*)[%!](?:.*\\\n)*.*", re.MULTILINE)
 # What ``ast.parse`` and ``json.loads`` raise for texts that they cannot read, or that are too deep for them.
 UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
@@ -48,14 +55,25 @@ def port_report(name: str, text: str | bytes) -> PortReport:
     """What changes, in the order of lines. Raises one of ``UNREADABLE`` if the program or the notebook cannot be parsed."""
     if name.endswith(".py"):
         (lines,) = _of_python([_program(text)])
-        return PortReport(_placed("", lines), [])
+        parts = list(_magic_parts(text if isinstance(text, str) else text.decode("utf-8", "replace")))
+        lines += [use for part in parts for use in of_text(part)]
+        return PortReport(_placed("", lines), ["the text after # MAGIC"] if parts else [])
     try:
         text = text if isinstance(text, str) else text.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise SyntaxError(f"byte {e.start} is not UTF-8: save the file as UTF-8") from e
     if name.endswith(".ipynb"):
         return _of_notebook(text)
-    return PortReport(_placed("", of_text(text)), [name])
+    return PortReport(_placed("", of_text(_MAGIC.sub("", text))), [name])
+
+
+def _magic_parts(text: str) -> Iterator[str]:
+    """The cells of a notebook of Databricks in other languages, each after as many empty lines as are before it in ``text``."""
+    text = text.replace("\r\n", "\n")
+    for part in _MAGIC_PART.finditer(text):
+        plain = _MAGIC.sub("", part[0])
+        if not _PROSE.match(plain):
+            yield "\n" * text.count("\n", 0, part.start()) + plain
 
 
 def _program(text: str | bytes) -> ast.Module:
@@ -79,28 +97,33 @@ def _of_notebook(text: str) -> PortReport:
     try:
         cells = notebook["cells"]
         programs = ["".join(cell.get("source", "")) if cell["cell_type"] == "code" else "" for cell in cells]
+        programs = ["" if _PROSE.match(program) else program for program in programs]
     except (KeyError, TypeError, AttributeError) as e:
         raise SyntaxError(
             "it is not a notebook of format 4: expected a JSON object with a list 'cells', each with 'cell_type' and 'source'"
         ) from e
-    trees = [_parsed(program) for program in programs]
-    of_python = iter(_of_python([tree for tree in trees if tree is not None]))
+    parsed = [_parsed(program) for program in programs]
+    of_python = iter(_of_python([tree for tree, _ in parsed if tree is not None]))
     lines, searched = [], []
-    for number, (program, tree) in enumerate(zip(programs, trees, strict=True), 1):
+    for number, (program, (tree, magic)) in enumerate(zip(programs, parsed, strict=True), 1):
         if tree is None:
             searched.append(f"cell {number}")
-        lines += _placed(f"{number}:", of_text(program) if tree is None else next(of_python))
+            lines += _placed(f"{number}:", of_text(program))
+        else:
+            lines += _placed(f"{number}:", [*next(of_python), *(one for part in magic for one in of_text(part))])
     return PortReport(lines, searched)
 
 
-def _parsed(cell: str) -> ast.Module | None:
-    """A cell without its line magics; None if it is not Python."""
+def _parsed(cell: str) -> tuple[ast.Module | None, list[str]]:
+    """A cell without its line magics, and these, each after as many empty lines as are before it; None if it is not Python."""
     if cell.lstrip().startswith("%%"):
-        return None
-    try:
-        return ast.parse(re.sub(r"^([^\S\n]*)[%!].*", r"\1pass", cell, flags=re.MULTILINE))
-    except UNREADABLE:
-        return None
+        return None, []
+    with contextlib.suppress(*UNREADABLE):
+        return ast.parse(cell), []  # a line may begin with the operator ``%``
+    magic = ["\n" * cell.count("\n", 0, part.start()) + part[0] for part in _LINE_MAGIC.finditer(cell)]
+    with contextlib.suppress(*UNREADABLE):
+        return ast.parse(_LINE_MAGIC.sub(lambda part: f"{part[1]}pass" + "\n" * part[0].count("\n"), cell)), magic
+    return None, []
 
 
 def _of_python(trees: list[ast.Module]) -> list[list[KafkaUse]]:
@@ -125,6 +148,7 @@ def _of_python(trees: list[ast.Module]) -> list[list[KafkaUse]]:
 def _of_rest(tree: ast.Module, program: PythonProgram, kafka: KafkaChains) -> Iterator[KafkaUse]:
     """What is not in a chain: clients, dictionaries of options, SQL, settings, and texts that may become a format."""
     seen: set[ast.AST] = set()  # docstrings, and parts of texts
+    judged: set[object] = set()  # variables with dictionaries
     for node in ast.walk(tree):  # a whole text comes before its parts
         match node:
             case ast.Expr(value=ast.Constant() as docstring):
@@ -132,7 +156,10 @@ def _of_rest(tree: ast.Module, program: PythonProgram, kafka: KafkaChains) -> It
             case ast.Dict():
                 yield from _dictionary(node, program, kafka)
             case ast.Assign(targets=[ast.Subscript(value=whole, slice=key)], value=value):
-                yield from _dictionary(whole, program, kafka)
+                place, _ = program.bindings(whole)
+                if place not in judged:  # a dictionary may have a thousand such lines
+                    judged.add(place)
+                    yield from _dictionary(whole, program, kafka)
                 yield from _dictionary(ast.Dict([key], [value]), program, kafka)
             case ast.Import() | ast.ImportFrom():
                 yield from _imports(node)

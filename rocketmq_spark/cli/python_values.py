@@ -9,7 +9,7 @@ import ast
 import itertools
 import json
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +20,13 @@ _MOST_VALUES, _MOST_STEPS, _MOST_STEPS_OF_ALL = 32, 5_000, 300_000
 # Characters of a computed text; items of a computed list; values in computed JSON. Each step of a program may double them.
 _LONGEST_TEXT, _LONGEST_LIST, _MOST_IN_JSON = 100_000, 1_000, 10_000
 _MOST_CHARACTERS_OF_ALL = 20_000_000  # in the texts of all expressions of a program; beyond it, a value is UNKNOWN
+# Expressions inside one another: Python's stack has room for that.
+_DEEPEST = 100
+# Calls that copy an object, with other attributes.
+_COPIES = ("replace", "_replace", "evolve")
+# Bases of other modules that give no values to attributes. Any other base may, such as pydantic's ``BaseSettings``.
+_ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
+_PLAIN_BASES = {"object", "str", "int", "ABC", "Protocol", "Generic", "NamedTuple", "TypedDict", *_ENUMS}
 
 
 class DictItem(NamedTuple):
@@ -74,7 +81,7 @@ class NameScope:
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
     additions: dict[str, list[ast.expr]] = field(default_factory=dict)
     removals: dict[str, list[ast.expr]] = field(default_factory=dict)
-    module_names: set[str] = field(default_factory=set)  # declared ``global``
+    outer_names: dict[str, NameScope] = field(default_factory=dict)  # declared ``global`` or ``nonlocal``
 
     def owner(self, name: str) -> NameScope | None:
         """The scope whose ``name`` an expression in this scope means; None for a builtin."""
@@ -93,11 +100,14 @@ class PythonProgram:
         self.module = NameScope(None)
         self._scopes: dict[ast.AST, NameScope] = {}
         self._attributes: dict[str, list[Binding]] = {}  # by name: what an attribute of any object is set to
+        self._sets_any_attribute = False  # by names that the program does not show
+        self._of_attributes = NameScope(None)  # changes of dictionaries in attributes
+        self._classes: list[tuple[ast.ClassDef, NameScope]] = []
         self._methods: dict[str, list[Function]] = {}  # by name, of all classes
         self._returns: dict[ast.AST, list[ast.expr]] = {}  # by function
         self._calls: dict[ast.AST, list[ast.Call]] = {}  # by function
         self._named_calls: list[ast.Call] = []  # all calls, to be resolved when all functions are bound
-        self._memo: dict[ast.AST, tuple[tuple[Value, ...], frozenset[ast.Constant]]] = {}
+        self._memo: dict[object, tuple[tuple[Value, ...], frozenset[ast.Constant]]] = {}
         self._active: set[object] = set()  # being computed; to meet one again is a cycle
         self._visited: set[ast.Constant] = set()  # constants that the current expression uses
         self._cut = False  # whether a cycle or a limit made a value incomplete, which is then not kept in the memo
@@ -105,40 +115,38 @@ class PythonProgram:
         self._plain_left = 0  # how much the current JSON may still have
         self._characters = 0  # in all texts so far
         for tree in trees:
-            self._bind(tree, self.module, None)
+            self._bind_all(tree)
+        for _, scope in self._classes:
+            for name, bindings in scope.bindings.items():
+                self._attributes.setdefault(name, []).extend(bindings)
         for call in self._named_calls:
             for function in (*self.functions(call.func), *self._constructors(call.func)):
                 self._calls.setdefault(function, []).append(call)
+        self._open_fields()
+        self._share_changes()
 
     # Bindings
 
-    def _bind(self, node: ast.AST, scope: NameScope, function: Function | None) -> None:
+    def _bind_all(self, tree: ast.AST) -> None:
+        """Bind all nodes, each before its parts. Without recursion, because a chain may have a thousand calls."""
+        left: list[tuple[ast.AST, NameScope, Function | None]] = [(tree, self.module, None)]
+        while left:
+            left += reversed(list(self._bind(*left.pop())))
+
+    def _bind(
+        self, node: ast.AST, scope: NameScope, function: Function | None
+    ) -> Iterable[tuple[ast.AST, NameScope, Function | None]]:
+        """Bind a node; return its parts, with their scopes and functions."""
         self._scopes[node] = scope
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
-                if not isinstance(node, ast.Lambda):
-                    self._bind_name(scope, node.name, node)
-                    if scope.is_class:
-                        self._methods.setdefault(node.name, []).append(node)
-                    for part in (*node.decorator_list, *([node.returns] if node.returns else ())):
-                        self._bind(part, scope, function)
-                inner = NameScope(scope)
-                self._parameters(node, inner, scope)
-                if isinstance(node, ast.Lambda):
-                    self._returns[node] = [node.body]
-                    self._bind(node.body, inner, node)
-                else:
-                    for statement in node.body:
-                        self._bind(statement, inner, node)
-                return
+                return self._bind_function(node, scope, function)
             case ast.ClassDef():
                 self._bind_name(scope, node.name, node)
                 inner = NameScope(scope, is_class=True)
-                for child in ast.iter_child_nodes(node):
-                    self._bind(child, inner if isinstance(child, ast.stmt) else scope, function)
-                for name, bindings in inner.bindings.items():
-                    self._attributes.setdefault(name, []).extend(bindings)
-                return
+                self._classes.append((node, inner))
+                children = ast.iter_child_nodes(node)
+                return [(child, inner if isinstance(child, ast.stmt) else scope, function) for child in children]
             case ast.Return(value=ast.expr() as value) if function is not None:
                 self._returns.setdefault(function, []).append(value)
             case ast.Assign(targets=targets, value=value):
@@ -146,7 +154,7 @@ class PythonProgram:
                     self._target(target, value, scope)
             case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
                 self._target(target, value, scope)
-            case ast.AugAssign(target=ast.Name() as target, op=op, value=value):
+            case ast.AugAssign(target=target, op=op, value=value):
                 self._target(target, self._synthetic(ast.BinOp(target, op, value), node, scope), scope)
             case ast.For(target=target, iter=iterable) | ast.AsyncFor(target=target, iter=iterable):
                 self._target(target, UnpackedItem(iterable, None), scope)
@@ -154,20 +162,46 @@ class PythonProgram:
                 self._target(target, UnpackedItem(iterable, None), scope)
             case ast.withitem(optional_vars=ast.expr() as target, context_expr=value):
                 self._target(target, value, scope)
+            case ast.MatchAs(name=str() as name) | ast.MatchStar(name=str() as name):
+                self._bind_name(scope, name, None)
+            case ast.MatchMapping(rest=str() as name):
+                self._bind_name(scope, name, None)
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 for alias in names:
                     self._bind_name(scope, (alias.asname or alias.name).partition(".")[0], None)
             case ast.Delete(targets=targets):
                 for target in targets:
                     match target:
-                        case ast.Subscript(value=ast.Name(id=name), slice=key):
-                            (scope.owner(name) or scope).removals.setdefault(name, []).append(key)
+                        case ast.Subscript(value=whole, slice=key):
+                            self._change(whole, scope, removed=[key])
             case ast.Global(names=names):
-                scope.module_names.update(names)
+                scope.outer_names.update(dict.fromkeys(names, self.module))
+            case ast.Nonlocal(names=names):
+                for name in names:
+                    scope.outer_names[name] = (scope.parent and scope.parent.owner(name)) or scope.parent or scope
+            case ast.Attribute(attr="__dict__"):
+                self._sets_any_attribute = True
             case ast.Call():
                 self._call(node, scope)
-        for child in ast.iter_child_nodes(node):
-            self._bind(child, scope, function)
+        return [(child, scope, function) for child in ast.iter_child_nodes(node)]
+
+    def _bind_function(
+        self, node: Function, scope: NameScope, function: Function | None
+    ) -> Iterable[tuple[ast.AST, NameScope, Function | None]]:
+        parts: list[tuple[ast.AST, NameScope, Function | None]] = []
+        if not isinstance(node, ast.Lambda):
+            self._bind_name(scope, node.name, node)
+            if scope.is_class:
+                self._methods.setdefault(node.name, []).append(node)
+            outside = (*node.decorator_list, *([node.returns] if node.returns else ()))
+            parts += [(part, scope, function) for part in outside]
+        inner = NameScope(scope)
+        self._parameters(node, inner, scope)
+        defaults = (*node.args.defaults, *filter(None, node.args.kw_defaults))
+        parts += [(default, scope, None) for default in defaults]
+        if isinstance(node, ast.Lambda):
+            self._returns[node] = [node.body]
+        return [*parts, *((part, inner, node) for part in ([node.body] if isinstance(node, ast.Lambda) else node.body))]
 
     def _synthetic(self, node: ast.expr, place: ast.AST, scope: NameScope) -> ast.expr:
         """``node``, which is not in the program's text, at the place of a node that is."""
@@ -175,7 +209,7 @@ class PythonProgram:
         return ast.copy_location(node, place)
 
     def _bind_name(self, scope: NameScope, name: str, binding: Binding) -> None:
-        scope = self.module if name in scope.module_names else scope
+        scope = scope.outer_names.get(name, scope)
         scope.bindings.setdefault(name, []).append(binding)
 
     def _target(self, target: ast.expr, value: ast.expr | UnpackedItem, scope: NameScope) -> None:
@@ -189,9 +223,110 @@ class PythonProgram:
                     is_plain = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(parts)
                     item = value.elts[index] if isinstance(value, ast.Tuple | ast.List) and is_plain else None
                     self._target(part, item or UnpackedItem(value, index), scope)
-            case ast.Subscript(value=ast.Name(id=name), slice=key) if isinstance(value, ast.expr):
-                added = self._synthetic(ast.Dict([key], [value]), target, scope)
-                (scope.owner(name) or scope).additions.setdefault(name, []).append(added)
+            case ast.Subscript(value=whole, slice=key):
+                entry = value if isinstance(value, ast.expr) else self._synthetic(ast.Constant(...), target, scope)
+                self._change(whole, scope, added=[self._synthetic(ast.Dict([key], [entry]), target, scope)])
+
+    def _change(
+        self, whole: ast.expr, scope: NameScope, added: Iterable[ast.expr] = (), removed: Iterable[ast.expr] = ()
+    ) -> None:
+        """Note what is added to a dictionary, and what is removed. Of a dictionary in another one nothing is known then."""
+        match whole:
+            case ast.Name(id=name):
+                owner = scope.outer_names.get(name) or scope.owner(name) or scope
+            case ast.Attribute(attr=name):
+                owner = self._of_attributes
+            case ast.Subscript(value=outer):
+                while isinstance(outer, ast.Subscript):
+                    outer = outer.value
+                if isinstance(outer, ast.Name):
+                    (scope.owner(outer.id) or scope).bindings.setdefault(outer.id, []).append(None)
+                elif isinstance(outer, ast.Attribute):
+                    self._attributes.setdefault(outer.attr, []).append(None)
+                return
+            case _:
+                return
+        owner.additions.setdefault(name, []).extend(added)
+        owner.removals.setdefault(name, []).extend(removed)
+
+    def _share_changes(self) -> None:
+        """A dictionary may have several names: what is changed through one of them is changed for all."""
+        scopes = {*self._scopes.values(), self._of_attributes}
+        left = [(scope, name) for scope in scopes for name in {*scope.additions, *scope.removals}]
+        while left:
+            scope, name = left.pop()
+            bindings = self._attributes.get(name, []) if scope is self._of_attributes else scope.bindings.get(name, [])
+            for source in self._sources(bindings):
+                key, _ = self.bindings(source)
+                if not isinstance(key, tuple) or key[0] is None:
+                    continue
+                owner, other = (self._of_attributes if key[0] == "attribute" else key[0]), key[1]
+                if self._take(scope.additions, name, owner.additions, other) | self._take(
+                    scope.removals, name, owner.removals, other
+                ):
+                    left.append((owner, other))
+
+    def _sources(self, bindings: Iterable[Binding]) -> Iterator[ast.expr]:
+        """The names and attributes whose dictionaries a name may have."""
+        for binding in bindings:
+            for source in self.arguments(binding) if isinstance(binding, Parameter) else [binding]:
+                if isinstance(source, ast.Name | ast.Attribute):
+                    yield source
+
+    @staticmethod
+    def _take(of: Mapping[str, list[ast.expr]], name: str, to: dict[str, list[ast.expr]], other: str) -> bool:
+        """Add the changes ``of`` a name ``to`` those of another one; return whether there were new ones."""
+        known = dict.fromkeys(to.get(other, []))
+        both = {**known, **dict.fromkeys(of.get(name, []))}
+        if len(both) == len(known):
+            return False
+        to[other] = list(both)
+        return True
+
+    def _open_fields(self) -> None:
+        """Add an unknown value to the attributes of classes whose objects may have values that the program does not show: from a
+        base of another module, or from arguments of which the program does not say to which attribute they go.
+        """
+        opened: set[ast.ClassDef] = set()
+        for call in self._named_calls:
+            is_check = isinstance(call.func, ast.Name) and call.func.id in ("isinstance", "issubclass", "super")
+            receivers = [] if is_check else [*call.args]
+            if call.args or any(keyword.arg is None for keyword in call.keywords):
+                receivers.append(call.func)
+            if isinstance(call.func, ast.Attribute) and call.func.attr not in self._methods:
+                receivers.append(call.func.value)  # such as ``Settings.from_dict(…)`` of a decorator
+            opened.update(one for node in receivers for one in self._classes_of(node))
+        for definition, _ in self._classes:
+            line = [definition, *self._ancestors(definition)]
+            bases = {_last_name(base) for one in line for base in one.bases if not self._classes_of(base)}
+            has_fields = not (bases & _ENUMS) and not any(map(self._own_constructor, line))
+            if bases - _PLAIN_BASES or (has_fields and definition in opened):
+                for part in (part for one in line for part in one.body):
+                    match part:
+                        case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                            self._attributes.setdefault(name, []).append(None)
+
+    def _classes_of(self, node: ast.expr) -> list[ast.ClassDef]:
+        """The classes of the program that a name means; ``cls`` may be any."""
+        if isinstance(node, ast.Name) and node.id == "cls":
+            return [definition for definition, _ in self._classes]
+        bindings = self.bindings(node)[1] if isinstance(node, ast.Name | ast.Attribute) else []
+        return [binding for binding in bindings if isinstance(binding, ast.ClassDef)]
+
+    def _ancestors(self, definition: ast.ClassDef) -> list[ast.ClassDef]:
+        """The bases of a class, and theirs, as far as they are in the program."""
+        found: dict[ast.ClassDef, None] = {}
+        left = [definition]
+        while left:
+            bases = [one for base in left.pop().bases for one in self._classes_of(base) if one not in found]
+            found.update(dict.fromkeys(bases))
+            left += bases
+        return list(found)
+
+    @staticmethod
+    def _own_constructor(definition: ast.ClassDef) -> ast.FunctionDef | None:
+        methods = (part for part in definition.body if isinstance(part, ast.FunctionDef))
+        return next((method for method in methods if method.name == "__init__"), None)
 
     def _parameters(self, function: Function, scope: NameScope, outer: NameScope) -> None:
         arguments = function.args
@@ -210,8 +345,6 @@ class PythonProgram:
         for part in ast.walk(arguments):
             if isinstance(part, ast.expr):
                 self._scopes[part] = outer
-        for default in (*arguments.defaults, *filter(None, arguments.kw_defaults)):
-            self._bind(default, outer, None)
 
     def _call(self, call: ast.Call, scope: NameScope) -> None:
         self._named_calls.append(call)
@@ -225,18 +358,20 @@ class PythonProgram:
                         self._scopes[batches] = scope
                         return
                     writer = inner
-            case ast.Call(func=ast.Attribute(attr="update" | "setdefault" as method, value=ast.Name(id=name))):
-                additions = (scope.owner(name) or scope).additions.setdefault(name, [])
-                if method == "setdefault" and len(call.args) == 2:
-                    additions.append(self._synthetic(ast.Dict([call.args[0]], [call.args[1]]), call, scope))
-                elif method == "update":
-                    additions += call.args
-                    for keyword in call.keywords:
-                        key = None if keyword.arg is None else ast.copy_location(ast.Constant(keyword.arg), keyword)
-                        additions.append(self._synthetic(ast.Dict([key], [keyword.value]), keyword, scope))
-            case ast.Call(func=ast.Attribute(attr="pop", value=ast.Name(id=name)), args=[key, *_]):
-                (scope.owner(name) or scope).removals.setdefault(name, []).append(key)
-            case ast.Call(func=ast.Name(id=name)) if name[:1].isupper():
+            case ast.Call(func=ast.Attribute(attr="setdefault", value=whole), args=[key, value]):
+                self._change(whole, scope, added=[self._synthetic(ast.Dict([key], [value]), call, scope)])
+            case ast.Call(func=ast.Attribute(attr="update", value=whole)):
+                self._change(whole, scope, added=call.args)
+                for keyword in call.keywords:
+                    key_name = None if keyword.arg is None else ast.copy_location(ast.Constant(keyword.arg), keyword)
+                    self._change(whole, scope, [self._synthetic(ast.Dict([key_name], [keyword.value]), keyword, scope)])
+            case ast.Call(func=ast.Attribute(attr="pop", value=whole), args=[key, *_]):
+                self._change(whole, scope, removed=[key])
+            case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=str() as name), value]):
+                self._attributes.setdefault(name, []).append(value)
+            case ast.Call(func=ast.Name(id="setattr")):
+                self._sets_any_attribute = True
+            case ast.Call(func=function) if (name := _last_name(function))[:1].isupper() or name in _COPIES:
                 for keyword in call.keywords:
                     if keyword.arg is not None:
                         self._attributes.setdefault(keyword.arg, []).append(keyword.value)
@@ -266,10 +401,12 @@ class PythonProgram:
         return []
 
     def _constructors(self, node: ast.expr) -> list[Function]:
-        """The ``__init__`` of the classes of the program that ``node`` names."""
-        bindings = self.bindings(node)[1] if isinstance(node, ast.Name) else []
-        bodies = [part for binding in bindings if isinstance(binding, ast.ClassDef) for part in binding.body]
-        return [part for part in bodies if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+        """The ``__init__`` of the classes of the program that ``node`` names, or of their bases."""
+        found: list[Function] = []
+        for definition in self._classes_of(node) if isinstance(node, ast.Name) and node.id != "cls" else []:
+            line = [definition, *self._ancestors(definition)]
+            found += [own for own in map(self._own_constructor, line) if own is not None][:1]
+        return found
 
     def _is_object(self, node: ast.expr) -> bool:
         """Whether a name is a class of the program, or an object of one. Its methods may have names that Spark's have, too."""
@@ -321,35 +458,42 @@ class PythonProgram:
         """The values of ``node``, and the constants that they come from."""
         if node is None:
             return (UNKNOWN,), frozenset()
-        if node in self._memo:
-            self._visited |= self._memo[node][1]
-            return self._memo[node]
+        place = self._place(node)
+        if place in self._memo:
+            self._visited |= self._memo[place][1]
+            return self._memo[place]
         if isinstance(node, ast.Constant):
             self._visited.add(node)
             return (UNKNOWN if node.value is Ellipsis else node.value,), frozenset([node])
         self._steps = self._steps + 1 if self._active else 0
         self._steps_of_all += 1
-        if node in self._active or self._steps > _MOST_STEPS or self._steps_of_all > _MOST_STEPS_OF_ALL:
+        is_too_much = self._steps > _MOST_STEPS or self._steps_of_all > _MOST_STEPS_OF_ALL
+        if place in self._active or is_too_much or len(self._active) > _DEEPEST:
             self._cut = True
-            return (() if node in self._active else (UNKNOWN,)), frozenset()
+            return (() if place in self._active else (UNKNOWN,)), frozenset()
         outer, self._visited = self._visited, set()
-        self._active.add(node)
+        self._active.add(place)
         try:
             values = tuple(_distinct(self._evaluated(node)))
             self._characters += sum(len(value) for value in values if isinstance(value, str))
             if self._characters > _MOST_CHARACTERS_OF_ALL:
                 values = (UNKNOWN,)
         finally:
-            self._active.discard(node)
+            self._active.discard(place)
             traced, self._visited = frozenset(self._visited), outer | self._visited
         if not values and not self._active:
             values = (UNKNOWN,)  # it is made only of itself
         result = values, traced
         if not self._cut or not self._active:
-            self._memo[node] = result
+            self._memo[place] = result
         if not self._active:
             self._cut = False
         return result
+
+    def _place(self, node: ast.expr) -> object:
+        """What is the same for all expressions with the same values."""
+        key, _ = self.bindings(node)
+        return (key, self._is_object(node.value)) if isinstance(node, ast.Attribute) and key is not node else key
 
     def _evaluated(self, node: ast.expr) -> Iterable[Value]:
         match node:
@@ -365,8 +509,8 @@ class PythonProgram:
                 return [value for part in parts for value in self.values(part)]
             case ast.NamedExpr(value=value) | ast.Await(value=value):
                 return self.values(value)
-            case ast.Starred():
-                return self._unpacked(node)
+            case ast.Starred(value=value):
+                return [item for whole in self.values(value) for item in self._item_at(whole, None)]
             case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
                 return [ListValue(tuple(parts))]
             case ast.ListComp(elt=part) | ast.GeneratorExp(elt=part) | ast.SetComp(elt=part):
@@ -389,26 +533,17 @@ class PythonProgram:
         if isinstance(node, ast.Attribute) and node.attr == "value" and node.attr not in self._attributes:
             return self.values(node.value)  # of a member of an enum
         key, bindings = self.bindings(node)
-        if key is node:
+        if key is node or not isinstance(key, tuple):
             return [UNKNOWN]
-        if key in self._active:
-            self._cut = True
-            return []
-        self._active.add(key)
-        try:
-            found = [value for binding in bindings for value in self._values_of_binding(binding)]
-            if isinstance(node, ast.Attribute) and not self._is_object(node.value):
-                found.append(UNKNOWN)  # another object may have an attribute of this name
-            owner, name = key if isinstance(key, tuple) else (None, "")
-            if isinstance(owner, NameScope) and any(isinstance(value, DictValue) for value in found):
-                more = self._merged(owner.additions.get(name, []))
-                removed = {text for key in owner.removals.get(name, []) for text in self.texts(key)}
-                found = [
-                    _with_changes(value, more, removed) if isinstance(value, DictValue) else value for value in found
-                ]
-            return found
-        finally:
-            self._active.discard(key)
+        found = [value for binding in bindings for value in self._values_of_binding(binding)]
+        if isinstance(node, ast.Attribute) and (self._sets_any_attribute or not self._is_object(node.value)):
+            found.append(UNKNOWN)  # another object may have an attribute of this name
+        owner, name = (self._of_attributes if isinstance(node, ast.Attribute) else key[0]), key[1]
+        if owner is not None and any(isinstance(value, DictValue) for value in found):
+            more = self._merged(owner.additions.get(name, []))
+            removed = {text for key in owner.removals.get(name, []) for text in self.texts(key)}
+            found = [_with_changes(value, more, removed) if isinstance(value, DictValue) else value for value in found]
+        return found
 
     def _values_of_binding(self, binding: Binding) -> Iterable[Value]:
         match binding:
@@ -428,12 +563,7 @@ class PythonProgram:
         is_exact = index is not None and not any(isinstance(part, ast.Starred) for part in whole.nodes)
         if is_exact and index is not None:
             return self.values(whole.nodes[index]) if -len(whole.nodes) <= index < len(whole.nodes) else [UNKNOWN]
-        return [value for part in whole.nodes for value in self._unpacked(part)]
-
-    def _unpacked(self, part: ast.expr) -> Iterable[Value]:
-        if not isinstance(part, ast.Starred):
-            return self.values(part)
-        return [item for value in self.values(part.value) for item in self._item_at(value, None)]
+        return [value for part in whole.nodes for value in self.values(part)]
 
     def _item(self, whole: Value, key: ast.expr) -> Iterable[Value]:
         keys = self.values(key)
@@ -585,6 +715,12 @@ class PythonProgram:
         if len(values) != 1:
             raise ValueError("there are several values, or none")
         return self._plain(values[0])
+
+
+def _last_name(base: ast.expr) -> str:
+    """The name of a base without its module and its parameters."""
+    base = base.value if isinstance(base, ast.Subscript) else base
+    return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
 
 
 def _distinct(values: Iterable[Value]) -> Iterator[Value]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,9 @@ values.writeStream.format("kafka").outputMode("update").option("topic", "t").tri
 values.write.format("kafka").options(topic="shop.orders", includeHeaders=True, **{"kafka.linger.ms": "5"}).save()
 spark.sql("CREATE TABLE t USING kafka OPTIONS (subscribe 'orders')")
 """
+
+
+JAR = "spark-sql-kafka-0-10_2.13:4.0.0"
 
 
 def places(name: str, text: str) -> list[tuple[str, str]]:
@@ -209,6 +213,51 @@ def test_cells_that_are_not_python_are_searched_line_by_line():
 
 
 @pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("x = 1\n%sql CREATE TABLE t USING kafka OPTIONS (subscribe 'a.b')", [("1:2", "USING kafka"), ("1:2", "subscribe")]),
+        ("!spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 job.py", [("1:1", JAR)]),
+        ("if x:\n  !spark-submit \\\n  --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0\nx = 'kafka'",
+         [("1:3", JAR), ("1:4", '"kafka"')]),
+        ("%env PYSPARK_SUBMIT_ARGS=--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 pyspark-shell", [("1:1", JAR)]),
+        ("%scala\nval df = spark.read.format(\"kafka\")", [("1:2", 'format("kafka")')]),
+        ("%md\nUse format(\"kafka\")", []),
+        ("x = (17\n % y)\nspark.read.format('kafka')", [("1:3", 'format("kafka")')]),
+        ("%pip install kafka-python\n!ls kafka", []),
+    ],
+)  # fmt: skip
+def test_magic_lines_of_a_notebook_are_searched(source, found):
+    cells = [{"cell_type": "code", "source": source.splitlines(keepends=True)}]
+    assert places("job.ipynb", json.dumps({"cells": cells})) == found
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_other_languages_in_a_notebook_of_databricks(end):
+    text = """\
+# Databricks notebook source
+F = "kafka"
+# COMMAND ----------
+# MAGIC %md Use format("kafka")
+# COMMAND ----------
+# MAGIC %sql
+# MAGIC
+# MAGIC CREATE TABLE t USING kafka OPTIONS (subscribe 'a.b')
+# COMMAND ----------
+# MAGIC %scala
+# MAGIC val df = spark.readStream.format("kafka").load()
+spark.read.format(F).load()
+""".replace("\n", end)
+    found = [("11", 'format("kafka")'), ("12", 'format("kafka")'), ("8", "USING kafka"), ("8", "subscribe")]
+    assert sorted(places("job.py", text)) == found
+    assert port_report("job.py", text).searched == ["the text after # MAGIC"]
+    for name, comment in (("job.sql", "--"), ("Job.scala", "//")):
+        ((line, _),) = places(
+            name, f'SELECT 1{end}{comment} MAGIC %python{end}{comment} MAGIC spark.read.format("kafka"){end}'
+        )
+        assert line == "3"
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         (
@@ -336,6 +385,7 @@ KAFKA = ['format("kafka")']
         'def fmt():\n  return "kafka"\nspark.read.format(fmt()).load()',
         'class J:\n  def __init__(self, f):\n    self.f = f\n  def r(self):\n    spark.read.format(self.f)\nJ("kafka").r()',
         'spark.read.format(*["kafka"]).load()',
+        'fmts = ["kafka", *fmts]\nspark.read.format(fmts[0]).load()',
         'old, new = "kafka", "rocketmq"\nspark.read.format(old).load()',
         'FORMATS = ("kafka", "rocketmq")\nspark.read.format(FORMATS[0]).load()',
         'for fmt in ["rocketmq", "kafka"]:\n  spark.read.format(fmt).load()',
@@ -345,6 +395,9 @@ KAFKA = ['format("kafka")']
         'K = "kaf"\nspark.read.format(f"{K}ka").load()\n',
         'spark.read.format(" KAFKA ".strip().lower()).load()',
         'spark.read.format("org.apache.spark.sql.kafka010.KafkaSourceProvider").load()',
+        'class C:\n  def f(self):\n    self.o = {}\n    self.o["f"] = "kafka"\n    spark.read.format(self.o["f"])',
+        'class B:\n  def __init__(self, f="csv"):\n    self.f = f\nclass C(B):\n  pass\nc = C("kafka")\nspark.read.format(c.f)',
+        'class F(str, Enum):\n  KAFKA = "kafka"\nF(x)\nspark.read.format(F.KAFKA.value)',
     ],
 )
 def test_a_computed_format_is_resolved(text):
@@ -372,6 +425,48 @@ def test_a_computed_format_is_resolved(text):
         ('spark.sql("CREATE TABLE t USING %s" % fmt)', "USING …"),
         ('spark.sql("CREATE TABLE t USING {}".format(fmt))', "USING …"),
         ('text = "CREATE TABLE t "\ntext += "USING " + fmt', "USING …"),
+        ('@dataclass\nclass C:\n  fmt: str = "csv"\nc = C(**conf)\nspark.read.format(c.fmt)', "format(c.fmt)"),
+        ('@dataclass\nclass C:\n  fmt: str = "csv"\nc = C(conf.x)\nspark.read.format(c.fmt)', "format(c.fmt)"),
+        (
+            '@dataclass\nclass C:\n  fmt: str = "csv"\nc = dacite.from_dict(C, x)\nspark.read.format(c.fmt)',
+            "format(c.fmt)",
+        ),
+        (
+            '@dataclass\nclass C:\n  fmt: str = "csv"\n  @classmethod\n  def of(cls, x):\n    return cls(**x)\n'
+            "c = C.of(x)\nspark.read.format(c.fmt)",
+            "format(c.fmt)",
+        ),
+        ('@json\nclass C:\n  fmt: str = "csv"\nc = C.from_json(x)\nspark.read.format(c.fmt)', "format(c.fmt)"),
+        (
+            '@dataclass\nclass C:\n  fmt: str = "csv"\nc = replace(C(), fmt=conf.x)\nspark.read.format(c.fmt)',
+            "format(c.fmt)",
+        ),
+        ('class C(NamedTuple):\n  fmt: str = "csv"\nc = C(*argv)\nspark.read.format(c.fmt)', "format(c.fmt)"),
+        ('class C(pydantic.BaseSettings):\n  fmt: str = "csv"\nspark.read.format(C().fmt)', "format(C().fmt)"),
+        (
+            'class B(BaseModel):\n  fmt: str = "csv"\nclass C(B):\n  pass\nc = C()\nspark.read.format(c.fmt)',
+            "format(c.fmt)",
+        ),
+        ('class C:\n  fmt = "csv"\nsetattr(C, "fmt", x.y)\nspark.read.format(C.fmt)', "format(C.fmt)"),
+        ('class C:\n  fmt = "csv"\nC.__dict__.update(x)\nspark.read.format(C.fmt)', "format(C.fmt)"),
+        (
+            'class C:\n  def f(self):\n    self.o = {"f": "csv"}\n    self.o.update(x.y)\n    spark.read.format(self.o["f"])',
+            "format(self.o['f'])",
+        ),
+        (
+            'class C:\n  def f(self):\n    self.o = {"f": "csv"}\n    self.o[k] = x.y\n    spark.read.format(self.o["f"])',
+            "format(self.o['f'])",
+        ),
+        ('o = {"a": {"f": "csv"}}\no["a"]["f"] = x.y\nspark.read.format(o["a"]["f"])', "format(o['a']['f'])"),
+        ('o = {"a": {"f": "csv"}}\no["a"].update(f=x.y)\nspark.read.format(o["a"]["f"])', "format(o['a']['f'])"),
+        ('o = {"f": "csv"}\np = o\np["f"] = x.y\nspark.read.format(o["f"])', "format(o['f'])"),
+        ('o = {"f": "csv"}\ndef f(p):\n  p.update(x.y)\nf(o)\nspark.read.format(o["f"])', "format(o['f'])"),
+        ('o = {"f": "csv"}\no["f"], a = x.y\nspark.read.format(o["f"])', "format(o['f'])"),
+        ('fmt = "csv"\nmatch x:\n  case {"f": fmt}:\n    pass\nspark.read.format(fmt)', "format(fmt)"),
+        (
+            'def f():\n  fmt = "csv"\n  def g():\n    nonlocal fmt\n    fmt = x.y\n  g()\n  spark.read.format(fmt)',
+            "format(fmt)",
+        ),
     ],
 )
 def test_a_format_that_is_not_known_is_to_be_checked(text, shown):
@@ -548,6 +643,23 @@ def test_a_program_for_rocketmq_has_what_is_left_of_kafka(text, left):
 )
 def test_circular_and_long_programs_are_read(text):
     assert [line.replacement for line in port_report("job.py", text).lines].count(COMPUTED) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("o = {}\n" + "".join(f'o["k{i}"] = o["a"]\n' for i in range(1000)) + 'spark.read.format("kafka").options(**o)', 1),
+        ("o = {}\n" + "".join(f'o["kafka.k{i}"] = o["kafka.a"]\n' for i in range(1000)), 1000),
+        ('o = self.o = {}\n' + "".join(f'self.o["kafka.k{i}"] = self.o["a"]\n' for i in range(1000)), 1000),
+        ('spark.read.format("kafka")' + "".join(f".option('kafka.a{i}', x)" for i in range(1000)) + ".load()", 1001),
+        ("x = " + " + ".join(["'a'"] * 1000) + "\nspark.read.format(x)", 1),
+        ("o0 = {}\n" + "".join(f"o{i + 1} = o{i}\no{i + 1}['k'] = o{i}['k']\n" for i in range(500)), 0),
+    ],
+)  # fmt: skip
+def test_a_program_of_a_thousand_lines_takes_seconds(text, count):
+    began = time.process_time()
+    assert len(port_report("job.py", text).lines) == count
+    assert time.process_time() - began < 6.0
 
 
 # 32 values of 64 Ki characters, from few lines.
