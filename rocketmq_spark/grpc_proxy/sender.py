@@ -182,7 +182,8 @@ def _route(proxy: Proxy, routes: dict[str, _Route], topic: str, deadline: Deadli
     queues = [queue for queue in answer.message_queues if queue.permission in _WRITABLE]
     if not queues:
         raise RouteNotFound("no queue of the topic is writable: no write permission", topic=topic)
-    types = frozenset(MessageType(n) for q in queues for n in q.accept_message_types if n in list(MessageType))
+    named = {number for queue in queues for number in queue.accept_message_types}
+    types = frozenset(kind for kind in MessageType if kind in named)
     lanes = known.lanes if known else _lanes(topic, proxy.addresses)
     routes[topic] = _Route(types, lanes, time.monotonic() + ROUTE_S)
     return routes[topic]
