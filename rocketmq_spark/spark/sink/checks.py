@@ -72,6 +72,7 @@ _MOST_NUMBERED, _MOST_SHOWN = 10_000, 100
 _MOST_NAMED = 10_000
 _ASKED, _CHECKED, _NUMBERED = "brokers asked for timers", "topics checked", "partitions of topics"
 _NAMED = "names of topics"
+_WARNED = ""  # instead of a name, after the warning
 
 # The reason why such a write cannot keep the queues that an environment given by its number had at the start.
 _OF_STREAMS = (
@@ -196,7 +197,8 @@ def _problems_of(make: Callable[[], object]) -> list[str]:
 
 def check_topic_names(options: Options, names: Iterable[str]) -> None:
     """Checks, when the tasks of a write have ended, that no two of them gave one topic different ``names``: a task sees only its
-    own rows. The names are also compared with those of earlier writes of this process, over the same connection.
+    own rows. Logs a warning, once, if an earlier write of this process over the same connection used another name for a topic:
+    that may be a write of another query, so it is no error of this one.
     """
     if options.topic_names == EXACT:
         return
@@ -211,20 +213,27 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
     names_by_key = {(connection, given.rocketmq_name(name)): name for name in given.seen}
     with process.lock():
         kept: dict[tuple[object, str], str] = process.kept(_NAMED)
-        others = {name: kept.get(key, name) for key, name in names_by_key.items()}
-        for key in [one for one in names_by_key if one in kept]:
-            del kept[key]
-        kept |= {key: others[name] for key, name in names_by_key.items()}  # the newest are the last
+        others: dict[str, str] = {}
+        for key, name in names_by_key.items():
+            other = kept.get(key)
+            if other is not None:
+                del kept[key]  # the newest is the last
+            if other is None or other == name:
+                kept[key] = name
+            else:
+                kept[key] = _WARNED
+                if other != _WARNED:
+                    others[name] = other
         while len(kept) > _MOST_NAMED:
             del kept[next(iter(kept))]
     for name, other in others.items():
-        try:
-            TopicNames(options.topic_names, (other, name))
-        except ValueError as e:
-            raise OptionError(
-                f"{e}; this write has stored rows of {name!r} there, and an earlier one of this process used {other!r}",
-                remedy="Use one of the two in the column 'topic' of all writes. To change the name, start the program anew",
-            ) from None
+        logger.warning(
+            "this write stored rows of topic %r in topic %s, and an earlier write of this process rows of %r: two topics are one "
+            "there. If that is not intended, use one name in the column 'topic' of all writes",
+            name,
+            given.rocketmq_name(name),
+            other,
+        )
 
 
 def check_topic(sender: Sender, topic: str, options: Options, expected: bool = False) -> None:
