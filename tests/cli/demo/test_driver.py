@@ -108,6 +108,7 @@ from rocketmq_spark.base import folders
 from rocketmq_spark.cli.demo.driver import SparkDriver
 from rocketmq_spark.cli.demo.environment import DemoEnvironment
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which may run the tests, makes all programs ignore it
 folder = Path(sys.argv[1])
 lock = os.open(folder / "in-use", os.O_WRONLY | os.O_CREAT)
 assert folders.try_lock(lock)
