@@ -63,7 +63,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
 
     The exit code is 1 if not all could be read, because a folder is damaged.
     """
-    from rocketmq_spark.spool.lending import become_owner
+    from rocketmq_spark.spool.owner_rights import become_owner
     from rocketmq_spark.spool.spool import SpoolReading
 
     rows: list[dict[str, object]] = []
@@ -106,7 +106,7 @@ def export(output: Output, folder: Path) -> None:
 
     The exit code is 1 if not all records could be read, because a folder is damaged.
     """
-    from rocketmq_spark.spool.lending import become_owner
+    from rocketmq_spark.spool.owner_rights import become_owner
     from rocketmq_spark.spool.spool import SpoolReading
 
     count = 0
@@ -146,7 +146,7 @@ def send(output: Output, target: Target, folder: Path, dead: bool, timeout_s: fl
     from rocketmq_spark import options
     from rocketmq_spark.queues.environment import by_position, position_problem
     from rocketmq_spark.session import spools
-    from rocketmq_spark.spool.lending import become_owner
+    from rocketmq_spark.spool.owner_rights import become_owner
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     if by_position(parsed):  # what was kept while a broker was away would go where the number points now
@@ -191,7 +191,7 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
     assigned.
     """
     from rocketmq_spark import options
-    from rocketmq_spark.spool.lending import become_owner
+    from rocketmq_spark.spool.owner_rights import become_owner
     from rocketmq_spark.spool.store import Store
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
@@ -215,7 +215,7 @@ def repair(output: Output, folder: Path) -> None:
 
     Folders that another process uses are reported and not repaired; the others are repaired.
     """
-    from rocketmq_spark.spool.lending import become_owner
+    from rocketmq_spark.spool.owner_rights import become_owner
     from rocketmq_spark.spool.store import Store
 
     failed: list[Exception] = []
@@ -317,7 +317,7 @@ def _damage_of(path: Path, reading: SpoolReading) -> list[SpoolError]:
 
 def _paths(folder: Path) -> list[Path]:
     from rocketmq_spark.session.spools import spools
-    from rocketmq_spark.spool.lending import in_order
+    from rocketmq_spark.spool.owner_rights import in_order
 
     found = spools(folder)
     if not found:

@@ -53,7 +53,8 @@ class Store:
 
     ``sync`` is ``always`` (each call of ``add`` waits for its own flush), ``batch`` (calls of several threads wait for one flush)
     or ``never``. ``max_bytes`` limits all records, dead ones included. ``damages`` counts how often damage was found.
-    Files of another user are an error. With ``any_owner`` they are not; the caller must have called ``lending.become_owner``.
+    Files of another user are an error. With ``any_owner`` they are not; the caller must have called
+    ``owner_rights.become_owner``.
     """
 
     def __init__(self, path: Path, sync: str = "always", max_bytes: int | None = None, any_owner: bool = False) -> None:

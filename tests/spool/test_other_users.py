@@ -25,11 +25,11 @@ from rocketmq_spark.errors import OptionError, SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.session.spools import _adoptable, adopt, claim, prepare, spools, worker_spool
-from rocketmq_spark.spool import lending
+from rocketmq_spark.spool import owner_rights
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database, in_use
 from rocketmq_spark.spool.files import look_first
-from rocketmq_spark.spool.lending import become_owner
+from rocketmq_spark.spool.owner_rights import become_owner
 from rocketmq_spark.spool.records import TOTALS, Totals
 from rocketmq_spark.spool.recovery import held
 from rocketmq_spark.spool.spool import SpoolReading, record_of
@@ -456,7 +456,7 @@ def owners(monkeypatch: pytest.MonkeyPatch, uids: dict[Path, int]) -> None:
         status[4] = {0: folders.ROOT, users.OTHER: mine}.get(uids[path], uids[path])
         return os.stat_result(status)
 
-    monkeypatch.setattr(lending, "_owner", owner)
+    monkeypatch.setattr(owner_rights, "_owner", owner)
     monkeypatch.setattr(folders, "exposures", lambda *_: iter([]))
     monkeypatch.setattr(folders, "exposures_in", lambda *_: iter([]))
 
@@ -558,7 +558,7 @@ def test_a_spool_that_the_owner_does_not_reach_is_refused_with_the_reason(
 ) -> None:
     spool = fill(tmp_path / "rescue" / "worker-1")
     uid = users.root_beside(monkeypatch, spool)
-    monkeypatch.setattr(lending.folders, "is_readable", lambda _: False)
+    monkeypatch.setattr(owner_rights.folders, "is_readable", lambda _: False)
     with pytest.raises(SpoolError, match=rf"with the rights of its owner, uid {uid}\b.* chown -R root"), lent(spool):
         pass
     assert folders.has_own_rights()
