@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import shlex
 import signal
@@ -13,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import click
 
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
     from rocketmq_spark.spool.records import SpoolOwner
     from rocketmq_spark.spool.spool import SpoolEntry, SpoolReading
 
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_Opened = TypeVar("_Opened", bound=_Closable)
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 _SUMMARY = {
@@ -63,15 +70,12 @@ def show(output: Output, folder: Path, records: bool) -> None:
 
     The exit code is 1 if not all could be read, because a folder is damaged.
     """
-    from rocketmq_spark.spool.owner_rights import become_owner
     from rocketmq_spark.spool.spool import SpoolReading
 
     rows: list[dict[str, object]] = []
     failed: list[Exception] = []
     for path in _paths(folder):
-        with _collected(failed), contextlib.ExitStack() as opened:
-            become_owner(path)
-            reading = opened.enter_context(contextlib.closing(SpoolReading(path)))
+        with _collected(failed), _opened(path, SpoolReading) as reading:
             totals, first_ms = reading.totals, reading.first_due_ms
             age_ms = None if first_ms is None else time.time_ns() // 1_000_000 - first_ms
             rows.append(
@@ -106,15 +110,12 @@ def export(output: Output, folder: Path) -> None:
 
     The exit code is 1 if not all records could be read, because a folder is damaged.
     """
-    from rocketmq_spark.spool.owner_rights import become_owner
     from rocketmq_spark.spool.spool import SpoolReading
 
     count = 0
     failed: list[Exception] = []
     for path in _paths(folder):
-        with _collected(failed), contextlib.ExitStack() as opened:
-            become_owner(path)
-            reading = opened.enter_context(contextlib.closing(SpoolReading(path)))
+        with _collected(failed), _opened(path, SpoolReading) as reading:
             for entry in reading.entries():
                 row = {**_row_of(path, entry), **_content(entry)}
                 output.item(row, json.dumps(row, ensure_ascii=False))
@@ -191,16 +192,13 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
     assigned.
     """
     from rocketmq_spark import options
-    from rocketmq_spark.spool.owner_rights import become_owner
     from rocketmq_spark.spool.store import Store
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     failed: list[Exception] = []
     owners = _owners(parsed, delay_group)
     for path in _paths(folder):
-        with _collected(failed), contextlib.ExitStack() as opened:
-            become_owner(path)
-            store = opened.enter_context(contextlib.closing(Store(path, any_owner=True)))
+        with _collected(failed), _opened(path, functools.partial(Store, any_owner=True)) as store:
             before, owner = owners(path)
             store.belong(owner, force=True)
             output.item({"path": str(path), "before": str(before), "owner": str(owner)}, f"{path}: {before} -> {owner}")
@@ -215,14 +213,11 @@ def repair(output: Output, folder: Path) -> None:
 
     Folders that another process uses are reported and not repaired; the others are repaired.
     """
-    from rocketmq_spark.spool.owner_rights import become_owner
     from rocketmq_spark.spool.store import Store
 
     failed: list[Exception] = []
     for path in _paths(folder):
-        with _collected(failed), contextlib.ExitStack() as opened:
-            become_owner(path)
-            store = opened.enter_context(contextlib.closing(Store(path, any_owner=True)))
+        with _collected(failed), _opened(path, functools.partial(Store, any_owner=True)) as store:
             store.verify()
             row = {
                 "path": str(path),
@@ -289,6 +284,16 @@ def _collected(failed: list[Exception]) -> Iterator[None]:
         raise
     except Exception as e:  # noqa: BLE001 - `_raise` raises it after the other folders
         failed.append(_without_frames(e))
+
+
+@contextlib.contextmanager
+def _opened(path: Path, open_it: Callable[[Path], _Opened]) -> Iterator[_Opened]:
+    """Open a spool with the rights of its owner. ``open_it`` must import nothing: see ``become_owner``."""
+    from rocketmq_spark.spool.owner_rights import become_owner
+
+    become_owner(path)
+    with contextlib.closing(open_it(path)) as opened:
+        yield opened
 
 
 def _without_frames(error: Exception) -> Exception:
