@@ -376,7 +376,7 @@ class Routes:
         fresh = [calls.pool.attempts(address) != before for (_, address), before in zip(asked, attempts, strict=True)]
         of_replicas = zip(answers, fresh, strict=True)
         for data, broker in brokers:
-            own = list(itertools.islice(of_replicas, len(broker.addresses)))
+            own = list(itertools.islice(of_replicas, len(broker.replicas)))
             states = [_is_there(topic, data.broker_name, answer) for answer, _ in own]
             # A master without an address may be starting where nobody has looked.
             is_down = [broker.master is not None and is_new and _is_refusal(answer) for answer, is_new in own]
