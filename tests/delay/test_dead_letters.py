@@ -35,6 +35,17 @@ def given_up(world: World, to_dead: Resent | None, to_orders: Resent = REFUSED) 
     return node
 
 
+def waits_for_answers(world: World) -> Node:
+    """A node that has sent a message and has no answer yet."""
+    node = world.node("a")
+    node.sends.answer = lambda send: None
+    world.topic.put(envelope("m", 1))
+    for _ in range(2):
+        node.turn(ONE)
+    world.time.advance(2)
+    return node
+
+
 def topics(node: Node) -> list[str]:
     return [send.topic for send in node.sends.sent]
 
@@ -109,12 +120,7 @@ def test_a_kill_while_a_letter_is_out_repeats_it(world: World) -> None:
 
 def test_a_letter_counts_once_however_often_it_is_answered(world: World) -> None:
     """And a second answer about the message is none about its letter."""
-    node = world.node("a")
-    node.sends.answer = lambda send: None
-    world.topic.put(envelope("m", 1))
-    for _ in range(2):
-        node.turn(ONE)
-    world.time.advance(2)
+    node = waits_for_answers(world)
     for answer in (REFUSED, Resent(ONE)):
         node.sends.waiting[0](answer)
         world.time.advance(1)
@@ -128,12 +134,7 @@ def test_a_letter_counts_once_however_often_it_is_answered(world: World) -> None
 
 
 def test_a_node_that_ends_leaves_the_letter_to_the_next_process(world: World) -> None:
-    node = world.node("a")
-    node.sends.answer = lambda send: None
-    world.topic.put(envelope("m", 1))
-    for _ in range(2):
-        node.turn(ONE)
-    world.time.advance(2)
+    node = waits_for_answers(world)
     spool = node.service._spool
     assert spool is not None
     with spool.redelivery._changing:
