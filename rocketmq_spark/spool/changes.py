@@ -69,17 +69,18 @@ class AtomicChange:
         self.earliest = min(self.earliest, due)
 
     def move(self, record: Record, pending: Due, due: Due, state: RecordState) -> None:
-        """Change the due time of a pending record."""
+        """Change the due time of a pending record, but not to a time before its original one: an earlier clock, by which that
+        time seemed to be over, may have been ahead.
+        """
+        due = Due(max(due.due_ms, record.first_due_ms or 0), due.sequence)
         self.deletes.append(pending.key)
         self.pend(due, state)
         self.mark(record, due)
 
     def hasten(self, pending: Due, now_ms: int, state: RecordState, data: bytes | None) -> None:
-        """Make a pending record due now, but not before its original due time, if ``data`` contains one: an earlier clock, by
-        which that time seemed to be over, may have been ahead.
-        """
+        """Make a pending record due now, or at the original due time that ``data`` contains, if that is later."""
         if isinstance(record := decoded(data), Record):
-            self.move(record, pending, Due(max(now_ms, record.first_due_ms or 0), pending.sequence), state)
+            self.move(record, pending, Due(now_ms, pending.sequence), state)
         else:
             self.deletes.append(pending.key)
             self.pend(Due(now_ms, pending.sequence), state)
