@@ -218,7 +218,7 @@ def _check_context(context: SparkContext | None, options: Options, streaming: bo
         guarantee.check_settle(conf.get, options.exactly_once_settle)
 
 
-class _Run(NamedTuple):
+class _QueryRun(NamedTuple):
     """The run of a query that a write belongs to: its session and job group, as far as they are known. Only the query's own
     thread sees the job group.
     """
@@ -227,14 +227,14 @@ class _Run(NamedTuple):
     group: str = ""
 
     @classmethod
-    def of(cls, df: DataFrame) -> _Run:
+    def of(cls, df: DataFrame) -> _QueryRun:
         context = getattr(df.sparkSession, "_sc", None)
         if context is None:  # Spark Connect has a process for each run
             return cls()
         spark: Any = df.sparkSession
         return cls(spark._jsparkSession.sessionUUID(), context.getLocalProperty("spark.jobGroup.id") or "")
 
-    def may_be(self, other: _Run) -> bool:
+    def may_be(self, other: _QueryRun) -> bool:
         return self.session == other.session and (self.group == other.group or not (self.group and other.group))
 
 
@@ -245,7 +245,7 @@ def _named(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[
     """
     folder = checkpoint_folder(batch.checkpoint)
     name = notes.batch_name(folder, batch.write, batch.number)
-    key, run = (name.query, name.write), _Run.of(df)
+    key, run = (name.query, name.write), _QueryRun.of(df)
     mine = name, run
     _check_unfinished(folder, name)
     _check_topics(folder, name, topics, run)
@@ -278,7 +278,7 @@ def _check_unfinished(folder: Folder, name: BatchName) -> None:
         )
 
 
-def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _Run) -> None:
+def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _QueryRun) -> None:
     """Raises ``OptionError`` if an earlier run began this write for other topics and some of them are the same. A write without a
     ``write_name`` is named after its topics, so it has another name now, and would not find the rows stored in these topics.
     """
