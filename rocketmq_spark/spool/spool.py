@@ -206,6 +206,10 @@ class SpoolReading:
             value = self._db.get(numbered(DEAD, sequence)) or b""
             yield SpoolEntry(sequence, "dead", None, _state(value), self._record(sequence))
 
+    def stored(self) -> Iterator[tuple[bytes, bytes]]:
+        """All readable keys with their values, as they are stored."""
+        return self._db.scan(*ALL_KEYS)
+
     def close(self) -> None:
         self._db.close()
 
