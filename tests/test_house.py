@@ -71,7 +71,7 @@ ORDER = {
     "base": "codes logs extras exposition process budget clock folders java threads arguments complaints tls_files dropped copies"
     " retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls committer member",
-    "spool": "records changes files owner_rights database lanes recovery store redelivery spool",
+    "spool": "records changes files owner_rights database lanes recovery store redelivery spool owner_reader copying",
     "options": "names paths parsing topic_names transport table typed",
     "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command python_values kafka_options kafka_text"
@@ -128,8 +128,8 @@ OUTSIDE = {
     "pytest": "testing",
     "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.guarantee localbroker.maven",
     "ssl": "base.tls_files remoting.endpoint localbroker.maven",
-    "select": "remoting.endpoint spark.sink.guarantee cli.demo.job",
-    "subprocess": "localbroker cli.background cli.demo.process_session cli.demo.driver spark.tuning",
+    "select": "remoting.endpoint spool.copying spark.sink.guarantee cli.demo.job",
+    "subprocess": "localbroker spool.copying cli.background cli.demo.process_session cli.demo.driver spark.tuning",
     "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.listeners remoting.endpoint"
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
     " producer.batching producer.destination producer.attempts"

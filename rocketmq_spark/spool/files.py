@@ -305,7 +305,7 @@ def look_first(path: Path) -> str:
     name, copy = shlex.quote(str(path)), f"~/{shlex.quote(f'{path.absolute().name}-copy')}"
     return (
         "copy it to a new folder of yours, look at the copy and send the copy, because its owner can change it until it is sent, "
-        f"and messages are sent with the keys of whoever sends them: cp -RH {name} {copy} && "
+        f"and messages are sent with the keys of whoever sends them: rocketmq-spark spool copy {name} {copy} && "
         f"rocketmq-spark spool show {copy} --records, and then: rocketmq-spark spool send {copy}"
     )
 

@@ -118,7 +118,7 @@ _REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
 _LENGTH = struct.Struct(">H")
 _STATE = struct.Struct(">BHQH")  # version, tries, since when, length of the target
 _TOTALS = struct.Struct(">B7Q")
-_MOST = 1 << 62  # of anything that is counted; Python's ``len`` has twice as much
+MOST = 1 << 62  # of anything that is counted; Python's ``len`` has twice as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +264,11 @@ class Totals:
         )
 
     @property
+    def are_possible(self) -> bool:
+        """Whether no total is below zero, as after a record that the totals had not counted."""
+        return min(self.depth, self.size, self.dead, self.dead_bytes) >= 0
+
+    @property
     def all_bytes(self) -> int:
         """The bytes that count against ``max_bytes``, dead letters included, because they are on the same disk."""
         return self.size + self.dead_bytes
@@ -281,7 +286,7 @@ class Totals:
             raise DecodeError(f"totals of {len(data)} bytes cannot be read: {e}") from e
         if version != VERSION:
             raise DecodeError(f"totals of version {version}; this release reads version {VERSION}")
-        return cls(*numbers) if max(numbers) <= _MOST else None
+        return cls(*numbers) if max(numbers) <= MOST else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import fcntl
 import itertools
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Collection, Container, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from rocketmq_spark.spool.records import (
     LASTING,
     LOST_OWNER,
     MARK,
+    MOST,
     NOTE,
     ORDER,
     OWNER,
@@ -216,12 +218,39 @@ def _files(path: Path) -> list[Path]:
 _NAMED = 20
 
 
+def contradiction(db: Database) -> str | None:
+    """Return a clause about entries that cannot all be true, although each can be read; None if there are none.
+
+    Reads all due times and places in lanes if there are dead letters, and otherwise only the last record.
+    """
+    totals, last = stored_totals(db), db.last_key(RECORD, behind(RECORD))
+    if totals is not None and last is not None and (totals.next_sequence <= number(last) or not totals.all_bytes):
+        return "its totals do not count all records"
+    dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
+    waiting = (number(key) for area in (PENDING, ORDER) for key, _ in db.scan(area, behind(area)))
+    return "a record is both dead and waiting" if dead and any(each in dead for each in waiting) else None
+
+
+class Derived(NamedTuple):
+    """The number of records that are there, how many are ``missing``, which numbers have no record, and whether that is exact."""
+
+    kept: int
+    missing: int
+    lost: Sequence[int]
+    exact: bool
+
+
 def repair(db: Database, salvaged: Salvaged | None = None) -> None:
-    """Repair the records of a store that lost data; ``salvaged`` is the result of the database's repair.
+    """Repair the records of a store that lost data, and log the result; ``salvaged`` is that of the database's repair."""
+    _say(db, derive(db, salvaged), None if salvaged is None else salvaged.folder)
+
+
+def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
+    """Derive due times, order, marks and totals from the records.
 
     A record without a due time becomes due at its original one, or now. Due times and places in lanes without a record are
-    dropped and logged. A record that does not match its checksum becomes a dead letter when it is taken. If records are lost,
-    all notes but ``LASTING`` ones are deleted, because they may be about these.
+    dropped. A dead record has neither. A record that does not match its checksum becomes a dead letter when it is taken. If
+    records are lost, all notes but ``LASTING`` ones are deleted, because they may be about these.
     """
     before = _totals(db)
     dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
@@ -231,6 +260,11 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
     totals, kept, busy = change.totals, set(), set()
     for key, data in db.scan(RECORD, behind(RECORD)):
         sequence, record = number(key), decoded(data)
+        if sequence >= MOST:
+            raise SpoolError(
+                f"record {sequence} of the spool in {db.path} has a number that no store reaches: the file was changed",
+                remedy=f"Copy the rest: rocketmq-spark spool copy {shlex.quote(str(db.path))} COPY",
+            )
         kept.add(sequence)
         lane = record.lane if isinstance(record, Record) else lanes.get(sequence, b"")
         totals.next_sequence = max(totals.next_sequence, sequence + 1)
@@ -256,6 +290,7 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
         change.deletes += [pending[sequence].key] if sequence in pending else []
         change.deletes += [numbered(DEAD, sequence)] if sequence in dead else []
         change.deletes += [ordered(lanes[sequence], sequence)] if sequence in lanes else []
+    change.deletes += [key for key, _ in db.scan(ORDER, behind(ORDER)) if number(key) in dead]
     stale = [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence not in kept - dead]
     # Settled records may have been recovered, too. Then neither places without a record nor earlier totals say how many are lost.
     rebuilt = frozenset() if salvaged is None else salvaged.rebuilt
@@ -265,7 +300,7 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
     if missing or not exact:
         stale += [key for key, _ in db.scan(NOTE, behind(NOTE)) if not key.startswith(NOTE + LASTING)]
     db.write(change.all_puts, change.deletes + stale + doubled, sync=True)
-    _say(db, len(kept), missing, lost, None if salvaged is None else salvaged.folder, exact)
+    return Derived(len(kept), missing, lost, exact)
 
 
 def _places(db: Database, dead: Container[int]) -> tuple[dict[int, Due], list[bytes]]:
@@ -303,7 +338,8 @@ def name_owner(db: Database, known: SpoolOwner | None, salvaged: Salvaged | None
         db.write([(key, owner.encode()) for key in OWNER], sync=True)
 
 
-def _say(db: Database, kept: int, missing: int, lost: Sequence[int], damaged_files: Path | None, exact: bool) -> None:
+def _say(db: Database, derived: Derived, damaged_files: Path | None) -> None:
+    kept, missing, lost, exact = derived
     how_many = str(missing)
     if not exact:
         how_many = f"at least {missing}" if missing else "an unknown number, perhaps none,"

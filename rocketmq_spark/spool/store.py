@@ -28,6 +28,7 @@ from rocketmq_spark.spool.records import (
     OWNER,
     PENDING,
     RECORD,
+    TOTALS,
     Dead,
     Done,
     Due,
@@ -330,7 +331,7 @@ class Store:
     def _load(self, salvaged: Salvaged | None) -> None:
         db = Database(self.path)
         try:
-            if salvaged or recovery.lacks_totals(db):
+            if salvaged or recovery.lacks_totals(db) or recovery.contradiction(db) is not None:
                 self.damages += 1
                 recovery.repair(db, salvaged)
                 recovery.name_owner(db, self._owner, salvaged)
@@ -400,6 +401,11 @@ class Store:
 
     def _write(self, change: AtomicChange, sync: bool = False) -> None:
         try:
+            if not change.totals.are_possible:
+                self._db.write([], [TOTALS])  # the next call opens the database again, and counts
+                raise SpoolError(
+                    f"the totals of the spool in {self.path} are lower than its records; these are counted again"
+                )
             self._db.write(change.all_puts, change.deletes, sync)
         except RocketMQError:
             self._failed = True
