@@ -37,7 +37,9 @@ from rocketmq_spark.spool.records import (
     PENDING,
     RECORD,
     TOTALS,
+    VERSION,
     Due,
+    Pending,
     Record,
     RecordState,
     SpoolOwner,
@@ -241,14 +243,17 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
         totals.depth += 1
         totals.size += len(data)
         due_ms = record.first_due_ms if isinstance(record, Record) else None
-        due = pending.get(sequence) or Due(totals.last_ms if due_ms is None else due_ms, sequence)
-        change.remark(data, due)
+        place = pending.get(sequence)
+        if place is None:
+            due = Due(totals.last_ms if due_ms is None else due_ms, sequence)
+            place = record.pending(due) if isinstance(record, Record) else Pending("", False, due)
+        change.remark(data, place.due)
         if lane and sequence not in lanes:
             change.puts.append((ordered(lane, sequence), b""))
         if sequence not in pending and (not lane or lane not in busy):
-            change.pend(due, RecordState(0, totals.last_ms, getattr(record, "first_target", "")))
+            change.pend(place, RecordState(0, totals.last_ms).encode())
         elif sequence in pending and lane in busy:
-            change.deletes.append(pending[sequence].key)  # an earlier record of its lane was recovered and goes first
+            change.unpend(place)  # an earlier record of its lane was recovered and goes first
         if lane:
             busy.add(lane)
     lost = sorted(({*pending, *dead, *lanes}) - kept)
@@ -268,18 +273,22 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
     _say(db, len(kept), missing, lost, None if salvaged is None else salvaged.folder, exact)
 
 
-def _places(db: Database, dead: Container[int]) -> tuple[dict[int, Due], list[bytes]]:
-    """The due times of records, and obsolete keys, which are back because the block with their deletion was lost."""
-    places = [Due.parse(key) for key, _ in db.scan(PENDING, behind(PENDING))]
-    pending = {due.sequence: due for due in reversed(places)}
-    return pending, [due.key for due in places if pending[due.sequence] is not due or due.sequence in dead]
+def _places(db: Database, dead: Container[int]) -> tuple[dict[int, Pending], list[bytes]]:
+    """The places of pending records, and obsolete keys, which are back because the block with their deletion was lost."""
+    places = sorted((Pending.parse(key) for key, _ in db.scan(PENDING, behind(PENDING))), key=lambda place: place.due)
+    pending = {place.due.sequence: place for place in reversed(places)}
+    return pending, [
+        place.key for place in places if pending[place.due.sequence] is not place or place.due.sequence in dead
+    ]
 
 
-def pending_now(db: Database, sequences: Collection[int]) -> dict[int, Due | None]:
-    """The due time of each of these records; None for a missing record, or one that waits behind another one."""
+def pending_now(db: Database, sequences: Collection[int]) -> dict[int, Pending | None]:
+    """The place of each of these records; None for a missing record, or one that waits behind another one."""
     if not sequences:
         return {}
-    found = {due.sequence: due for due in (Due.parse(key) for key, _ in db.scan(PENDING, behind(PENDING)))}
+    found = {
+        place.due.sequence: place for place in (Pending.parse(key) for key, _ in db.scan(PENDING, behind(PENDING)))
+    }
     return {sequence: found.get(sequence) for sequence in sequences}
 
 
@@ -337,11 +346,14 @@ def _totals(db: Database) -> Totals:
         return Totals()
 
 
-def lacks_totals(db: Database) -> bool:
-    """Whether the totals of a store are damaged, or missing although it has records."""
-    if stored_totals(db) is not None:
-        return False
-    return db.get(TOTALS) is not None or next(db.scan(RECORD, behind(RECORD)), None) is not None
+def needs_repair(db: Database) -> bool:
+    """Whether the totals of a store are damaged, or missing although it has records, or were written by an earlier release that
+    repaired the store and did not find its pending records.
+    """
+    data = db.get(TOTALS)
+    if stored_totals(db) is None:
+        return data is not None or next(db.scan(RECORD, behind(RECORD)), None) is not None
+    return data is not None and data[0] == VERSION and next(db.scan(PENDING, behind(PENDING)), None) is not None
 
 
 def stored_totals(db: Database) -> Totals | None:
