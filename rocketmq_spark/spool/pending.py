@@ -29,7 +29,6 @@ from rocketmq_spark.spool.records import (
     Totals,
     behind,
     behind_group,
-    decoded,
     due_in,
     numbered,
     target_of,
@@ -185,8 +184,8 @@ def is_indexed(db: Database) -> bool:
 
 
 def migrate(db: Database, damaged: bool = False) -> None:
-    """Add the targets to the keys of pending records of an earlier release. A ``damaged`` store keeps the version of its totals, so
-    that it is repaired also if this process is killed before that.
+    """Add the targets to the keys of pending records of an earlier release. A ``damaged`` store keeps the version of its totals,
+    so that it is repaired also if this process is killed before that.
     """
     if is_indexed(db):
         return
@@ -205,5 +204,4 @@ def _pending_of(db: Database, key: bytes, state: bytes) -> Pending:
     due = due_in(key)
     if target := RecordState.awaited(state):
         return Pending(target, True, due)
-    record = decoded(db.get(numbered(RECORD, due.sequence)))
-    return record.pending(due) if isinstance(record, Record) else Pending("", False, due)
+    return Record.first_place(db.get(numbered(RECORD, due.sequence)) or b"", due)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import DecodeError
-from rocketmq_spark.spool.records import Record, RecordState, Totals, decoded
+from rocketmq_spark.spool.records import Due, Pending, Record, RecordState, Totals, decoded
 
 numbers = st.integers(0, 2**64 - 1)
 marks = st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9)), max_size=3).map(tuple)
@@ -77,6 +77,12 @@ def test_the_target_in_a_state_of_an_earlier_release_is_found(written: bytes, ta
     assert RecordState.awaited(written) == target
     if target:
         assert RecordState.decode(written) == RecordState(3, 0, "down")
+
+
+@given(records)
+def test_the_place_of_an_encoded_record_is_that_of_the_record(one: Record) -> None:
+    assert Record.first_place(one.encode(), Due(7, 1)) == one.pending(Due(7, 1))
+    assert Record.first_place(one.encode()[:9], Due(7, 1)) == Pending("", False, Due(7, 1))
 
 
 def test_only_totals_of_pending_records_are_not_for_earlier_releases() -> None:
