@@ -30,6 +30,7 @@ from rocketmq_spark.spool.records import (
     behind,
     behind_group,
     due_in,
+    group_of,
     numbered,
     target_of,
 )
@@ -62,16 +63,15 @@ class PendingIndex:
 
     def changed(self, pended: Iterable[Pending], unpended: Iterable[Pending]) -> None:
         """Note which records a write has made pending, and which are no longer pending."""
-        for pending in unpended:
-            if self._firsts.get(pending.group) == pending.due:
-                self._inexact.add(pending.group)
-        for pending in pended:
-            first = self._firsts.get(pending.group)
-            if first is None or pending.due < first:
-                self._inexact.discard(pending.group)
-                self._set(pending.group, pending.due)
-            elif pending.due == first:
-                self._inexact.discard(pending.group)
+        for target, waits, due in unpended:
+            if self._firsts.get(group := group_of(target, waits)) == due:
+                self._inexact.add(group)
+        for target, waits, due in pended:
+            first = self._firsts.get(group := group_of(target, waits))
+            if first is None or due <= first:
+                self._inexact.discard(group)
+                if due != first:
+                    self._set(group, due)
 
     def first_due_ms(self, without: Collection[str] = ()) -> int | None:
         """The first due time of all targets, except those in ``without``."""
@@ -95,29 +95,30 @@ class PendingIndex:
         """Yields due records, with their states, by due time. A record that was yielded counts as leased. The records of targets
         that ``accepts`` refuses are not read.
         """
+        targets: dict[bytes, tuple[str, bool]] = {}
         scans: dict[bytes, Iterator[tuple[Due, bytes]]] = {}
         following: dict[bytes, tuple[Due, bytes] | None] = {}  # by group, the entry after the last one that was yielded
         aside = []
         try:
-            while (top := self._top()) is not None and top[0].due_ms <= now_ms:
+            while (top := self._top()) is not None and top[0][0] <= now_ms:
                 first, group = top
-                target = target_of(group)
-                if not accepts(target):
+                if (place := targets.get(group)) is None:
+                    place = targets[group] = target_of(group), group[-1] != 0
+                if not accepts(place[0]):
                     aside.append(heapq.heappop(self._heap))
                     continue
                 entry = following.get(group)
                 if entry is None or entry[0] != first:  # not begun, or a record became pending meanwhile
                     scans[group] = self._scan(group, first)
                     entry = next(scans[group], None)
-                after = entry
-                if entry is not None and entry[0] == first:
-                    after = following[group] = next(scans[group], None)
-                self._inexact.discard(group)
+                    self._inexact.discard(group)
+                if entry is None or entry[0] != first:  # the first due time was that of a deleted record
+                    following[group] = entry
+                    self._move(group, None if entry is None else entry[0])
+                    continue
+                after = following[group] = next(scans[group], None)
                 self._move(group, None if after is None else after[0])
-                if entry is not None and entry[0] == first:
-                    yield Pending(target, group[-1] != 0, first), entry[1]
-                elif entry is not None:
-                    following[group] = entry  # the first due time was that of a deleted record
+                yield Pending(*place, first), entry[1]
         finally:
             for each in aside:
                 heapq.heappush(self._heap, each)
@@ -136,9 +137,12 @@ class PendingIndex:
     def _top(self) -> tuple[Due, bytes] | None:
         """The first valid entry."""
         heap = self._heap
-        while heap and self._firsts.get(heap[0][1]) != heap[0][0]:
+        while heap:
+            top = heap[0]
+            if self._firsts.get(top[1]) == top[0]:
+                return top
             heapq.heappop(heap)
-        return heap[0] if heap else None
+        return None
 
     def _set(self, group: bytes, due: Due) -> None:
         self._firsts[group] = due

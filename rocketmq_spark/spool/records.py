@@ -111,7 +111,8 @@ class Pending(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        return group_of(self.target, self.waits) + self.due.packed
+        target, waits, due = self
+        return group_of(target, waits) + _PLACE.pack(*due)
 
     @classmethod
     def parse(cls, key: bytes) -> Pending:

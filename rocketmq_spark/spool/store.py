@@ -174,7 +174,7 @@ class Store:
             except BaseException:
                 self._failed = True  # the index has passed the records that were taken
                 raise
-            self._leased.update(work.due.sequence for work in taken)
+            self._leased.update([work.pending.due.sequence for work in taken])
             return taken
 
     def settle(self, outcomes: Sequence[tuple[Work, Verdict]], now_ms: int) -> None:
@@ -186,7 +186,7 @@ class Store:
             change.totals.last_ms = max(now_ms, self.totals.last_ms)
             left = []
             for work, verdict in outcomes:
-                sequence, tries = work.due.sequence, work.state.tries + 1
+                sequence, tries = work.pending.due.sequence, work.state.tries + 1
                 if (pending := self._moved.get(sequence, work.pending)) is None:
                     continue  # lost by damage, or a repair recovered an earlier record of its lane, so it is not first
                 record, size = kept(self._db, work) if self._marks.freeing else (work.record, work.size)
@@ -213,7 +213,7 @@ class Store:
                     left.append(work.record.lane)
             self._write(change)
             self._lanes.difference_update(left)
-            ended = {work.due.sequence for work, _ in outcomes}
+            ended = {work.pending.due.sequence for work, _ in outcomes}
             self._leased -= ended
             self._moved = {sequence: due for sequence, due in self._moved.items() if sequence not in ended}
 
