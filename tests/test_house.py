@@ -71,7 +71,8 @@ ORDER = {
     "base": "codes logs extras exposition process budget clock folders java threads arguments complaints tls_files dropped copies"
     " retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls committer member",
-    "spool": "records changes files owner_rights database lanes recovery store redelivery spool owner_reader copying",
+    "spool": "records changes files owner_rights database lanes pending recovery store redelivery spool owner_reader"
+    " copying",
     "options": "names paths parsing topic_names transport table typed",
     "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command python_values kafka_options kafka_text"
@@ -165,7 +166,7 @@ TESTS_TO_CLEAN = {
     "decode": (5, 26, 0), "delay": (47, 78, 45), "encode": (1, 11, 7), "examples": (0, 1, 1), "fuzz": (2, 2, 0),
     "grpc_proxy": (92, 60, 0), "kill": (0, 4, 1), "live": (44, 156, 66), "localbroker": (36, 11, 0), "producer": (81, 200, 118),
     "pull": (0, 45, 19), "queues": (2, 25, 41), "remoting": (52, 32, 23), "sink": (53, 63, 21), "source": (44, 120, 1),
-    "spark": (3, 11, 16), "spool": (78, 100, 52), "stored": (0, 23, 0), "wire": (2, 15, 9),
+    "spark": (3, 11, 16), "spool": (92, 120, 52), "stored": (0, 23, 0), "wire": (2, 15, 9),
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from rocketmq_spark.errors import DecodeError, SpoolError
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.files import FreeSpace, sync_folder
 from rocketmq_spark.spool.owner_reader import DERIVED, END, FRAME
+from rocketmq_spark.spool.pending import migrate
 from rocketmq_spark.spool.records import (
     DEAD,
     LOST_OWNER,
@@ -38,12 +39,15 @@ from rocketmq_spark.spool.records import (
     PENDING,
     RECORD,
     TOTALS,
+    UNINDEXED,
     Due,
+    PendingPlace,
     Record,
     RecordState,
     SpoolOwner,
     Totals,
     decoded,
+    due_in,
     numbered,
     sequence_of,
 )
@@ -54,6 +58,7 @@ MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
 # What an entry counts beside its bytes: the memory of ``derive``, and of RocksDB.
 ENTRY_BYTES = 512
 _MAX_END_BYTES = 1 << 16
+_PENDING = (PENDING, UNINDEXED)
 _PORTION, _PORTION_BYTES = 1000, 8 << 20
 _READ_BYTES = 1 << 18
 _END_S = 5.0  # how long a reader that was killed may take to end: it may hang in a file system of its user
@@ -160,9 +165,9 @@ def _copied(path: Path, db: Database, pipe: _Pipe) -> Copied:
     portion: list[tuple[bytes, bytes]] = []
     size = 0
     for key, value in pipe.frames():
-        if not checked.takes(key, value):
+        if (entry := checked.copied(key, value)) is None:
             continue
-        portion.append((key, value or b""))
+        portion.append(entry)
         size += len(key) + len(value or b"")
         if len(portion) >= _PORTION or size >= _PORTION_BYTES:
             _write(db, portion, space)
@@ -171,6 +176,7 @@ def _copied(path: Path, db: Database, pipe: _Pipe) -> Copied:
     end, before = pipe.end, Totals(depth=checked.records, give_ups=checked.dead, last_ms=epoch_ms())
     owner = checked.owner or (LOST_OWNER if end.is_damaged else SpoolOwner())
     db.write([(TOTALS, before.encode()), *((key, owner.encode()) for key in OWNER)])
+    migrate(db, damaged=True)
     derived = derive(db, Salvaged(path, counted=False) if end.is_damaged else None)
     checked.count_states_without_record(derived.lost)
     totals = stored_totals(db) or Totals()
@@ -195,7 +201,8 @@ WITHOUT_RECORD = "states of records that are not there"
 class CheckedEntries:
     """Decides which entries of a spool are copied, and counts the others by reason. Pure.
 
-    Keys must ascend, so that each key is written once. Each value must be exactly what this package writes.
+    Keys must ascend, so that each key is written once. Each value must be exactly what this package writes. The keys of pending
+    records are copied without the target, which ``migrate`` takes from the records.
     """
 
     def __init__(self) -> None:
@@ -205,11 +212,11 @@ class CheckedEntries:
         self._unread: set[int] = set()
         self._last = b""
 
-    def takes(self, key: bytes, value: bytes | None) -> bool:
-        """Whether to copy an entry; the value is None if it is too long. The owner is kept in ``owner``."""
+    def copied(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes] | None:
+        """The entry to write for an entry, or None; the value is None if it is too long. The owner is kept in ``owner``."""
         area = key[:1]
         if area in DERIVED:
-            return False
+            return None
         reason = self._problem(area, key, value)
         self._last = max(self._last, key)
         if area == RECORD:
@@ -218,9 +225,11 @@ class CheckedEntries:
             self.left_out[reason] += 1
             if area == RECORD and len(key) == len(numbered(RECORD, 0)):
                 self._unread.add(sequence_of(key))
-            return False
+            return None
         self.dead += area == DEAD
-        return area not in OWNER
+        if value is None or area in OWNER:
+            return None
+        return (due_in(key).encoded, RecordState.decode(value).encode()) if area in _PENDING else (key, value)
 
     def count_states_without_record(self, sequences: Iterable[int]) -> None:
         """Count the records whose states were left out because the record is not there."""
@@ -236,7 +245,7 @@ class CheckedEntries:
             return None if _is_numbered(key) and _is_record(value) else UNREADABLE_RECORD
         if area == DEAD:
             return None if _is_numbered(key) and _is_state(value) else UNREADABLE_STATE
-        if area == PENDING:
+        if area in _PENDING:
             return None if _is_due(key) and _is_state(value) else UNREADABLE_STATE
         if key in OWNER:
             return self._owner_problem(value)
@@ -262,7 +271,11 @@ def _is_numbered(key: bytes) -> bool:
 
 
 def _is_due(key: bytes) -> bool:
-    return len(key) == len(Due(0, 0).key) and max(Due.parse(key)) < MOST
+    if key[:1] == UNINDEXED:
+        well_formed = len(key) == len(Due(0, 0).encoded)
+    else:
+        well_formed = len(key) >= len(PendingPlace("", False, Due(0, 0)).key) and key == PendingPlace.parse(key).key
+    return well_formed and max(due_in(key)) < MOST
 
 
 def _is_record(value: bytes) -> bool:
@@ -279,7 +292,8 @@ def _is_state(value: bytes) -> bool:
         state = RecordState.decode(value)
     except DecodeError:
         return False
-    return state.encode() == value and state.since_ms < MOST
+    target = RecordState.awaited(value).encode()  # of a release before 0.2
+    return len(state.encode()) + len(target) == len(value) and state.since_ms < MOST
 
 
 class _End(NamedTuple):

@@ -39,7 +39,10 @@ from rocketmq_spark.spool.records import (
     PENDING,
     RECORD,
     TOTALS,
+    UNINDEXED,
+    VERSION,
     Due,
+    PendingPlace,
     Record,
     RecordState,
     SpoolOwner,
@@ -227,7 +230,7 @@ def contradiction(db: Database) -> str | None:
     if totals is not None and last is not None and (totals.next_sequence <= number(last) or not totals.all_bytes):
         return "its totals do not count all records"
     dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
-    waiting = (number(key) for area in (PENDING, ORDER) for key, _ in db.scan(area, behind(area)))
+    waiting = (number(key) for area in (PENDING, UNINDEXED, ORDER) for key, _ in db.scan(area, behind(area)))
     return "a record is both dead and waiting" if dead and any(each in dead for each in waiting) else None
 
 
@@ -275,14 +278,17 @@ def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
         totals.depth += 1
         totals.size += len(data)
         due_ms = record.first_due_ms if isinstance(record, Record) else None
-        due = pending.get(sequence) or Due(totals.last_ms if due_ms is None else due_ms, sequence)
-        change.remark(data, due)
+        place = pending.get(sequence)
+        if place is None:
+            due = Due(totals.last_ms if due_ms is None else due_ms, sequence)
+            place = record.pending(due) if isinstance(record, Record) else PendingPlace("", False, due)
+        change.remark(data, place.due)
         if lane and sequence not in lanes:
             change.puts.append((ordered(lane, sequence), b""))
         if sequence not in pending and (not lane or lane not in busy):
-            change.pend(due, RecordState(0, totals.last_ms, getattr(record, "first_target", "")))
+            change.pend(place, RecordState(0, totals.last_ms).encode())
         elif sequence in pending and lane in busy:
-            change.deletes.append(pending[sequence].key)  # an earlier record of its lane was recovered and goes first
+            change.unpend(place)  # an earlier record of its lane was recovered and goes first
         if lane:
             busy.add(lane)
     lost = sorted(({*pending, *dead, *lanes}) - kept)
@@ -294,7 +300,7 @@ def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
     stale = [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence not in kept - dead]
     # Settled records may have been recovered, too. Then neither places without a record nor earlier totals say how many are lost.
     rebuilt = frozenset() if salvaged is None else salvaged.rebuilt
-    lost = [] if rebuilt & {PENDING, DEAD, ORDER} else lost
+    lost = [] if rebuilt & {PENDING, UNINDEXED, DEAD, ORDER} else lost
     missing = max(len(lost), 0 if TOTALS in rebuilt else before.depth + before.dead - len(kept))
     exact = salvaged is None or (salvaged.counted and RECORD not in rebuilt)
     if missing or not exact:
@@ -303,18 +309,24 @@ def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
     return Derived(len(kept), missing, lost, exact)
 
 
-def _places(db: Database, dead: Container[int]) -> tuple[dict[int, Due], list[bytes]]:
-    """The due times of records, and obsolete keys, which are back because the block with their deletion was lost."""
-    places = [Due.parse(key) for key, _ in db.scan(PENDING, behind(PENDING))]
-    pending = {due.sequence: due for due in reversed(places)}
-    return pending, [due.key for due in places if pending[due.sequence] is not due or due.sequence in dead]
+def _places(db: Database, dead: Container[int]) -> tuple[dict[int, PendingPlace], list[bytes]]:
+    """The places of pending records, and obsolete keys, which are back because the block with their deletion was lost."""
+    places = sorted(
+        (PendingPlace.parse(key) for key, _ in db.scan(PENDING, behind(PENDING))), key=lambda place: place.due
+    )
+    pending = {place.due.sequence: place for place in reversed(places)}
+    return pending, [
+        place.key for place in places if pending[place.due.sequence] is not place or place.due.sequence in dead
+    ]
 
 
-def pending_now(db: Database, sequences: Collection[int]) -> dict[int, Due | None]:
-    """The due time of each of these records; None for a missing record, or one that waits behind another one."""
+def pending_now(db: Database, sequences: Collection[int]) -> dict[int, PendingPlace | None]:
+    """The place of each of these records; None for a missing record, or one that waits behind another one."""
     if not sequences:
         return {}
-    found = {due.sequence: due for due in (Due.parse(key) for key, _ in db.scan(PENDING, behind(PENDING)))}
+    found = {
+        place.due.sequence: place for place in (PendingPlace.parse(key) for key, _ in db.scan(PENDING, behind(PENDING)))
+    }
     return {sequence: found.get(sequence) for sequence in sequences}
 
 
@@ -373,11 +385,14 @@ def _totals(db: Database) -> Totals:
         return Totals()
 
 
-def lacks_totals(db: Database) -> bool:
-    """Whether the totals of a store are damaged, or missing although it has records."""
-    if stored_totals(db) is not None:
-        return False
-    return db.get(TOTALS) is not None or next(db.scan(RECORD, behind(RECORD)), None) is not None
+def needs_repair(db: Database) -> bool:
+    """Whether the totals of a store are damaged, or missing although it has records, or were written by an earlier release that
+    repaired the store and did not find its pending records.
+    """
+    data = db.get(TOTALS)
+    if stored_totals(db) is None:
+        return data is not None or next(db.scan(RECORD, behind(RECORD)), None) is not None
+    return data is not None and data[0] == VERSION and next(db.scan(PENDING, behind(PENDING)), None) is not None
 
 
 def stored_totals(db: Database) -> Totals | None:

@@ -17,6 +17,7 @@ from rocketmq_spark.spool.records import (
     OWNER,
     RECORD,
     Due,
+    PendingPlace,
     Record,
     RecordState,
     SpoolOwner,
@@ -26,14 +27,14 @@ from rocketmq_spark.spool.records import (
 from tests.spool.bench import record
 
 # For statements.
-USED = (os, signal, MAX_KEY_BYTES, MAX_VALUE_BYTES, ordered)
+USED = (os, signal, MAX_KEY_BYTES, MAX_VALUE_BYTES, PendingPlace, ordered)
 
-STATE = RecordState(1, 2, "t", "reason").encode()
+STATE = RecordState(1, 2, "reason").encode()
 ENTRIES: list[tuple[bytes, bytes]] = [
     (numbered(DEAD, 2), STATE),
     (OWNER[0], SpoolOwner(("a:1",), "").encode()),
     (NOTE + b"name", b"value"),
-    (Due(5, 1).key, STATE),
+    (Due(5, 1).encoded, STATE),
     (numbered(RECORD, 1), record(b"1").encode()),
     (numbered(RECORD, 2), record(b"2").encode()),
     (numbered(RECORD, 3), Record("k", b"3", 1, "t", b"lane", ((b"space", b"place"),)).encode()),

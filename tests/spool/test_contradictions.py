@@ -44,7 +44,7 @@ def sent(store: Store, joins: bool) -> list[bytes]:
 @pytest.mark.parametrize(("sequence", "rest"), [(1, [b"second", b"third"]), (2, [b"first", b"third"])])
 def test_a_record_that_is_dead_and_waits_is_dead(tmp_path: Path, sequence: int, rest: list[bytes], joins: bool) -> None:
     """The first one of the lane is pending, too."""
-    change(three_of_a_lane(tmp_path), [(numbered(DEAD, sequence), RecordState(1, 1, "", "given up").encode())])
+    change(three_of_a_lane(tmp_path), [(numbered(DEAD, sequence), RecordState(1, 1, "given up").encode())])
     with contextlib.closing(SpoolReading(tmp_path)) as reading:
         assert reading.totals is not None
         assert reading.is_damaged
@@ -119,7 +119,7 @@ def test_totals_that_would_fall_below_zero_are_counted_again(
 
 def test_a_record_whose_number_no_store_reaches_is_named(tmp_path: Path) -> None:
     three_of_a_lane(tmp_path)
-    change(tmp_path, [(numbered(RECORD, 2**64 - 1), record(b"x").encode()), (Due(1, 2**64 - 1).key, b"")])
+    change(tmp_path, [(numbered(RECORD, 2**64 - 1), record(b"x").encode()), (Due(1, 2**64 - 1).encoded, b"")])
     with pytest.raises(SpoolError, match=rf"record {2**64 - 1} .* rocketmq-spark spool copy {tmp_path}"):
         Store(tmp_path, sync="never")
 

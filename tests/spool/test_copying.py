@@ -30,10 +30,12 @@ from rocketmq_spark.spool.records import (
     LOST_OWNER,
     NOTE,
     OWNER,
+    PENDING,
     RECORD,
     TOTALS,
     Dead,
     Due,
+    PendingPlace,
     Record,
     RecordState,
     RetryLater,
@@ -106,7 +108,7 @@ def test_what_an_iterator_finds_in_crafted_files_is_shown_of_the_copy_and_sent(t
     """RocksDB itself would show one record and send the other."""
     source, copy = tmp_path / "source", tmp_path / "copy"
     key, [looked_up, iterated] = numbered(RECORD, 1), [record(name).encode() for name in (b"looked up", b"iterated")]
-    rest = [(Due(1, 1).key, STATE), (TOTALS, Totals(2, 1, len(looked_up)).encode())]
+    rest = [(Due(1, 1).encoded, STATE), (TOTALS, Totals(2, 1, len(looked_up)).encode())]
     crafted(source, [(key, looked_up), *rest], [(key, iterated)])
     with contextlib.closing(Database(source, read_only=True)) as db:
         assert db.get(key) == looked_up
@@ -162,7 +164,7 @@ def test_a_spool_that_cannot_be_opened_is_an_error_that_says_what_to_do(tmp_path
 
 def test_what_this_package_writes_is_taken() -> None:
     checked = CheckedEntries()
-    assert [key for key, value in ENTRIES if not checked.takes(key, value)] == list(OWNER)
+    assert [key for key, value in ENTRIES if checked.copied(key, value) is None] == list(OWNER)
     assert (checked.left_out, checked.records, checked.dead) == ({}, 3, 1)
     assert checked.owner == SpoolOwner(("a:1",), "")
 
@@ -195,12 +197,15 @@ def with_longer_target() -> bytes:
         (numbered(RECORD, 1), None, copying.TOO_LONG),
         (numbered(DEAD, 1), STATE + b"\xff", copying.UNREADABLE_STATE),
         (numbered(DEAD, 1), STATE[:9], copying.UNREADABLE_STATE),
-        (numbered(DEAD, 1), RecordState(1, 2, "", "x" * copying.MAX_SMALL_BYTES).encode(), copying.TOO_LONG),
+        (numbered(DEAD, 1), RecordState(1, 2, "x" * copying.MAX_SMALL_BYTES).encode(), copying.TOO_LONG),
         (DEAD, STATE, copying.UNREADABLE_STATE),
-        (Due(2**63, 1).key, STATE, copying.UNREADABLE_STATE),
-        (Due(1, 2**63).key, STATE, copying.UNREADABLE_STATE),
-        (Due(1, 1).key, RecordState(1, 2**63).encode(), copying.UNREADABLE_STATE),
-        (Due(1, 1).key[:-1], STATE, copying.UNREADABLE_STATE),
+        (Due(2**63, 1).encoded, STATE, copying.UNREADABLE_STATE),
+        (Due(1, 2**63).encoded, STATE, copying.UNREADABLE_STATE),
+        (Due(1, 1).encoded, RecordState(1, 2**63).encode(), copying.UNREADABLE_STATE),
+        (Due(1, 1).encoded[:-1], STATE, copying.UNREADABLE_STATE),
+        (PendingPlace("t", True, Due(1, 2**63)).key, STATE, copying.UNREADABLE_STATE),
+        (PendingPlace("t", True, Due(1, 1)).key + b"x", STATE, copying.UNREADABLE_STATE),
+        (PENDING + b"x" * 18, STATE, copying.UNREADABLE_STATE),
         (NOTE + b"n", b"x" * (copying.MAX_SMALL_BYTES + 1), copying.TOO_LONG),
         (OWNER[0], b"[2]", copying.UNREADABLE_OWNER),
         (OWNER[0], b'[1, "", 5, null, ""]', copying.UNREADABLE_OWNER),
@@ -210,22 +215,36 @@ def with_longer_target() -> bytes:
 )
 def test_what_is_not_understood_is_left_out_with_the_reason(key: bytes, value: bytes | None, reason: str) -> None:
     checked = CheckedEntries()
-    assert not checked.takes(key, value)
+    assert not checked.copied(key, value)
     assert checked.left_out == {reason: 1}
     assert checked.owner == (LOST_OWNER if reason == copying.UNREADABLE_OWNER else None)
+
+
+def state_of_0_1(target: str) -> bytes:
+    return RecordState(1, 2).encode()[:-2] + len(target).to_bytes(2) + target.encode() + b"reason"
+
+
+@pytest.mark.parametrize("key", [Due(5, 1).encoded, PendingPlace("another", True, Due(5, 1)).key])
+@pytest.mark.parametrize("state", [STATE, state_of_0_1("broker b")])
+def test_the_target_of_a_pending_record_is_that_of_the_record(tmp_path: Path, key: bytes, state: bytes) -> None:
+    assert CheckedEntries().copied(key, state) == (Due(5, 1).encoded, STATE)
+    entries = sorted([(key, state), (numbered(RECORD, 1), Record("k", b"1", 1, "mine").encode())])
+    call = reader(*(f"put({each!r}, {value!r})" for each, value in entries), "end()")
+    assert copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call) == Copied(1, 0, {}, False, [])
+    assert content(tmp_path / "copy")[PendingPlace("mine", True, Due(5, 1)).key] == STATE
 
 
 def test_a_key_is_taken_once_and_only_behind_those_before_it() -> None:
     checked = CheckedEntries()
     keys = [numbered(RECORD, number) for number in (2, 2, 1, 3)]
-    assert [checked.takes(key, record(b"x").encode()) for key in keys] == [True, False, False, True]
+    assert [checked.copied(key, record(b"x").encode()) is not None for key in keys] == [True, False, False, True]
     assert checked.left_out == {copying.OUT_OF_ORDER: 2}
 
 
 @pytest.mark.parametrize("area", DERIVED)
 def test_what_is_derived_from_records_is_not_taken(area: bytes) -> None:
     checked = CheckedEntries()
-    assert not checked.takes(area + b"anything", b"anything")
+    assert not checked.copied(area + b"anything", b"anything")
     assert not checked.left_out
 
 
@@ -249,9 +268,9 @@ def test_states_without_a_record_and_a_record_that_is_dead_and_waits(tmp_path: P
     call = reader(
         "put(numbered(DEAD, 1), STATE)",
         "put(numbered(DEAD, 7), STATE)",
-        "put(Due(1, 1).key, STATE)",
-        "put(Due(2, 8).key, STATE)",
-        "put(Due(3, 2).key, STATE)",
+        "put(Due(1, 1).encoded, STATE)",
+        "put(Due(2, 8).encoded, STATE)",
+        "put(Due(3, 2).encoded, STATE)",
         "put(numbered(RECORD, 1), record(b'dead').encode())",
         "put(numbered(RECORD, 2), b'broken')",
         "end()",

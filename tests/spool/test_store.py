@@ -212,7 +212,6 @@ def test_g2_10_a_record_that_does_not_fit_its_checksum_goes_to_the_dead_and_its_
     damaged = bytearray(record(b"first", lane=b"l").encode())
     damaged[-1] ^= 1
     store._db.write([(numbered(RECORD, 1), bytes(damaged))])
-    assert store.take(0, 10) == []
     assert payloads(store.take(0, 10)) == [b"second"]
     assert store.totals.dead == 1
     store.close()
