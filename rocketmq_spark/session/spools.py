@@ -232,11 +232,11 @@ def _move(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:
         taken = store.take(_ENDLESS_MS, _PAGE, _PAGE_BYTES, _page())
         notes = {name: value for name, value in store.notes().items() if value}  # empty notes have no meaning
         moved = [
-            (record, max(0, work.due.due_ms - ahead_ms))
+            (each.record, max(0, work.due.due_ms - ahead_ms), each.state)
             for work in taken
-            for record in (work.record, *(other.record for other in work.behind))
+            for each in (work, *work.behind)
         ]
-        into.add(moved, notes)
+        into.add([(record, due_ms) for record, due_ms, _ in moved], notes, [state for _, _, state in moved])
         store.settle([(work, Done()) for work in taken], 0)
         yield len(moved)
 

@@ -88,14 +88,19 @@ class Store:
         """Whether the lane has a record that is not settled yet."""
         return lane in self._lanes
 
-    def add(self, records: Sequence[tuple[Record, int]], notes: Mapping[bytes, bytes] | None = None) -> None:
+    def add(
+        self,
+        records: Sequence[tuple[Record, int]],
+        notes: Mapping[bytes, bytes] | None = None,
+        states: Sequence[RecordState] | None = None,
+    ) -> None:
         """Store records, each with its due time (ms since 1970), and ``notes``. On return, both are as durable as ``sync`` says.
-        A record whose first mark belongs to another record is not stored.
+        A record whose first mark belongs to another record is not stored. ``states`` are those of the records in another store.
 
         Writes all or nothing. Raises ``SpoolFull`` beyond ``max_bytes`` or if the disk is nearly full, ``SpoolError`` if writing
         fails.
         """
-        self._group.put(Ticket(records, notes))
+        self._group.put(Ticket(records, notes, states))
 
     def notes(self) -> dict[bytes, bytes]:
         """The latest notes by name."""
@@ -362,12 +367,14 @@ class Store:
                         ticket.error = problem
                         continue
                     change.puts += ticket.notes
-                    for record, due_ms, data in ticket.items:
+                    for at, (record, due_ms, data) in enumerate(ticket.items):
                         if record.marks and (record.marks[0] in marks or self._marks.known(*record.marks[0])):
                             continue
-                        sequence = change.add(record, data)
+                        new = RecordState(0, record.stored_ms, record.first_target)
+                        state = ticket.states[at] if ticket.states else new
+                        sequence = change.add(record, data, state)
                         if not record.lane or record.lane not in lanes:
-                            change.pend(Due(due_ms, sequence), RecordState(0, record.stored_ms, record.first_target))
+                            change.pend(Due(due_ms, sequence), state)
                         if record.lane:
                             lanes.add(record.lane)
                         if record.marks:
