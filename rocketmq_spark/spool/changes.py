@@ -28,6 +28,8 @@ from rocketmq_spark.spool.records import (
     ordered,
 )
 
+_NEW = RecordState(0, 0)  # in a lane; a pending record has the time of its own
+
 
 class AtomicChange:
     """Steps that are written together or not at all. ``pended`` and ``unpended`` are the places of records that become pending
@@ -46,8 +48,10 @@ class AtomicChange:
     def all_puts(self) -> list[tuple[bytes, bytes]]:
         return [*self.puts, (TOTALS, self.totals.encode())]
 
-    def add(self, record: Record, data: bytes) -> int:
-        """Add a new record, encoded as ``data``; returns its sequence."""
+    def add(self, record: Record, data: bytes, state: RecordState = _NEW) -> int:
+        """Add a new record, encoded as ``data``; returns its sequence. Its place in its lane keeps the ``state`` of a record that
+        has failed before, because it may have to wait there.
+        """
         totals = self.totals
         sequence = totals.next_sequence
         totals.next_sequence += 1
@@ -56,7 +60,7 @@ class AtomicChange:
         totals.last_ms = max(totals.last_ms, record.stored_ms)
         self.puts.append((numbered(RECORD, sequence), data))
         if record.lane:
-            self.puts.append((ordered(record.lane, sequence), b""))
+            self.puts.append((ordered(record.lane, sequence), state.encode() if state.tries else b""))
         return sequence
 
     def mark(self, record: Record, due: Due) -> None:
@@ -137,10 +141,18 @@ class AtomicChange:
 
 
 class Ticket:
-    """One caller's additions: records with their due times, their encoded form, and notes. ``error`` is set if writing failed."""
+    """One caller's additions: records with their due times, their encoded form, their states (None: new ones), and notes.
+    ``error`` is set if writing failed.
+    """
 
-    def __init__(self, records: Sequence[tuple[Record, int]], notes: Mapping[bytes, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        records: Sequence[tuple[Record, int]],
+        notes: Mapping[bytes, bytes] | None = None,
+        states: Sequence[RecordState] | None = None,
+    ) -> None:
         self.items = [(record, due_ms, record.encode()) for record, due_ms in records]
+        self.states = states
         self.notes = [(NOTE + name, value) for name, value in notes.items()] if notes else []
         self.size = sum([len(data) for _, _, data in self.items])
         self.laned = any(record.lane for record, _ in records)

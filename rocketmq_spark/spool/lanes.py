@@ -154,11 +154,14 @@ Joins = Callable[[Record], Callable[[Record], bool]]
 
 
 class Behind(NamedTuple):
-    """A record that is sent together with the one before it in its lane; ``size`` is what counts against ``max_bytes``."""
+    """A record that is sent together with the one before it in its lane; ``size`` is what counts against ``max_bytes``. Its
+    ``state`` tells of failures in a store that it was moved from.
+    """
 
     sequence: int
     record: Record
     size: int
+    state: RecordState
 
 
 class Work(NamedTuple):
@@ -303,12 +306,12 @@ def followers(db: Database, sequence: int, first: Record, joins: Joins) -> tuple
     if not lane or db.get(ordered(lane, sequence)) is None:
         return ()
     takes, found = joins(first), []
-    for key, _ in db.scan(ordered(lane, sequence + 1), ordered(lane, LAST)):
+    for key, value in db.scan(ordered(lane, sequence + 1), ordered(lane, LAST)):
         data = db.get(numbered(RECORD, sequence_of(key))) or b""
         record = decoded(data)
         if not isinstance(record, Record) or not takes(record):
             break
-        found.append(Behind(sequence_of(key), record, len(data)))
+        found.append(Behind(sequence_of(key), record, len(data), RecordState.known(value)))
     return tuple(found)
 
 
@@ -317,11 +320,14 @@ def leave(db: Database, change: AtomicChange, lane: bytes, gone: Sequence[int], 
     if not lane or db.get(ordered(lane, gone[0])) is None:
         return True
     change.deletes += [ordered(lane, sequence) for sequence in gone]
-    for key, _ in db.scan(ordered(lane, gone[-1] + 1), ordered(lane, LAST)):
+    for key, value in db.scan(ordered(lane, gone[-1] + 1), ordered(lane, LAST)):
         following = sequence_of(key)
         record, due = decoded(db.get(numbered(RECORD, following))), Due(now_ms, following)
-        pending = record.pending(due) if isinstance(record, Record) else PendingPlace("", False, due)
-        change.pend(pending, RecordState(0, now_ms).encode())
+        state = RecordState.known(value)._replace(since_ms=now_ms)
+        pending = (
+            record.pending(due, failed=state.tries > 0) if isinstance(record, Record) else PendingPlace("", False, due)
+        )
+        change.pend(pending, state.encode())
         return True
     return False
 

@@ -283,6 +283,16 @@ class RecordState(NamedTuple):
         except struct.error as e:
             raise DecodeError(f"a state of {len(data)} bytes cannot be read: {e}") from e
 
+    @classmethod
+    def known(cls, data: bytes) -> RecordState:
+        """Like ``decode``, but an empty state for a place in a lane without one, and for data that cannot be read."""
+        if not data:  # as in most places of lanes
+            return cls(0, 0)
+        try:
+            return cls.decode(data)
+        except DecodeError:
+            return cls(0, 0)
+
     @staticmethod
     def awaited(data: bytes) -> str:
         """The target that a record waits for, in the state that a release before 0.2 wrote; empty if it cannot be read."""

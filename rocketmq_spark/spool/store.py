@@ -88,18 +88,28 @@ class Store:
         """The number of records that are neither settled nor dead."""
         return self.totals.depth
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process has taken the folder; see ``lease.LeasedStore``."""
+        return False
+
     def holds(self, lane: bytes) -> bool:
         """Whether the lane has a record that is not settled yet."""
         return lane in self._lanes
 
-    def add(self, records: Sequence[tuple[Record, int]], notes: Mapping[bytes, bytes] | None = None) -> None:
+    def add(
+        self,
+        records: Sequence[tuple[Record, int]],
+        notes: Mapping[bytes, bytes] | None = None,
+        states: Sequence[RecordState] | None = None,
+    ) -> None:
         """Store records, each with its due time (ms since 1970), and ``notes``. On return, both are as durable as ``sync`` says.
-        A record whose first mark belongs to another record is not stored.
+        A record whose first mark belongs to another record is not stored. ``states`` are those of the records in another store.
 
         Writes all or nothing. Raises ``SpoolFull`` beyond ``max_bytes`` or if the disk is nearly full, ``SpoolError`` if writing
         fails.
         """
-        self._group.put(Ticket(records, notes))
+        self._group.put(Ticket(records, notes, states))
 
     def notes(self) -> dict[bytes, bytes]:
         """The latest notes by name."""
@@ -367,14 +377,15 @@ class Store:
                         ticket.error = problem
                         continue
                     change.puts += ticket.notes
-                    for record, due_ms, data in ticket.items:
+                    for at, (record, due_ms, data) in enumerate(ticket.items):
                         if record.marks and (record.marks[0] in marks or self._marks.known(*record.marks[0])):
                             continue
-                        sequence = change.add(record, data)
+                        new = RecordState(0, record.stored_ms)
+                        state = ticket.states[at] if ticket.states else new
+                        sequence = change.add(record, data, state)
                         if not record.lane or record.lane not in lanes:
-                            change.pend(
-                                record.pending(Due(due_ms, sequence)), RecordState(0, record.stored_ms).encode()
-                            )
+                            place = record.pending(Due(due_ms, sequence), failed=state.tries > 0)
+                            change.pend(place, state.encode())
                         if record.lane:
                             lanes.add(record.lane)
                         if record.marks:
