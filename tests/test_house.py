@@ -70,7 +70,7 @@ ORDER = {
     "base": "codes logs extras exposition process budget clock folders java threads arguments complaints tls_files dropped copies"
     " retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls committer member",
-    "spool": "records changes files owner_rights database lanes recovery store redelivery spool",
+    "spool": "records changes files owner_rights database pending lanes recovery store redelivery spool",
     "options": "names paths parsing topic_names transport table typed",
     "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command python_values kafka_options kafka_text"
