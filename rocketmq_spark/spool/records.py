@@ -4,7 +4,7 @@ A key is one byte for the area, then numbers of fixed width, so that keys sort l
 *sequence*, which never changes. Areas:
 
 * ``r`` records by sequence: kind, payload, target, lane and marks.
-* ``t`` pending by target, due time and sequence: the state of the record.
+* ``q`` pending by target, due time and sequence: the state of the record.
 * ``p`` pending by due time and sequence, as releases before 0.2 wrote them; see ``pending.migrate``.
 * ``o`` order by lane and sequence: the records of a lane, of which only the first is pending.
 * ``d`` dead by sequence: the state of records that were given up.
@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.errors import DecodeError
 
-RECORD, PENDING, ORDER, DEAD = b"r", b"t", b"o", b"d"
+RECORD, PENDING, ORDER, DEAD = b"r", b"q", b"o", b"d"
 UNINDEXED = b"p"
 MARK, NOTE = b"i", b"n"
 # Notes with this prefix remain valid when records are lost, because they are not about records.

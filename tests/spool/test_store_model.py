@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
+from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.spool.lanes import Turns, Window, Work
 from rocketmq_spark.spool.records import (
     INDEXED,
@@ -149,15 +153,33 @@ class StoreMachine(SteppingMachine):
 
     @step()
     def restart(self) -> None:
-        self._open_again(lambda: None)
+        self._open_again()
 
-    @step()
-    def kill(self) -> None:
-        """The next process has what was written."""
+    @step(written=st.booleans(), target=st.sampled_from(TARGETS))
+    def kill(self, written: bool, target: str) -> None:
+        """Before or after a write: that of what is out, or else of a new record."""
+        write, settles = self.store._db.write, bool(self.out)
+
+        def killed(*given: Any, **more: Any) -> None:
+            if written:
+                write(*given, **more)
+            raise SpoolError("killed")
+
+        self.store._db.write = killed  # type: ignore[method-assign]
+        if settles:
+            number, work = self.out.popitem()
+            change = partial(self.store.settle, [(work, RetryLater(self.now + 9, "why"))], self.now)
+        else:
+            number = self.numbers = self.numbers + 1
+            change = partial(self.store.add, [(record(str(number).encode(), target=target), self.now)])
+        with pytest.raises(SpoolError, match="killed"):
+            change()
+        if written and settles:
+            self.model.move(number, self.now + 9)
+        elif written:
+            self.model.kept[number] = (self.now, b"", target)
         self.did["killed"] += 1
-        killed, self.folder = self.folder, Path(tempfile.mkdtemp())
-        shutil.copytree(killed / "s", self.folder / "s")
-        self._open_again(lambda: shutil.rmtree(killed))
+        self._open_again()
 
     @step(data=st.data())
     def upgrade(self, data: st.DataObject) -> None:
@@ -169,7 +191,7 @@ class StoreMachine(SteppingMachine):
         totals = bytes((INDEXED if done else VERSION,)) + (db.get(TOTALS) or self.store.totals.encode())[1:]
         db.write([*puts, (TOTALS, totals)], [key for key, _ in due[done:]])
         self.did["upgraded"] += len(puts)
-        self._open_again(lambda: None)
+        self._open_again()
 
     @step(data=st.data())
     def damage(self, data: st.DataObject) -> None:
@@ -187,7 +209,7 @@ class StoreMachine(SteppingMachine):
                 later = Due(pending.due.due_ms + 7, pending.due.sequence)
                 back.append((pending._replace(due=later, waits=pending.waits != (damage == "doubled")).key, state))
         db.write(back, [*lost, TOTALS])
-        self._open_again(lambda: None)
+        self._open_again()
         assert self.store.damages == (1 if self.model.kept or self.model.dead else 0)
 
     @step(data=st.data())
@@ -203,16 +225,15 @@ class StoreMachine(SteppingMachine):
         totals = bytes((VERSION,)) + (db.get(TOTALS) or b"")[1:]
         db.write([*puts, (TOTALS, totals)])
         self.did["repaired"] += 1
-        self._open_again(lambda: None)
+        self._open_again()
 
     def _number(self, pending: PendingPlace) -> int:
         data = self.store._db.get(numbered(RECORD, pending.due.sequence))
         return int(Record.decode(data or b"").payload)
 
-    def _open_again(self, then: Callable[[], object]) -> None:
+    def _open_again(self) -> None:
         self.did["dropped"] += len(self.out)
         self.store.close()
-        then()
         self.store = Store(self.folder / "s", sync="never")
         self.out.clear()
 
@@ -229,16 +250,16 @@ class StoreMachine(SteppingMachine):
 
 test_g2_a_store_and_its_model_do_the_same = model_test(
     StoreMachine,
-    settings(max_examples=30, stateful_step_count=30, deadline=None),
-    taken=30,
-    followed=4,
-    retried=5,
-    dead=5,
-    hastened=5,
-    dropped=5,
-    refused=5,
-    killed=5,
-    upgraded=5,
-    lost=5,
-    repaired=5,
+    settings(max_examples=30, stateful_step_count=40, deadline=None),
+    taken=10,
+    followed=1,
+    retried=2,
+    dead=2,
+    hastened=1,
+    dropped=2,
+    refused=1,
+    killed=2,
+    upgraded=2,
+    lost=2,
+    repaired=2,
 )
