@@ -185,7 +185,7 @@ def with_longer_target() -> bytes:
     ("key", "value", "reason"),
     [
         (b"", b"", copying.OUT_OF_ORDER),
-        (b"q", b"", copying.UNKNOWN),
+        (b"u", b"", copying.UNKNOWN),
         (b"ex", SpoolOwner().encode(), copying.UNKNOWN),
         (RECORD, record(b"x").encode(), copying.UNREADABLE_RECORD),
         (numbered(RECORD, 1) + b"x", record(b"x").encode(), copying.UNREADABLE_RECORD),
