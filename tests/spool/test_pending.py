@@ -27,6 +27,7 @@ from rocketmq_spark.spool.records import (
     Due,
     PendingPlace,
     Record,
+    RecordState,
     RetryLater,
     Totals,
     behind,
@@ -126,11 +127,16 @@ def test_a_kill_at_any_write_of_the_upgrade_loses_and_doubles_nothing(
     store.close()
 
 
-def test_a_damaged_folder_of_an_earlier_release_is_repaired_also_if_the_upgrade_is_killed(
-    earlier: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by", ["damage", "a repair of the earlier release"])
+def test_a_folder_that_needs_a_repair_gets_it_also_if_the_upgrade_is_killed(
+    earlier: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
+    """A repair of an earlier release makes all records pending again, and does not find the places that have a target."""
     with contextlib.closing(Database(earlier)) as db:
-        db.write([], [TOTALS, Due(2005, 6).encoded])
+        if by == "damage":
+            db.write([], [TOTALS, Due(2005, 6).encoded])
+        else:
+            db.write([(Pending("topic t", True, Due(1, 6)).key, RecordState(0, 0).encode())])
     write = Database.write
 
     def killed(db: Database, *args: Any, **kwargs: Any) -> None:

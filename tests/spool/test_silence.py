@@ -122,6 +122,18 @@ def test_what_is_for_a_target_that_hangs_holds_up_no_other(bench: Bench) -> None
     assert (bench.store.totals.depth, bench.store.totals.dead) == (0, 0), "and are sent when it answers"
 
 
+@pytest.mark.parametrize("max_out", [MAX_OUT, 8 * MAX_OUT])
+def test_the_first_tries_of_a_target_that_hangs_leave_room_for_others(tmp_path: Path, max_out: int) -> None:
+    bench = Bench(tmp_path / "s", max_out=max_out)
+    hanging(bench, until_s=1000)
+    bench.add(*(record(b"h", target="h") for _ in range(2 * max_out)), after_s=0)
+    bench.time.advance(1)
+    assert len(bench.tried) == 7 * max_out // 8
+    bench.add(*(record(b"a", target="a") for _ in range(9)), after_s=0)
+    bench.time.advance(1)
+    assert [at for at, payload in bench.tried if payload == b"a"] == [1] * 9
+
+
 def entries(bench: Bench) -> dict[PendingPlace, bytes]:
     return {PendingPlace.parse(key): value for key, value in bench.store._db.scan(PENDING, behind(PENDING))}
 
