@@ -234,6 +234,28 @@ def test_nothing_is_created_where_a_link_of_another_user_leads(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("above", [0, 1, 2, 3], ids=["cluster", "group", "client", "localOffsetsDir"])
+def test_offsets_in_a_folder_of_another_user_are_not_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch, above: int
+) -> None:
+    """That user could rename the folders below, so that the consumer skips messages."""
+    LocalOffsets(path).store({A: 1})
+    users.give_away(monkeypatch, path.parents[above])
+    with pytest.raises(OffsetError, match="are not used: .* belongs to uid"):
+        LocalOffsets(path).load()
+
+
+@pytest.mark.parametrize("above", [1, 2], ids=["client", "localOffsetsDir"])
+def test_offsets_of_earlier_releases_in_a_folder_of_another_user_are_not_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch, above: int
+) -> None:
+    earlier = LocalOffsets(path).earlier()
+    earlier.store({A: 1})
+    users.give_away(monkeypatch, path.parents[above + 1])
+    with pytest.raises(OffsetError, match="are not used: .* belongs to uid"):
+        earlier.load()
+
+
 def test_a_lock_of_another_user_is_not_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     LocalOffsets(path).store({A: 1})
     (lock := path.with_name("offsets.json.lock")).touch()

@@ -1,7 +1,8 @@
 """Reads from Spark's checkpoint of a query what its rocketmq sources have read.
 
 ``Folder`` reads and writes files locally or at ``s3://``, ``hdfs://``, ``gs://`` and ``abfs://``; errors are an
-``OffsetError`` that names the folder.
+``OffsetError`` that names the folder. Errors contain no text of files, because ``lag --serve`` shows
+errors to strangers.
 
 ``offsets/N`` has the positions at which batch N ends: a version, settings, then a line for each source of the query. In version 1
 the line of a source is its offset, and Spark knows the source by its place in the query. In version 2
@@ -68,18 +69,46 @@ class Folder:
             return bool(self._system.get_file_info(self._path(below)).type == FileType.Directory)
 
     def read(self, path: str) -> str:
-        with self._named(), self._system.open_input_stream(self._path(path)) as stream:
-            return str(stream.read(), "utf-8")
+        """Return the text of a file. No error contains any of it: the file may be another one than the command's user meant."""
+        try:
+            return str(self._content(path), "utf-8")
+        except UnicodeDecodeError:
+            raise OffsetError(f"{self.name}/{path} is damaged: it is not UTF-8 text", remedy=_RESTORE) from None
 
     def read_bytes(self, path: str) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
         try:
-            with self._named(), self._system.open_input_stream(self._path(path), compression=None) as stream:
-                return bytes(stream.read())
+            return self._content(path)
         except OffsetError as e:
             if isinstance(e.__cause__, FileNotFoundError):
                 return None
             raise
+
+    def _content(self, path: str) -> bytes:
+        """Read a file. Raises ``OffsetError`` for a file of more than ``_FILE_BYTES``, and on a local disk for links, pipes and
+        devices, because another user may have put them into the folder.
+        """
+        with self._named(), self._opened(path) as stream:
+            content = bytes(stream.read(_FILE_BYTES + 1))
+        if len(content) > _FILE_BYTES:
+            raise OffsetError(
+                f"{self.name}/{path} is not read: it has more than {_FILE_BYTES >> 20} MiB, the limit", remedy=_RESTORE
+            )
+        return content
+
+    def _opened(self, path: str) -> Any:
+        if not self._is_local:
+            return self._system.open_input_stream(self._path(path), compression=None)
+        try:
+            with self._place(path) as (at, name):
+                return open(folders.open_regular(name, at=at), "rb")
+        except OSError as e:
+            if e.errno == errno.ELOOP:
+                raise OffsetError(
+                    f"{self.name}/{path} is not read: {e.filename} is a link, which could lead to files of other users",
+                    remedy="Replace the link by the folder or file to which it leads",
+                ) from e
+            raise OSError(e.errno, e.strerror, self._path(path)) from e
 
     def create(self, path: str, content: bytes) -> bool:
         """Create a file atomically and durably; returns False if it exists."""
@@ -231,6 +260,9 @@ class Folder:
 
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+# An entry of 100,000 queues has about 8 MB.
+_FILE_BYTES = 64 << 20
+_RESTORE = "Restore that file, or start the query with another checkpointLocation"
 
 
 def _copy(name: str, at: int, to: int) -> None:
@@ -433,14 +465,14 @@ def read(folder: Folder, number: int) -> LoggedBatch:
         raise _damaged(folder, path)
     if version not in _VERSIONS:
         raise OffsetError(
-            f"{folder.name}/{path} begins with {version!r}; expected the version of Spark's offset log, v1 or v2",
+            f"{folder.name}/{path} does not begin with the version of Spark's offset log, v1 or v2",
             remedy="If a newer Spark wrote it, upgrade rocketmq-spark",
         )
     try:
         logged = map(_named_line, lines[_HEAD:]) if version == "v2" else enumerate(lines[_HEAD:])
         found = {source: _ours(text) for source, text in logged}
-    except ValueError as e:
-        raise _damaged(folder, path) from e
+    except (ValueError, RecursionError):  # the latter for JSON that is nested too deep
+        raise _damaged(folder, path) from None
     sources: dict[SourceId, Offsets] = {at: offsets for at, offsets in found.items() if offsets is not None}
     return LoggedBatch(number, sources, _begun(lines[1:2]))
 
@@ -457,7 +489,7 @@ def _damaged(folder: Folder, path: str) -> OffsetError:
     """The error for an incomplete entry: Spark writes entries atomically, with a line for each source."""
     return OffsetError(
         f"{folder.name}/{path} is damaged: it is incomplete, perhaps because its writer was killed",
-        remedy="Restore that file, or start the query with another checkpointLocation",
+        remedy=_RESTORE,
     )
 
 
@@ -516,7 +548,7 @@ def ranges(starts: Mapping[SourceId, Positions], end: LoggedBatch) -> tuple[list
 def _begun(lines: list[str]) -> int | None:
     try:
         return int(json.loads(lines[0])["batchTimestampMs"])
-    except (IndexError, KeyError, TypeError, ValueError):
+    except (IndexError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 
