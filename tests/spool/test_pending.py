@@ -136,7 +136,7 @@ def test_a_folder_that_needs_a_repair_gets_it_also_if_the_upgrade_is_killed(
         if by == "damage":
             db.write([], [TOTALS, Due(2005, 6).encoded])
         else:
-            db.write([(Pending("topic t", True, Due(1, 6)).key, RecordState(0, 0).encode())])
+            db.write([(PendingPlace("topic t", True, Due(1, 6)).key, RecordState(0, 0).encode())])
     write = Database.write
 
     def killed(db: Database, *args: Any, **kwargs: Any) -> None:
