@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import shlex
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,11 +32,14 @@ def _is_of_another(path: Path) -> bool:
 def become_owner(path: Path) -> None:
     """Allow this process to use a spool that only its owner, this user and root may change.
 
+    RocksDB writes to the folder even to read it, and follows links there. So only root and the owner may open a spool; anyone may
+    open one of root.
+
     With links in the folder, its owner could lead root to other files. So root takes the rights of the owner for the rest of the
     process: whatever of the spool stays open, it never has more rights than the owner. From then on the process must not
     import modules, because the owner may not be able to read Python's files.
 
-    Raises ``SpoolError`` if others may change the spool, if it has links or special files, if root cannot take the rights, or if
+    Raises ``SpoolError`` if it belongs to another user and root does not run this, if others may change the spool, if it has links or special files, if root cannot take the rights, or if
     it has taken those of another owner before.
     """
     owner = _owner(path)  # ``_check`` ensures that no other user can replace this folder before it is opened
@@ -44,6 +48,12 @@ def become_owner(path: Path) -> None:
             f"the spool in {path} is not used: it belongs to {folders.user(owner.st_uid)}, and this command has taken the "
             f"rights of {folders.user(os.geteuid())} for good, to use the spool of that user",
             remedy=f"Run the command again with that folder: {shlex.quote(str(path))}",
+        )
+    if not _is_root() and (other := folders.foreign(path)) is not None:
+        raise SpoolError(
+            f"the spool in {path} is not used: {other}, and RocksDB would follow links of that user with the rights of "
+            f"{folders.user(os.geteuid())}",
+            remedy="Run the command as root or as that user",
         )
     _check(path, owner.st_uid)
     if os.geteuid() == folders.ROOT != owner.st_uid:
@@ -76,11 +86,12 @@ def _owner(path: Path) -> os.stat_result:
 
 
 def _check(path: Path, owner: int) -> None:
-    above = next(folders.exposures(path, owner), None)
-    if above is not None and not _is_root():
-        # Only a warning: the folder may be a volume of Kubernetes with mode 0777, which this user cannot change.
+    on_the_way = folders.exposures(path, owner)
+    if not _is_root():
+        # Folders only cause a warning: one may be a volume of Kubernetes with mode 0777, which this user cannot change.
         folders.warn_if_replaceable(path, "the spool")
-        above = None
+        on_the_way = (each for each in on_the_way if stat.S_ISLNK(each.status.st_mode))
+    above = next(on_the_way, None)
     inside = folders.exposures_in(path, OF_OTHERS, owner)
     if (
         not _is_root() and owner == folders.ROOT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 import subprocess
@@ -29,6 +30,7 @@ from rocketmq_spark.spool import owner_rights
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database, in_use
 from rocketmq_spark.spool.files import look_first
+from rocketmq_spark.spool.owner_reader import _write_entries
 from rocketmq_spark.spool.owner_rights import become_owner
 from rocketmq_spark.spool.records import TOTALS, Totals
 from rocketmq_spark.spool.recovery import held
@@ -419,6 +421,48 @@ def test_commands_open_no_spool_that_leads_elsewhere(
     assert f"the spool in {spool} is not used: {entry} " in done.stderr
     assert str(good) in done.stdout, "the others are used"
     assert (mine.read_text(), sorted(spool.rglob("*"))) == ("important", before)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "copy"])
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_only_root_and_the_owner_open_a_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, command: str
+) -> None:
+    """RocksDB, even to read, truncates a file of the folder, which may be a link to a file of the user of the command."""
+    spool = fill(tmp_path / "spool")
+    users.let_in(spool)
+    users.of_root(monkeypatch, os.getuid() + 1)
+    if kind == "folder":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 2)
+        other = os.getuid()
+    else:
+        (link := tmp_path / "link").symlink_to(spool)
+        spool, other = link, users.give_away(monkeypatch, link)
+        if not users.IS_ROOT:
+            pytest.skip("a link of another user")
+    before = {file: file.stat().st_mtime_ns for file in everything_in(spool.resolve())}
+    if command == "copy":
+        with pytest.raises(SpoolError) as refused:
+            _write_entries(spool, io.BytesIO())
+        error = str(refused.value)
+    else:
+        done = spool_command(command, spool)
+        assert done.exit_code == 1
+        error = done.stderr
+    assert f"the spool in {spool} is not used: {spool} belongs to uid {other}" in error
+    assert "Run the command as root or as that user" in error
+    assert {file: file.stat().st_mtime_ns for file in everything_in(spool.resolve())} == before
+
+
+def test_a_link_of_another_user_on_the_way_is_no_mere_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leads to a folder of this user during the check, and to another one when RocksDB opens the spool."""
+    fill(tmp_path / "mine" / "spool")
+    (link := tmp_path / "link").symlink_to(tmp_path / "mine")
+    users.of_root(monkeypatch, os.getuid() + 1)
+    found = folders.Exposure(link, link.lstat(), users.OTHER)
+    monkeypatch.setattr(folders, "exposures", lambda *_: iter([found]))
+    with pytest.raises(SpoolError, match=rf"its owner, uid {users.OTHER}, may change {link}"), lent(link / "spool"):
+        pass
 
 
 def is_of(path: Path, uid: int) -> folders.Exposure:
