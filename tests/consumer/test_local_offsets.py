@@ -212,7 +212,9 @@ def test_offsets_of_another_user_are_not_used(path: Path, monkeypatch: pytest.Mo
     LocalOffsets(path).store({A: 1})
     LocalOffsets(path).store({A: 2})
     uid = users.give_away(monkeypatch, path.parent / place)
-    with pytest.raises(OffsetError, match=rf"are not used: .* belongs to uid {uid}, .* chown -R, or choose another"):
+    with pytest.raises(
+        OffsetError, match=rf"are not used: .* belongs to uid {uid}, .* Choose another 'localOffsetsDir'"
+    ):
         LocalOffsets(path).load()
 
 

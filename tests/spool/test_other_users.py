@@ -485,7 +485,7 @@ def test_commands_follow_no_link_of_another_user(tmp_path: Path, monkeypatch: py
     done = spool_command(command, link.parent)
     assert done.exit_code == 1
     assert (
-        f"its owner, uid {users.OTHER}, may change {link}. Run: chown -h {os.getuid()} {link}, or move" in done.stderr
+        f"its owner, uid {users.OTHER}, may change {link}. Move the spool below a folder that only you" in done.stderr
     )
 
 
@@ -607,7 +607,13 @@ def test_a_spool_that_the_owner_does_not_reach_is_refused_with_the_reason(
     spool = fill(tmp_path / "rescue" / "worker-1")
     uid = users.root_beside(monkeypatch, spool)
     monkeypatch.setattr(owner_rights.folders, "is_readable", lambda _: False)
-    with pytest.raises(SpoolError, match=rf"with the rights of its owner, uid {uid}\b.* chown -R root"), lent(spool):
+    with (
+        pytest.raises(
+            SpoolError,
+            match=rf"with the rights of its owner, uid {uid}\b.* owner run, not root: chmod u\+rwx {spool}\.",
+        ),
+        lent(spool),
+    ):
         pass
     assert folders.has_own_rights()
 
@@ -617,7 +623,7 @@ def test_a_spool_that_two_users_may_change_is_refused(tmp_path: Path, monkeypatc
     uid = users.root_beside(monkeypatch, spool)
     other = is_of(spool.parent, uid + 5)
     monkeypatch.setattr(folders, "exposures", lambda path, owner: iter([other] if owner == uid else []))
-    refused = rf"its owner, uid {uid + 5}, may change {spool.parent}\. Run: chown -h {uid} {spool.parent}, or move"
+    refused = rf"its owner, uid {uid + 5}, may change {spool.parent}\. Move the spool below"
     with pytest.raises(SpoolError, match=refused), lent(spool):
         pass
 
@@ -645,8 +651,9 @@ def test_a_spool_that_others_may_change_is_refused(
         with lent(spool):
             return
     who = f"the group {path.stat().st_gid}" if bits == 0o775 else "others"
-    change = f"chmod go-w {path}" if above else f"chmod -R go-w {spool}"
-    refused = rf"{who} \(mode {bits:04o}\) may change {path}\. Run: {change}, or move"
+    change = f"chmod go-w {path}"
+    run = "Run" if path.stat().st_uid == os.geteuid() else rf"Let uid {path.stat().st_uid}.* run, not root"
+    refused = rf"{who} \(mode {bits:04o}\) may change {path}\. {run}: {change}, or move"
     with pytest.raises(SpoolError, match=refused), lent(spool):
         pass
     subprocess.run(change.split(), check=True)
@@ -695,7 +702,9 @@ def test_a_spool_with_files_of_others_is_refused_until_they_are_its_owners(
         users.give_away(monkeypatch, spool / "CURRENT")
     else:
         monkeypatch.setattr(folders, "exposures_in", lambda *_: iter([found]))
-    refused = rf"uid {users.OTHER}, may change {spool}/CURRENT\. Run: chown -R -h {os.getuid()} {spool}, or move"
+    file = f"{spool}/CURRENT"
+    change = f"chown -h {os.getuid()} CURRENT"
+    refused = rf"uid {users.OTHER}, may change {file}\. Let its owner remove {file}\. .* run there: {change}"
     with pytest.raises(SpoolError, match=refused), lent(spool):
         pass
 
