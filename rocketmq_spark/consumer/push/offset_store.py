@@ -206,7 +206,8 @@ class LocalOffsets:
         if (other := self._foreign()) is not None:
             raise OffsetError(
                 f"the offsets in {self._path} are not used: {other}",
-                remedy="If you trust them, make them yours with chown -R, or choose another 'localOffsetsDir'",
+                remedy="Choose another 'localOffsetsDir'. If you trust them, let root first move them below a "
+                "folder that only root may change, and give them to you there",
             )
 
     def warn_if_shared(self) -> None:
