@@ -241,18 +241,18 @@ def test_offsets_in_a_folder_of_another_user_are_not_used(
     """That user could rename the folders below, so that the consumer skips messages."""
     LocalOffsets(path).store({A: 1})
     users.give_away(monkeypatch, path.parents[above])
-    with pytest.raises(OffsetError, match="are not used: .* belongs to uid"):
+    with pytest.raises(OffsetError, match=r"are not used: .* belongs to uid"):
         LocalOffsets(path).load()
 
 
 @pytest.mark.parametrize("above", [1, 2], ids=["client", "localOffsetsDir"])
-def test_offsets_of_earlier_releases_in_a_folder_of_another_user_are_not_used(
+def test_earlier_offsets_below_a_folder_of_others_are_not_used(
     path: Path, monkeypatch: pytest.MonkeyPatch, above: int
 ) -> None:
     earlier = LocalOffsets(path).earlier()
     earlier.store({A: 1})
     users.give_away(monkeypatch, path.parents[above + 1])
-    with pytest.raises(OffsetError, match="are not used: .* belongs to uid"):
+    with pytest.raises(OffsetError, match=r"are not used: .* belongs to uid"):
         earlier.load()
 
 
