@@ -71,8 +71,8 @@ ORDER = {
     "base": "codes logs extras exposition process budget clock folders java threads arguments complaints tls_files dropped copies"
     " retry",
     "client": "calls route questions broker instance transactions sender replies admin groups pulls committer member",
-    "spool": "records changes files owner_rights database pending lanes recovery store lease redelivery spool"
-    " owner_reader copying",
+    "spool": "records changes files owner_rights database pending lanes recovery store redelivery spool owner_reader"
+    " copying",
     "options": "names paths parsing topic_names transport table typed",
     "cli": "output numbers command background connection broker cluster produce lag_view query lag reading tail copy group"
     " checkpoint message spool topic doctor doctor.findings doctor.servers doctor.command python_values kafka_options kafka_text"
@@ -140,7 +140,7 @@ OUTSIDE = {
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
     " consumer.push.rebalancing consumer.push.consumer consumer.ahead grpc_proxy.transactions"
-    " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.lease spool.redelivery notebook",
+    " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.redelivery notebook",
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
     "time": "base.clock base.threads base.retry base.tls_files remoting.endpoint remoting.connection remoting.pool client.calls"

@@ -26,7 +26,7 @@ from rocketmq_spark.base.folders import PRIVATE, copy_regular, open_lock
 from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import OPEN_IT, WHOLE, Damaged, Database, rebuild
-from rocketmq_spark.spool.files import FULL, HOST, mirror, not_readable, sync_folder
+from rocketmq_spark.spool.files import FULL, mirror, not_readable, sync_folder
 from rocketmq_spark.spool.records import (
     DEAD,
     LASTING,
@@ -215,7 +215,7 @@ def _exchange(path: Path) -> Path:
 
 
 def _files(path: Path) -> list[Path]:
-    return [file for file in path.iterdir() if file.is_file() and file.name not in ("LOCK", HOST)]
+    return [file for file in path.iterdir() if file.is_file() and file.name != "LOCK"]
 
 
 _NAMED = 20
