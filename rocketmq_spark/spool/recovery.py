@@ -297,7 +297,8 @@ def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
         change.deletes += [numbered(DEAD, sequence)] if sequence in dead else []
         change.deletes += [ordered(lanes[sequence], sequence)] if sequence in lanes else []
     change.deletes += [key for key, _ in db.scan(ORDER, behind(ORDER)) if number(key) in dead]
-    stale = [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence not in kept - dead]
+    alive = kept - dead
+    stale = [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence not in alive]
     # Settled records may have been recovered, too. Then neither places without a record nor earlier totals say how many are lost.
     rebuilt = frozenset() if salvaged is None else salvaged.rebuilt
     lost = [] if rebuilt & {PENDING, UNINDEXED, DEAD, ORDER} else lost
