@@ -12,6 +12,7 @@ import importlib
 import json
 import logging
 import os
+import shlex
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -286,12 +287,24 @@ def _noted(store: Store) -> _Owned:
     for name, value in store.notes().items():
         if not name.startswith(_POSITIONS) or not value:
             continue
-        topic = name.removeprefix(_POSITIONS).decode()
         if store.totals.all_bytes:
-            found[topic] = tuple(MessageQueue(topic, *place) for place in json.loads(value))
+            topic, queues = _queues_in(name, value, store.path)
+            found[topic] = queues
         else:
             store.add([], {name: b""})
     return found
+
+
+def _queues_in(name: bytes, value: bytes, path: Path) -> tuple[str, tuple[MessageQueue, ...]]:
+    try:
+        topic = name.removeprefix(_POSITIONS).decode()
+        places = [(str(broker), int(queue_id)) for broker, queue_id in json.loads(value)]
+    except (ValueError, TypeError, RecursionError) as e:
+        raise SpoolError(
+            f"in the spool in {path}, the note about the queues of its environment cannot be read, so nothing of it is sent",
+            remedy=f"Read its messages with: rocketmq-spark spool export {shlex.quote(str(path))}",
+        ) from e
+    return topic, tuple(MessageQueue(topic, *place) for place in places)
 
 
 def _check(store: Store, noted: _Owned, environment: Environment) -> None:

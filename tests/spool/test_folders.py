@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from rocketmq_spark.session.spools import adopt, claim, drainer, open_store, own
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import in_use
-from rocketmq_spark.spool.records import OWNER, RECORD, TOTALS, Done, RetryLater, SpoolOwner, numbered
+from rocketmq_spark.spool.records import LASTING, OWNER, RECORD, TOTALS, Done, RetryLater, SpoolOwner, numbered
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ScriptedSender, Time
@@ -371,6 +372,17 @@ def test_damage_that_costs_records_leaves_to_the_others_the_queues_that_their_en
     assert (len(store), known) == (1, {"t": (MessageQueue("t", "a", 0),)})
     store.close()
     session.close_all()
+
+
+@pytest.mark.parametrize("value", [b"x", b"5", b"[5]", b'[["a", null]]', b"[" * 100_000])
+def test_a_note_about_queues_that_cannot_be_read_is_an_error(tmp_path: Path, value: bytes) -> None:
+    store = make(tmp_path / "it's")
+    store.add([(record(b"1"), 1)], {LASTING + b"queues of t": value})
+    store.close()
+    parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
+    with pytest.raises(SpoolError, match=r"note about the queues .* spool export '") as error:
+        open_store(store.path, parsed)
+    assert shlex.quote(str(store.path)) in str(error.value)
 
 
 def test_what_an_environment_with_given_queues_kept_is_not_for_who_forgot_them(tmp_path: Path) -> None:
