@@ -17,7 +17,7 @@ if __name__ == "__main__":
     for name, heading, text in (
         ("options.md", "## Connection", markdown()),
         ("errors.md", "## Codes", errors_markdown()),
-        ("metrics.md", "## Figures", listeners.markdown()),
+        ("metrics.md", "## Figures", listeners.metrics_table()),
     ):
         page = HERE / name
         page.write_text(page.read_text("utf-8").partition(heading)[0] + text, "utf-8")

@@ -187,7 +187,7 @@ def test_a_task_writes_through_a_sender(wired: Callable[..., None]) -> None:
     wired(sender=fake)
     batch = pa.record_batch({"body": [b"a", b"b"], "delayMs": pa.array([5, None], pa.int64())})
     made = options("sink", topic="t")
-    names = checks.check(made, from_arrow_schema(batch.schema))
+    names = checks.check_sink(made, from_arrow_schema(batch.schema))
     checks.check_brokers(made, names)
     assert TaskWriter(made, names).write([batch]).rows == 2
     assert {"publish_queues", "timers", "batch_storage", "send_async"} == set(fake.asked)
@@ -214,7 +214,7 @@ def test_the_sink_asks_a_transport_for_its_features_and_not_for_its_name(
     }
     batch = pa.record_batch(rows)
     made = options("sink", topic="t")
-    names = checks.check(made, from_arrow_schema(batch.schema))
+    names = checks.check_sink(made, from_arrow_schema(batch.schema))
     assert TaskWriter(made, names).write([batch]).rows == 20
     assert len({queue for queue, _ in sent}) == 1
     assert [len(items) for _, items in sent] == [3] * 6 + [2]

@@ -84,12 +84,12 @@ def test_an_expression_is_not_renamed() -> None:
 def test_the_offset_log_has_rocketmqs_names() -> None:
     dotted = check_source(parsed(subscribe=DOTTED), "stream source")
     plain = check_source(parse({"nameServer": "h:1", "subscribe": PLAIN}), "stream source")
-    assert filters.recorded(dotted) == filters.recorded(plain)
-    assert filters.recorded(dotted)["subscribe"] == [PLAIN]
+    assert filters.source_identity(dotted) == filters.source_identity(plain)
+    assert filters.source_identity(dotted)["subscribe"] == [PLAIN]
 
 
 def test_exactly_once_notes_the_ends_of_rocketmqs_topics() -> None:
-    assert guarantee.topics(parsed(allowedTopics=f"bills,{DOTTED}").for_role("sink")) == ["bills", PLAIN]
+    assert guarantee.written_topics(parsed(allowedTopics=f"bills,{DOTTED}").for_role("sink")) == ["bills", PLAIN]
 
 
 def rows(*topics: str | None) -> pa.RecordBatch:

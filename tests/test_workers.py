@@ -70,7 +70,7 @@ def test_the_probe_imports_nothing_from_the_current_folder(tmp_path, monkeypatch
 
 def test_the_probe_finds_what_is_missing():
     """A Python without site packages lacks pyarrow; it finds the package itself in the folder of the clone."""
-    probe = [sys.executable, "-c", tuning._PROBE]
+    probe = [sys.executable, "-c", tuning._IMPORT_PROBE]
     assert subprocess.run(probe, env=environment()).returncode == 0
     assert subprocess.run([probe[0], "-S", *probe[1:]], env=environment()).returncode == 1
 

@@ -20,7 +20,7 @@ from rocketmq_spark.model import MessageQueue
 if TYPE_CHECKING:
     from rocketmq_spark.admin.groups import Positions
     from rocketmq_spark.session import Client
-    from rocketmq_spark.spark.checkpoints.entries import LoggedBatch, Read
+    from rocketmq_spark.spark.checkpoints.entries import BatchRead, LoggedBatch
 
 
 class QueryPositions(NamedTuple):
@@ -34,7 +34,7 @@ class QueryPositions(NamedTuple):
     batch: int | None
     positions: Positions
     new: frozenset[MessageQueue]
-    under_way: Read | None
+    under_way: BatchRead | None
     elsewhere: Sequence[str] = ()
     errors: Sequence[RocketMQError] = ()
 
@@ -44,25 +44,25 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
 
     Raises ``OffsetError`` for a folder that is no checkpoint, and for topics that the query does not read.
     """
-    from rocketmq_spark.spark.checkpoints.entries import folder, last_batch, merged, under_way
+    from rocketmq_spark.spark.checkpoints.entries import last_batch, lowest_positions, open_folder, uncommitted_batch
     from rocketmq_spark.spark.source import filters
 
-    opened = folder(name)
+    opened = open_folder(name)
     done = last_batch(opened)
     chosen = done or last_batch(opened, committed=False)
     if chosen is None:
         raise OffsetError(f"{name} has no batch yet", remedy="Wait for the first one")
     if not chosen.sources:
         raise OffsetError(f"batch {chosen.number} in {name} reads no RocketMQ topic", remedy="Name another query's")
-    unfinished = under_way(opened)
+    unfinished = uncommitted_batch(opened)
     client = target.within(chosen.reads).client()
     names = clusters(client)
-    here, elsewhere = chosen.within(names)
+    here, elsewhere = chosen.of_clusters(names)
     new, errors = unplanned(client, here)
     starts: dict[MessageQueue, int] = {}
     if unfinished is not None:  # it has logged its starts, also those of sources that are in no finished batch
-        planned = unfinished.batch.within(names)[0].sources
-        starts = merged(offsets.start for offsets in planned.values())
+        planned = unfinished.batch.of_clusters(names)[0].sources
+        starts = lowest_positions(offsets.start for offsets in planned.values())
         new |= {queue for at, offsets in planned.items() if at not in here.sources for queue in offsets.start}
     positions: Positions = dict(here.positions)
     if done is None:
@@ -96,7 +96,7 @@ def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], li
             try:
                 cluster = client.routes.cluster()
                 internal = {*cluster, *(data.cluster for data in cluster.values())}
-                chosen |= {*filters.matching(pattern, client.routes.topics(), internal)}
+                chosen |= {*filters.matching_topics(pattern, client.routes.topics(), internal)}
             except RocketMQError as e:
                 errors.append(e)
         queues: list[MessageQueue] = []
@@ -106,7 +106,7 @@ def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], li
             except RouteNotFound as e:
                 if topic in known:  # otherwise its loss was accepted, or it was deleted since the name server listed it
                     errors.append(e)
-        new |= {*filters.read_next(offsets, queues)} - offsets.positions.keys()
+        new |= {*filters.queues_of_next_batch(offsets, queues)} - offsets.positions.keys()
     return new, errors
 
 
@@ -118,9 +118,9 @@ def clusters(client: Client) -> set[str]:
         return set()
 
 
-def waited_for(client: Client, read: Read) -> set[str]:
+def waited_for(client: Client, read: BatchRead) -> set[str]:
     """Return the brokers of the client's cluster that a batch reads and that do not answer."""
-    here, _ = read.batch.within(clusters(client))
+    here, _ = read.batch.of_clusters(clusters(client))
     return silent(client, {part.queue for part in read.ranges if part.queue in here.positions})
 
 

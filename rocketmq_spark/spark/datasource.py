@@ -40,8 +40,8 @@ class RocketMQDataSource(compat.DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        ours, self._of_spark = spark_options.split(options)
-        self._parsed = options_table.parse(ours)
+        ours, self._spark_options = spark_options.split(options)
+        self._options = options_table.parse(ours)
 
     @classmethod
     def name(cls) -> str:
@@ -50,13 +50,13 @@ class RocketMQDataSource(compat.DataSource):
     def schema(self) -> str:
         from rocketmq_spark.columnar.decode.schema import columns_of, ddl
 
-        return ddl(columns_of(self._parsed))
+        return ddl(columns_of(self._options))
 
     def reader(self, schema: StructType) -> RocketMQReader:
         compat.require('a batch read with format("rocketmq")', "DataSourceReader")
         from rocketmq_spark.spark.source.readers import PrunedReader, RocketMQReader, pushdown_enabled
 
-        kind = PrunedReader if self._parsed.predicate_pushdown and pushdown_enabled() else RocketMQReader
+        kind = PrunedReader if self._options.predicate_pushdown and pushdown_enabled() else RocketMQReader
         return kind(*self._source("batch source", schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
@@ -68,31 +68,31 @@ class RocketMQDataSource(compat.DataSource):
         plain = not any(f'"{name}":false' in schema.json() for name in may_be_null) and not any(
             f.metadata for f in schema
         )
-        return RocketMQStreamReader(*self._source("stream source", schema), hands_over=plain)
+        return RocketMQStreamReader(*self._source("stream source", schema), supports_prefetch=plain)
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         compat.require('a write with format("rocketmq")', "DataSourceArrowWriter")
         from rocketmq_spark.spark.sink.task import RocketMQWriter
 
-        spark_options.check(self._of_spark, "batch sink")
+        spark_options.check(self._spark_options, "batch sink")
         if overwrite:
             raise OptionError("rocketmq topics cannot be overwritten", remedy='Write with .mode("append")')
-        return RocketMQWriter(self._parsed.for_role("sink"), schema)
+        return RocketMQWriter(self._options.for_role("sink"), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
         compat.require('a stream to format("rocketmq")', "DataSourceStreamArrowWriter")
         from rocketmq_spark.spark.sink.guarantee import check_progress
         from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
 
-        spark_options.check(self._of_spark, "stream sink")
+        spark_options.check(self._spark_options, "stream sink")
         if overwrite:
             raise OptionError(
                 "rocketmq topics cannot be overwritten",
                 remedy='Use outputMode("append"), or foreachBatch with foreach_batch_writer for other modes',
             )
         checkpoint = self.options.get("checkpointLocation") or self.options.get("checkpointlocation")
-        options = self._parsed.for_role("sink")
-        check_progress(options, spark_options.tracks_asynchronously(self._of_spark))
+        options = self._options.for_role("sink")
+        check_progress(options, spark_options.tracks_asynchronously(self._spark_options))
         return RocketMQStreamWriter(options, schema, checkpoint)
 
     def _source(self, role: str, schema: StructType) -> tuple[options_table.Options, tuple[Column, ...]]:
@@ -100,8 +100,8 @@ class RocketMQDataSource(compat.DataSource):
         from rocketmq_spark.columnar.decode.schema import chosen, columns_of
         from rocketmq_spark.spark.source.checks import check_source
 
-        spark_options.check(self._of_spark, role)
-        return check_source(self._parsed, role), chosen(columns_of(self._parsed), schema)
+        spark_options.check(self._spark_options, role)
+        return check_source(self._options, role), chosen(columns_of(self._options), schema)
 
 
 def register(spark: SparkSession) -> None:
@@ -159,7 +159,7 @@ def _complete_environment(spark: SparkSession) -> bool:
         if not variables.containsKey(name):
             variables.put(name, value)
     conf = spark.sparkContext.getConf()
-    variables.put(context_settings.VARIABLE, context_settings.variable_of(conf.get))
+    variables.put(context_settings.VARIABLE, context_settings.encoded_settings(conf.get))
     if conf.get("spark.kryo.registrationRequired", "false").lower() == "true":
         variables.put(READ_BY_TASKS, "1")
     return True

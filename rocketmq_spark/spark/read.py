@@ -77,4 +77,4 @@ def read_rocketmq(
 def _read(options: Options, columns: tuple[Column, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for task in batch.column(0).to_pylist():
-            yield from tasks.read(options, columns, pickle.loads(task))
+            yield from tasks.read_partition(options, columns, pickle.loads(task))

@@ -232,12 +232,12 @@ def test_whose_broker_does_not_say_whether_its_topic_is_the_old_one_is_not_known
 ) -> None:
     """It has answered where its queues end: nothing is lost, for all that these say."""
     silent, other = queue(0), MessageQueue("orders", "broker-b", 0)
-    answers = recreation.Found([], {("orders", "broker-a"): CallTimeout("no answer in time")})
-    monkeypatch.setattr(recreation.RecreationWatch, "look", lambda *asked: answers)
+    answers = recreation.RecreationResult([], {("orders", "broker-a"): CallTimeout("no answer in time")})
+    monkeypatch.setattr(recreation.RecreationWatch, "check", lambda *asked: answers)
     monkeypatch.setattr(admin, "with_kept", lambda client, bounds, *more: bounds)
     client = client_of([silent, other], lambda queues, *more: dict.fromkeys(queues, QueueBounds(0, 7, 0)))
     found, errors = differences(client, LoggedBatch(0, {0: Offsets({silent: 5, other: 7})}))
-    assert [one.state for one in found] == [DriftState.AWAY, DriftState.READ]
+    assert [one.state for one in found] == [DriftState.UNAVAILABLE, DriftState.READ]
     assert ["no answer in time" in error for error in errors] == [True]
 
 
@@ -248,9 +248,9 @@ def test_of_a_broker_that_is_registered_and_silent_nothing_is_said_to_be_lost(mo
         note(CallTimeout("no answer in time"), silent)
         return {here: QueueBounds(0, 7, 0)}
 
-    monkeypatch.setattr(recreation.RecreationWatch, "look", lambda *asked: recreation.Found([], {}))
+    monkeypatch.setattr(recreation.RecreationWatch, "check", lambda *asked: recreation.RecreationResult([], {}))
     monkeypatch.setattr(admin, "with_kept", lambda client, bounds, *more: bounds)
     client = client_of([here, silent], bounds)
     found, errors = differences(client, LoggedBatch(0, {0: Offsets({here: 7, silent: 3})}))
-    assert [one.state for one in found] == [DriftState.READ, DriftState.AWAY]
+    assert [one.state for one in found] == [DriftState.READ, DriftState.UNAVAILABLE]
     assert len(errors) == 1

@@ -46,7 +46,7 @@ def test_further_topics_are_noted_before_anything_is_sent(
         raise CallTimeout("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(once, "noted", unanswered)
+        patched.setattr(once, "snapshot_queue_ends", unanswered)
         assert sink.plan(sink.options(topic=good)).ends.topics == [good]
         with pytest.raises(CallTimeout):
             sink.plan(sink.options(allowedTopics=f"{bad},{good}"))

@@ -26,7 +26,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session.looks import noted_ids
 from rocketmq_spark.spark import context_settings
 from rocketmq_spark.spark.sink import checks, guarantee, once
-from rocketmq_spark.spark.sink.once import OncePlan
+from rocketmq_spark.spark.sink.once import ExactlyOncePlan
 from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
 from rocketmq_spark.stored.ends import QueueEnds
 from tests.live.writes import frame, sink_options
@@ -51,17 +51,17 @@ def test_what_cannot_be_combined_is_refused_with_its_reason(
     chosen = {"topic": "t", "deliveryGuarantee": "exactly-once", **given}
     options = sink_options("x:1", **{name: value for name, value in chosen.items() if value is not None})
     with pytest.raises(OptionError, match=why):
-        checks.check(options, from_arrow_schema(frame(body=["x"], **columns).schema))
+        checks.check_sink(options, from_arrow_schema(frame(body=["x"], **columns).schema))
 
 
 def test_without_xxhash_it_is_refused_and_its_command_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the driver when the write is planned, and on a worker that lacks it."""
     options = sink_options("x:1", topic="t", deliveryGuarantee="exactly-once")
     columns = from_arrow_schema(frame(body=["x"]).schema)
-    checks.check(options, columns)
+    checks.check_sink(options, columns)
     monkeypatch.setattr(extras, "installed", lambda name: name != "xxhash")
     with pytest.raises(OptionError, match=r"xxhash, which hashes rows, is not installed: pip install .*'xxhash>="):
-        checks.check(options, columns)
+        checks.check_sink(options, columns)
     monkeypatch.setitem(sys.modules, "xxhash", None)
     with pytest.raises(
         OptionError, match=r"needs xxhash, which a Spark worker.*On all workers: pip install .*'xxhash>="
@@ -111,7 +111,7 @@ def test_settings_that_register_saw_are_checked_before_a_batch(monkeypatch: pyte
     for context, settings in (("/earlier", {}), ("/files", exactly_once_conf()), ("/files", {})):
         guarantee.check_registered()  # what another context had says nothing about this one
         monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda context=context: context)
-        monkeypatch.setenv(context_settings.VARIABLE, context_settings.variable_of(settings.get))
+        monkeypatch.setenv(context_settings.VARIABLE, context_settings.encoded_settings(settings.get))
         monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: "/files")
     with pytest.raises(OptionError, match=r"the Spark context lacks spark.stage.maxConsecutiveAttempts=1") as e:
         guarantee.check_registered()
@@ -159,7 +159,7 @@ def test_each_task_looks_where_it_runs(monkeypatch: pytest.MonkeyPatch, name: st
     here = {**exactly_once_conf(), once._QUERY: "query-1", once._BATCH: "7"}
     task = SimpleNamespace(getLocalProperty=here.get)
     monkeypatch.setattr(once, "TaskContext", SimpleNamespace(get=lambda: task))
-    stream = OncePlan(BatchName("query-1", 0, 7, b"", "sink"), QueueEnds({}, {}))
+    stream = ExactlyOncePlan(BatchName("query-1", 0, 7, b"", "sink"), QueueEnds({}, {}))
     job = replace(stream, streaming=False)
     once.check_task(stream, 4.0)
     with pytest.raises(OptionError, match="cannot see, inside a streaming query, that a batch is repeated"):
@@ -190,15 +190,15 @@ def test_topics_are_checked_once_in_each_place(monkeypatch):
     checked = []
     monkeypatch.setattr(session, "client", lambda options: SimpleNamespace(routes=None, brokers=None))
     monkeypatch.setattr(once, "ends_now", lambda *given: QueueEnds({}, {}))
-    monkeypatch.setattr(once, "_check", lambda options, ends: checked.append(options) is None)
-    process.kept(once._CHECKED).clear()
+    monkeypatch.setattr(once, "_check_topics", lambda options, ends: checked.append(options) is None)
+    process.kept(once._CHECKED_TOPICS).clear()
     ways = [{"addressMap": '{"10.0.0.5:10911": "y:2"}'}, {"accessKey": "a", "secretKey": "b"}, {"tls": "true"}]
     suffixes = [{"environment": name, "environmentMode": "suffix"} for name in ("dev", "test")]
     places = [{}, {"namespace": "n"}, *suffixes, *ways, {"nameServer": "y:1"}, {"topic": "u"}]
     for place in (*places, *places):
-        once.noted(sink_options("x:1", **{"topic": "t", "deliveryGuarantee": "exactly-once", **place}))
+        once.snapshot_queue_ends(sink_options("x:1", **{"topic": "t", "deliveryGuarantee": "exactly-once", **place}))
     assert len(checked) == len(places)
-    process.kept(once._CHECKED).clear()
+    process.kept(once._CHECKED_TOPICS).clear()
 
 
 def test_a_server_that_never_answers_a_check_holds_up_only_its_own_query(monkeypatch):
@@ -210,9 +210,9 @@ def test_a_server_that_never_answers_a_check_holds_up_only_its_own_query(monkeyp
         return answers.wait(60)
 
     monkeypatch.setattr(once, "ends_now", lambda *given: QueueEnds({}, {}))
-    monkeypatch.setattr(once, "_check", check)
+    monkeypatch.setattr(once, "_check_topics", check)
     hostile = sink_options("127.0.0.1:1", topic="t", deliveryGuarantee="exactly-once")
-    theirs = threading.Thread(target=once.noted, args=(hostile,))
+    theirs = threading.Thread(target=once.snapshot_queue_ends, args=(hostile,))
     theirs.start()
     assert asked.wait(60)
     mine = threading.Thread(target=session.client, args=(sink_options("127.0.0.1:2", topic="t"),), daemon=True)
@@ -221,5 +221,5 @@ def test_a_server_that_never_answers_a_check_holds_up_only_its_own_query(monkeyp
     went_on = not mine.is_alive()
     answers.set()
     theirs.join()
-    process.kept(once._CHECKED).clear()
+    process.kept(once._CHECKED_TOPICS).clear()
     assert went_on

@@ -68,7 +68,7 @@ def test_counts_are_logged(writer, caplog):
 
 def test_two_tasks_that_name_one_topic_in_two_ways_are_an_error():
     options = sink_options("x:1", topicNames="dotsToUnderscores", topic="t")
-    writer = object.__new__(task._Writer)
+    writer = object.__new__(task._DriverWriter)
     writer.options = options
     same = [task.TaskCommitMessage(Written(1), ("t", "a.b")) for _ in range(2)]
     writer.commit([*same, None], "written")
@@ -78,7 +78,7 @@ def test_two_tasks_that_name_one_topic_in_two_ways_are_an_error():
 
 def test_two_writes_that_name_one_topic_in_two_ways_are_told(writer, caplog):
     """Two batch writes, or two micro-batches of a stream, whose writer Spark makes anew."""
-    process.kept(checks._NAMED).clear()
+    process.kept(checks._NAMES_KEY).clear()
     finish(writer, "commit", [])
     writer._writer.options = sink_options("x:1", topicNames="dotsToUnderscores")
     number = (7,) if isinstance(writer, task.RocketMQStreamWriter) else ()
@@ -121,7 +121,7 @@ def test_a_topic_that_does_not_exist_is_told_before_any_task(broker_cluster, kin
 def test_a_stream_commits_whatever_became_of_its_topic(broker_cluster, monkeypatch, caplog):
     """Spark makes the writer anew for that, in another process, while the topic's brokers may be away and others there."""
     caplog.set_level(logging.INFO, "rocketmq_spark")
-    monkeypatch.setitem(sys.modules, task._COMMITS, ModuleType(task._COMMITS))
+    monkeypatch.setitem(sys.modules, task._COMMIT_WORKER, ModuleType(task._COMMIT_WORKER))
     writer = source(broker_cluster.name_server, topic="no-such-topic").streamWriter(SCHEMA, False)
     finish(writer, "commit", [Written(5, 100, 1)])
     assert "batch 7: 5 rows" in caplog.text

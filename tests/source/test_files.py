@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import OffsetError
-from rocketmq_spark.spark.checkpoints.entries import folder
+from rocketmq_spark.spark.checkpoints.entries import open_folder
 
 
 @pytest.fixture(params=["path", "address"])
@@ -21,7 +21,7 @@ def name(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_what_is_there_and_when_it_was_changed(name: str, tmp_path: Path) -> None:
-    found = folder(name)
+    found = open_folder(name)
     assert (found.exists(), found.exists("a"), found.exists("top"), found.exists("b")) == (True, True, False, False)
     assert set(found.files(recursive=True)) == {"top", "a/1"}
     assert (set(found.files()), set(found.files("a")), found.files("b")) == ({"top"}, {"a/1"}, {})
@@ -30,7 +30,7 @@ def test_what_is_there_and_when_it_was_changed(name: str, tmp_path: Path) -> Non
 
 
 def test_a_copy_beside_it_and_what_is_deleted(name: str, tmp_path: Path) -> None:
-    found = folder(name)
+    found = open_folder(name)
     copied = found.copy(["a/1", "top"], "kept")
     assert copied.name == name[: -len("made")] + "kept"
     found.delete(["a/1"])
@@ -40,9 +40,9 @@ def test_a_copy_beside_it_and_what_is_deleted(name: str, tmp_path: Path) -> None
 
 def test_what_goes_wrong_names_the_folder(name: str) -> None:
     with pytest.raises(OffsetError, match=rf"{name}: .*No such file"):
-        folder(name).read("b")
+        open_folder(name).read("b")
     with pytest.raises(OffsetError, match="odd://x cannot be reached"):
-        folder("odd://x")
+        open_folder("odd://x")
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_one_that_is_named_from_inside_has_its_name(
     (tmp_path / "made" / "a").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "made" / "a")
     monkeypatch.setenv("HOME", str(tmp_path / "made" / "a"))
-    assert folder(given).name == str(tmp_path.resolve() / real)
+    assert open_folder(given).name == str(tmp_path.resolve() / real)

@@ -33,7 +33,7 @@ def options(name_server="h:1", **given):
 )
 def test_of_topic(given, of_t, of_u):
     found = options(**given)
-    assert (filters.of_topic(found, "t"), filters.of_topic(found, "u")) == (of_t, of_u)
+    assert (filters.filter_of_topic(found, "t"), filters.filter_of_topic(found, "u")) == (of_t, of_u)
 
 
 def test_no_filter_is_false():
@@ -43,23 +43,23 @@ def test_no_filter_is_false():
 
 def test_two_kinds_exclude_each_other():
     with pytest.raises(OptionError, match="options 'tags' and 'sql' are mutually exclusive"):
-        filters.check(options(tags="a", sql="x > 5"))
+        filters.check_subscription(options(tags="a", sql="x > 5"))
 
 
 @pytest.mark.parametrize("tags", ["||", " || ||", '{"t": "||"}'])
 def test_tags_that_are_none(tags):
     with pytest.raises(OptionError, match=r"expected tags separated by \|\|"):
-        filters.check(options(tags=tags))
+        filters.check_subscription(options(tags=tags))
 
 
 @pytest.mark.parametrize("tags", ["*", "a", "a||b", '{"t": "a", "u": "*"}'])
 def test_tags_that_are_fine(tags):
-    filters.check(options(tags=tags))
+    filters.check_subscription(options(tags=tags))
 
 
 def kept(**given):
     """What offsets record, without what they record of every source of these tests."""
-    record = filters.recorded(options(**given))
+    record = filters.source_identity(options(**given))
     usual = {"namespace": "", "subscribe": ["t", "u"]}
     return {name: value for name, value in record.items() if usual.get(name) != value}
 
@@ -86,7 +86,7 @@ def test_offsets_remember_the_filter():
     ],
 )
 def test_offsets_remember_the_topics_that_are_named(given, record, topics):
-    found = filters.recorded(options(**given))
+    found = filters.source_identity(options(**given))
     assert found == {"namespace": "", **record}
     assert filters.recorded_topics(json.loads(json.dumps(found))) == topics
     assert filters.recorded_topics({"namespace": ""}) == set(), "of an earlier release"
@@ -95,7 +95,7 @@ def test_offsets_remember_the_topics_that_are_named(given, record, topics):
 def test_a_damaged_record_of_assigned_queues_is_an_error():
     of = Offsets({}, reads={"newQueues": False, "assign": {"t": 3}}, plan={"allocationStrategy": "averagely"})
     with pytest.raises(OffsetError, match=r"reads/assign: {'t': 3} cannot be used; expected JSON such as"):
-        filters.read_next(of, ZERO_TO_FIVE)
+        filters.queues_of_next_batch(of, ZERO_TO_FIVE)
 
 
 def test_offsets_remember_which_new_queues_are_read():
@@ -128,19 +128,19 @@ ZERO_TO_FIVE = [MessageQueue("t", broker, number) for broker in ("broker-a", "br
 def test_offsets_say_which_queues_are_read_next(given, environment, expected):
     strategy = {"allocationStrategy": "averagely"}
     of = Offsets({ZERO_TO_FIVE[1]: 5}, reads=given, environment=environment or {}, plan=strategy)
-    assert filters.read_next(of, ZERO_TO_FIVE) == [ZERO_TO_FIVE[i] for i in expected]
+    assert filters.queues_of_next_batch(of, ZERO_TO_FIVE) == [ZERO_TO_FIVE[i] for i in expected]
 
 
 def test_a_new_topic_has_the_queue_of_an_environments_number():
     of = Offsets({ZERO_TO_FIVE[1]: 5}, reads={"environment": "2"}, environment={ZERO_TO_FIVE[1]: 2})
     new = [MessageQueue("u", "broker-a", number) for number in range(3)]
-    assert filters.read_next(of, [*ZERO_TO_FIVE, *new]) == [ZERO_TO_FIVE[1], new[1]]
+    assert filters.queues_of_next_batch(of, [*ZERO_TO_FIVE, *new]) == [ZERO_TO_FIVE[1], new[1]]
 
 
 def validate(broker_cluster, topic, sql):
     found = options(broker_cluster.name_server, subscribe=topic, sql=sql)
     session.routes(found).get(topic)
-    filters.validate(
+    filters.check_sql(
         session.offsets(found), found, [MessageQueue(topic, "broker-a", 0)], Deadline.after(10), lambda _: False
     )
 
@@ -164,7 +164,7 @@ def test_an_expression_of_a_topic_that_the_pattern_matches_later_is_compiled_at_
         session.routes(found).get(topic)
         queues = [MessageQueue(topic, "broker-a", 0)]
         with pytest.raises(OptionError, match="option 'sql' is 'a >'") if refused else nullcontext():
-            filters.validate(session.offsets(found), found, queues, Deadline.after(10), lambda _: False)
+            filters.check_sql(session.offsets(found), found, queues, Deadline.after(10), lambda _: False)
 
 
 # --- topics and queues
@@ -201,36 +201,36 @@ LISTED = ["orders-eu", "orders-us", "prices", "%RETRY%orders-g", "%DLQ%orders-g"
 )
 def test_a_pattern_means_topics_of_users(pattern, internal_too, expected):
     made = meaning(subscribePattern=pattern, includeInternal=internal_too)
-    assert filters.matching(made, LISTED, {"orders-cluster"}) == expected
+    assert filters.matching_topics(made, LISTED, {"orders-cluster"}) == expected
 
 
 @pytest.mark.parametrize(("internal_too", "more"), [(False, ("orders-us",)), (True, ("%DLQ%orders-g", "orders-us"))])
 def test_topics_with_positions_are_asked_for_although_they_are_not_listed(internal_too, more):
     made = meaning(subscribePattern=".*orders.*", includeInternal=internal_too)
     known = ["orders-us", "orders-eu", "prices", "%DLQ%orders-g"]
-    assert filters.with_known(made, ("orders-eu",), known) == ("orders-eu", *more)
-    assert filters.with_known(made, ("orders-eu",), ["orders-eu"]) == ("orders-eu",)
+    assert filters.plus_checkpoint_topics(made, ("orders-eu",), known) == ("orders-eu", *more)
+    assert filters.plus_checkpoint_topics(made, ("orders-eu",), ["orders-eu"]) == ("orders-eu",)
 
 
 def test_queues_that_are_read():
-    assert filters.readable(meaning(), route(), False) == [A0, A1]
+    assert filters.readable_queues(meaning(), route(), False) == [A0, A1]
     assigned = meaning(assign='{"t":{"a":[1]}}')
-    assert filters.readable(assigned, route(), False) == [A1]
+    assert filters.readable_queues(assigned, route(), False) == [A1]
 
 
 def test_assigned_queues_that_are_away_are_an_error_at_a_start_only():
     assigned = meaning(assign='{"t":{"a":[1],"b":[0]}}')
     with pytest.raises(OptionError, match="option 'assign' names queues that do not exist: t/b/0"):
-        filters.readable(assigned, route(), False)
-    assert filters.readable(assigned, route(), True) == [A1]
-    assert filters.readable(assigned, route(), False, {B0}) == [A1], "its broker left: a checkpoint waits for it"
-    assert filters.readable(meaning(assign='{"t":{"b":[0]}}'), route(), False, {B0}) == []
+        filters.readable_queues(assigned, route(), False)
+    assert filters.readable_queues(assigned, route(), True) == [A1]
+    assert filters.readable_queues(assigned, route(), False, {B0}) == [A1], "its broker left: a checkpoint waits for it"
+    assert filters.readable_queues(meaning(assign='{"t":{"b":[0]}}'), route(), False, {B0}) == []
 
 
 def test_a_topic_without_read_permission():
     with pytest.raises(RouteNotFound, match="no read permission"):
-        filters.readable(meaning(), route(perm=2), False)
-    assert filters.readable(meaning(), route(perm=2), True) == []
+        filters.readable_queues(meaning(), route(perm=2), False)
+    assert filters.readable_queues(meaning(), route(perm=2), True) == []
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,10 @@ def test_a_topic_without_read_permission():
     ],
 )
 def test_why_a_queue_is_absent(known, queue, reason):
-    assert filters.why_absent(known, queue) == reason
-    assert filters.is_hidden(known, queue) == (reason == "the route says that its broker does not read it any more")
+    assert filters.unavailable_reason(known, queue) == reason
+    assert filters.is_removed_queue(known, queue) == (
+        reason == "the route says that its broker does not read it any more"
+    )
 
 
 @pytest.mark.parametrize(
@@ -281,14 +283,14 @@ class Compiler:
 def test_an_expression_for_a_batch_topic_is_refused():
     """Brokers would compare it with the properties of whole batches."""
     with pytest.raises(OptionError, match=r"t is a batch topic.*Filter with option 'tags'"):
-        filters.validate(
+        filters.check_sql(
             Compiler(), options(sql="a > 5"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: True
         )
 
 
 def test_an_expression_that_a_proxy_did_not_compile_is_refused():
     with pytest.raises(OptionError, match="a Proxy does not check the expression"):
-        filters.validate(
+        filters.check_sql(
             Compiler(False), options(sql="a >"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: False
         )
 
@@ -361,7 +363,7 @@ def test_a_checkpoint_of_another_layout_is_refused(given, begin, problem):
         (SUFFIX, Offsets({QUEUE: 1}), "and this query of environment 'dev' with 'suffix'"),
         (
             NAMED,
-            Offsets({QUEUE: 1}, reads=filters.recorded(options(**SUFFIX))),
+            Offsets({QUEUE: 1}, reads=filters.source_identity(options(**SUFFIX))),
             "of environment 'dev' with 'suffix', and",
         ),
     ],
@@ -406,11 +408,11 @@ def test_positions_of_a_version_without_environments_are_compared_by_their_queue
     if _older(begin):
         filters.check_checkpoint(found, begin)
     if problem is None:
-        filters.check_owned(found, begin, owned)
-        filters.check_owned(options(), begin, set())
+        filters.check_environment_queues(found, begin, owned)
+        filters.check_environment_queues(options(), begin, set())
         return
     with pytest.raises(CheckpointMismatch, match=problem):
-        filters.check_owned(found, begin, owned)
+        filters.check_environment_queues(found, begin, owned)
 
 
 def _older(begin):
@@ -485,5 +487,5 @@ def test_one_topic_in_common_is_enough(given):
 def test_recorded_environments_own_the_same_queues(given):
     """What ``recorded`` writes is what ``read_next`` reads."""
     found = options(**given)
-    of = Offsets({ZERO_TO_FIVE[0]: 1}, reads=filters.recorded(found))
-    assert filters.read_next(of, ZERO_TO_FIVE) == filters.environment_of(found).owned(ZERO_TO_FIVE)
+    of = Offsets({ZERO_TO_FIVE[0]: 1}, reads=filters.source_identity(found))
+    assert filters.queues_of_next_batch(of, ZERO_TO_FIVE) == filters.environment_of(found).owned(ZERO_TO_FIVE)

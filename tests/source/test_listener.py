@@ -66,7 +66,7 @@ def test_only_the_topics_that_are_named(listening):
 def test_queues_of_another_namespace_environment_or_group_are_left_alone(listening, given, theirs):
     """They have the same names there."""
     listener, committed = listening(**given)
-    mine = filters.recorded(listener._options)
+    mine = filters.source_identity(listener._options)
     listener.onQueryProgress(progress(*(json.dumps({**json.loads(END), "reads": reads}) for reads in (theirs, mine))))
     assert committed == [{T: 5, U: 7}]
 

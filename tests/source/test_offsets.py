@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source import kafka_partitions
-from rocketmq_spark.spark.source.offsets import VERSION, OffsetLog, Offsets
+from rocketmq_spark.spark.source.offsets import VERSION, OffsetLogCache, Offsets
 from tests import strategies
 from tests.reading import canonical
 
@@ -123,24 +123,24 @@ def test_a_newer_version_says_so():
 
 @given(_OFFSETS)
 def test_a_log_gives_back_what_it_wrote_without_reading_it(offsets):
-    log, written = OffsetLog(), []
+    log, written = OffsetLogCache(), []
     for _ in range(3):
-        written.append(json.loads(json.dumps(log.written(offsets))))
-        assert log.read(written[-1]) == Offsets.from_json(written[-1])
-    assert log.read(written[0]) is log.read(written[1])
+        written.append(json.loads(json.dumps(log.to_log(offsets))))
+        assert log.from_log(written[-1]) == Offsets.from_json(written[-1])
+    assert log.from_log(written[0]) is log.from_log(written[1])
 
 
 def test_a_log_keeps_the_last_two():
-    log = OffsetLog()
+    log = OffsetLogCache()
     entries = [Offsets({queue(0): end}).to_json() for end in range(3)]
-    first = log.read(entries[0])
-    second = log.read(entries[1])
-    assert log.read(entries[0]) is first
-    third = log.read(entries[2])
-    assert log.read(entries[0]) is first
-    assert log.read(entries[2]) is third
-    assert log.read(entries[1]) is not second
-    assert log.read(entries[1]) == second
+    first = log.from_log(entries[0])
+    second = log.from_log(entries[1])
+    assert log.from_log(entries[0]) is first
+    third = log.from_log(entries[2])
+    assert log.from_log(entries[0]) is first
+    assert log.from_log(entries[2]) is third
+    assert log.from_log(entries[1]) is not second
+    assert log.from_log(entries[1]) == second
 
 
 @pytest.mark.parametrize(

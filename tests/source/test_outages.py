@@ -493,14 +493,14 @@ def test_a_first_plan_that_could_not_see_all_is_none(scripted, fails, monkeypatc
         scripted.on(SEARCH, [refuse(2, "[PCBUSY] busy"), ok(offset=5)])
         run.offset = canonical({**json.loads(log(5)), "marks": {"t": {"broker-a": {"0": 500}}}})
     else:
-        real, failures = RecreationWatch.marks, [CallTimeout("a broker hangs")]
+        real, failures = RecreationWatch.newest_store_ms, [CallTimeout("a broker hangs")]
 
         def marks(*arguments):
             if failures:
                 raise failures.pop()
             return real(*arguments)
 
-        monkeypatch.setattr(RecreationWatch, "marks", marks)
+        monkeypatch.setattr(RecreationWatch, "newest_store_ms", marks)
     assert run.latest() == run.offset
     assert positions(run.ahead()) == {A: 20}
 

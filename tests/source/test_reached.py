@@ -19,7 +19,7 @@ from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source import planner
-from rocketmq_spark.spark.source.offsets import OffsetLog, Offsets
+from rocketmq_spark.spark.source.offsets import OffsetLogCache, Offsets
 from rocketmq_spark.spark.source.planner import TriggerLimits
 from rocketmq_spark.spark.source.readers import RocketMQStreamReader
 from rocketmq_spark.spark.source.tasks import RangePartition
@@ -40,7 +40,7 @@ class PlannedStream:
     """A fake of ``Stream`` with one queue and without brokers."""
 
     def __init__(self, topic: Topic, latest: bool) -> None:
-        self.log = OffsetLog()
+        self.log = OffsetLogCache()
         self._topic = topic
         self._first = topic.end if latest else 0  # a new run resolves it anew
         self._initial: Offsets | None = None
@@ -68,7 +68,7 @@ class PlannedStream:
 
 def reader(topic: Topic, latest: bool = False, **given: object) -> RocketMQStreamReader:
     parsed = options.parse({"nameServer": "127.0.0.1:1", "subscribe": "t", **given}).for_role("stream source")
-    made = RocketMQStreamReader(parsed, BASIC, hands_over=False)
+    made = RocketMQStreamReader(parsed, BASIC, supports_prefetch=False)
     made._stream = PlannedStream(topic, latest)
     return made
 

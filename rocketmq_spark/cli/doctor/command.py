@@ -288,14 +288,14 @@ def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Fin
 
 def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterator[Finding]:
     from rocketmq_spark.cli.checkpoint import differences
-    from rocketmq_spark.spark.checkpoints.entries import folder as opened
     from rocketmq_spark.spark.checkpoints.entries import last_batch
-    from rocketmq_spark.spark.checkpoints.entries import under_way as not_done
-    from rocketmq_spark.spark.checkpoints.owners import of_others
+    from rocketmq_spark.spark.checkpoints.entries import open_folder as opened
+    from rocketmq_spark.spark.checkpoints.entries import uncommitted_batch as not_done
+    from rocketmq_spark.spark.checkpoints.owners import exposure
     from rocketmq_spark.spark.checkpoints.rewind import DriftState
 
     check = f"checkpoint {folder}"
-    if (exposed := of_others(folder)) is not None:
+    if (exposed := exposure(folder)) is not None:
         yield (broken if os.geteuid() == folders.ROOT else advice)(check, *exposed)  # as a query itself does
     if (read := not_done(opened(folder))) is not None:
         silent = query.waited_for(target.within(read.batch.reads).client(), read)
@@ -307,7 +307,7 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
         )
         return
     client = target.within(batch.reads).client()
-    batch, elsewhere = batch.within(query.clusters(client))
+    batch, elsewhere = batch.of_clusters(query.clusters(client))
     if elsewhere:
         yield advice(check, query.left_out(elsewhere), "Run it again with that name server")
     found, _ = differences(client, batch)
@@ -315,7 +315,7 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
     if topics and not read_topics.intersection(topics):
         yield servers.of_other_topics(check, read_topics, topics)
     yield from servers.drifted(check, found)
-    fit = [one for one in found if one.state.lossless or one.state is DriftState.LOST]
+    fit = [one for one in found if one.state.is_lossless or one.state is DriftState.LOST]
     if fit:
         new = {one.queue for one in fit if one.state is DriftState.NEW}
         yield _kept(client, check, look_at(client, {one.queue: one.position for one in fit}, new))
@@ -332,12 +332,12 @@ def of_exactly_once(target: Target, subject: Subject) -> Finding:
     given = {**target.settings(), **named, "delivery_guarantee": guarantee.EXACTLY_ONCE}
     try:
         options = options_table.parse(given).for_role("sink")
-        if problems := guarantee.problems(options, ()):
+        if problems := guarantee.option_problems(options, ()):
             raise OptionError.of(problems)
-        ends = once.noted(options)
+        ends = once.snapshot_queue_ends(options)
         begun = ""
         if subject.checkpoint is not None:
-            begun = f"; {notes.standing(entries.checkpoint_folder(subject.checkpoint), once.SINK)}"
+            begun = f"; {notes.batch_status(entries.checkpoint_folder(subject.checkpoint), once.SINK_WRITE)}"
     except RocketMQError as e:
         return failed(check, e, "See docs/exactly-once.md")
     queues = f"{len(ends.queues)} queue{'s' * (len(ends.queues) != 1)} of {', '.join(sorted(ends.masters))}"

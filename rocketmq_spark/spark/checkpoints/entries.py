@@ -38,25 +38,25 @@ class Folder:
 
     name: str
     _system: Any
-    _root: str
+    _root_path: str
 
     def files(self, below: str = "", recursive: bool = False) -> dict[str, int]:
         """Return when each file was last changed, in ms since 1970; empty if the folder does not exist."""
         from pyarrow.fs import FileType
 
-        found = [info for info in self._infos(below, recursive) if info.type == FileType.File]
-        return {info.path[len(self._root) :].lstrip("/"): (info.mtime_ns or 0) // 1_000_000 for info in found}
+        found = [info for info in self._file_infos(below, recursive) if info.type == FileType.File]
+        return {info.path[len(self._root_path) :].lstrip("/"): (info.mtime_ns or 0) // 1_000_000 for info in found}
 
     def folders(self, below: str) -> list[str]:
         """Return the names of the subfolders of a folder; empty if the folder does not exist."""
         from pyarrow.fs import FileType
 
-        return [_last(info.path) for info in self._infos(below, False) if info.type == FileType.Directory]
+        return [_base_name(info.path) for info in self._file_infos(below, False) if info.type == FileType.Directory]
 
-    def _infos(self, below: str, recursive: bool) -> list[Any]:
+    def _file_infos(self, below: str, recursive: bool) -> list[Any]:
         from pyarrow.fs import FileSelector
 
-        with self._named():
+        with self._with_folder_name():
             selector = FileSelector(self._path(below), allow_not_found=True, recursive=recursive)
             return list(self._system.get_file_info(selector))
 
@@ -64,17 +64,17 @@ class Folder:
         """Whether the folder, or the subfolder ``below``, exists."""
         from pyarrow.fs import FileType
 
-        with self._named():
+        with self._with_folder_name():
             return bool(self._system.get_file_info(self._path(below)).type == FileType.Directory)
 
     def read(self, path: str) -> str:
-        with self._named(), self._system.open_input_stream(self._path(path)) as stream:
+        with self._with_folder_name(), self._system.open_input_stream(self._path(path)) as stream:
             return str(stream.read(), "utf-8")
 
     def read_bytes(self, path: str) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
         try:
-            with self._named(), self._system.open_input_stream(self._path(path), compression=None) as stream:
+            with self._with_folder_name(), self._system.open_input_stream(self._path(path), compression=None) as stream:
                 return bytes(stream.read())
         except OffsetError as e:
             if isinstance(e.__cause__, FileNotFoundError):
@@ -83,26 +83,26 @@ class Folder:
 
     def create(self, path: str, content: bytes) -> bool:
         """Create a file atomically and durably; returns False if it exists."""
-        with self._named():
+        with self._with_folder_name():
             if self._is_local:
-                with self._place(path, 0o777) as (at, name):
-                    return _create(at, name, content)
+                with self._open_parent(path, 0o777) as (at, name):
+                    return _create_file(at, name, content)
             if self.read_bytes(path) is not None:
                 return False
-            self._put(path, content)
+            self._upload(path, content)
             return True
 
     def replace(self, path: str, content: bytes) -> None:
         """Create or replace a file atomically and durably."""
-        with self._named():
+        with self._with_folder_name():
             if self._is_local:
-                with self._place(path, 0o777) as (at, name):
-                    os.replace(_written(at, name, content), name, src_dir_fd=at, dst_dir_fd=at)
-                    _sync(at)
+                with self._open_parent(path, 0o777) as (at, name):
+                    os.replace(_write_temporary(at, name, content), name, src_dir_fd=at, dst_dir_fd=at)
+                    _sync_folder(at)
             else:
-                self._put(path, content)
+                self._upload(path, content)
 
-    def _put(self, path: str, content: bytes) -> None:
+    def _upload(self, path: str, content: bytes) -> None:
         whole = self._path(path)
         self._system.create_dir(whole.rpartition("/")[0], recursive=True)
         part = f"{whole.rpartition('/')[0]}/.{uuid.uuid4().hex}"
@@ -115,10 +115,10 @@ class Folder:
         return str(self._system.type_name) == "local"
 
     @contextmanager
-    def _place(self, path: str, mode: int | None = None) -> Iterator[tuple[int, str]]:
+    def _open_parent(self, path: str, mode: int | None = None) -> Iterator[tuple[int, str]]:
         """Yield the descriptor of the folder of a local file, and the name of the file. Raises ``OSError`` for links."""
         *below, name = path.split("/")
-        with folders.inside(Path(self._root), below, mode) as at:
+        with folders.inside(Path(self._root_path), below, mode) as at:
             yield at, name
 
     @contextmanager
@@ -132,22 +132,22 @@ class Folder:
         """
         with ExitStack() as stack:
             if self._is_local:
-                with self._named():
-                    owner = os.stat(self._root)
-                    self._refuse_others(owner.st_uid)
+                with self._with_folder_name():
+                    owner = os.stat(self._root_path)
+                    self._check_replaceable(owner.st_uid)
                     if os.geteuid() == folders.ROOT != owner.st_uid:
                         stack.enter_context(folders.rights_of(owner.st_uid))
-                        if not folders.is_readable(Path(self._root)):
+                        if not folders.is_readable(Path(self._root_path)):
                             raise PermissionError(f"its owner, {folders.user(owner.st_uid)}, may not read it there")
-                    if (link := folders.link_in(Path(self._root))) is not None:
+                    if (link := folders.link_in(Path(self._root_path))) is not None:
                         raise OffsetError(
                             f"{self.name} is not changed: {link} is a link, which could lead to files of other users",
                             remedy="Replace the link by the folder or file to which it leads",
                         )
             yield
 
-    def _refuse_others(self, owner: int) -> None:
-        path = Path(self._root)
+    def _check_replaceable(self, owner: int) -> None:
+        path = Path(self._root_path)
         if os.geteuid() != folders.ROOT:  # a volume of Kubernetes may have mode 0777, which this user cannot change
             folders.warn_if_replaceable(path, "the checkpoint")
         elif (found := next(folders.exposures(path, owner), None)) is not None:
@@ -162,26 +162,29 @@ class Folder:
         the copies belong to its owner, who alone may read the new folders. A link raises an error, because it could lead to a
         file of another user.
         """
-        system, root = self._system, self._root[: len(self._root.rstrip("/")) - len(_last(self._root))] + target
-        copied = Folder(self.name.rstrip("/")[: -len(_last(self.name))] + target, system, root)
-        with self._named():
+        system, root = (
+            self._system,
+            self._root_path[: len(self._root_path.rstrip("/")) - len(_base_name(self._root_path))] + target,
+        )
+        copied = Folder(self.name.rstrip("/")[: -len(_base_name(self.name))] + target, system, root)
+        with self._with_folder_name():
             if self._is_local:
-                self._copy(paths, Path(root))
+                self._copy_local(paths, Path(root))
             else:
                 for path in paths:
                     system.create_dir(copied._path(path).rpartition("/")[0], recursive=True)
                     system.copy_file(self._path(path), copied._path(path))
         return copied
 
-    def _copy(self, paths: Sequence[str], target: Path) -> None:
+    def _copy_local(self, paths: Sequence[str], target: Path) -> None:
         with ExitStack() as stack:
             top = self._new_sibling(target)
             stack.callback(os.close, top)
             stack.enter_context(self.as_owner())
             for path in paths:
                 *below, name = path.split("/")
-                with self._place(path) as (at, _), folders.inside(top, below, folders.PRIVATE) as to:
-                    _copy(name, at, to)
+                with self._open_parent(path) as (at, _), folders.inside(top, below, folders.PRIVATE) as to:
+                    _copy_file(name, at, to)
 
     def _new_sibling(self, target: Path) -> int:
         """Create the folder ``target`` for the owner of this folder, and return its descriptor. Where the owner may not create
@@ -195,31 +198,31 @@ class Folder:
             except PermissionError:
                 if any(folders.exposures(target)):  # the owner, too, could lead root to another folder
                     raise
-                return folders.new_folder_for(os.stat(self._root), target.name, parent)
+                return folders.new_folder_for(os.stat(self._root_path), target.name, parent)
 
     def delete(self, paths: Sequence[str]) -> None:
-        with self._named():
+        with self._with_folder_name():
             for path in paths:
                 if self._is_local:
-                    with self._place(path) as (at, name):
+                    with self._open_parent(path) as (at, name):
                         os.unlink(name, dir_fd=at)
                 else:
                     self._system.delete_file(self._path(path))
 
     def delete_folder(self, below: str) -> None:
         """Delete a subfolder and its content."""
-        with self._named():
+        with self._with_folder_name():
             if self._is_local:
-                with self._place(below) as (at, name):
+                with self._open_parent(below) as (at, name):
                     shutil.rmtree(name, dir_fd=at)
             else:
                 self._system.delete_dir(self._path(below))
 
     def _path(self, below: str) -> str:
-        return f"{self._root.rstrip('/')}/{below}" if below else self._root
+        return f"{self._root_path.rstrip('/')}/{below}" if below else self._root_path
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _with_folder_name(self) -> Iterator[None]:
         try:
             yield
         except OffsetError:  # a ValueError, too
@@ -230,23 +233,23 @@ class Folder:
             ) from e
 
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
-def _copy(name: str, at: int, to: int) -> None:
+def _copy_file(name: str, at: int, to: int) -> None:
     """Copy a file with its mode to another folder. Raises ``OSError`` for a link, a pipe or a device."""
     with (
         open(folders.open_regular(name, at=at), "rb") as file,
-        open(folders.open_regular(name, _NEW, to), "wb") as copy,
+        open(folders.open_regular(name, _CREATE_FLAGS, to), "wb") as copy,
     ):
         os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
         shutil.copyfileobj(file, copy)
 
 
-def _written(at: int, name: str, content: bytes) -> str:
+def _write_temporary(at: int, name: str, content: bytes) -> str:
     """Write ``content`` to a temporary file for the file ``name`` in a folder, flush it to disk, and return its name."""
     part = f".{name}.{uuid.uuid4().hex}"
-    with open(folders.open_regular(part, _NEW, at, 0o666), "wb") as file:
+    with open(folders.open_regular(part, _CREATE_FLAGS, at, 0o666), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -254,17 +257,17 @@ def _written(at: int, name: str, content: bytes) -> str:
 
 
 # Shares of SMB and mounted buckets have no hard links.
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-def _create(at: int, name: str, content: bytes) -> bool:
-    part = _written(at, name, content)
+def _create_file(at: int, name: str, content: bytes) -> bool:
+    part = _write_temporary(at, name, content)
     try:
         os.link(part, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
     except FileExistsError:
         return False
     except OSError as e:
-        if e.errno not in _NO_LINKS:
+        if e.errno not in _NO_HARD_LINKS:
             raise
         if name in os.listdir(at):
             return False
@@ -272,11 +275,11 @@ def _create(at: int, name: str, content: bytes) -> bool:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(part, dir_fd=at)
-    _sync(at)
+    _sync_folder(at)
     return True
 
 
-def _sync(folder: int) -> None:
+def _sync_folder(folder: int) -> None:
     """Flush to disk the directory entries of a folder, and the folder's own entry in its parent."""
     os.fsync(folder)
     parent = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
@@ -287,25 +290,25 @@ def _sync(folder: int) -> None:
 
 
 # Spark's names for schemes that pyarrow calls otherwise.
-_SAME_SCHEMES = {"s3a": "s3", "s3n": "s3"}
+_SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3"}
 
 
 def checkpoint_folder(location: str) -> Folder:
     """Return the folder of a ``checkpointLocation``, which may be a ``file:`` URI, as for Spark."""
     if location.startswith("file:"):
-        return folder("/" + location.removeprefix("file:").lstrip("/"))
-    return folder(location)
+        return open_folder("/" + location.removeprefix("file:").lstrip("/"))
+    return open_folder(location)
 
 
-def folder(name: str) -> Folder:
+def open_folder(name: str) -> Folder:
     """Return the folder with this path or URI. Raises ``OffsetError`` if it cannot be reached."""
     from pyarrow.fs import FileSystem, LocalFileSystem
 
     scheme, colon, path_of_it = name.partition("://")
-    name = f"{_SAME_SCHEMES.get(scheme, scheme)}{colon}{path_of_it}" if colon else name
+    name = f"{_SCHEME_ALIASES.get(scheme, scheme)}{colon}{path_of_it}" if colon else name
     if "://" not in name and not name.startswith("file:"):
         path = Path(name).expanduser().absolute()
-        if _last(name) in (".", "..", "~"):  # ``copy`` needs a name to which it can append
+        if _base_name(name) in (".", "..", "~"):  # ``copy`` needs a name to which it can append
             name = str(path := path.resolve())
         return Folder(name, LocalFileSystem(), str(path))
     try:
@@ -318,49 +321,49 @@ def folder(name: str) -> Folder:
     return Folder(name, system, root.rstrip("/"))
 
 
-def _last(path: str) -> str:
+def _base_name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
 _VERSIONS = ("v1", "v2")
-_HEAD = 2  # lines before the first source
+_HEADER_LINES = 2  # lines before the first source
 
 # A source of a query: its place, or its name in a log of version 2.
 SourceId = int | str
 
 
 class LoggedBatch(NamedTuple):
-    """The positions at which batch ``number`` ends, by source. Sources of other formats are omitted. ``begun_ms`` is when Spark
+    """The positions at which batch ``number`` ends, by source. Sources of other formats are omitted. ``planned_ms`` is when Spark
     planned the batch; None if the entry does not have this time.
     """
 
     number: int
     sources: dict[SourceId, Offsets]
-    begun_ms: int | None = None
+    planned_ms: int | None = None
 
     @property
     def positions(self) -> dict[MessageQueue, int]:
         """Positions of all sources. If two sources read a queue, the lower position counts."""
-        return merged(offsets.positions for offsets in self.sources.values())
+        return lowest_positions(offsets.positions for offsets in self.sources.values())
 
     @property
     def reads(self) -> list[Mapping[str, object]]:
         """Namespace, environment, cluster and filter of each source."""
         return [offsets.reads for offsets in self.sources.values()]
 
-    def within(self, clusters: Collection[str]) -> tuple[LoggedBatch, list[str]]:
+    def of_clusters(self, clusters: Collection[str]) -> tuple[LoggedBatch, list[str]]:
         """Return the batch without sources of other clusters, whose queues may have the same names, and these clusters' names.
 
         If no source would remain, the batch is returned unchanged, because the brokers of its clusters may be unavailable.
         """
-        others = {at: filters.are_others(offsets.reads, sorted(clusters)) for at, offsets in self.sources.items()}
+        others = {at: filters.other_clusters(offsets.reads, sorted(clusters)) for at, offsets in self.sources.items()}
         mine = {at: offsets for at, offsets in self.sources.items() if not others[at]}
         if not mine:
             return self, []
         return self._replace(sources=mine), sorted({name for names in others.values() for name in names})
 
 
-class Read(NamedTuple):
+class BatchRead(NamedTuple):
     """A batch with the ranges that it read. ``unknown`` has queues whose start is only in a batch that Spark has removed;
     ``done_ms`` is when the batch was finished, None if it is not.
     """
@@ -376,7 +379,7 @@ class Read(NamedTuple):
         return None if self.unknown else sum(part.size for part in self.ranges)
 
 
-def merged(several: Iterable[Positions]) -> dict[MessageQueue, int]:
+def lowest_positions(several: Iterable[Positions]) -> dict[MessageQueue, int]:
     """Return the lowest position of each queue in ``several``."""
     found: dict[MessageQueue, int] = {}
     for positions in several:
@@ -385,7 +388,7 @@ def merged(several: Iterable[Positions]) -> dict[MessageQueue, int]:
     return found
 
 
-def numbers(folder: Folder, log: str) -> dict[int, int]:
+def logged_times_ms(folder: Folder, log: str) -> dict[int, int]:
     """Return the batch numbers in ``log``, each with the time when its entry was written (epoch ms)."""
     entries = {path.rpartition("/")[2]: at for path, at in folder.files(log).items()}
     return {int(name): at for name, at in sorted(entries.items()) if name.isdecimal()}
@@ -396,56 +399,56 @@ def last_batch(folder: Folder, committed: bool = True) -> LoggedBatch | None:
 
     Raises ``OffsetError`` if the folder is not a checkpoint.
     """
-    begun = begun_batches(folder)
+    begun = planned_batches(folder)
     if committed:
-        begun &= numbers(folder, "commits").keys()
-    return read(folder, max(begun)) if begun else None
+        begun &= logged_times_ms(folder, "commits").keys()
+    return read_batch(folder, max(begun)) if begun else None
 
 
-def begun_batches(folder: Folder) -> set[int]:
+def planned_batches(folder: Folder) -> set[int]:
     """Return the numbers of the batches in the offset log. Raises ``OffsetError`` if the folder is not a checkpoint."""
     if not folder.exists("offsets"):
         raise OffsetError(
             f"{folder.name} is not a checkpoint: it has no folder 'offsets'", remedy="Name a checkpointLocation"
         )
-    return set(numbers(folder, "offsets"))
+    return set(logged_times_ms(folder, "offsets"))
 
 
-def under_way(folder: Folder) -> Read | None:
+def uncommitted_batch(folder: Folder) -> BatchRead | None:
     """Return the planned but unfinished batch with its ranges: it is running, or the next start repeats it. None without one."""
-    begun = begun_batches(folder)
+    begun = planned_batches(folder)
     number = max(begun, default=None)
-    if number is None or number in numbers(folder, "commits"):
+    if number is None or number in logged_times_ms(folder, "commits"):
         return None
-    batch = read(folder, number)
+    batch = read_batch(folder, number)
     # With asynchronous progress tracking the batch before may not be logged. Spark then repeats all batches since the last one.
     earlier = max((n for n in begun if n < number), default=None)
-    before = None if earlier is None else read(folder, earlier)
-    return Read(batch, *_ranges(before, batch), None)
+    before = None if earlier is None else read_batch(folder, earlier)
+    return BatchRead(batch, *_ranges_after(before, batch), None)
 
 
-def read(folder: Folder, number: int) -> LoggedBatch:
+def read_batch(folder: Folder, number: int) -> LoggedBatch:
     """Return one entry of the offset log. Raises ``OffsetError`` if it cannot be read."""
     path = f"offsets/{number}"
     lines = folder.read(path).splitlines()
     version = lines[0] if lines else ""
-    if version in ("", *_VERSIONS) and len(lines) <= _HEAD:
-        raise _damaged(folder, path)
+    if version in ("", *_VERSIONS) and len(lines) <= _HEADER_LINES:
+        raise _damaged_entry(folder, path)
     if version not in _VERSIONS:
         raise OffsetError(
             f"{folder.name}/{path} begins with {version!r}; expected the version of Spark's offset log, v1 or v2",
             remedy="If a newer Spark wrote it, upgrade rocketmq-spark",
         )
     try:
-        logged = map(_named_line, lines[_HEAD:]) if version == "v2" else enumerate(lines[_HEAD:])
-        found = {source: _ours(text) for source, text in logged}
+        logged = map(_split_name, lines[_HEADER_LINES:]) if version == "v2" else enumerate(lines[_HEADER_LINES:])
+        found = {source: _rocketmq_offsets(text) for source, text in logged}
     except ValueError as e:
-        raise _damaged(folder, path) from e
+        raise _damaged_entry(folder, path) from e
     sources: dict[SourceId, Offsets] = {at: offsets for at, offsets in found.items() if offsets is not None}
-    return LoggedBatch(number, sources, _begun(lines[1:2]))
+    return LoggedBatch(number, sources, _planned_ms(lines[1:2]))
 
 
-def _named_line(line: str) -> tuple[SourceId, str]:
+def _split_name(line: str) -> tuple[SourceId, str]:
     """Return the name of a source and the text of its offset. Raises ``ValueError`` for a truncated line."""
     name, colon, offset = line.partition(":")
     if not colon:
@@ -453,7 +456,7 @@ def _named_line(line: str) -> tuple[SourceId, str]:
     return name, offset
 
 
-def _damaged(folder: Folder, path: str) -> OffsetError:
+def _damaged_entry(folder: Folder, path: str) -> OffsetError:
     """The error for an incomplete entry: Spark writes entries atomically, with a line for each source."""
     return OffsetError(
         f"{folder.name}/{path} is damaged: it is incomplete, perhaps because its writer was killed",
@@ -461,31 +464,31 @@ def _damaged(folder: Folder, path: str) -> OffsetError:
     )
 
 
-def history(folder: Folder) -> list[Read]:
+def history(folder: Folder) -> list[BatchRead]:
     """Return all batches that the checkpoint still has, oldest first, with the ranges that each of them read."""
-    done = numbers(folder, "commits")
-    batches = list(_kept(folder))
+    done = logged_times_ms(folder, "commits")
+    batches = list(_existing_batches(folder))
     found = []
     before: LoggedBatch | None = None
     for batch in batches:
         follows = before is not None and before.number == batch.number - 1
-        ranges, unknown = _ranges(before if follows else None, batch)
-        found.append(Read(batch, ranges, unknown, done.get(batch.number)))
+        ranges, unknown = _ranges_after(before if follows else None, batch)
+        found.append(BatchRead(batch, ranges, unknown, done.get(batch.number)))
         before = batch
     return found
 
 
-def _kept(folder: Folder) -> Iterator[LoggedBatch]:
+def _existing_batches(folder: Folder) -> Iterator[LoggedBatch]:
     """Yield all batches. Spark may remove the oldest ones meanwhile; these are skipped."""
-    for number in sorted(begun_batches(folder)):
+    for number in sorted(planned_batches(folder)):
         try:
-            yield read(folder, number)
+            yield read_batch(folder, number)
         except OffsetError as e:
             if not isinstance(e.__cause__, FileNotFoundError):
                 raise
 
 
-def _ranges(before: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[OffsetRange], list[MessageQueue]]:
+def _ranges_after(before: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[OffsetRange], list[MessageQueue]]:
     starts: dict[SourceId, Positions] = {}
     for source, offsets in batch.sources.items():
         old = None if before is None else before.sources.get(source)
@@ -493,10 +496,12 @@ def _ranges(before: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[Offset
             starts[source] = offsets.positions
         else:
             starts[source] = {**(old.positions if old is not None else {}), **offsets.start}
-    return ranges(starts, batch)
+    return batch_ranges(starts, batch)
 
 
-def ranges(starts: Mapping[SourceId, Positions], end: LoggedBatch) -> tuple[list[OffsetRange], list[MessageQueue]]:
+def batch_ranges(
+    starts: Mapping[SourceId, Positions], end: LoggedBatch
+) -> tuple[list[OffsetRange], list[MessageQueue]]:
     """Return the ranges that the sources of a batch read from ``starts`` to the batch's end, and the queues without a start.
 
     Omits empty ranges, and returns equal ranges of two sources once, because Spark logs the one source of a self-join twice.
@@ -513,14 +518,14 @@ def ranges(starts: Mapping[SourceId, Positions], end: LoggedBatch) -> tuple[list
     return list(found), list(unknown)
 
 
-def _begun(lines: list[str]) -> int | None:
+def _planned_ms(lines: list[str]) -> int | None:
     try:
         return int(json.loads(lines[0])["batchTimestampMs"])
     except (IndexError, KeyError, TypeError, ValueError):
         return None
 
 
-def _ours(line: str) -> Offsets | None:
+def _rocketmq_offsets(line: str) -> Offsets | None:
     """The offsets in a line; None if it belongs to a source of another format. Raises ``ValueError`` for truncated JSON."""
     try:
         value = json.loads(line)

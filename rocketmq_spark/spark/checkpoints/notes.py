@@ -17,29 +17,29 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.columnar.encode.content_ids import BatchName
 from rocketmq_spark.errors import OffsetError, OptionError, UnprovedError
-from rocketmq_spark.spark.checkpoints.entries import Folder, numbers
+from rocketmq_spark.spark.checkpoints.entries import Folder, logged_times_ms
 from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds
 
 logger = logging.getLogger(__name__)
 
-ROOM = "rocketmq"
+NOTES_FOLDER = "rocketmq"
 # How the ids of rows are computed; version 1 computed them differently.
 VERSION = 2
-_EPOCH = f"{ROOM}/epoch"
-_OFFSETS_BYTES = 16
-_SUM = "sum"
+_EPOCH = f"{NOTES_FOLDER}/epoch"
+_DIGEST_BYTES = 16
+_CHECKSUM = "sum"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """The identity of a batch, and the end offsets of the queues before it. ``within``: namespace and environment of the topics.
+    """The identity of a batch, and the end offsets of the queues before it. ``scope``: namespace and environment of the topics.
     ``settle_s``: the longest time that a request sent by a run of the batch may take to arrive.
     ``version``: how the ids of the rows are computed.
     """
 
     name: BatchName
     ends: QueueEnds
-    within: str = ""
+    scope: str = ""
     settle_s: float = 0.0
     version: int = VERSION
 
@@ -52,11 +52,11 @@ class BatchNote:
             "batch": name.number,
             "offsets": name.offsets.hex(),
             "write": name.write,
-            "within": self.within,
+            "within": self.scope,
             "settle": self.settle_s,
             **self.ends.to_json(),
         }
-        return json.dumps({**value, _SUM: _sum(value)}).encode() + b"\n"
+        return json.dumps({**value, _CHECKSUM: _checksum(value)}).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, content: bytes, path: str) -> BatchNote:
@@ -67,7 +67,7 @@ class BatchNote:
             value = json.loads(content)
             version = int(value["v"])
             if version <= VERSION:
-                if value.pop(_SUM, None) not in (None, _sum(value)):  # earlier versions wrote none
+                if value.pop(_CHECKSUM, None) not in (None, _checksum(value)):  # earlier versions wrote none
                     raise ValueError("its checksum differs")
                 name = BatchName(
                     value["query"], value["epoch"], value["batch"], bytes.fromhex(value["offsets"]), value["write"]
@@ -84,7 +84,7 @@ class BatchNote:
             remedy="Start the query with the version of rocketmq-spark that began the batch",
         )
 
-    def is_of(self, name: BatchName) -> bool:
+    def belongs_to(self, name: BatchName) -> bool:
         """Whether this is a note of the batch ``name``, by any write.
 
         Raises ``UnprovedError`` if an earlier version computed the ids: no row would be found, and all would be sent again.
@@ -100,16 +100,16 @@ class BatchNote:
         return True
 
 
-def _sum(value: Mapping[str, Any]) -> str:
+def _checksum(value: Mapping[str, Any]) -> str:
     """The checksum of a note. ``json`` keeps the order of keys, so writing and reading give the same text."""
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
-class Begun(NamedTuple):
-    """A note. ``before`` is whether it existed already: then an earlier run may have sent rows of the batch."""
+class BegunBatch(NamedTuple):
+    """A note. ``existed`` is whether it existed already: then an earlier run may have sent rows of the batch."""
 
     note: BatchNote
-    before: bool
+    existed: bool
 
 
 def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchName:
@@ -126,7 +126,7 @@ def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchNa
             remedy="Give the writer's checkpointLocation, as Spark has it",
         ) from None
     if number is None:
-        planned = numbers(folder, "offsets")
+        planned = logged_times_ms(folder, "offsets")
         if not planned:
             raise OptionError(
                 f"{folder.name} has no planned batch: there is nothing in its folder 'offsets'",
@@ -139,77 +139,79 @@ def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchNa
             f"{folder.name} has no planned batch {number}",
             remedy="Give the checkpointLocation of the query that calls, and switch asynchronous progress tracking off",
         )
-    digest = hashlib.blake2b(offsets, digest_size=_OFFSETS_BYTES).digest()
+    digest = hashlib.blake2b(offsets, digest_size=_DIGEST_BYTES).digest()
     return BatchName(query, epoch(folder), number, digest, write)
 
 
-def begin(
+def begin_batch(
     folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], within: str = "", settle_s: float = 0.0
-) -> Begun:
+) -> BegunBatch:
     """Return the existing note of the batch, or a new one with ``ends``, which is durable when this returns.
 
     A note with another epoch or other offsets belongs to a batch that was rewound, and is replaced.
     """
-    path = f"{ROOM}/{name.number}/{name.write}"
-    there = _note(folder, path)
-    if there is not None and there.is_of(name):
-        return Begun(there, True)
+    path = f"{NOTES_FOLDER}/{name.number}/{name.write}"
+    there = _read_note(folder, path)
+    if there is not None and there.belongs_to(name):
+        return BegunBatch(there, True)
     made = BatchNote(name, ends(), within, settle_s)
     if there is not None:
         folder.replace(path, made.to_bytes())
-        return Begun(made, False)
+        return BegunBatch(made, False)
     if folder.create(path, made.to_bytes()):
-        _forget(folder)
-        return Begun(made, False)
-    there = _note(folder, path)
-    if there is None or not there.is_of(name):
+        _purge(folder)
+        return BegunBatch(made, False)
+    there = _read_note(folder, path)
+    if there is None or not there.belongs_to(name):
         raise OffsetError(
             f"{folder.name}/{path} was written by another process meanwhile",
             remedy="Run one query with this checkpoint at a time",
         )
-    return Begun(there, True)
+    return BegunBatch(there, True)
 
 
-def _note(folder: Folder, path: str) -> BatchNote | None:
+def _read_note(folder: Folder, path: str) -> BatchNote | None:
     content = folder.read_bytes(path)
     if content is None:
-        content = folder.read_bytes(_copy(path))
+        content = folder.read_bytes(_backup_path(path))
     return None if content is None else BatchNote.from_bytes(content, f"{folder.name}/{path}")
 
 
-def of_batch(folder: Folder, name: BatchName) -> list[BatchNote]:
+def notes_of_batch(folder: Folder, name: BatchName) -> list[BatchNote]:
     """Return the notes of all writes of a batch."""
-    found = [_note(folder, path) for path in _paths(folder, name.number)]
-    return [note for note in found if note is not None and note.is_of(name)]
+    found = [_read_note(folder, path) for path in _note_paths(folder, name.number)]
+    return [note for note in found if note is not None and note.belongs_to(name)]
 
 
-def _paths(folder: Folder, number: int) -> list[str]:
-    return sorted(path for path in folder.files(f"{ROOM}/{number}") if not path.rpartition("/")[2].startswith("."))
+def _note_paths(folder: Folder, number: int) -> list[str]:
+    return sorted(
+        path for path in folder.files(f"{NOTES_FOLDER}/{number}") if not path.rpartition("/")[2].startswith(".")
+    )
 
 
-def extend(folder: Folder, note: BatchNote, now: QueueEnds, settle_s: float = 0.0) -> BatchNote:
+def add_queues(folder: Folder, note: BatchNote, now: QueueEnds, settle_s: float = 0.0) -> BatchNote:
     """Add the ends ``now`` of queues that the note lacks, to which no task has sent. Durable when this returns."""
     made = replace(note, ends=note.ends.with_others(now), settle_s=max(note.settle_s, settle_s))
     if made != note:
-        path = f"{ROOM}/{note.name.number}/{note.name.write}"
-        for each in (_copy(path), path):
+        path = f"{NOTES_FOLDER}/{note.name.number}/{note.name.write}"
+        for each in (_backup_path(path), path):
             folder.replace(each, made.to_bytes())
     return made
 
 
-def _copy(path: str) -> str:
+def _backup_path(path: str) -> str:
     """The path of a copy that is written before a note is replaced: on HDFS, pyarrow first removes the file that it replaces."""
     head, _, name = path.rpartition("/")
     return f"{head}/.{name}"
 
 
-def standing(folder: Folder, write: str) -> str:
+def batch_status(folder: Folder, write: str) -> str:
     """Return the state of a query's last batch as a phrase. Raises ``RocketMQError`` if the query could not continue from it."""
     if folder.read_bytes("metadata") is None and not folder.files("offsets"):
         return "the query was not started yet"
     name = batch_name(folder, write)
     finished = folder.read_bytes(f"commits/{name.number}") is not None
-    there = _paths(folder, name.number) if finished else of_batch(folder, name)
+    there = _note_paths(folder, name.number) if finished else notes_of_batch(folder, name)
     state = "finished" if finished else "begun"
     return f"batch {name.number} is {state}, {'with' if there else 'without'} a note"
 
@@ -223,18 +225,18 @@ def epoch(folder: Folder) -> int:
         raise OffsetError(f"{folder.name}/{_EPOCH} is no number", remedy="Look at it, and restore it") from None
 
 
-def raise_epoch(folder: Folder) -> None:
+def increment_epoch(folder: Folder) -> None:
     """Increment the epoch: rows get other ids, so that rows which were sent before the rewind are sent again."""
-    if folder.exists(ROOM):
+    if folder.exists(NOTES_FOLDER):
         folder.replace(_EPOCH, b"%d" % (epoch(folder) + 1))
 
 
-def _forget(folder: Folder) -> None:
+def _purge(folder: Folder) -> None:
     """Remove notes of batches that Spark's log no longer has. If the log is empty, keep all: HDFS may fail to list it."""
-    oldest = min(numbers(folder, "offsets"), default=0)
-    for name in folder.folders(ROOM):
+    oldest = min(logged_times_ms(folder, "offsets"), default=0)
+    for name in folder.folders(NOTES_FOLDER):
         if name.isdecimal() and int(name) < oldest:
             try:
-                folder.delete_folder(f"{ROOM}/{name}")
+                folder.delete_folder(f"{NOTES_FOLDER}/{name}")
             except OffsetError as e:  # another write of this batch may be deleting it, too; the next batch retries
                 logger.info("could not delete old notes: %s", e)

@@ -19,7 +19,7 @@ from rocketmq_spark.errors import OffsetError
 
 logger = logging.getLogger(__name__)
 
-_WARNED = "checkpoints of others"
+_WARNED_KEY = "checkpoints of others"
 # Folders whose files are looked at, too. All other folders only count themselves: a state may have a million files.
 _LOGS = ("offsets", "commits")
 
@@ -28,25 +28,25 @@ def check_owner(location: str) -> None:
     """Raise ``OffsetError`` for root if other users may change the checkpoint. Other users get one warning, because they cannot
     change the mode of some folders, such as a volume of Kubernetes.
     """
-    if (found := of_others(location)) is None:
+    if (found := exposure(location)) is None:
         return
     problem, remedy = found
     if os.geteuid() == folders.ROOT:
         raise OffsetError(f"root does not use the checkpoint {location}: {problem}", remedy=remedy)
     text = "the checkpoint %s: %s. %s"
-    process.once(_WARNED, location, functools.partial(logger.warning, text, location, problem, remedy))
+    process.once(_WARNED_KEY, location, functools.partial(logger.warning, text, location, problem, remedy))
 
 
-def of_others(location: str) -> tuple[str, str] | None:
+def exposure(location: str) -> tuple[str, str] | None:
     """Return a clause about who else may change a local checkpoint, and the remedy; None if nobody else may.
 
     A folder that does not exist counts, too, if others may create it: its owner may have renamed it for this moment.
     """
-    path = _local(location)
+    path = _local_path(location)
     if path is None:
         return None
     above = next(folders.exposures(path), None)
-    found = above or next(folders.exposures_of(path, _entries(path)), None)
+    found = above or next(folders.exposures_of(path, _files_to_check(path)), None)
     if found is None:
         return None
     change = "chmod go-w" if found.uid is None else f"chown -h {os.geteuid()}"
@@ -62,14 +62,14 @@ def of_others(location: str) -> tuple[str, str] | None:
     )
 
 
-def _local(location: str) -> Path | None:
+def _local_path(location: str) -> Path | None:
     """The path of a ``checkpointLocation``; None on another file system."""
     if location.startswith("file:"):
         return Path("/" + location.removeprefix("file:").lstrip("/"))
     return None if "://" in location else Path(location).absolute()
 
 
-def _entries(path: Path) -> Iterator[Path]:
+def _files_to_check(path: Path) -> Iterator[Path]:
     for folder in (path, *(path / name for name in _LOGS)):
         try:
             yield from (folder / name for name in os.listdir(folder))

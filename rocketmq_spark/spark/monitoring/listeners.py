@@ -37,7 +37,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.base import exposition, folders
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.spark.monitoring.queries import ends_of, of_progress, sink_counts
+from rocketmq_spark.spark.monitoring.queries import end_offsets, figures_of_progress, sink_counts
 from rocketmq_spark.spark.source.offsets import Offsets
 
 if TYPE_CHECKING:
@@ -73,35 +73,35 @@ class GroupOffsetListener(StreamingQueryListener):
         self._options = parsed
         self._topics = set(parsed.subscribe)
         self._group_offsets = GroupOffsets(parsed)
-        self._finished: dict[UUID, list[Offsets]] = {}
+        self._finished_offsets: dict[UUID, list[Offsets]] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Does nothing at ``event``: no batch is finished yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Commit the end of the batch of ``event``. Failures are logged, because Spark ignores exceptions of listeners."""
-        ends = [self._mine(end) for end in ends_of(event.progress)]
-        self._finished[event.progress.runId] = [end for end in ends if end.positions]
+        ends = [self._own_offsets(end) for end in end_offsets(event.progress)]
+        self._finished_offsets[event.progress.runId] = [end for end in ends if end.positions]
         self._commit(event.progress.runId)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Retry failed commits while the query of ``event`` is idle."""
         self._commit(event.runId)
 
-    def _mine(self, logged: object) -> Offsets:
+    def _own_offsets(self, logged: object) -> Offsets:
         from rocketmq_spark.spark.source import filters
 
         try:
             end = Offsets.from_json(logged)
         except OffsetError:
             return Offsets({})  # another format's source
-        if filters.is_elsewhere(self._options, end):
+        if filters.is_other_source(self._options, end):
             return Offsets({})
         mine = {q: o for q, o in end.positions.items() if not self._topics or q.topic in self._topics}
         return replace(end, positions=mine)
 
     def _commit(self, run: UUID) -> None:
-        for end in self._finished.get(run, []):
+        for end in self._finished_offsets.get(run, []):
             try:
                 self._group_offsets.commit(end.positions, end.reads)
             except RocketMQError:
@@ -109,7 +109,7 @@ class GroupOffsetListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Forget the query of ``event``. Its last progress was reported before."""
-        self._finished.pop(event.runId, None)
+        self._finished_offsets.pop(event.runId, None)
 
 
 # Ended queries are still exported, so that a scrape shows one that failed; beyond this number the oldest are dropped.
@@ -176,7 +176,7 @@ _SINK_COUNTS = ("bytes", "batches", "retries", "spooled", "already_stored", "con
 Sample = tuple[str, Mapping[str, str], float]
 
 
-class QueryFigures:
+class QueryMetrics:
     """The metrics of one run of a query. Counters begin at 0 when it starts, as Prometheus expects."""
 
     def __init__(self, query: str, writer: ForeachBatchWriter | None = None) -> None:
@@ -184,35 +184,35 @@ class QueryFigures:
         self.active = True
         self._writer = writer
         self._rows = self._batches = self._sink_rows = 0
-        self._batch: int | None = None
-        self._last: dict[str, Any] = {}
-        self._at: float | None = None
-        self._idle_at: float | None = None
+        self._last_batch: int | None = None
+        self._last_progress: dict[str, Any] = {}
+        self._progress_at_s: float | None = None
+        self._idle_at_s: float | None = None
 
     def idle(self, now_s: float) -> None:
         """Note that Spark reported the query as idle."""
-        self._idle_at = now_s
+        self._idle_at_s = now_s
 
     def progress(self, raw: Mapping[str, Any], now_s: float) -> dict[str, Any]:
         """Add a progress to the metrics; returns the object for the JSON line."""
-        self._last, self._at = of_progress(raw), now_s
-        self._rows += self._last["rows"] or 0
-        if self._last["batchId"] != self._batch:
-            self._batch = self._last["batchId"]
+        self._last_progress, self._progress_at_s = figures_of_progress(raw), now_s
+        self._rows += self._last_progress["rows"] or 0
+        if self._last_progress["batchId"] != self._last_batch:
+            self._last_batch = self._last_progress["batchId"]
             self._batches += 1
-            self._sink_rows += self._last["sinkRows"] or 0
-        return {"query": self.query, **self._last, **sink_counts(self._writer)}
+            self._sink_rows += self._last_progress["sinkRows"] or 0
+        return {"query": self.query, **self._last_progress, **sink_counts(self._writer)}
 
     def samples(self) -> Iterator[Sample]:
         """Yield the known metrics: name, labels besides ``query``, value."""
-        last, name = self._last, "rocketmq_spark_{}".format
+        last, name = self._last_progress, "rocketmq_spark_{}".format
         yield name("query_active"), {}, float(self.active)
-        if self._idle_at is not None:
-            yield name("idle_timestamp_seconds"), {}, self._idle_at
+        if self._idle_at_s is not None:
+            yield name("idle_timestamp_seconds"), {}, self._idle_at_s
         if not last:
             return
         known = {
-            "progress_timestamp_seconds": self._at,
+            "progress_timestamp_seconds": self._progress_at_s,
             "lag_messages": last["lag"],
             "behind_seconds": None if last["behindMs"] is None else last["behindMs"] / 1000,
             "queues": last["queues"],
@@ -229,11 +229,11 @@ class QueryFigures:
             yield name("lost_ranges_total"), {"cause": cause}, float(counts["ranges"])
             if counts["offsets"] is not None:
                 yield name("lost_offsets_total"), {"cause": cause}, float(counts["offsets"])
-        yield from self._of_sink()
+        yield from self._sink_samples()
 
-    def _of_sink(self) -> Iterator[Sample]:
+    def _sink_samples(self) -> Iterator[Sample]:
         if self._writer is None:
-            if self._last["sinkRows"] is not None:
+            if self._last_progress["sinkRows"] is not None:
                 yield "rocketmq_spark_sink_rows_total", {}, float(self._sink_rows)
             return
         total = self._writer.total
@@ -245,7 +245,7 @@ class QueryFigures:
             yield "rocketmq_spark_sink_broker_failures_total", {"broker": broker}, float(part.failures)
 
 
-def families(queries: Iterable[QueryFigures]) -> list[exposition.Family]:
+def metric_families(queries: Iterable[QueryMetrics]) -> list[exposition.Family]:
     """Return the metrics of ``queries``, grouped by name for the text format."""
     found: dict[str, list[tuple[dict[str, str], float]]] = {metric.name: [] for metric in METRICS}
     for figures in queries:
@@ -254,7 +254,7 @@ def families(queries: Iterable[QueryFigures]) -> list[exposition.Family]:
     return [exposition.Family(*metric, found[metric.name]) for metric in METRICS if found[metric.name]]
 
 
-def markdown() -> str:
+def metrics_table() -> str:
     """Return the table of metrics in docs/metrics.md."""
     lines = ["## Figures", "", "| name | kind | |", "| --- | --- | --- |"]
     lines += [f"| `{metric.name}` | {metric.kind} | {metric.help} |" for metric in METRICS]
@@ -301,16 +301,16 @@ class MetricsListener(StreamingQueryListener):
         self._json_lines = None if json_lines is None else Path(json_lines)
         self._writer, self._writer_query = writer, writer_query
         # By run id: Spark reports a start immediately, but queues other events, so those of the previous run may come later.
-        self._queries: dict[str, QueryFigures] = {}
-        self._replaced: deque[str] = deque(maxlen=_ENDED_QUERIES)
+        self._queries: dict[str, QueryMetrics] = {}
+        self._replaced_runs: deque[str] = deque(maxlen=_ENDED_QUERIES)
         self._lock = threading.Lock()
-        self._serving = contextlib.ExitStack()
+        self._server = contextlib.ExitStack()
         if port is not None:
             self.url = self._serve(host, port)
 
     def close(self) -> None:
         """Stop serving the metrics. Safe to call twice."""
-        self._serving.close()
+        self._server.close()
 
     def collect(self) -> Iterator[CollectedMetric]:
         """Return the metrics in the form that a registry of prometheus-client reads."""
@@ -318,11 +318,11 @@ class MetricsListener(StreamingQueryListener):
 
     def _families(self) -> list[exposition.Family]:
         with self._lock:
-            return families(self._queries.values())
+            return metric_families(self._queries.values())
 
     def _serve(self, host: str, port: int) -> str:
         try:
-            return self._serving.enter_context(
+            return self._server.enter_context(
                 exposition.serving((host, port), lambda: exposition.text(self._families()))
             )
         except OSError as e:
@@ -334,7 +334,7 @@ class MetricsListener(StreamingQueryListener):
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Begin the metrics of the query of ``event``, with counters of 0."""
         with self._lock:
-            self._begun(event)
+            self._start_run(event)
         self._write()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
@@ -342,9 +342,11 @@ class MetricsListener(StreamingQueryListener):
         raw = json.loads(event.progress.json)
         run = str(event.progress.runId)
         with self._lock:
-            if run not in self._queries and run not in self._replaced:  # it was running when the listener was added
-                self._begun(event.progress)
-            figures = self._queries.get(run) or self._figures(event.progress)
+            if (
+                run not in self._queries and run not in self._replaced_runs
+            ):  # it was running when the listener was added
+                self._start_run(event.progress)
+            figures = self._queries.get(run) or self._metrics_of(event.progress)
             line = figures.progress(raw, time.time())
         self._write(json.dumps(line, separators=(",", ":")) + "\n")
 
@@ -366,17 +368,17 @@ class MetricsListener(StreamingQueryListener):
                 del self._queries[run]
         self._write()
 
-    def _begun(self, of: QueryStartedEvent | StreamingQueryProgress) -> None:
+    def _start_run(self, of: QueryStartedEvent | StreamingQueryProgress) -> None:
         """Replace the previous run with the same name, whatever its checkpoint: only the label ``query`` separates metrics."""
-        figures = self._figures(of)
+        figures = self._metrics_of(of)
         for run in [run for run, known in self._queries.items() if known.query == figures.query]:
             del self._queries[run]
-            self._replaced.append(run)
+            self._replaced_runs.append(run)
         self._queries[str(of.runId)] = figures
 
-    def _figures(self, of: QueryStartedEvent | StreamingQueryProgress) -> QueryFigures:
+    def _metrics_of(self, of: QueryStartedEvent | StreamingQueryProgress) -> QueryMetrics:
         name = of.name or str(of.id)
-        return QueryFigures(name, self._writer if self._writer_query in (None, name) else None)
+        return QueryMetrics(name, self._writer if self._writer_query in (None, name) else None)
 
     def _write(self, line: str = "") -> None:
         try:

@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 
 # A line with an error code of this package, with the lines below it that list problems.
-_OURS = re.compile(r"\[ROCKETMQ_[A-Z_]+\][^\n]*(?:\n[ \t]+- [^\n]*)*")
-_STATE = re.compile(r"\s*SQLSTATE: \w{5}\b.*$")
+_ERROR_LINE = re.compile(r"\[ROCKETMQ_[A-Z_]+\][^\n]*(?:\n[ \t]+- [^\n]*)*")
+_SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}\b.*$")
 # The last line of a traceback, which names a class; indented ones are frames.
-_OF_PYTHON = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: [^\n]*)?$", re.MULTILINE)
+_PYTHON_ERROR = re.compile(
+    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: [^\n]*)?$", re.MULTILINE
+)
 # Known problems of Spark, and their remedies.
-_KNOWN = (
+_KNOWN_PROBLEMS = (
     (
         r"DATA_SOURCE_NOT_FOUND|No module named '(?:rocketmq_spark|pyspark_rocketmq|pyarrow)'",
         "Spark's workers run a Python that lacks rocketmq-spark or pyarrow. Set PYSPARK_PYTHON to the python of its virtual "
@@ -78,9 +80,9 @@ _UNRESOLVED = (
     re.compile(r'.*\[UNRESOLVED_COLUMN_AMONG_FIELD_NAMES\] Cannot resolve column name "([^"]*)" among'),
 )
 # An attribute of a frame. The error does not say of which frame.
-_ATTRIBUTE = re.compile(r".*\[ATTRIBUTE_NOT_SUPPORTED\] Attribute `([^`]*)` is not supported")
+_UNKNOWN_ATTRIBUTE = re.compile(r".*\[ATTRIBUTE_NOT_SUPPORTED\] Attribute `([^`]*)` is not supported")
 # Of a line, which a server or the author of a message may have chosen: expressions with several ``.*`` look at no more of it.
-_LOOKED_AT = 16_384
+_MAX_LINE = 16_384
 # Columns in an error: quoted, in a list, or with a number in a plan.
 _OWN_COLUMN = re.compile(r"[`(\[ ](?:brokerName|queueId|queueOffset|body|bornTimestamp|storeTimestamp|msgId)(?=[`,)#])")
 _KAFKA_COLUMN = re.compile(r"[`(\[ ](key|value|partition|offset|timestampType)(?=[`,)#])")
@@ -101,11 +103,11 @@ def explain(exception: BaseException) -> str:
             return _one_line(str(one))
     texts = [str(one) for one in chain]
     for text in texts:
-        ours = _OURS.findall(text)
+        ours = _ERROR_LINE.findall(text)
         if ours:
             return _one_line(ours[-1])
     for text in texts:
-        for known, remedy in _KNOWN:
+        for known, remedy in _KNOWN_PROBLEMS:
             found = next((line for line in _lines(text) if re.search(known, line)), None)
             if found is not None:
                 return f"{_one_line(found).rstrip('.')}: {remedy}"
@@ -113,7 +115,7 @@ def explain(exception: BaseException) -> str:
         if unresolved := _unresolved(text):
             return unresolved
     for text in texts:
-        said = _OF_PYTHON.findall(text) if "Traceback (most recent call last)" in text else ()
+        said = _PYTHON_ERROR.findall(text) if "Traceback (most recent call last)" in text else ()
         if said:
             return _one_line(said[-1])
     return next(
@@ -122,13 +124,13 @@ def explain(exception: BaseException) -> str:
 
 
 def _lines(text: str) -> Iterator[str]:
-    return (line[:_LOOKED_AT] for line in text.split("\n"))
+    return (line[:_MAX_LINE] for line in text.split("\n"))
 
 
 def _unresolved(text: str) -> str:
     """The error of a column that a frame of this source lacks, with what replaces the column; empty for others."""
     for line in _lines(text):
-        if attribute := _ATTRIBUTE.match(line):
+        if attribute := _UNKNOWN_ATTRIBUTE.match(line):
             replacement = of_kafka_column(attribute[1]).removeprefix("; ")
             return (
                 f"{_one_line(attribute[0])}. If this is a frame of format rocketmq: {replacement}"
@@ -139,13 +141,13 @@ def _unresolved(text: str) -> str:
         if unresolved is not None:
             parts = [part.strip("`") for part in unresolved[1].split(".")]
             name = next((part for part in parts if part.lower() in (*KAFKA_SOURCE_COLUMNS, "topic")), "")
-            replacement = _column_here(name, text) if name else ""
+            replacement = _replacement_of_column(name, text) if name else ""
             head = line[: unresolved.end()].removesuffix(" among")
             return f"{_one_line(head)}: {replacement}" if replacement else ""
     return ""
 
 
-def _column_here(name: str, error: str) -> str:
+def _replacement_of_column(name: str, error: str) -> str:
     """What to do about a missing column of Spark's Kafka source; empty if the frame is none of this source.
 
     With ``kafkaColumns``, the frame has Kafka's columns instead of RocketMQ's.
@@ -175,11 +177,11 @@ def _chain(exception: BaseException) -> Iterator[BaseException]:
 def _one_line(text: str) -> str:
     head, *problems = re.split(r"\n[ \t]+- ", text.strip())
     line = " ".join((head.rstrip() + " " + "; ".join(problems)).split())
-    return _STATE.sub("", line)
+    return _SQL_STATE.sub("", line)
 
 
-_SUMS = ("lag", "queues", "queuesAway")
-_FIGURES = (*_SUMS, "behindMs", "brokersAway", "losses")
+_SUMMED_FIGURES = ("lag", "queues", "queuesAway")
+_FIGURES = (*_SUMMED_FIGURES, "behindMs", "brokersAway", "losses")
 
 
 def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) -> dict[str, Any] | None:
@@ -212,7 +214,7 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
         return None
     latest = json.loads(last.json)
     age = _age_ms(latest, datetime.now(UTC))
-    return {**of_progress(latest), "underWay": _executes(query.status), "ageMs": age, **sink_counts(writer)}
+    return {**figures_of_progress(latest), "underWay": _is_running(query.status), "ageMs": age, **sink_counts(writer)}
 
 
 def sink_counts(writer: ForeachBatchWriter | None) -> dict[str, Any]:
@@ -220,7 +222,7 @@ def sink_counts(writer: ForeachBatchWriter | None) -> dict[str, Any]:
     return {} if writer is None else {"sink": {"sent": writer.total.sent, **asdict(writer.total)}}
 
 
-def _executes(status: Mapping[str, Any]) -> bool:
+def _is_running(status: Mapping[str, Any]) -> bool:
     """Whether a batch is running. An active trigger is not enough: it is also active while Spark requests the latest offsets."""
     return bool(status.get("isTriggerActive")) and str(status.get("message", "")).startswith("Processing")
 
@@ -235,7 +237,7 @@ def _age_ms(latest: Mapping[str, Any], now: datetime) -> int | None:
     return max(0, round((now - begun - took) / timedelta(milliseconds=1)))
 
 
-def ends_of(progress: StreamingQueryProgress) -> list[Any]:
+def end_offsets(progress: StreamingQueryProgress) -> list[Any]:
     """Return the end offset of the batch for each source, from Spark's JSON.
 
     The attribute ``endOffset`` is not used: on PySpark 4.0 and 4.1 it may be the ``str`` of a dict, which is not JSON.
@@ -243,9 +245,9 @@ def ends_of(progress: StreamingQueryProgress) -> list[Any]:
     return [source.get("endOffset") for source in json.loads(progress.json)["sources"]]
 
 
-def of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
+def figures_of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of ``progress`` from Spark's JSON of a progress."""
-    sources = [of_source(source.get("latestOffset")) for source in raw.get("sources", ())]
+    sources = [figures_of_source(source.get("latestOffset")) for source in raw.get("sources", ())]
     ours = [source for source in sources if source is not None]
     rows = raw.get("sink", {}).get("numOutputRows", -1)
     return {
@@ -254,15 +256,15 @@ def of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
         "rows": raw.get("numInputRows"),
         "batchMs": raw.get("durationMs", {}).get("triggerExecution"),
         "sinkRows": rows if rows >= 0 else None,
-        **{name: _sum(source[name] for source in ours) for name in _SUMS},
+        **{name: _sum(source[name] for source in ours) for name in _SUMMED_FIGURES},
         "behindMs": _largest([source["behindMs"] for source in ours]),
-        "brokersAway": _names([source["brokersAway"] for source in ours]),
-        "losses": _losses([source["losses"] for source in ours]),
+        "brokersAway": _all_names([source["brokersAway"] for source in ours]),
+        "losses": _summed_losses([source["losses"] for source in ours]),
         "sources": ours,
     }
 
 
-def of_source(latest: Any) -> dict[str, Any] | None:
+def figures_of_source(latest: Any) -> dict[str, Any] | None:
     """Return the figures that a source reported, without the ends of its queues; None if it is not a rocketmq source.
 
     PySpark 4.0 and 4.1 do not ask for a report, and pass the end of the batch instead: then all figures are None.
@@ -288,12 +290,12 @@ def _largest(values: list[int | None]) -> int | None:
     return max(numbers) if values and len(numbers) == len(values) else None
 
 
-def _names(reports: Sequence[Iterable[str] | None]) -> list[str] | None:
+def _all_names(reports: Sequence[Iterable[str] | None]) -> list[str] | None:
     known = [report for report in reports if report is not None]
     return sorted({name for report in known for name in report}) if len(known) == len(reports) else None
 
 
-def _losses(
+def _summed_losses(
     reports: Sequence[Mapping[str, Mapping[str, int | None]] | None],
 ) -> dict[str, dict[str, int | None]] | None:
     known = [report for report in reports if report is not None]

@@ -48,7 +48,7 @@ from rocketmq_spark.session.spools import problems as spool_problems
 from rocketmq_spark.spark.sink import guarantee
 
 COLUMNS = columns.COLUMNS
-_KINDS: dict[type[DataType], str] = {
+_COLUMN_KINDS: dict[type[DataType], str] = {
     StringType: columns.TEXT,
     BinaryType: columns.BYTES,
     **dict.fromkeys((ByteType, ShortType, IntegerType), columns.INT),
@@ -61,30 +61,30 @@ logger = logging.getLogger(__name__)
 GROUP = "rocketmq_spark_sink"
 # The time limit of one attempt to send a batch. After that, another broker is tried, because this one does not answer.
 ATTEMPT_S = 10.0
-_ATTEMPTS = 6
+_MIN_ATTEMPTS = 6
 # Approximate size of a request's Python objects. It limits the number of small requests that wait for a queue.
 _REQUEST_BYTES = 1 << 10
 
 # How many queues each broker has, in the order of Kafka's partitions. A process keeps at most so many counts, of the last topics.
-_Numbers = tuple[tuple[str, int], ...]
-_MOST_NUMBERED, _MOST_SHOWN = 10_000, 100
+_QueueCounts = tuple[tuple[str, int], ...]
+_MAX_NUMBERED, _MAX_SHOWN = 10_000, 100
 # Names to which option ``topicNames`` applied; a process keeps the last ones.
-_MOST_NAMED = 10_000
-_ASKED, _CHECKED, _NUMBERED = "brokers asked for timers", "topics checked", "partitions of topics"
-_NAMED = "names of topics"
-_WARNED = ""  # instead of a name, after the warning
+_MAX_NAMED = 10_000
+_TIMERS_KEY, _TOPICS_KEY, _NUMBERS_KEY = "brokers asked for timers", "topics checked", "partitions of topics"
+_NAMES_KEY = "names of topics"
+_ALREADY_WARNED = ""  # instead of a name, after the warning
 
 # The reason why such a write cannot keep the queues that an environment given by its number had at the start.
-_OF_STREAMS = (
+_REASON_STREAM = (
     "Spark makes the writer of a stream anew for each micro-batch, in processes that come and go (foreach_batch_writer keeps "
     "what it counted)"
 )
-_OF_COLUMNS = "each task learns from column 'topic' by itself which topics there are"
+_REASON_TOPIC_COLUMN = "each task learns from column 'topic' by itself which topics there are"
 
 
-def _column(field: StructField) -> RowColumn:
+def _row_column(field: StructField) -> RowColumn:
     kind = field.dataType
-    found = next((word for each, word in _KINDS.items() if isinstance(kind, each)), "")
+    found = next((word for each, word in _COLUMN_KINDS.items() if isinstance(kind, each)), "")
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StringType):
         found = columns.TEXTS
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
@@ -102,15 +102,15 @@ def check_columns(
 
     ``selector`` is None if the user set none.
     """
-    return columns.check_columns([_column(field) for field in schema.fields], topic, selector, row_id)
+    return columns.check_columns([_row_column(field) for field in schema.fields], topic, selector, row_id)
 
 
-def settings(options: Options) -> ProducerSettings:
+def producer_settings(options: Options) -> ProducerSettings:
     """The sink's settings for its producer: retries until ``sendTimeout`` after any failure, and creates no topic."""
     return dataclasses.replace(
         ProducerSettings.of(options),
         group=GROUP,
-        attempt_timeout_s=min(ATTEMPT_S, options.send_timeout / _ATTEMPTS),
+        attempt_timeout_s=min(ATTEMPT_S, options.send_timeout / _MIN_ATTEMPTS),
         retries=None,
         pinned_retries=None,
         auto_create_topics=False,
@@ -122,7 +122,7 @@ def settings(options: Options) -> ProducerSettings:
     )
 
 
-def check(options: Options, schema: StructType, stream: bool = False) -> dict[str, str]:
+def check_sink(options: Options, schema: StructType, stream: bool = False) -> dict[str, str]:
     """Returns the names of the DataFrame's columns by role.
 
     One ``OptionError`` lists all problems that can be found without a broker.
@@ -131,23 +131,25 @@ def check(options: Options, schema: StructType, stream: bool = False) -> dict[st
     """
     selector = options.queue_selector if "queue_selector" in options.given else None
     if options.kafka_columns:
-        by_role, problems = kafka.check_columns(list(map(_column, schema.fields)), options.topic, options.message_id)
-        problems += _selector_of_kafka(selector, by_role)
+        by_role, problems = kafka.check_columns(
+            list(map(_row_column, schema.fields)), options.topic, options.message_id
+        )
+        problems += _kafka_selector_problems(selector, by_role)
     else:
         by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
     if options.empty_bodies == "mark" and "properties" not in by_role:  # each row may get one
         is_free = "properties" not in by_role.values()  # with Kafka's columns it may be the name of the row id
         by_role["properties"] = "properties" if is_free else "properties (emptyBodies)"
-    problems += _option_problems(options) + guarantee.problems(options, by_role)
+    problems += _option_problems(options) + guarantee.option_problems(options, by_role)
     if by_position(options) and (stream or options.topic is None):
-        problems.append(position_problem(options, _OF_STREAMS if stream else _OF_COLUMNS))
+        problems.append(position_problem(options, _REASON_STREAM if stream else _REASON_TOPIC_COLUMN))
     problems += columns.check_features(by_role, transport.features(options))
     if problems:
         raise OptionError.of(problems)
     return by_role
 
 
-def _selector_of_kafka(selector: object, by_role: Mapping[str, str]) -> list[str]:
+def _kafka_selector_problems(selector: object, by_role: Mapping[str, str]) -> list[str]:
     problems = []
     if selector == "column":
         problems.append(
@@ -176,7 +178,7 @@ def _option_problems(options: Options) -> list[str]:
         )
     if callable(selector) or ":" in selector:
         problems += _problems_of(lambda: resolve(selector, "queueSelector"))
-    problems += _problems_of(lambda: settings(options))
+    problems += _problems_of(lambda: producer_settings(options))
     problems += spool_problems(options)
     for name, topic in [("topic", options.topic), *(("allowedTopics", topic) for topic in options.allowed_topics)]:
         if topic is not None:
@@ -212,7 +214,7 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
     connection = session.connection_key(options)
     names_by_key = {(connection, given.rocketmq_name(name)): name for name in given.seen}
     with process.lock():
-        kept: dict[tuple[object, str], str] = process.kept(_NAMED)
+        kept: dict[tuple[object, str], str] = process.kept(_NAMES_KEY)
         others: dict[str, str] = {}
         for key, name in names_by_key.items():
             other = kept.get(key)
@@ -221,10 +223,10 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
             if other is None or other == name:
                 kept[key] = name
             else:
-                kept[key] = _WARNED
-                if other != _WARNED:
+                kept[key] = _ALREADY_WARNED
+                if other != _ALREADY_WARNED:
                     others[name] = other
-        while len(kept) > _MOST_NAMED:
+        while len(kept) > _MAX_NAMED:
             del kept[next(iter(kept))]
     for name, other in others.items():
         logger.warning(
@@ -259,25 +261,25 @@ def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[Messa
     numbers = tuple((name, sum(1 for _ in of)) for name, of in itertools.groupby(queues, lambda one: one.broker_name))
     key = session.connection_key(options), topic  # exactly-once writes have another sender for each batch
     with process.lock():
-        kept: dict[tuple[object, str], _Numbers] = process.kept(_NUMBERED)
+        kept: dict[tuple[object, str], _QueueCounts] = process.kept(_NUMBERS_KEY)
         previous = kept.get(key, ())
         if previous:
             del kept[key]
         kept[key] = numbers  # the newest is the last
-        while sum(1 + len(noted) for noted in kept.values()) > _MOST_NUMBERED:
+        while sum(1 + len(noted) for noted in kept.values()) > _MAX_NUMBERED:
             del kept[next(iter(kept))]
-    if not _continues(numbers, previous):
+    if not _keeps_numbers(numbers, previous):
         logger.warning(
             "the partition numbers of topic %s changed since the last write of this process: now %s, before %s. Brokers that are "
             "down have no numbers",
             topic,
-            _shown(numbers),
-            _shown(previous),
+            _numbers_text(numbers),
+            _numbers_text(previous),
         )
     return queues
 
 
-def _continues(now: _Numbers, before: _Numbers) -> bool:
+def _keeps_numbers(now: _QueueCounts, before: _QueueCounts) -> bool:
     """Whether all numbers of before have the same queues now."""
     last = len(before) - 1
     if last < 0 or len(now) <= last:
@@ -286,11 +288,11 @@ def _continues(now: _Numbers, before: _Numbers) -> bool:
     return now[:last] == before[:last] and name == name_before and count >= count_before
 
 
-def _shown(numbers: _Numbers) -> str:
+def _numbers_text(numbers: _QueueCounts) -> str:
     """The numbers that each broker's queues have, for messages: ``0 to 3 on broker-a, 4 to 7 on broker-b``."""
     ends = itertools.accumulate(count for _, count in numbers)
     parts = [f"{end - count} to {end - 1} on {name}" for (name, count), end in zip(numbers, ends, strict=True)]
-    return ", ".join(parts[:_MOST_SHOWN] + ["…"] * (len(parts) > _MOST_SHOWN))
+    return ", ".join(parts[:_MAX_SHOWN] + ["…"] * (len(parts) > _MAX_SHOWN))
 
 
 def _wait_for_route(
@@ -321,11 +323,11 @@ def _wait_for_route(
         registered = registered or (missing and _any_broker(sender))
         final = unknown >= max(1, options.num_retries) and not expected
         if final or deadline.expired:
-            raise _given_up(sender, e if final else first, None if final else options.send_timeout)
+            raise _route_error(sender, e if final else first, None if final else options.send_timeout)
         deadline.pause(next(pauses))
 
 
-def _given_up(sender: Sender, cause: RocketMQError, waited_s: float | None) -> RocketMQError:
+def _route_error(sender: Sender, cause: RocketMQError, waited_s: float | None) -> RocketMQError:
     if isinstance(cause, RouteNotFound):
         cause = sender.missing_topic(cause)
     waited = "" if waited_s is None else f"; waited for {waited_s:g} s, option 'sendTimeout'"
@@ -346,7 +348,7 @@ def check_timers(
     deadline = Deadline.after(options.request_timeout)
     if brokers is None:
         brokers = {queue.broker_name for queue in sender.publish_queues(topic, deadline)}
-    if without := timers(sender, options).missing(topic, brokers, deadline):
+    if without := timer_cache(sender, options).missing(topic, brokers, deadline):
         refused = no_timers(f"column {' and '.join(map(repr, wanted))}", without, topic)
         raise OptionError(refused.message, topic=topic, remedy=refused.remedy)
 
@@ -356,7 +358,7 @@ def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
     taken = session.message_types(options, topic, Deadline.after(options.request_timeout))
     if not taken:
         return
-    delays = [name for name in guarantee.DELAYS if name in names]
+    delays = [name for name in guarantee.DELAY_COLUMNS if name in names]
     wanted = transport.message_type(bool(delays), "shardingkey" in names, "priority" in names)
     makers = {TopicType.DELAY: delays, TopicType.FIFO: ["shardingkey"], TopicType.PRIORITY: ["priority"]}
     by = " and ".join(repr(names[name]) for name in makers.get(wanted, []))
@@ -375,13 +377,13 @@ def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
         )
 
 
-def timers(sender: Sender, options: Options) -> Timers:
+def timer_cache(sender: Sender, options: Options) -> Timers:
     """The process's cache of brokers' timers. Tasks are short, and without the cache each of them would ask brokers again."""
-    return Timers(sender, process.once(_ASKED, session.connection_key(options), dict))
+    return Timers(sender, process.once(_TIMERS_KEY, session.connection_key(options), dict))
 
 
-def check_brokers(options: Options, names: Mapping[str, str], once: bool = False) -> None:
-    """The checks of a constant topic that need brokers. With ``once`` they are not repeated in this process.
+def check_brokers(options: Options, names: Mapping[str, str], once_per_process: bool = False) -> None:
+    """The checks of a constant topic that need brokers. With ``once_per_process`` they are not repeated in this process.
 
     Spark creates a stream's writer for every micro-batch, and again to commit it. The later ones must not fail or wait while
     brokers are down: the tasks find out whether rows can be sent.
@@ -390,18 +392,18 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
         return
     sender = session.sender(options)  # one for each cluster and namespace, and each environment with its own topics
     key = (sender, options.topic, repr(sorted(names)))
-    checked = process.kept(_CHECKED)
-    if once and key in checked:
+    checked = process.kept(_TOPICS_KEY)
+    if once_per_process and key in checked:
         return
     try:
-        if once:
-            _check_now(sender, options.topic, options.request_timeout)
+        if once_per_process:
+            _check_route_now(sender, options.topic, options.request_timeout)
         else:
             check_topic(sender, options.topic, options)
         check_timers(sender, options.topic, options, names)
         check_types(options, options.topic, names)
     except RocketMQError as e:
-        waits = once or (options.on_send_failure == "spool" and passing(e, sender))
+        waits = once_per_process or (options.on_send_failure == "spool" and passing(e, sender))
         if not waits or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _any_broker(sender)):
             raise
         logger.warning("topic %s cannot be checked now: %s", options.topic, e)
@@ -409,13 +411,13 @@ def check_brokers(options: Options, names: Mapping[str, str], once: bool = False
     checked[key] = True
 
 
-def positions(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
+def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
     """The queues of an environment that is only a number, by topic. The driver determines them for all tasks, because each task
     would count the queues that exist when it starts. Empty for other environments. Waits for the route up to the send timeout.
     """
     if options.topic is None or not by_position(options):
         return {}
-    how, sender = settings(options), session.sender(options)
+    how, sender = producer_settings(options), session.sender(options)
     assert how.environment is not None
     kept = owned(sender, how.environment)
     if options.topic not in kept:
@@ -424,7 +426,7 @@ def positions(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
     return {options.topic: kept[options.topic]}
 
 
-def partitions(options: Options, names: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
+def partition_queues(options: Options, names: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
     """The queues of the topic in the order of Kafka's partitions, if rows name partitions. The driver determines them for all
     tasks of a write: a route that changes meanwhile must not give a number to another queue. Empty if rows name their topics.
     """
@@ -433,7 +435,7 @@ def partitions(options: Options, names: Mapping[str, str]) -> dict[str, tuple[Me
     return {options.topic: numbered_queues(session.sender(options), options.topic, options)}
 
 
-def _check_now(sender: Sender, topic: str, within_s: float) -> None:
+def _check_route_now(sender: Sender, topic: str, within_s: float) -> None:
     deadline = Deadline.after(within_s)
     try:
         try:

@@ -1,7 +1,8 @@
 """Requirements of ``deliveryGuarantee`` exactly-once: options, Spark's settings, and a check whether Spark has given up this
 task.
 
-Each option that cannot be combined with it has a reason in ``_REFUSED``. Pure, except for ``watch``. When the input of a task
+Each option that cannot be combined with it has a reason in ``_CONFLICTING_OPTIONS``. Pure, except for
+``watch_worker_socket``. When the input of a task
 fails, Spark retries the task at once and does not kill its Python worker; it only closes the connection to it. A worker that
 waits for brokers does not notice that, and can still read the rows that it received before, as if they were all.
 """
@@ -25,27 +26,27 @@ from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.parsing import duration
 from rocketmq_spark.spark import context_settings
-from rocketmq_spark.spark.spark_options import ASYNC
+from rocketmq_spark.spark.spark_options import ASYNC_PROGRESS
 from rocketmq_spark.spark.tuning import exactly_once_conf
 
 EXACTLY_ONCE = "exactly-once"
 # Columns of a delayed message.
-DELAYS = ("delaylevel", *TIMERS)
+DELAY_COLUMNS = ("delaylevel", *TIMERS)
 MIN_SETTLE_S = 4.0
 # Messages may still be on their way for this time after their task has ended.
-SPARE_S = 2.0
-_KILL = "spark.python.task.killTimeout"
+IN_FLIGHT_S = 2.0
+_KILL_TIMEOUT = "spark.python.task.killTimeout"
 ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
 # The values that count if a setting is not set.
-_DEFAULTS = {"spark.speculation": "false"}
+_DEFAULT_SETTINGS = {"spark.speculation": "false"}
 
 
-def wanted(options: Options) -> bool:
+def is_exactly_once(options: Options) -> bool:
     return options.delivery_guarantee == EXACTLY_ONCE
 
 
 # Options that are rejected together with exactly-once: a condition and its reason.
-_REFUSED: tuple[tuple[Callable[[Options], bool], str], ...] = (
+_CONFLICTING_OPTIONS: tuple[tuple[Callable[[Options], bool], str], ...] = (
     (
         lambda o: not transport.features(o).knows_offsets,
         "'transport' is 'grpc': a Proxy does not say where queues end, nor where a message is stored",
@@ -61,17 +62,21 @@ _REFUSED: tuple[tuple[Callable[[Options], bool], str], ...] = (
 )
 
 
-def problems(options: Options, columns: Collection[str]) -> list[str]:
+def option_problems(options: Options, columns: Collection[str]) -> list[str]:
     """The problems of a sink's options; ``columns`` are the names of the DataFrame's columns in lower case."""
     found = []
     if options.allowed_topics and options.topic is not None:
         found.append(f"option 'allowedTopics' has no effect with option 'topic', which is {options.topic!r}")
-    if not wanted(options):
+    if not is_exactly_once(options):
         if "exactly_once_settle" in options.given:
             found.append("option 'exactlyOnceSettle' has no effect without 'deliveryGuarantee' exactly-once")
         return found
-    found += [f"option 'deliveryGuarantee' is exactly-once, but {why}" for refused, why in _REFUSED if refused(options)]
-    delays = sorted(set(columns) & set(DELAYS))
+    found += [
+        f"option 'deliveryGuarantee' is exactly-once, but {why}"
+        for refused, why in _CONFLICTING_OPTIONS
+        if refused(options)
+    ]
+    delays = sorted(set(columns) & set(DELAY_COLUMNS))
     if delays:
         found.append(
             f"option 'deliveryGuarantee' is exactly-once, but column {delays[0]!r} delays rows: a delayed row is not in its "
@@ -95,7 +100,7 @@ def problems(options: Options, columns: Collection[str]) -> list[str]:
     return found
 
 
-def topics(options: Options) -> list[str]:
+def written_topics(options: Options) -> list[str]:
     """All topics that rows may go to."""
     return [options.topic] if options.topic is not None else sorted(set(options.allowed_topics))
 
@@ -107,7 +112,7 @@ def check_settings(get: Callable[[str], str | None], streaming: bool, where: str
     wrong = [
         f"{name}={value} (it is {get(name) or 'not set'})"
         for name, value in exactly_once_conf().items()
-        if (get(name) or _DEFAULTS.get(name, "")).lower() != value and (streaming or name != ADAPTIVE)
+        if (get(name) or _DEFAULT_SETTINGS.get(name, "")).lower() != value and (streaming or name != ADAPTIVE)
     ]
     if wrong:
         raise OptionError(
@@ -122,35 +127,37 @@ def check_registered() -> None:
 
     Tasks check ``ADAPTIVE``, because it is a setting of the session and may still change.
     """
-    settings = context_settings.registered()
+    settings = context_settings.registered_settings()
     if settings is not None:
         check_settings(settings.get, streaming=False, where="the Spark context")
 
 
 def check_progress(options: Options, asynchronous: bool) -> None:
     """Raises ``OptionError`` if Spark may repeat rows in other batches, because it does not log a batch before it runs."""
-    if wanted(options) and asynchronous:
+    if is_exactly_once(options) and asynchronous:
         raise OptionError(
-            f"option 'deliveryGuarantee' is exactly-once, but option {ASYNC!r} is true: after a restart Spark may form other "
+            f"option 'deliveryGuarantee' is exactly-once, but option {ASYNC_PROGRESS!r} is true: after a restart Spark may "
+            f"form other "
             "batches of the same rows, and the sink would not recognise the rows",
-            remedy=f"Remove {ASYNC!r}, or write with deliveryGuarantee=at-least-once, which may repeat rows",
+            remedy=f"Remove {ASYNC_PROGRESS!r}, or write with deliveryGuarantee=at-least-once, which may repeat rows",
         )
 
 
 def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:
     """Raises ``OptionError`` if a task that Spark has cancelled could still send after the settle time."""
-    value = get(_KILL)
+    value = get(_KILL_TIMEOUT)
     if value is None:
         return
     try:
         killed_s = duration(value)
     except ValueError:  # a unit that only Spark knows, for longer times
         killed_s = math.inf
-    if killed_s + SPARE_S > settle_s:
+    if killed_s + IN_FLIGHT_S > settle_s:
         raise OptionError(
-            f"option 'exactlyOnceSettle' is {settle_s:g} s, and {_KILL} is {value}: a cancelled task may send for that long, "
+            f"option 'exactlyOnceSettle' is {settle_s:g} s, and {_KILL_TIMEOUT} is {value}: a cancelled task may send for "
+            f"that long, "
             "even after its successor has checked what is stored",
-            remedy=f"Set exactlyOnceSettle to {SPARE_S:g} s more than {_KILL}, or leave the latter at 2s",
+            remedy=f"Set exactlyOnceSettle to {IN_FLIGHT_S:g} s more than {_KILL_TIMEOUT}, or leave the latter at 2s",
         )
 
 
@@ -166,55 +173,55 @@ def check_batch(get: Callable[[str], str | None], query: str, number: int, names
 
 
 # Linux reports a closed connection (POLLRDHUP) even while there is unread data.
-_GONE = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR if hasattr(select, "poll") else 0
+_CLOSED_EVENTS = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR if hasattr(select, "poll") else 0
 
 
-def never_given_up() -> bool:
+def never_abandoned() -> bool:
     """Returns False: outside of a worker there is no task that Spark could give up."""
     return False
 
 
-def watch() -> Callable[[], bool]:
-    """Returns a function that tells, on any thread, whether Spark has given up the task that called ``watch``."""
-    number = _connection(sys._getframe())
-    if number is None or not _GONE:
-        return never_given_up
+def watch_worker_socket() -> Callable[[], bool]:
+    """Returns a function that tells, on any thread, whether Spark has given up the task that called ``watch_worker_socket``."""
+    descriptor = _worker_socket(sys._getframe())
+    if descriptor is None or not _CLOSED_EVENTS:
+        return never_abandoned
 
-    def given_up() -> bool:
+    def is_abandoned() -> bool:
         poll = select.poll()  # a new one, because two threads cannot use one at the same time
-        poll.register(number, _GONE)
+        poll.register(descriptor, _CLOSED_EVENTS)
         return bool(poll.poll(0))
 
-    return given_up
+    return is_abandoned
 
 
-def given_up_error() -> ClosedError:
+def abandoned_error() -> ClosedError:
     """The error for sends of a task that Spark has given up. ``unsent``: nothing has left this process."""
     made = ClosedError("Spark has given up this task: the next attempt sends what is not stored")
     made.unsent = True
     return made
 
 
-def _connection(frame: FrameType | None) -> int | None:
+def _worker_socket(frame: FrameType | None) -> int | None:
     """The descriptor of the connection from which PySpark's worker reads its task; None if no frame of the stack has one."""
     while frame is not None:
-        if _module(frame).startswith("pyspark.") and "infile" in frame.f_locals:
+        if _module_of_frame(frame).startswith("pyspark.") and "infile" in frame.f_locals:
             try:
-                return _number(frame.f_locals["infile"])
+                return _descriptor(frame.f_locals["infile"])
             except (AttributeError, ValueError):
                 return None
         frame = frame.f_back
     return None
 
 
-def _number(file: Any) -> int | None:
+def _descriptor(file: Any) -> int | None:
     try:
         return int(file.fileno())
     except io.UnsupportedOperation:
-        return _to_factory(os.environ)
+        return _factory_socket(os.environ)
 
 
-def _to_factory(environment: Mapping[str, str]) -> int | None:
+def _factory_socket(environment: Mapping[str, str]) -> int | None:
     """The descriptor of the connection of a worker without Spark's daemon, whose file has no ``fileno``. Linux only."""
     path, port = (environment.get(f"PYTHON_WORKER_FACTORY_{name}") for name in ("SOCK_PATH", "PORT"))
     with contextlib.suppress(OSError):
@@ -226,7 +233,7 @@ def _to_factory(environment: Mapping[str, str]) -> int | None:
     return None
 
 
-def _module(frame: FrameType) -> str:
+def _module_of_frame(frame: FrameType) -> str:
     """The module of a frame. Without Spark's daemon, the worker is the main program, so its module is called ``__main__``."""
     names = frame.f_globals
     run_as = getattr(names.get("__spec__"), "name", None) if names.get("__name__") == "__main__" else None

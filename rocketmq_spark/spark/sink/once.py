@@ -47,41 +47,44 @@ from rocketmq_spark.spark.checkpoints import notes
 from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
 from rocketmq_spark.spark.checkpoints.notes import BatchNote
 from rocketmq_spark.spark.sink import checks, guarantee
-from rocketmq_spark.spark.sink.report import Tally
+from rocketmq_spark.spark.sink.report import TaskCounts
 from rocketmq_spark.stored.ends import BatchHashes, Enough, QueueEnds, ScopedHashes, ends_now, known_task
 from rocketmq_spark.stored.look import Look
 
 logger = logging.getLogger(__name__)
 
 # With more ids than this, the plan does not contain them, and each task reads its own.
-MAX_IDS = 1_000_000
-SINK = "sink"
-OTHER_TOPICS = (
+MAX_PLANNED_IDS = 1_000_000
+SINK_WRITE = "sink"
+_REMEDY_OF_OTHER_TOPICS = (
     "Finish the batch with these topics (further ones may be added to option 'allowedTopics'), namespace and environment. Or go "
     "back with: rocketmq-spark checkpoint rewind, which sends again what the batch has stored"
 )
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
-_CHECKED = "topics checked for exactly-once"
+_CHECKED_TOPICS = "topics checked for exactly-once"
 
 
 @dataclass(frozen=True, slots=True)
-class OncePlan:
-    """The planner's data for the tasks of a batch. ``begun`` tells whether an earlier run may have sent some of its rows.
+class ExactlyOncePlan:
+    """The planner's data for the tasks of a batch. ``is_repeat`` tells whether an earlier run may have sent some of its rows.
 
-    If so, ``found`` has the hashes of stored rows by partition, or ``places`` the ranges that each task must read. ``counts`` are
+    If so, ``stored_hashes`` has the hashes of stored rows by partition, or ``stored_ranges`` the ranges that each task must
+    read. ``stored_counts`` are
     the numbers of stored rows by partition.
     """
 
     name: BatchName
     ends: QueueEnds
-    begun: bool = False
+    is_repeat: bool = False
     streaming: bool = True
-    found: Mapping[int, bytes] | None = None
-    places: Mapping[int, Sequence[OffsetRange]] | None = None
-    counts: Mapping[int, int] = field(default_factory=dict)
+    stored_hashes: Mapping[int, bytes] | None = None
+    stored_ranges: Mapping[int, Sequence[OffsetRange]] | None = None
+    stored_counts: Mapping[int, int] = field(default_factory=dict)
 
 
-def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int | None = None) -> OncePlan:
+def plan_batch(
+    options: Options, checkpoint: str, write: str = SINK_WRITE, number: int | None = None
+) -> ExactlyOncePlan:
     """Begin a micro-batch, by default the last one that Spark has planned.
 
     A batch that was begun may be finished with further topics, as by a job that now sends its bad rows to one of their own:
@@ -89,32 +92,33 @@ def plan_batch(options: Options, checkpoint: str, write: str = SINK, number: int
     """
     folder = checkpoint_folder(checkpoint)
     name = notes.batch_name(folder, write, number)
-    topics, within = guarantee.topics(options), _within(options)
-    made = notes.begin(folder, name, lambda: noted(options), within, options.exactly_once_settle)
+    topics, within = guarantee.written_topics(options), _scope_text(options)
+    made = notes.begin_batch(folder, name, lambda: snapshot_queue_ends(options), within, options.exactly_once_settle)
     ends = made.note.ends
-    before = made.note.within
+    before = made.note.scope
     if before != within or not set(ends.topics) <= set(topics):
         raise OptionError(
             f"batch {name.number} was begun for {', '.join(ends.topics)}{before}, and the query now writes to "
-            f"{', '.join(topics)}{within}; the note of the batch is {folder.name}/{notes.ROOM}/{name.number}/{name.write}",
-            remedy=OTHER_TOPICS,
+            f"{', '.join(topics)}{within}; the note of the batch is "
+            f"{folder.name}/{notes.NOTES_FOLDER}/{name.number}/{name.write}",
+            remedy=_REMEDY_OF_OTHER_TOPICS,
         )
-    if not made.before:
-        return OncePlan(name, ends)
-    hashes = _found(options, name, made.note)
+    if not made.existed:
+        return ExactlyOncePlan(name, ends)
+    hashes = _read_stored_hashes(options, name, made.note)
     found = hashes.by_partition()
     try:
-        now = noted(options)
+        now = snapshot_queue_ends(options)
     except RocketMQError as e:
         if not e.retriable or ends.topics != topics:
             raise
         logger.warning("batch %d goes to the queues of its note, although there may be others now: %s", name.number, e)
         now = ends
-    ends = notes.extend(folder, made.note, now, options.exactly_once_settle).ends
-    return OncePlan(name, ends, True, True, found, hashes.places() if found is None else None, hashes.counts)
+    ends = notes.add_queues(folder, made.note, now, options.exactly_once_settle).ends
+    return ExactlyOncePlan(name, ends, True, True, found, hashes.places() if found is None else None, hashes.counts)
 
 
-def _within(options: Options) -> str:
+def _scope_text(options: Options) -> str:
     """The namespace and environment of the topics: in others, the same names mean other topics or queues."""
     words = [f"namespace {options.namespace!r}"] if options.namespace else []
     if options.environment is not None:
@@ -124,30 +128,32 @@ def _within(options: Options) -> str:
     return f" in {', '.join(words)}" if words else ""
 
 
-def plan_job(options: Options) -> OncePlan:
+def plan_job(options: Options) -> ExactlyOncePlan:
     """Begin a batch write. Spark may repeat its tasks, but not the write."""
-    return OncePlan(BatchName(uuid.uuid4().hex, 0, 0, b"", "job"), noted(options), streaming=False)
+    return ExactlyOncePlan(BatchName(uuid.uuid4().hex, 0, 0, b"", "job"), snapshot_queue_ends(options), streaming=False)
 
 
-def noted(options: Options) -> QueueEnds:
+def snapshot_queue_ends(options: Options) -> QueueEnds:
     """The current ends of all topics' queues. Raises an error if a query cannot write to them exactly once."""
-    topics = guarantee.topics(options)
+    topics = guarantee.written_topics(options)
     ends = ends_now(
         session.routes(options),
         session.offsets(options),
         topics,
         Deadline.after(options.send_timeout),
         options.request_timeout,
-        _enough(options),
+        _require_master(options),
     )
-    process.once(_CHECKED, (session.connection_key(options), tuple(topics)), lambda: _check(options, ends))
+    process.once(
+        _CHECKED_TOPICS, (session.connection_key(options), tuple(topics)), lambda: _check_topics(options, ends)
+    )
     return ends
 
 
-def _enough(options: Options) -> Enough:
+def _require_master(options: Options) -> Enough:
     """Requires a queue of the environment whose broker has a master, because its rows cannot go anywhere else."""
-    environment = checks.settings(options).environment
-    kept = checks.positions(options)
+    environment = checks.producer_settings(options).environment
+    kept = checks.environment_queues(options)
 
     def enough(route: TopicRoute, led: Set[MessageQueue]) -> None:
         if environment is None:
@@ -160,7 +166,7 @@ def _enough(options: Options) -> Enough:
     return enough
 
 
-def _check(options: Options, ends: QueueEnds) -> bool:
+def _check_topics(options: Options, ends: QueueEnds) -> bool:
     """Checks that the messages of the topics can be looked up later, and that this user may read them."""
     offsets, deadline = session.offsets(options), Deadline.after(options.send_timeout)
     for (topic, broker), queue in {(queue.topic, queue.broker_name): queue for queue in ends.queues}.items():
@@ -182,9 +188,9 @@ def _check(options: Options, ends: QueueEnds) -> bool:
     return True
 
 
-def _found(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
+def _read_stored_hashes(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
     """The hashes of a batch's stored rows. If an earlier run had a longer settle time, the look waits for that."""
-    hashes = BatchHashes(name.digest(), MAX_IDS)
+    hashes = BatchHashes(name.digest(), MAX_PLANNED_IDS)
     tools = look_tools(options, placed=hashes.placed)
     Look(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(hashes)
     logger.warning(
@@ -195,40 +201,42 @@ def _found(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
     return hashes
 
 
-class TaskOnce:
+class ExactlyOnceTask:
     """One attempt of one task."""
 
-    def __init__(self, options: Options, plan: OncePlan, partition: int = 0, attempt: int = 0) -> None:
+    def __init__(self, options: Options, plan: ExactlyOncePlan, partition: int = 0, attempt: int = 0) -> None:
         scope = plan.name.scope(partition)
         self.plan = plan
         self._options = options
         self._topic = options.topic
-        self._hash = RowHash(plan.name.query.encode())
-        self._rows = _stored_rows(options, plan, partition, attempt)
-        self._found = plan.counts.get(int(known_task(partition)), 0)
+        self._row_hash = RowHash(plan.name.query.encode())
+        self._stored_rows = _stored_rows_of_task(options, plan, partition, attempt)
+        self._stored_count = plan.stored_counts.get(int(known_task(partition)), 0)
         self.ids = ContentIds(scope, Timer("rocketmq-ids").wall_ms)
-        self.stored = noted_ids(options, plan.ends)
-        self._given_up = guarantee.watch()
+        self.stored_ids = noted_ids(options, plan.ends)
+        self._is_abandoned = guarantee.watch_worker_socket()
 
-    def count(self, tally: Tally) -> None:
+    def count_stored(self, tally: TaskCounts) -> None:
         """Count the stored messages in ``tally``, and those that no row has matched."""
-        if self._rows is not None:
-            tally.unmatched = self._rows.left
-        tally.found, tally.found_of_batch = self._found, sum(self.plan.counts.values())
+        if self._stored_rows is not None:
+            tally.unmatched = self._stored_rows.left
+        tally.found, tally.found_of_batch = self._stored_count, sum(self.plan.stored_counts.values())
 
     def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str], items: pa.Array, first: int = 0) -> Hashes:
         """The hashes of the rows of ``batch`` from ``first`` on; ``items`` are these rows as encoded messages without ids."""
-        return self._hash(items, batch.slice(first, len(items)), columns, self._topic)
+        return self._row_hash(items, batch.slice(first, len(items)), columns, self._topic)
 
-    def missing(self, items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]) -> Flags | None:
+    def rows_to_send(
+        self, items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]
+    ) -> Flags | None:
         """Which rows of ``batch`` must be sent, because they are not stored; None if all of them must be sent.
 
         ``items`` is called only if some rows may be stored.
         """
-        if self._rows is None:
+        if self._stored_rows is None:
             return None
-        missing = self._rows.missing(self.hashes(batch, columns, items()))
-        if MESSAGE_ID in columns and self._rows.exceeded:
+        missing = self._stored_rows.missing(self.hashes(batch, columns, items()))
+        if MESSAGE_ID in columns and self._stored_rows.exceeded:
             raise MessageRefused(
                 f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored: which of "
                 "them cannot be determined",
@@ -236,21 +244,21 @@ class TaskOnce:
             )
         return None if missing.all() else missing
 
-    def sender(self, sender: Sender) -> Sender:
-        """``sender``, limited to the queues in the note. It stops sending when Spark gives up this attempt."""
-        return cast(Sender, NotedSender(sender, self.plan.ends.queues, self._given_up))
+    def limited_sender(self, sender: Sender) -> Sender:
+        """``limited_sender``, limited to the queues in the note. It stops sending when Spark gives up this attempt."""
+        return cast(Sender, SnapshotSender(sender, self.plan.ends.queues, self._is_abandoned))
 
     def end_sending(self) -> None:
         """Close the connections after this attempt has failed: unsent data must not arrive after the next attempt has looked."""
         hang_up(self._options)
 
-    def check_wanted(self) -> None:
+    def raise_if_abandoned(self) -> None:
         """Raises ``ClosedError`` if Spark has given up this attempt."""
-        if self._given_up():
-            raise guarantee.given_up_error()
+        if self._is_abandoned():
+            raise guarantee.abandoned_error()
 
 
-def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int) -> StoredRows | None:
+def _stored_rows_of_task(options: Options, plan: ExactlyOncePlan, partition: int, attempt: int) -> StoredRows | None:
     if attempt:
         hashes = ScopedHashes(plan.name.scope(partition))
         Look(look_tools(options), plan.ends).run(hashes)
@@ -258,18 +266,18 @@ def _stored_rows(options: Options, plan: OncePlan, partition: int, attempt: int)
             "attempt %d of partition %d: %d of its rows are stored already", attempt, partition, hashes.count
         )
         return StoredRows(hashes.rows())
-    if not plan.begun:
+    if not plan.is_repeat:
         return None
-    if plan.found is not None:
-        return StoredRows(np.frombuffer(plan.found.get(partition, b""), np.uint8).reshape(-1, ROW_BYTES))
-    assert plan.places is not None
+    if plan.stored_hashes is not None:
+        return StoredRows(np.frombuffer(plan.stored_hashes.get(partition, b""), np.uint8).reshape(-1, ROW_BYTES))
+    assert plan.stored_ranges is not None
     hashes = ScopedHashes(plan.name.scope(partition))
-    for ids in look_tools(options).read(plan.places.get(int(known_task(partition)), ())):
+    for ids in look_tools(options).read(plan.stored_ranges.get(int(known_task(partition)), ())):
         hashes(ids)
     return StoredRows(hashes.rows())
 
 
-def check_task(plan: OncePlan, settle_s: float) -> None:
+def check_task(plan: ExactlyOncePlan, settle_s: float) -> None:
     """Checks that Spark runs this task in the batch of the plan, and with the required settings."""
     context = TaskContext.get()
     if context is None:
@@ -286,7 +294,7 @@ def check_task(plan: OncePlan, settle_s: float) -> None:
         )
 
 
-class NotedSender:
+class SnapshotSender:
     """A sender that uses only the noted queues. Queues that have joined a route since are used from the next plan on.
 
     It sends nothing once its attempt is ``given_up``, because the next attempt may have looked already. Senders of one process
@@ -294,21 +302,24 @@ class NotedSender:
     """
 
     def __init__(
-        self, sender: Sender, noted: Collection[MessageQueue], given_up: Callable[[], bool] = guarantee.never_given_up
+        self,
+        sender: Sender,
+        queues: Collection[MessageQueue],
+        is_abandoned: Callable[[], bool] = guarantee.never_abandoned,
     ) -> None:
         self._sender = sender
-        self._noted = frozenset(noted)
-        self._given_up = given_up
-        self._known: dict[str, tuple[Sequence[MessageQueue], tuple[MessageQueue, ...]]] = {}
+        self._queues = frozenset(queues)
+        self._is_abandoned = is_abandoned
+        self._publish_queues: dict[str, tuple[Sequence[MessageQueue], tuple[MessageQueue, ...]]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sender, name)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, NotedSender) and (self._sender, self._noted) == (other._sender, other._noted)
+        return isinstance(other, SnapshotSender) and (self._sender, self._queues) == (other._sender, other._queues)
 
     def __hash__(self) -> int:
-        return hash((self._sender, self._noted))
+        return hash((self._sender, self._queues))
 
     def send_async(
         self,
@@ -318,10 +329,10 @@ class NotedSender:
         done: Callable[[SendResult | RocketMQError], None],
     ) -> None:
         """Rejects queues that were not noted, because a repeat would not look there."""
-        if self._given_up():
-            done(guarantee.given_up_error())
+        if self._is_abandoned():
+            done(guarantee.abandoned_error())
             return
-        if queue in self._noted:
+        if queue in self._queues:
             self._sender.send_async(queue, request, deadline, done)
             return
         error = UnprovedError(
@@ -335,9 +346,9 @@ class NotedSender:
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         found = self._sender.publish_queues(topic, deadline, refresh)
-        known = self._known.get(topic)
+        known = self._publish_queues.get(topic)
         if known is None or known[0] is not found:
-            known = self._known[topic] = found, tuple(queue for queue in found if queue in self._noted)
+            known = self._publish_queues[topic] = found, tuple(queue for queue in found if queue in self._queues)
         if not known[1]:
             raise BrokerNotFound(
                 "none of the queues that the topic had when the batch was begun takes messages now",

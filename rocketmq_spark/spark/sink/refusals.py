@@ -26,9 +26,9 @@ from rocketmq_spark.producer.rows.sender import RowChecks, StoragePlan, batch_by
 from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.spark.sink import checks
 
-_REQUEST_S = 3.0
+_REQUEST_TIMEOUT_S = 3.0
 # A topic that the sink could write to a moment ago, or could not, is not looked for again.
-_KNOWN_S, _MOST_TOPICS = 5.0, 1000
+_CACHE_S, _MAX_TOPICS = 5.0, 1000
 _TYPES = {"body": pa.binary(), "flag": pa.int32(), "properties": pa.map_(pa.string(), pa.string())}
 
 
@@ -44,36 +44,36 @@ class SinkChecks:
         make_sender: Callable[[Options], Sender] = session.sender,
     ) -> None:
         self._options = options_table.parse(given).for_role("sink")
-        self._settings = checks.settings(self._options)
+        self._settings = checks.producer_settings(self._options)
         self._names = names
         self._columns = {"messageid" if name == "msgId" else name.lower(): name for name in names}
         self._make_sender = make_sender
         self.max_bytes = self._settings.max_message_size
         self._topic_names = TopicNames(self._options.topic_names, self._options.written_topics)
-        self._known: dict[str, tuple[Deadline, str | None]] = {}
+        self._topic_problems: dict[str, tuple[Deadline, str | None]] = {}
         self._tools: tuple[Topics, RowChecks] | None = None  # made when they are needed, because a driver does not
 
     def refusal(self, topic: str) -> str | None:
         """Why no message can go to the topic, or None. Raises the errors of requests, as the sink would."""
-        known = self._known.get(topic)
+        known = self._topic_problems.get(topic)
         if known is None or known[0].expired:
-            if len(self._known) >= _MOST_TOPICS:  # others may name many
-                self._known.clear()
-            known = self._known[topic] = Deadline.after(_KNOWN_S), self._ask(topic)
+            if len(self._topic_problems) >= _MAX_TOPICS:  # others may name many
+                self._topic_problems.clear()
+            known = self._topic_problems[topic] = Deadline.after(_CACHE_S), self._topic_problem(topic)
         return known[1]
 
     def refused(self, rows: Sequence[Sequence[Any]]) -> dict[int, str]:
         """The rows that the sink refuses, by number, with the reasons. Raises errors that may pass, as the sink would."""
         found: dict[int, str] = {}
-        self._find(rows, list(range(len(rows))), found)
+        self._find_bad_rows(rows, list(range(len(rows))), found)
         return found
 
-    def _find(self, rows: Sequence[Sequence[Any]], numbers: list[int], found: dict[int, str]) -> None:
+    def _find_bad_rows(self, rows: Sequence[Sequence[Any]], numbers: list[int], found: dict[int, str]) -> None:
         """An error that names no row is that of one of them, which is found by halves."""
         while numbers:
             bad_rows = BadRows()
             try:
-                self._look([rows[number] for number in numbers], bad_rows)
+                self._check_rows([rows[number] for number in numbers], bad_rows)
                 return
             except (RocketMQError, ValueError, ArithmeticError) as e:
                 if getattr(e, "retriable", False):
@@ -82,21 +82,21 @@ class SinkChecks:
                 if not named and len(numbers) == 1:
                     named = {numbers[0]: str(e)}
             if not named:
-                self._find(rows, numbers[: len(numbers) // 2], found)
+                self._find_bad_rows(rows, numbers[: len(numbers) // 2], found)
                 numbers = numbers[len(numbers) // 2 :]
             found |= named
             numbers = [number for number in numbers if number not in named]
 
-    def _look(self, rows: Sequence[Sequence[Any]], bad_rows: BadRows) -> None:
+    def _check_rows(self, rows: Sequence[Sequence[Any]], bad_rows: BadRows) -> None:
         """Check rows as a task of the sink does. Raises for bad ones, and adds those that it can name to ``bad_rows``."""
         batch = self._batch(rows)
         if self._options.topic is None:
             batch = with_rocketmq_topics(batch, "topic", self._topic_names, bad_rows)
             bad_rows.raise_if_any()
-        _, check = self._made()
+        _, check = self._make_tools()
         check(batch, bad_rows, 0)
         named = batch.column("topic").to_pylist()
-        deadline = Deadline.after(_REQUEST_S)
+        deadline = Deadline.after(_REQUEST_TIMEOUT_S)
         taken = {topic: session.message_types(self._options, topic, deadline) for topic in set(named)}
         for number, (topic, key) in enumerate(zip(named, batch.column("shardingKey").to_pylist(), strict=True)):
             kind, kinds = transport.message_type(False, bool(key), False), taken[topic]
@@ -111,15 +111,15 @@ class SinkChecks:
             parts.append(pa.array(held, _TYPES.get(name, pa.string())))
         return pa.RecordBatch.from_arrays(parts, names=list(self._names))
 
-    def _ask(self, topic: str) -> str | None:
-        topics, _ = self._made()
+    def _topic_problem(self, topic: str) -> str | None:
+        topics, _ = self._make_tools()
         try:
-            topics.queues(topic, Deadline.after(_REQUEST_S))
+            topics.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S))
         except RouteNotFound as e:
             return f"no message can go to topic {topic}: {e.message}"
         return None
 
-    def _made(self) -> tuple[Topics, RowChecks]:
+    def _make_tools(self) -> tuple[Topics, RowChecks]:
         if self._tools is not None:
             return self._tools
         options, columns, sender = self._options, self._columns, self._make_sender(self._options)
@@ -128,7 +128,7 @@ class SinkChecks:
         topics = Topics(sender, self._settings)
 
         def queues(topic: str, refresh: bool) -> Any:
-            return topics.queues(topic, Deadline.after(_REQUEST_S), refresh)
+            return topics.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S), refresh)
 
         # A broker refuses single messages for a reason for which it leaves a message of a batch out.
         storage = StoragePlan(replace(options, auto_batch=True), columns, sender, epoch_ms)

@@ -128,7 +128,7 @@ def warn_of_unmatched(written: Written, what: str) -> None:
         )
 
 
-def warn_of_left_out(written: Written, what: str) -> None:
+def warn_of_omitted_headers(written: Written, what: str) -> None:
     """Log one warning per write with headers that were not stored."""
     if written.left_out:
         logger.warning(
@@ -139,7 +139,7 @@ def warn_of_left_out(written: Written, what: str) -> None:
         )
 
 
-def with_report(error: RocketMQError, written: Written) -> RocketMQError:
+def with_counts(error: RocketMQError, written: Written) -> RocketMQError:
     """Adds a task's counts to its error, in the same line, because Spark shows only the last line of a traceback."""
     notes = [*getattr(error, "__notes__", ()), f"Acknowledged before that: {written}"]
     whole = ". ".join([*(note.removesuffix(".") for note in notes), *([error.remedy] if error.remedy else [])])
@@ -150,7 +150,7 @@ def with_report(error: RocketMQError, written: Written) -> RocketMQError:
     return same.with_traceback(error.__traceback__)
 
 
-class Tally:
+class TaskCounts:
     """Counts of a running task; changed in place, because there may be many batches."""
 
     def __init__(self) -> None:
@@ -165,12 +165,12 @@ class Tally:
         self._bytes += size
         self._batches += 1
         self._retries += retries
-        part = self._at(broker)
+        part = self._counts_of(broker)
         part[0] += rows
         part[1] += size
         part[2] += 1
         for name in failed:
-            self._at(name)[3] += 1
+            self._counts_of(name)[3] += 1
 
     def spooled(self, rows: int) -> None:
         """Count rows that are in the spool."""
@@ -190,5 +190,5 @@ class Tally:
         once = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
         return Written(*counts, brokers, self._spooled, *once, self.left_out)
 
-    def _at(self, broker: str) -> list[int]:
+    def _counts_of(self, broker: str) -> list[int]:
         return self._brokers.setdefault(broker, [0, 0, 0, 0])

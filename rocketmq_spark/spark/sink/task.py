@@ -51,21 +51,28 @@ from rocketmq_spark.session.spools import worker_spool
 from rocketmq_spark.spark.checkpoints.owners import check_owner
 from rocketmq_spark.spark.compat import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from rocketmq_spark.spark.sink import checks, guarantee
-from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, check_task, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import Tally, Written, total, warn_of_left_out, warn_of_unmatched, with_report
+from rocketmq_spark.spark.sink.once import ExactlyOncePlan, ExactlyOnceTask, check_task, plan_batch, plan_job
+from rocketmq_spark.spark.sink.report import (
+    TaskCounts,
+    Written,
+    total,
+    warn_of_omitted_headers,
+    warn_of_unmatched,
+    with_counts,
+)
 
 logger = logging.getLogger(__name__)
 
 # In a long task, routes are refreshed after this time, so that brokers which return are used again. The interval is Java's.
-ROUTE_S = 30.0
+ROUTE_REFRESH_S = 30.0
 
 # How often a task that waits for an outcome checks whether Spark has given it up.
-WANTED_S = 0.5
+ABANDONED_CHECK_S = 0.5
 
 
-def _faults(options: Options) -> FaultTable:
+def _fault_table(options: Options) -> FaultTable:
     """The process's table of slow and failing brokers. Tasks are short, and without it each would meet the same failures."""
-    settings = checks.settings(options)
+    settings = checks.producer_settings(options)
     how = settings.fault_tables, settings.send_latency_fault
     return process.once("fault tables", (session.connection_key(options), *how), lambda: FaultTable(*how))
 
@@ -81,28 +88,28 @@ class TaskWriter:
         names: Mapping[str, str],
         partition: int | None = None,
         positions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
-        once: TaskOnce | None = None,
+        once: ExactlyOnceTask | None = None,
         partitions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
     ) -> None:
         self._options = options
-        self._partitions = dict(partitions)
+        self._partition_queues = dict(partitions)
         self._names = dict(names)
-        self._partition = partition
+        self._partition_id = partition
         self._once = once
         self._topic_names = TopicNames(options.topic_names, options.written_topics)
-        self._sender = session.sender(options) if once is None else once.sender(session.sender(options))
-        self._settings = checks.settings(options)
+        self._sender = session.sender(options) if once is None else once.limited_sender(session.sender(options))
+        self._settings = checks.producer_settings(options)
         if self._settings.environment is not None:
             note_positions(self._sender, self._settings.environment, positions)
         self._spool = worker_spool(options, self._settings)
-        self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _faults(options), self._spool)
+        self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _fault_table(options), self._spool)
         if once is not None:
-            self._engine.confirming = Confirming(once.stored, self._engine.timer)
+            self._engine.confirming = Confirming(once.stored_ids, self._engine.timer)
         self._topics = self._engine.topics
         self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
         long_delays = LongDelays(
             self._sender,
-            checks.timers(self._sender, options),
+            checks.timer_cache(self._sender, options),
             self._settings,
             self._engine.timer.wall_ms,
             self.may_pass,
@@ -110,13 +117,13 @@ class TaskWriter:
         ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if once is None else once.ids
         encoder = session.row_encoder(options)
         tools = RowTools(options, self._settings, self._sender, self._engine, encoder, long_delays)
-        self._rows = RowSender(tools, self._names, ids, self, numbered=self._numbered)
+        self._rows = RowSender(tools, self._names, ids, self, numbered=self._numbered_queues)
         self._from_kafka = KafkaRows(options.message_id) if options.kafka_columns else None
-        self._tally = Tally()
-        self._expected = 0
-        self._row = 0
-        self._topics_seen: set[str] = set()
-        self._fresh = Deadline.after(ROUTE_S)
+        self._counts = TaskCounts()
+        self._pending_outcomes = 0
+        self._first_row = 0
+        self._checked_topics: set[str] = set()
+        self._routes_fresh = Deadline.after(ROUTE_REFRESH_S)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> TaskCommitMessage:
         """``write``, and what the driver must know of it."""
@@ -127,70 +134,70 @@ class TaskWriter:
         done = False
         try:
             for batch in batches:
-                self._write(batch)
-                self._row += len(batch)
-            while self._expected:
-                self._settle()
+                self._write_batch(batch)
+                self._first_row += len(batch)
+            while self._pending_outcomes:
+                self._count_outcome()
             if self._once is not None:
-                self._once.count(self._tally)
+                self._once.count_stored(self._counts)
             done = True
-            return self._tally.written()
+            return self._counts.written()
         except RocketMQError as e:
             while not self._outcomes.empty():
                 with contextlib.suppress(RocketMQError):  # only the first failure is reported
-                    self._settle()
-            error = with_report(e, self._tally.written())
+                    self._count_outcome()
+            error = with_counts(e, self._counts.written())
             raise error from error.__cause__
         finally:
             self._engine.close(Deadline.after(0), keep=False)  # Spark repeats the unsent rows
             if self._once is not None and not done:
                 self._once.end_sending()
 
-    def _write(self, batch: pa.RecordBatch) -> None:
+    def _write_batch(self, batch: pa.RecordBatch) -> None:
         """Send an Arrow batch. All of its rows are checked before any of them is sent."""
         if not len(batch):
             return
-        batch = self._prepared(batch)
-        if self._fresh.expired:
+        batch = self._with_sink_columns(batch)
+        if self._routes_fresh.expired:
             self._topics.refresh(Deadline.after(self._options.request_timeout))
-            self._fresh = Deadline.after(ROUTE_S)
-            for topic in self._topics_seen:  # a topic may have moved to other brokers
+            self._routes_fresh = Deadline.after(ROUTE_REFRESH_S)
+            for topic in self._checked_topics:  # a topic may have moved to other brokers
                 self._check_timers(topic)
-        checked, plan = self._checked(batch)
+        checked, plan = self._check_rows(batch)
         encoded = self._rows.join(batch, checked, plan)
         if self._once is not None:
-            if (missing := self._once.missing(encoded.joined, batch, self._names)) is not None:
+            if (missing := self._once.rows_to_send(encoded.joined, batch, self._names)) is not None:
                 batch, whole = batch.filter(pa.array(missing)), batch
-                self._tally.already_stored(len(whole) - len(batch))
+                self._counts.already_stored(len(whole) - len(batch))
                 if not len(batch):
                     return
-                checked, plan = self._checked(batch)
+                checked, plan = self._check_rows(batch)
                 encoded = self._rows.join(batch, checked, plan)
             self._rows.identify(encoded, checked, functools.partial(self._once.hashes, batch, self._names))
         self._rows.send(batch, checked, plan, encoded)
 
-    def _prepared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _with_sink_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with the columns of this sink, and with bodies, as the options say."""
         if self._from_kafka is not None:
             batch = self._from_kafka(batch)
-            self._tally.left_out = self._from_kafka.left_out
+            self._counts.left_out = self._from_kafka.left_out
         if self._options.empty_bodies == "mark":
-            bad_rows = BadRows(self._row)
+            bad_rows = BadRows(self._first_row)
             batch = empty_bodies.with_stand_ins(batch, self._names, bad_rows)
-            bad_rows.raise_if_any(self._partition)
+            bad_rows.raise_if_any(self._partition_id)
         if self._options.topic is None:
-            bad_rows = BadRows(self._row)
+            bad_rows = BadRows(self._first_row)
             batch = with_rocketmq_topics(batch, self._names["topic"], self._topic_names, bad_rows)
-            bad_rows.raise_if_any(self._partition)
+            bad_rows.raise_if_any(self._partition_id)
         return batch
 
-    def _checked(self, batch: pa.RecordBatch) -> tuple[Checked, RoutingPlan]:
+    def _check_rows(self, batch: pa.RecordBatch) -> tuple[Checked, RoutingPlan]:
         """The encoded parts of all rows, and their queues. Raises for bad rows."""
-        return self._rows.check(batch, BadRows(self._row), self._row, self._partition)
+        return self._rows.check(batch, BadRows(self._first_row), self._first_row, self._partition_id)
 
     def check_topic(self, topic: str) -> None:
         """Check a topic, once per task."""
-        if topic not in self._topics_seen:
+        if topic not in self._checked_topics:
             try:
                 checks.check_topic(self._sender, topic, self._options, expected=topic == self._options.topic)
                 deadline = Deadline.after(self._options.send_timeout)
@@ -199,12 +206,12 @@ class TaskWriter:
             except RocketMQError as e:  # with a spool, the spool looks the topic up later
                 if not self.may_pass(e):
                     raise
-            self._topics_seen.add(topic)
+            self._checked_topics.add(topic)
 
-    def _numbered(self, topic: str) -> Sequence[MessageQueue]:
-        if topic not in self._partitions:
-            self._partitions[topic] = checks.numbered_queues(self._sender, topic, self._options)
-        return self._partitions[topic]
+    def _numbered_queues(self, topic: str) -> Sequence[MessageQueue]:
+        if topic not in self._partition_queues:
+            self._partition_queues[topic] = checks.numbered_queues(self._sender, topic, self._options)
+        return self._partition_queues[topic]
 
     def may_pass(self, error: RocketMQError) -> bool:
         """Whether sends that fail with ``error`` go to the spool."""
@@ -218,24 +225,24 @@ class TaskWriter:
         while not self._outcomes.empty() or not self._engine.has_room(
             outgoing.size, outgoing.ordered_queue is not None
         ):
-            self._settle()
-        self._expected += 1
+            self._count_outcome()
+        self._pending_outcomes += 1
         self._engine.submit(outgoing)
 
     def note(self, rows: Rows, ended: Ended) -> None:
         """Store the outcome of a batch; the task's thread counts it later."""
         self._outcomes.put((len(rows), ended))
 
-    def _outcome(self) -> tuple[int, Ended]:
+    def _next_outcome(self) -> tuple[int, Ended]:
         """The next outcome. One must arrive within the send timeout; otherwise the engine has lost a batch."""
         looks = 1 if self._once is None else LOOKS
         patience = looks * self._options.send_timeout + LAST_RESORT_S
         until = Deadline.after(patience)
         while not until.expired:
             with contextlib.suppress(queues.Empty):
-                return self._outcomes.get(timeout=until.remaining() if self._once is None else WANTED_S)
+                return self._outcomes.get(timeout=until.remaining() if self._once is None else ABANDONED_CHECK_S)
             if self._once is not None:
-                self._once.check_wanted()
+                self._once.raise_if_abandoned()
         under_way = self._engine.in_flight
         raise SendFailed(
             f"{under_way.requests} batches of {under_way.bytes} bytes have had no outcome for {patience:g} s, longer "
@@ -243,10 +250,10 @@ class TaskWriter:
             remedy="This is a bug of rocketmq-spark: please report it with the worker's log",
         )
 
-    def _settle(self) -> None:
+    def _count_outcome(self) -> None:
         """Wait for one outcome and count it."""
-        rows, ended = self._outcome()
-        self._expected -= 1
+        rows, ended = self._next_outcome()
+        self._pending_outcomes -= 1
         outcome = ended.outcome
         if isinstance(outcome, RocketMQError):
             raise outcome
@@ -259,12 +266,12 @@ class TaskWriter:
                 remedy="Check whether the broker's disk and slaves keep up",
             )
         if outcome.status is SendStatus.SPOOLED:
-            self._tally.spooled(rows)
+            self._counts.spooled(rows)
             return
         if ended.confirmed:
-            self._tally.confirmed(ended.confirmed)
+            self._counts.confirmed(ended.confirmed)
         failed = ended.brokers[:-1]
-        self._tally.acknowledged(ended.brokers[-1], rows, ended.outgoing.size, ended.attempts - 1, failed)
+        self._counts.acknowledged(ended.brokers[-1], rows, ended.outgoing.size, ended.attempts - 1, failed)
 
 
 class TaskCommitMessage(WriterCommitMessage):
@@ -280,7 +287,7 @@ def write_task(
     names: dict[str, str],
     positions: dict[str, tuple[MessageQueue, ...]],
     batches: Iterable[pa.RecordBatch],
-    once: OncePlan | None = None,
+    once: ExactlyOncePlan | None = None,
     partitions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
 ) -> TaskCommitMessage:
     """Send the rows of the calling task. A later attempt warns that rows may be in the topic twice.
@@ -293,7 +300,7 @@ def write_task(
     attempt = task.attemptNumber() if task is not None else 0
     if once is not None:
         check_task(once, options.exactly_once_settle)
-        mine = TaskOnce(options, once, partition or 0, attempt)
+        mine = ExactlyOnceTask(options, once, partition or 0, attempt)
         return TaskWriter(options, names, partition, positions, mine, partitions).run(batches)
     if attempt > 0:
         logger.warning(
@@ -305,10 +312,10 @@ def write_task(
     return TaskWriter(options, names, partition, positions, partitions=partitions).run(batches)
 
 
-_COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
+_COMMIT_WORKER = "pyspark.sql.worker.python_streaming_sink_runner"
 
 
-class _Writer:
+class _DriverWriter:
     """The common part of batch and stream writers.
 
     Spark pickles only writers that tasks will use, so the first pickling begins the batch. Spark pickles such a writer twice; the
@@ -317,34 +324,36 @@ class _Writer:
 
     def __init__(self, options: Options, schema: StructType, stream: bool, checkpoint: str | None = None) -> None:
         self.options = options
-        self.names = checks.check(options, schema, stream)
-        if stream and checkpoint is None and guarantee.wanted(options):
+        self.names = checks.check_sink(options, schema, stream)
+        if stream and checkpoint is None and guarantee.is_exactly_once(options):
             raise OptionError(
                 "option 'deliveryGuarantee' is exactly-once, and the sink does not know the checkpoint: Spark does not "
                 "show it spark.sql.streaming.checkpointLocation",
                 remedy="Give the writer .option('checkpointLocation', ...)",
             )
-        if guarantee.wanted(options):
+        if guarantee.is_exactly_once(options):
             guarantee.check_registered()
-        if not process.is_for(_COMMITS):  # a commit of sent rows must not fail because brokers are down
+        if not process.is_for(_COMMIT_WORKER):  # a commit of sent rows must not fail because brokers are down
             if checkpoint is not None:
                 check_owner(checkpoint)
-            checks.check_brokers(options, self.names, once=stream)
+            checks.check_brokers(options, self.names, once_per_process=stream)
             log_choice(options, self.names, once=stream)
-        self.positions = checks.positions(options)
+        self.environment_queues = checks.environment_queues(options)
         self.checkpoint = checkpoint
-        self.partitions: dict[str, tuple[MessageQueue, ...]] | None = None
-        self.once: OncePlan | None = None
+        self.partition_queues: dict[str, tuple[MessageQueue, ...]] | None = None
+        self.exactly_once: ExactlyOncePlan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.partitions is None:
-            self.partitions = checks.partitions(self.options, self.names)
-        if self.once is None and guarantee.wanted(self.options):
-            self.once = plan_batch(self.options, self.checkpoint) if self.checkpoint else plan_job(self.options)
+        if self.partition_queues is None:
+            self.partition_queues = checks.partition_queues(self.options, self.names)
+        if self.exactly_once is None and guarantee.is_exactly_once(self.options):
+            self.exactly_once = plan_batch(self.options, self.checkpoint) if self.checkpoint else plan_job(self.options)
         return self.__dict__.copy()
 
     def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-        return write_task(self.options, self.names, self.positions, iterator, self.once, self.partitions or {})
+        return write_task(
+            self.options, self.names, self.environment_queues, iterator, self.exactly_once, self.partition_queues or {}
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None], what: str) -> None:
         self.log(messages, what)
@@ -355,7 +364,7 @@ class _Writer:
         written = total(message.written if isinstance(message, TaskCommitMessage) else None for message in messages)
         logger.info("%s: %s", what, written)
         warn_of_unmatched(written, what)
-        warn_of_left_out(written, what)
+        warn_of_omitted_headers(written, what)
         return written
 
 
@@ -363,7 +372,7 @@ class RocketMQWriter(DataSourceArrowWriter):
     """Writes a batch DataFrame."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        self._writer = _Writer(options, schema, stream=False)
+        self._writer = _DriverWriter(options, schema, stream=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
         return self._writer.write_batches(iterator)
@@ -382,7 +391,7 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a stream in append mode."""
 
     def __init__(self, options: Options, schema: StructType, checkpoint: str | None = None) -> None:
-        self._writer = _Writer(options, schema, True, checkpoint)
+        self._writer = _DriverWriter(options, schema, True, checkpoint)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
         return self._writer.write_batches(iterator)

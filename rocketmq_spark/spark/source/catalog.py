@@ -21,26 +21,33 @@ from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.queues.environment import environment_of
 from rocketmq_spark.spark.source import filters, partitioning
 from rocketmq_spark.spark.source.decisions import QueuesView
-from rocketmq_spark.spark.source.offsets import Offsets, listed
-from rocketmq_spark.spark.source.recreation import Unread, all_forgot, long_enough, share, shares, with_kept
+from rocketmq_spark.spark.source.offsets import Offsets, queues_text
+from rocketmq_spark.spark.source.recreation import (
+    RemovedQueues,
+    topic_broker,
+    topic_brokers,
+    topic_missing_everywhere,
+    with_client_overhead,
+    with_compaction_minimum,
+)
 
 logger = logging.getLogger(__name__)
 
 # While nothing new arrives the brokers are asked less and less often: down to four times a second, and where there are
 # so many topics that asking takes long, until it takes a hundredth of the time.
-_SHORTEST_REST_S = 0.01
-_LONGEST_REST_S = 0.25
-_REST_PER_SWEEP = 100
-_LONGEST_OF_ALL_S = 10.0
+_MIN_POLL_INTERVAL_S = 0.01
+_MAX_POLL_INTERVAL_S = 0.25
+_MAX_INTERVAL_PER_POLL_DURATION = 100
+_MAX_SLOW_POLL_INTERVAL_S = 10.0
 # How long the answers that are there wait for those that are not.
 _GRACE_S = 0.2
 # Spark takes a batch in steps: its end, a report, its tasks. What was seen for the first of them serves the others.
-_SAME_BATCH_S = 1.0
+_SAME_BATCH_MAX_AGE_S = 1.0
 # Interval of requests for topics while no topic matches a pattern: the first topic should not wait for ``routeRefresh``.
-_NO_MATCH_PAUSE_S = 1.0
+_NO_MATCH_RETRY_PAUSE_S = 1.0
 _NEVER_MATCHED = (float("-inf"), ())
 # When name servers that gave no answer are asked again; what was known of routes serves meanwhile.
-_ROUTES_PAUSE_S = 1.0
+_ROUTE_RETRY_PAUSE_S = 1.0
 
 
 def planning_deadline(options: Options) -> Deadline:
@@ -51,7 +58,7 @@ def planning_deadline(options: Options) -> Deadline:
 def check_filter(options: Options, queues: Iterable[MessageQueue]) -> None:
     """What only brokers can say about the filters of these queues. Raises ``OptionError``."""
     deadline = planning_deadline(options)
-    filters.validate(
+    filters.check_sql(
         session.offsets(options), options, queues, deadline, lambda queue: session.pulls(options).batched(queue)
     )
 
@@ -64,55 +71,57 @@ class OffsetCache:
         self.clock = clock or Clock()
         self.read_deadline_s = options.read_deadline
         self.known_routes: dict[str, TopicRoute] = {}  # as they were last known
-        self._swept_at = 0.0
-        self._rest_s = _SHORTEST_REST_S
-        self._took_s = 0.0
+        self._polled_at_s = 0.0
+        self._poll_interval_s = _MIN_POLL_INTERVAL_S
+        self._poll_duration_s = 0.0
         self._view = QueuesView()
-        self._queues = filters.ReadQueues(options)
-        self._matched: tuple[float, tuple[str, ...]] = _NEVER_MATCHED
-        self._left_out: frozenset[MessageQueue] | None = None
-        self._had: dict[str, set[str]] = {}
-        self._had_queues: Container[MessageQueue] = ()
-        self._owned: set[MessageQueue] = set()
-        self._expected: Offsets | None = None
-        self._to_read: Iterable[MessageQueue] = ()
-        self.trouble = Trouble()
-        self._said: set[tuple[object, ...]] = set()
-        self._doubt = False
-        self._routes_due = 0.0
-        self._unread = Unread(lambda: self.offsets, options.request_timeout, self.waits, self.clock)
+        self._readable_queues = filters.ReadableQueues(options)
+        self._matched_topics: tuple[float, tuple[str, ...]] = _NEVER_MATCHED
+        self._unallocated: frozenset[MessageQueue] | None = None
+        self._checkpoint_brokers: dict[str, set[str]] = {}
+        self._checkpoint_queues: Container[MessageQueue] = ()
+        self._environment_queues: set[MessageQueue] = set()
+        self._checkpoint_offsets: Offsets | None = None
+        self._target_queues: Iterable[MessageQueue] = ()
+        self.retriable_failures = Trouble()
+        self._logged_errors: set[tuple[object, ...]] = set()
+        self._routes_are_stale = False
+        self._routes_due_s = 0.0
+        self._removed_queues = RemovedQueues(
+            lambda: self.offsets, options.request_timeout, self.note_retriable_error, self.clock
+        )
 
-    def expect(self, begin: Offsets, to_read: Iterable[MessageQueue] | None = None) -> None:
+    def set_checkpoint_offsets(self, begin: Offsets, to_read: Iterable[MessageQueue] | None = None) -> None:
         """Note the topics that existed: those of the offsets, and of the queues that a run has ``to_read``, although it has read
         nothing of them so far. If one of these topics is missing now, its name is not misspelt: it may be deleted.
 
         An environment given by its number goes on with the queues that it had; positions of another query are refused.
         """
-        to_read = self._to_read if to_read is None else to_read
-        if begin is self._expected and to_read is self._to_read:
+        to_read = self._target_queues if to_read is None else to_read
+        if begin is self._checkpoint_offsets and to_read is self._target_queues:
             return
-        self._to_read = to_read
+        self._target_queues = to_read
         filters.check_checkpoint(self._options, begin)
-        self._expected = begin
+        self._checkpoint_offsets = begin
         had: dict[str, set[str]] = {topic: set() for topic in filters.recorded_topics(begin.reads)}
-        for topic, broker_name in shares((*begin.positions, *self._to_read)):
+        for topic, broker_name in topic_brokers((*begin.positions, *self._target_queues)):
             had.setdefault(topic, set()).add(broker_name)
-        self._had = had
+        self._checkpoint_brokers = had
         assigned = filters.recorded_queues(begin.reads)
-        self._had_queues = assigned.union(begin.positions) if assigned else begin.positions
+        self._checkpoint_queues = assigned.union(begin.positions) if assigned else begin.positions
         # What was counted before positions were there, in an outage perhaps, may be another environment's.
         known = {queue.topic for queue in begin.environment}
-        owned = {queue for queue in self._owned if queue.topic not in known}
+        owned = {queue for queue in self._environment_queues if queue.topic not in known}
         mine = environment_of(self._options)  # whose number may be written in other ways: "01"
         owned |= {q for q, number in begin.environment.items() if mine is not None and number == mine.number}
-        if owned != self._owned:
-            self._owned, self._swept_at = owned, 0.0
+        if owned != self._environment_queues:
+            self._environment_queues, self._polled_at_s = owned, 0.0
 
-    def knew(self, topic: str | None) -> bool:
+    def is_known_topic(self, topic: str | None) -> bool:
         """Whether a topic existed: offsets name it, or it had a route."""
-        return topic in self._had or topic in self.known_routes
+        return topic in self._checkpoint_brokers or topic in self.known_routes
 
-    def numbered(self, topics: Iterable[str], begun: Container[str] = ()) -> list[MessageQueue]:
+    def numbered_queues(self, topics: Iterable[str], begun: Container[str] = ()) -> list[MessageQueue]:
         """The queues of these topics that have a number as Kafka's partitions. Topics that have ``begun`` have numbers already:
         queues of brokers that are not listed can get theirs later.
         """
@@ -127,7 +136,7 @@ class OffsetCache:
     def environment(self) -> dict[MessageQueue, int]:
         """The queues that the environment of the options owns by its number alone, with the number."""
         mine = environment_of(self._options)
-        return dict.fromkeys(self._owned, mine.number) if mine is not None and mine.by_position else {}
+        return dict.fromkeys(self._environment_queues, mine.number) if mine is not None and mine.by_position else {}
 
     @property
     def routes(self) -> RouteReader:
@@ -143,13 +152,13 @@ class OffsetCache:
             return tuple(dict.fromkeys(queue.topic for queue in self._options.assign))
         if self._options.subscribe_pattern is None:
             return self._options.subscribe
-        matched_at, matched = self._matched
+        matched_at, matched = self._matched_topics
         refresh_s = self._options.route_refresh
-        if self.clock.now() - matched_at > (refresh_s if matched else min(refresh_s, _NO_MATCH_PAUSE_S)):
-            self._matched = (self.clock.now(), _matching(self.routes, self._options))
-        return filters.with_known(self._options, self._matched[1], self._had)
+        if self.clock.now() - matched_at > (refresh_s if matched else min(refresh_s, _NO_MATCH_RETRY_PAUSE_S)):
+            self._matched_topics = (self.clock.now(), _matching_topics(self.routes, self._options))
+        return filters.plus_checkpoint_topics(self._options, self._matched_topics[1], self._checkpoint_brokers)
 
-    def sweep(self) -> QueuesView:
+    def fetch_all(self) -> QueuesView:
         """Everything now, with retries; all that is missing is an error. For starts and for batches.
 
         A pattern that no topic matches within ``topicWait`` gives a view without queues.
@@ -158,16 +167,16 @@ class OffsetCache:
         retry = Retry(self._options.num_retries, self._options.retry_interval)
         while True:
             try:
-                view = self._note(retry.run(self._ask))
-                if self.known_routes or view.deleted or deadline.expired:
+                view = self._keep_view(retry.run(self._fetch))
+                if self.known_routes or view.deleted_topics or deadline.expired:
                     return view
                 logger.info("waiting for a topic that matches %r", self._options.subscribe_pattern)
                 deadline.pause(1.0)
             except RouteNotFound as e:
                 if e.broker_code is None:  # a route without read permission
                     raise
-                if self._options.subscribe_pattern is not None and e.topic not in self._had:
-                    self._matched = _NEVER_MATCHED
+                if self._options.subscribe_pattern is not None and e.topic not in self._checkpoint_brokers:
+                    self._matched_topics = _NEVER_MATCHED
                     if e.topic not in self.topics():
                         continue  # it was deleted since topics were listed: no loss
                 if deadline.expired:
@@ -176,54 +185,56 @@ class OffsetCache:
                 logger.info("waiting for topic %s", e.topic)
                 deadline.pause(1.0)
 
-    def _ask(self) -> QueuesView:
+    def _fetch(self) -> QueuesView:
         topics = self.topics()
         deleted = set()
         routes = {}
-        age, self._doubt = 0.0 if self._doubt else self._options.route_refresh, False
+        age, self._routes_are_stale = 0.0 if self._routes_are_stale else self._options.route_refresh, False
         fresh = self.routes.refresh(topics, age)
         for topic in topics:
             try:
                 routes[topic] = self.routes.get(topic, float("inf") if topic in fresh else age)
             except RouteNotFound:
-                if topic not in self._had or not self._is_deleted(topic):
+                if topic not in self._checkpoint_brokers or not self._is_deleted(topic):
                     raise
                 deleted.add(topic)
-        view = self._looked(routes, planning_deadline(self._options), tolerant=False)
-        return replace(view, deleted=frozenset(deleted))
+        view = self._fetch_bounds(routes, planning_deadline(self._options), tolerant=False)
+        return replace(view, deleted_topics=frozenset(deleted))
 
-    def recent(self, patient: bool = False, same_batch: bool = False) -> QueuesView:
+    def latest(self, patient: bool = False, same_batch: bool = False) -> QueuesView:
         """The last view when that was a moment ago, else a new one, as far as brokers answer.
 
         One that hangs does not delay what others have, unless ``patient``. What the plan of a batch saw serves the rest of the
         ``same_batch``, unless something is in doubt.
         """
-        same_s = max(_SAME_BATCH_S, 3 * self._took_s) if same_batch and not self._doubt else 0.0
-        if self.clock.now() - self._swept_at < max(same_s, self._rest_s):
+        same_s = (
+            max(_SAME_BATCH_MAX_AGE_S, 3 * self._poll_duration_s) if same_batch and not self._routes_are_stale else 0.0
+        )
+        if self.clock.now() - self._polled_at_s < max(same_s, self._poll_interval_s):
             return self._view
-        begun, waits = self.clock.now(), self.trouble.tries
-        routes, deleted = self._routed(self.topics_or_last())
+        begun, waits = self.clock.now(), self.retriable_failures.tries
+        routes, deleted = self._fetch_routes(self.topics_or_last_known())
         questions = sum(len(route.queues) for route in routes.values())
-        deadline = long_enough(Deadline.after(self._options.request_timeout), questions)
-        view = self._looked(routes, deadline, tolerant=True, grace_s=None if patient else _GRACE_S)
-        quiet = self.trouble.tries == waits
+        deadline = with_client_overhead(Deadline.after(self._options.request_timeout), questions)
+        view = self._fetch_bounds(routes, deadline, tolerant=True, grace_s=None if patient else _GRACE_S)
+        quiet = self.retriable_failures.tries == waits
         if quiet:
-            self.trouble.clear()
-            self._said.clear()
+            self.retriable_failures.clear()
+            self._logged_errors.clear()
         # Time spent on who does not answer says nothing about how long asking takes.
-        took_s = self.clock.now() - begun if quiet and not view.silent else 0.0
-        return self._note(replace(view, deleted=frozenset(deleted)), took_s)
+        took_s = self.clock.now() - begun if quiet and not view.timed_out_brokers else 0.0
+        return self._keep_view(replace(view, deleted_topics=frozenset(deleted)), took_s)
 
-    def _routed(self, topics: Iterable[str]) -> tuple[dict[str, TopicRoute], set[str]]:
+    def _fetch_routes(self, topics: Iterable[str]) -> tuple[dict[str, TopicRoute], set[str]]:
         """Routes, as they were where no name server answers, and the topics that were deleted."""
         deleted = set()
         routes = {}
         now = self.clock.now()
-        resting = now < self._routes_due
-        age = float("inf") if resting else 0.0 if self._doubt else self._options.route_refresh
+        resting = now < self._routes_due_s
+        age = float("inf") if resting else 0.0 if self._routes_are_stale else self._options.route_refresh
         fresh = frozenset[str]()
         if not resting:
-            self._doubt = False
+            self._routes_are_stale = False
             fresh = self.routes.refresh(topics, age)
         for topic in topics:
             try:
@@ -231,49 +242,49 @@ class OffsetCache:
             except RouteNotFound:
                 if self._is_deleted(topic):
                     deleted.add(topic)
-                    self._owned = {queue for queue in self._owned if queue.topic != topic}
+                    self._environment_queues = {queue for queue in self._environment_queues if queue.topic != topic}
                 elif topic in self.known_routes:  # a name server that has restarted knows nothing for a while
                     routes[topic] = self.known_routes[topic]
             except RocketMQError as e:
-                self.waits(e)
+                self.note_retriable_error(e)
                 age = float("inf")
-                self._routes_due = self.clock.now() + max(_ROUTES_PAUSE_S, 5 * (self.clock.now() - now))
+                self._routes_due_s = self.clock.now() + max(_ROUTE_RETRY_PAUSE_S, 5 * (self.clock.now() - now))
                 if topic in self.known_routes:
                     routes[topic] = self.known_routes[topic]
         return routes, deleted
 
-    def reroute(self) -> None:
+    def refresh_routes(self) -> None:
         """Ask for the routes anew, as far as a name server answers: a broker may have another address now."""
-        self._routed(self.topics_or_last())
+        self._fetch_routes(self.topics_or_last_known())
 
-    def rest(self, max_s: float) -> None:
+    def wait_for_next_poll(self, max_s: float) -> None:
         """Wait until brokers are to be asked again, for before that there is no other view, but no longer than ``max_s``.
 
         A quarter of a second at most where it took so long to ask them.
         """
-        due_s = self._swept_at + self._rest_s - self.clock.now()
-        self.clock.sleep(max(0.0, min(due_s, max(max_s, min(self._took_s, _LONGEST_REST_S)))))
+        due_s = self._polled_at_s + self._poll_interval_s - self.clock.now()
+        self.clock.sleep(max(0.0, min(due_s, max(max_s, min(self._poll_duration_s, _MAX_POLL_INTERVAL_S)))))
 
-    def topics_or_last(self) -> tuple[str, ...]:
+    def topics_or_last_known(self) -> tuple[str, ...]:
         """The topics, or those of the last answer while the name server gives none."""
-        if self.clock.now() < self._routes_due:
-            self._matched = (self.clock.now(), self._matched[1])
+        if self.clock.now() < self._routes_due_s:
+            self._matched_topics = (self.clock.now(), self._matched_topics[1])
         try:
             return self.topics()
         except RocketMQError as e:
-            self.waits(e)
-            self._routes_due = self.clock.now() + _ROUTES_PAUSE_S
-            return filters.with_known(self._options, self._matched[1], self._had)
+            self.note_retriable_error(e)
+            self._routes_due_s = self.clock.now() + _ROUTE_RETRY_PAUSE_S
+            return filters.plus_checkpoint_topics(self._options, self._matched_topics[1], self._checkpoint_brokers)
 
-    def waits(self, error: RocketMQError) -> None:
+    def note_retriable_error(self, error: RocketMQError) -> None:
         """Note an error that time may heal, and ask for routes anew; raise any other. Logged once until all is well."""
         if not error.retriable:
             raise error
-        self.trouble.note(error, self.clock.now())
+        self.retriable_failures.note(error, self.clock.now())
         said = type(error), error.addr, error.topic
-        logger.log(logging.DEBUG if said in self._said else logging.WARNING, "the source waits: %s", error)
-        self._said.add(said)
-        self._doubt = True
+        logger.log(logging.DEBUG if said in self._logged_errors else logging.WARNING, "the source waits: %s", error)
+        self._logged_errors.add(said)
+        self._routes_are_stale = True
 
     def _is_deleted(self, topic: str) -> bool:
         """Whether all brokers that had the topic are up and do not know it, nor does the name server.
@@ -287,7 +298,7 @@ class OffsetCache:
         """
         known = self.known_routes.get(topic)
         # Also those that the last route did not name: they were away then, and may know it.
-        had = {*(known.brokers if known is not None else ()), *self._had.get(topic, ())}
+        had = {*(known.brokers if known is not None else ()), *self._checkpoint_brokers.get(topic, ())}
         if not had:
             return True
         try:
@@ -296,27 +307,29 @@ class OffsetCache:
             return False
         if not all(name in cluster and cluster[name].master for name in had):
             return False
-        if not all(_is_at(self.routes, name, cluster) for name in had):
+        if not all(_has_own_address(self.routes, name, cluster) for name in had):
             return False
         try:
             self.routes.fetch(topic)
         except RouteNotFound:
-            return all_forgot(self.offsets, topic, had, Deadline.after(self._options.request_timeout))
+            return topic_missing_everywhere(self.offsets, topic, had, Deadline.after(self._options.request_timeout))
         except RocketMQError:
             return False
         return False
 
-    def _looked(
+    def _fetch_bounds(
         self, routes: Mapping[str, TopicRoute], deadline: Deadline, tolerant: bool, grace_s: float | None = None
     ) -> QueuesView:
         # Of topics that a pattern matched and that are gone, nothing is kept, however many come and go.
         named = self._options.subscribe_pattern is None
-        kept = {topic: route for topic, route in self.known_routes.items() if named or topic in self._had}
+        kept = {
+            topic: route for topic, route in self.known_routes.items() if named or topic in self._checkpoint_brokers
+        }
         self.known_routes = {**kept, **routes}
-        read = {} if self._expected is None else self._expected.positions
-        wanted = self._queues.of(routes.values(), tolerant, self._had_queues)
+        read = {} if self._checkpoint_offsets is None else self._checkpoint_offsets.positions
+        wanted = self._readable_queues.of_routes(routes.values(), tolerant, self._checkpoint_queues)
         there = [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
-        wanted = self._covered(wanted, routes if tolerant else self._had, there)
+        wanted = self._allocated(wanted, routes if tolerant else self._checkpoint_brokers, there)
         # Statistics are the master's as long as there is one, wherever messages are read.
         read_from = "master" if self._options.read_from == "master" else "hint"
         forgotten: dict[tuple[str, str], RocketMQError] = {}
@@ -324,12 +337,14 @@ class OffsetCache:
         def note(error: RocketMQError, queue: MessageQueue) -> None:
             # A slave may not have heard of a topic yet; of a topic that its master does not know nothing is left.
             if isinstance(error, TopicNotFound) and routes[queue.topic].brokers[queue.broker_name].own_master:
-                if share(queue) in self._view.forgotten or _is_where_we_ask(self.routes, queue.broker_name):
-                    forgotten[share(queue)] = error
+                if topic_broker(queue) in self._view.topics_missing_on_broker or _is_current_address(
+                    self.routes, queue.broker_name
+                ):
+                    forgotten[topic_broker(queue)] = error
                     return
-                error = _elsewhere(error, queue.broker_name)
+                error = _error_of_old_address(error, queue.broker_name)
             if tolerant:
-                self.waits(error)
+                self.note_retriable_error(error)
             else:
                 error.topic, error.queue = error.topic or queue.topic, error.queue or str(queue)
                 raise error
@@ -340,54 +355,64 @@ class OffsetCache:
         brokers = (data for route in routes.values() for data in route.brokers.values())
         orphans = frozenset(data.broker_name for data in brokers if not data.own_master)
         group, offsets = self._options.group, self.offsets
-        bounds = with_kept(
+        bounds = with_compaction_minimum(
             lambda low, said: offsets.kept_from(group, low, deadline, said), told, read, silent | orphans, note
         )
         left = {queue.topic for queue in bounds}
         for (topic, broker_name), error in forgotten.items():
-            if topic not in left and topic not in self._had and not tolerant:
+            if topic not in left and topic not in self._checkpoint_brokers and not tolerant:
                 raise error
-            if (topic, broker_name) not in self._view.forgotten:
+            if (topic, broker_name) not in self._view.topics_missing_on_broker:
                 logger.info("broker %s does not know topic %s, although the route names it", broker_name, topic)
         gone = frozenset(forgotten)
-        return QueuesView(bounds, forgotten=gone, orphans=orphans, silent=silent, connections=connections)
+        return QueuesView(
+            bounds,
+            topics_missing_on_broker=gone,
+            brokers_without_master=orphans,
+            timed_out_brokers=silent,
+            connections=connections,
+        )
 
-    def _covered(
+    def _allocated(
         self, queues: list[MessageQueue], may_lack: Container[str], there: list[MessageQueue] | None
     ) -> list[MessageQueue]:
         """Without the queues of other environments, and without those that the strategy gives to no consumer."""
-        covered, left_out = partitioning.covered(self._options, queues, self._owned, may_lack, there)
+        covered, left_out = partitioning.allocated_queues(
+            self._options, queues, self._environment_queues, may_lack, there
+        )
         if self._options.environment is not None:
-            self._owned.update(covered)
-        if left_out != self._left_out and left_out:
-            logger.warning("the allocation strategy gives these queues to no partition: %s", listed(left_out))
-        self._left_out = left_out
+            self._environment_queues.update(covered)
+        if left_out != self._unallocated and left_out:
+            logger.warning("the allocation strategy gives these queues to no partition: %s", queues_text(left_out))
+        self._unallocated = left_out
         return covered
 
-    def hidden(self, queues: Iterable[MessageQueue], view: QueuesView) -> dict[MessageQueue, int]:
+    def removed_queue_ends(self, queues: Iterable[MessageQueue], view: QueuesView) -> dict[MessageQueue, int]:
         """Queues that their living broker does not read any more, with the end that it still knows."""
-        return self._unread.ends(queues, view, self.known_routes)
+        return self._removed_queues.ends(queues, view, self.known_routes)
 
-    def _note(self, view: QueuesView, took_s: float = 0.0) -> QueuesView:
+    def _keep_view(self, view: QueuesView, took_s: float = 0.0) -> QueuesView:
         quiet = view.bounds == self._view.bounds
-        longest = max(_LONGEST_REST_S, min(_LONGEST_OF_ALL_S, _REST_PER_SWEEP * took_s))
-        self._rest_s = min(longest, max(self._rest_s * 2, 5 * took_s)) if quiet else _SHORTEST_REST_S
-        self._swept_at, self._took_s = self.clock.now(), took_s
+        longest = max(_MAX_POLL_INTERVAL_S, min(_MAX_SLOW_POLL_INTERVAL_S, _MAX_INTERVAL_PER_POLL_DURATION * took_s))
+        self._poll_interval_s = (
+            min(longest, max(self._poll_interval_s * 2, 5 * took_s)) if quiet else _MIN_POLL_INTERVAL_S
+        )
+        self._polled_at_s, self._poll_duration_s = self.clock.now(), took_s
         self._view = view
         return view
 
 
-def _is_where_we_ask(routes: RouteReader, broker_name: str) -> bool:
+def _is_current_address(routes: RouteReader, broker_name: str) -> bool:
     """Whether the address that is asked for a broker is its own, by the list of all: addresses may change hands."""
     try:
-        return _is_at(routes, broker_name, routes.cluster())
+        return _has_own_address(routes, broker_name, routes.cluster())
     except NotSupported:  # a Proxy, whose address is everybody's
         return True
     except RocketMQError:
         return False
 
 
-def _is_at(routes: RouteReader, broker_name: str, cluster: Mapping[str, BrokerData]) -> bool:
+def _has_own_address(routes: RouteReader, broker_name: str, cluster: Mapping[str, BrokerData]) -> bool:
     try:
         address = routes.address(broker_name)
     except BrokerNotFound:  # the last route that names it has no master of it
@@ -395,7 +420,7 @@ def _is_at(routes: RouteReader, broker_name: str, cluster: Mapping[str, BrokerDa
     return [name for name, data in cluster.items() if data.master == address] == [broker_name]
 
 
-def _elsewhere(error: RocketMQError, broker_name: str) -> BrokerNotFound:
+def _error_of_old_address(error: RocketMQError, broker_name: str) -> BrokerNotFound:
     """For what is said at an address that may be another broker's by now."""
     return BrokerNotFound(
         f"broker {broker_name!r} may have left its address; the server there says: {error}",
@@ -404,7 +429,7 @@ def _elsewhere(error: RocketMQError, broker_name: str) -> BrokerNotFound:
     )
 
 
-def no_match(options: Options) -> RouteNotFound:
+def no_matching_topic(options: Options) -> RouteNotFound:
     """The error for a batch read, which cannot wait for a topic of its pattern."""
     return RouteNotFound(
         f"no topic matches option 'subscribePattern' {options.subscribe_pattern!r}",
@@ -413,7 +438,7 @@ def no_match(options: Options) -> RouteNotFound:
     )
 
 
-def _matching(routes: RouteReader, options: Options) -> tuple[str, ...]:
+def _matching_topics(routes: RouteReader, options: Options) -> tuple[str, ...]:
     """The topics of the pattern, as name servers list them now.
 
     Raises ``BrokerNotFound`` if no broker is registered: the topics are then unknown, and a start without them would treat them
@@ -432,4 +457,4 @@ def _matching(routes: RouteReader, options: Options) -> tuple[str, ...]:
             f"no broker is registered, so the topics of option 'subscribePattern' {options.subscribe_pattern!r} are unknown",
             remedy="Start a broker, or look into the logs of those that should be there",
         )
-    return filters.matching(options, topics, {*cluster, *(data.cluster for data in cluster.values())})
+    return filters.matching_topics(options, topics, {*cluster, *(data.cluster for data in cluster.values())})

@@ -6,7 +6,7 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import check_chosen, environment_of
 from rocketmq_spark.spark.source import filters
-from rocketmq_spark.spark.source.offsets import check_starting
+from rocketmq_spark.spark.source.offsets import check_start_and_end
 
 
 def check_source(parsed: Options, role: str) -> Options:
@@ -18,8 +18,8 @@ def check_source(parsed: Options, role: str) -> Options:
             "exactly one of the options 'subscribe', 'subscribePattern' and 'assign' says what to read; "
             f"{'none is' if not ways else 'several are'} given"
         )
-    filters.check(options)
-    check_starting(options, role)
+    filters.check_subscription(options)
+    check_start_and_end(options, role)
     environment_of(options)
     if options.allocation_strategy == "environment":
         check_chosen(options, "allocationStrategy")

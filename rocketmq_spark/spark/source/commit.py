@@ -20,10 +20,10 @@ from rocketmq_spark.spark.source.offsets import Positions
 logger = logging.getLogger(__name__)
 
 # How long the answers that are there wait for those that are not.
-GRACE_S = 0.2
+COMMIT_GRACE_S = 0.2
 # How often it is asked whether another process commits offsets of the group.
-_LOOK_S = 10.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_CHECK_INTERVAL_S = 10.0
+_MIN_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S = 1.0, 60.0
 
 
 class GroupOffsets:
@@ -34,13 +34,13 @@ class GroupOffsets:
         self._now = now or Clock().now
         self._committed: dict[MessageQueue, int] = {}
         # What a broker did not take, with the pauses after which it is sent again; something newer is sent at once.
-        self._refused: dict[MessageQueue, int] = {}
-        self._again_at = 0.0
-        self._pause_s = _FIRST_PAUSE_S
-        self._troubled = False
-        self._greeted = False
-        self._rivalled = False
-        self._look_at = 0.0
+        self._failed_offsets: dict[MessageQueue, int] = {}
+        self._retry_at_s = 0.0
+        self._retry_pause_s = _MIN_RETRY_PAUSE_S
+        self._is_failing = False
+        self._checked_members = False
+        self._warned_of_other_committer = False
+        self._next_check_s = 0.0
 
     def commit(self, positions: Positions, reads: Mapping[str, object] = MappingProxyType({})) -> None:
         """Store ``positions`` where they differ from what was stored. Brokers that do not answer are asked again later.
@@ -50,28 +50,28 @@ class GroupOffsets:
         """
         if "group" not in self._options.given:
             return
-        waiting = self._refused if self._now() < self._again_at else {}
+        waiting = self._failed_offsets if self._now() < self._retry_at_s else {}
         changed = {q: o for q, o in positions.items() if self._committed.get(q) != o and waiting.get(q) != o}
-        if self._greeted and not changed:
+        if self._checked_members and not changed:
             return
-        routed = self._routed(changed, reads)
-        if not self._greeted:
-            self._greeted = True
+        routed = self._of_existing_topics(changed, reads)
+        if not self._checked_members:
+            self._checked_members = True
             self._warn_of_members(positions)
-        self._look_for_rivals(routed)
-        failed = self._stored(routed)
+        self._warn_of_other_committer(routed)
+        failed = self._commit_each(routed)
         # What a broker has is not known where it did not answer, nor once another process reads the queue.
         known = {q: offset for q, offset in {**self._committed, **routed}.items() if q in positions}
         self._committed = {q: offset for q, offset in known.items() if q not in failed}
         for error in failed.values():
             if not error.retriable:
                 raise error
-        self._note(positions, changed, failed)
+        self._schedule_retry(positions, changed, failed)
 
-    def _stored(self, offsets: Positions) -> dict[MessageQueue, RocketMQError]:
+    def _commit_each(self, offsets: Positions) -> dict[MessageQueue, RocketMQError]:
         group, within_s = self._options.group, self._options.request_timeout
         committer = session.committer(self._options)
-        failed = committer.commit_each(group, offsets, Deadline.after(within_s), GRACE_S)
+        failed = committer.commit_each(group, offsets, Deadline.after(within_s), COMMIT_GRACE_S)
         unknown = {q: offsets[q] for q, error in failed.items() if isinstance(error, GroupNotFound)}
         if unknown:
             try:
@@ -80,41 +80,43 @@ class GroupOffsets:
                 if not e.retriable:
                     raise
                 return {**failed, **dict.fromkeys(unknown, e)}
-            again = committer.commit_each(group, unknown, Deadline.after(within_s), GRACE_S)
+            again = committer.commit_each(group, unknown, Deadline.after(within_s), COMMIT_GRACE_S)
             failed = {**{q: error for q, error in failed.items() if q not in unknown}, **again}
         return failed
 
-    def _note(self, positions: Positions, changed: Positions, failed: Mapping[MessageQueue, RocketMQError]) -> None:
+    def _schedule_retry(
+        self, positions: Positions, changed: Positions, failed: Mapping[MessageQueue, RocketMQError]
+    ) -> None:
         """One line when a broker begins to refuse, one when everything is stored: what waits was not sent this time."""
-        sent, waited = {**self._refused, **changed}, self._refused
-        self._refused = {q: o for q, o in sent.items() if q in positions and self._committed.get(q) != o}
-        if failed and not self._troubled:
-            self._troubled = True
+        sent, waited = {**self._failed_offsets, **changed}, self._failed_offsets
+        self._failed_offsets = {q: o for q, o in sent.items() if q in positions and self._committed.get(q) != o}
+        if failed and not self._is_failing:
+            self._is_failing = True
             error = next(iter(failed.values()))
             logger.warning("the offsets of group %s are committed later: %s", self._options.group, error)
-        if not self._refused:
-            if self._troubled and waited.keys() & self._committed.keys():  # else their queues are gone
+        if not self._failed_offsets:
+            if self._is_failing and waited.keys() & self._committed.keys():  # else their queues are gone
                 logger.warning("the offsets of group %s can be committed again", self._options.group)
-            self._troubled, self._pause_s = False, _FIRST_PAUSE_S
-        if self._refused.keys() & changed.keys():
-            self._again_at = self._now() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._is_failing, self._retry_pause_s = False, _MIN_RETRY_PAUSE_S
+        if self._failed_offsets.keys() & changed.keys():
+            self._retry_at_s = self._now() + self._retry_pause_s
+            self._retry_pause_s = min(2 * self._retry_pause_s, _MAX_RETRY_PAUSE_S)
 
-    def _look_for_rivals(self, offsets: Positions) -> None:
+    def _warn_of_other_committer(self, offsets: Positions) -> None:
         """Another process that commits offsets of the group: another query, most likely, in turns with this one."""
         mine = {q: self._committed[q] for q in sorted(offsets) if q in self._committed}
-        if self._rivalled or not mine or self._now() < self._look_at:
+        if self._warned_of_other_committer or not mine or self._now() < self._next_check_s:
             return
-        self._look_at = self._now() + _LOOK_S
+        self._next_check_s = self._now() + _CHECK_INTERVAL_S
         queue = next(iter(mine))
         try:
-            deadline = Deadline.after(min(GRACE_S, self._options.request_timeout))
+            deadline = Deadline.after(min(COMMIT_GRACE_S, self._options.request_timeout))
             committed = session.offsets(self._options).committed(self._options.group, [queue], deadline)[queue]
         except RocketMQError:
             return  # a broker that does not answer is not worth a wait
         # The source and a GroupOffsetListener store the same offsets, whichever comes first.
         if committed is not None and committed not in (mine[queue], offsets[queue]):
-            self._rivalled = True
+            self._warned_of_other_committer = True
             logger.warning(
                 "group %s: the offset of %s was stored as %d by this query and is %d now: another query or consumer uses the "
                 "group, or an operator reset it. Two that store offsets overwrite each other; give each a group of its own",
@@ -124,7 +126,7 @@ class GroupOffsets:
                 committed,
             )
 
-    def _routed(self, positions: Positions, reads: Mapping[str, object]) -> dict[MessageQueue, int]:
+    def _of_existing_topics(self, positions: Positions, reads: Mapping[str, object]) -> dict[MessageQueue, int]:
         """Those whose topic exists, in their cluster; a listener may be the first in its process to ask for it."""
         known, routes = set(), session.routes(self._options)
         for topic in sorted({queue.topic for queue in positions}):
@@ -133,7 +135,7 @@ class GroupOffsets:
             except RocketMQError as e:
                 logger.info("the offsets of topic %s are not committed now: %s", topic, e)
                 continue
-            if others := filters.are_others(reads, filters.clusters_of([route])):
+            if others := filters.other_clusters(reads, filters.clusters_of([route])):
                 logger.info("topic %s is of cluster %s: its offsets are not committed", topic, ", ".join(others))
             else:
                 known.add(topic)

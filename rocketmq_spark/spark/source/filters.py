@@ -23,17 +23,17 @@ from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.pull.puller import of_batch_topic
 from rocketmq_spark.queues.environment import ANY_BROKER, Environment, environment_of, scope_of
 from rocketmq_spark.spark.source import partitioning, patterns
-from rocketmq_spark.spark.source.offsets import Offsets, listed
+from rocketmq_spark.spark.source.offsets import Offsets, queues_text
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 from rocketmq_spark.wire.properties import parse_subscription
 
 logger = logging.getLogger(__name__)
 
-_SPECIAL = (RETRY_PREFIX, DLQ_PREFIX)
+_SPECIAL_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX)
 
 
-def of_topic(options: Options, topic: str) -> Filter:
+def filter_of_topic(options: Options, topic: str) -> Filter:
     """The filter of a topic. A topic that a JSON filter does not name has none."""
     tags, sql = options.tags, options.sql
     expression = tags.get(topic) if isinstance(tags, dict) else tags
@@ -43,7 +43,7 @@ def of_topic(options: Options, topic: str) -> Filter:
     return Filter(expression, "SQL92") if expression is not None else NO_FILTER
 
 
-def check(options: Options) -> None:
+def check_subscription(options: Options) -> None:
     """Checks topic names and filters without a broker, and rejects the topic of delayed messages together with an environment.
 
     Raises ``OptionError``.
@@ -86,7 +86,7 @@ def _tags(expression: str) -> Sequence[str]:
         return ()
 
 
-def validate(
+def check_sql(
     offsets: OffsetReader,
     options: Options,
     queues: Iterable[MessageQueue],
@@ -99,9 +99,9 @@ def validate(
     there = {queue.topic: queue for queue in queues}
     # A topic that matches the pattern later is read without another check, so its expression is checked now.
     named = options.sql if isinstance(options.sql, dict) and there else ()
-    later = {topic: min(there.values()) for topic in named if is_read(options, topic)}
+    later = {topic: min(there.values()) for topic in named if is_subscribed(options, topic)}
     for topic, queue in sorted({**later, **there}.items()):
-        sql, broker = of_topic(options, topic), queue.broker_name
+        sql, broker = filter_of_topic(options, topic), queue.broker_name
         if not sql:
             continue
         try:
@@ -130,7 +130,7 @@ def validate(
             raise of_batch_topic(sql, topic)
 
 
-def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
+def source_identity(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
     """What offsets record of a source: the namespace; clusters, environment and filter if there are any; the option that chooses
     topics; the group to which the query commits; and ``newQueues``, which is False if queues that are created later are not read.
     """
@@ -143,18 +143,18 @@ def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object
         record["environment"] = options.environment
         if options.environment_mode != "queues":
             record["environmentMode"] = options.environment_mode
-        layout = _layout_of(environment_of(options))
+        layout = _environment_layout(environment_of(options))
         if layout is not None:
             record["environments"] = layout
     if options.subscribe:
         record["subscribe"] = sorted({*options.subscribe})
     if options.assign:
-        record["assign"] = _assigned(options.assign)
+        record["assign"] = _assign_json(options.assign)
     if options.subscribe_pattern is not None:
         record["subscribePattern"] = options.subscribe_pattern
         if options.include_internal:
             record["includeInternal"] = True
-    if options.assign or not partitioning.reads_all(options.allocation_strategy):
+    if options.assign or not partitioning.allocates_every_queue(options.allocation_strategy):
         record["newQueues"] = False
     if options.tags not in (None, "*"):
         record["tags"] = options.tags
@@ -163,7 +163,7 @@ def recorded(options: Options, clusters: Sequence[str] = ()) -> dict[str, object
     return record
 
 
-def _assigned(queues: Iterable[MessageQueue]) -> dict[str, dict[str, list[int]]]:
+def _assign_json(queues: Iterable[MessageQueue]) -> dict[str, dict[str, list[int]]]:
     """Queues in the form of option ``assign``."""
     nested: dict[str, dict[str, list[int]]] = {}
     for topic, broker_name, queue_id in sorted(queues):
@@ -189,21 +189,23 @@ def check_checkpoint(options: Options, begin: Offsets) -> None:
     """
     if not (begin.positions or begin.reads):
         return
-    was, now = begin.reads, recorded(options)
+    was, now = begin.reads, source_identity(options)
     pairs = []
     if was.get("namespace", now["namespace"]) != now["namespace"]:
         pairs.append(
             (
-                _namespace(was),
-                _namespace(now),
+                _namespace_text(was),
+                _namespace_text(now),
                 "option 'namespace'" if was["namespace"] else "an empty option 'namespace'",
             )
         )
-    of, mine = _environment_of(was), _environment_of(now)
-    if of != mine and (of or not _fits(options, begin)):
-        pairs.append((_environment(of), _environment(mine), "option 'environment' (or variable ROCKETMQ_ENVIRONMENT)"))
-    elif was.get("environments") != now.get("environments") and not _grew(options, begin):
-        pairs.append((_owning(was), _owning(now), "option 'environments'"))
+    of, mine = _environment_key(was), _environment_key(now)
+    if of != mine and (of or not _legacy_identity_matches(options, begin)):
+        pairs.append(
+            (_environment_text(of), _environment_text(mine), "option 'environment' (or variable ROCKETMQ_ENVIRONMENT)")
+        )
+    elif was.get("environments") != now.get("environments") and not _layout_was_added(options, begin):
+        pairs.append((_layout_text(was), _layout_text(now), "option 'environments'"))
     if pairs:
         before, here, names = (" and ".join(words) for words in zip(*pairs, strict=True))
         raise CheckpointMismatch(
@@ -211,9 +213,9 @@ def check_checkpoint(options: Options, begin: Offsets) -> None:
             remedy=f"Start it with {names} as before, or with a new checkpointLocation",
         )
     topics = sorted({queue.topic for queue in begin.positions})
-    if topics and options.fail_on_data_loss == "fail" and not any(is_read(options, topic) for topic in topics):
+    if topics and options.fail_on_data_loss == "fail" and not any(is_subscribed(options, topic) for topic in topics):
         raise CheckpointMismatch(
-            f"the checkpoint is of {_named(topics)}, and this query of {_subscribed(options)}",
+            f"the checkpoint is of {_topics_text(topics)}, and this query of {_subscription_text(options)}",
             remedy="Start it with a new checkpointLocation, or subscribe to a topic of the checkpoint, too. With "
             "failOnDataLoss=warn the query drops the checkpoint's positions and reads its own topics from their first message",
         )
@@ -224,7 +226,7 @@ def check_clusters(options: Options, begin: Offsets, clusters: Sequence[str]) ->
 
     Only warns if ``failOnDataLoss`` is ``warn`` or ``ignore``.
     """
-    if not (was := are_others(begin.reads, clusters)):
+    if not (was := other_clusters(begin.reads, clusters)):
         return
     text = f"the checkpoint is of cluster {', '.join(map(str, was))}, and this query of cluster {', '.join(clusters)}"
     if options.fail_on_data_loss != "fail":
@@ -237,70 +239,70 @@ def check_clusters(options: Options, begin: Offsets, clusters: Sequence[str]) ->
     )
 
 
-def are_others(reads: Mapping[str, object], clusters: Sequence[str]) -> list[str]:
+def other_clusters(reads: Mapping[str, object], clusters: Sequence[str]) -> list[str]:
     """The recorded clusters in ``reads``, if none of them is one of ``clusters``; otherwise empty."""
     was = reads.get("clusters")
     return was if isinstance(was, list) and clusters and not {*was} & {*clusters} else []
 
 
-def is_elsewhere(options: Options, of: Offsets) -> bool:
+def is_other_source(options: Options, of: Offsets) -> bool:
     """Whether positions belong to another namespace or environment than the options, or to a query with another group."""
-    was, now = of.reads, recorded(options)
+    was, now = of.reads, source_identity(options)
     other = any(name in was and was[name] != now.get(name) for name in ("namespace", "group"))
-    return other or _environment_of(was) != _environment_of(now)
+    return other or _environment_key(was) != _environment_key(now)
 
 
-def is_read(options: Options, topic: str) -> bool:
+def is_subscribed(options: Options, topic: str) -> bool:
     """Whether the options choose a topic with this name."""
     if options.assign:
         return any(queue.topic == topic for queue in options.assign)
     if options.subscribe_pattern is None:
         return topic in options.subscribe
-    return bool(with_known(options, (), [topic]))
+    return bool(plus_checkpoint_topics(options, (), [topic]))
 
 
-def _subscribed(options: Options) -> str:
+def _subscription_text(options: Options) -> str:
     if options.subscribe_pattern is not None:
         return f"topics that match {options.subscribe_pattern!r}"
-    return _named(sorted({queue.topic for queue in options.assign} if options.assign else options.subscribe))
+    return _topics_text(sorted({queue.topic for queue in options.assign} if options.assign else options.subscribe))
 
 
-def _named(topics: Sequence[str]) -> str:
+def _topics_text(topics: Sequence[str]) -> str:
     more = f" and {len(topics) - 10} more" if len(topics) > 10 else ""
     return f"topic{'s' if len(topics) > 1 else ''} {', '.join(topics[:10])}{more}"
 
 
-def _namespace(record: Mapping[str, object]) -> str:
+def _namespace_text(record: Mapping[str, object]) -> str:
     return f"namespace {record['namespace']!r}" if record["namespace"] else "no namespace"
 
 
-def _environment_of(record: Mapping[str, object]) -> tuple[object, ...]:
+def _environment_key(record: Mapping[str, object]) -> tuple[object, ...]:
     return tuple(record[name] for name in ("environment", "environmentMode") if name in record)
 
 
-def _layout_of(environment: Environment | None) -> object:
+def _environment_layout(environment: Environment | None) -> object:
     """What its own queues follow from beside its number: the count, or its queues. Those of others may change."""
     if environment is None or environment.listed is None:
         return environment and environment.count
     return [f"{broker or '*'}:{queue_id}" for broker, queue_id in sorted(environment.listed)]
 
 
-def _owning(record: Mapping[str, object]) -> str:
+def _layout_text(record: Mapping[str, object]) -> str:
     layout = record.get("environments")
     if isinstance(layout, Sequence):
         return f"environment {record['environment']!r} with the queues {', '.join(map(str, layout))}"
     return f"environment {record['environment']!r} " + (f"of {layout}" if layout else "by its number alone")
 
 
-def _grew(options: Options, begin: Offsets) -> bool:
+def _layout_was_added(options: Options, begin: Offsets) -> bool:
     """Whether positions that do not say how many environments there were are those of this one."""
     mine = environment_of(options)
     if "environments" in begin.reads or mine is None or mine.by_position:
         return False
-    return _owns_all(mine, begin)
+    return _owns_all_positions(mine, begin)
 
 
-def _fits(options: Options, begin: Offsets) -> bool:
+def _legacy_identity_matches(options: Options, begin: Offsets) -> bool:
     """Whether positions that name no environment, as before they did, are all of this one."""
     mine = environment_of(options)
     if mine is None:
@@ -308,48 +310,50 @@ def _fits(options: Options, begin: Offsets) -> bool:
     if begin.environment:
         return set(begin.environment.values()) == {mine.number}
     if mine.by_position:
-        return _may_be_older(begin)  # ``check_owned`` compares the queues, as soon as it is known which they are
-    return _owns_all(mine, begin)
+        return _lacks_environment_record(
+            begin
+        )  # ``check_environment_queues`` compares the queues, as soon as it is known which they are
+    return _owns_all_positions(mine, begin)
 
 
-def _owns_all(mine: Environment, begin: Offsets) -> bool:
+def _owns_all_positions(mine: Environment, begin: Offsets) -> bool:
     """Whether an environment owns all queues that there are positions of."""
-    queues = _of_users(begin.positions)
+    queues = _without_special_topics(begin.positions)
     return set(mine.owned(queues, may_lack={q.topic for q in queues})) == queues
 
 
-def _may_be_older(begin: Offsets) -> bool:
+def _lacks_environment_record(begin: Offsets) -> bool:
     """Whether offsets may be of a version that did not write environments down."""
     return not begin.environment and "namespace" not in begin.reads and "environment" not in begin.reads
 
 
-def _of_users(queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-    return {queue for queue in queues if not queue.topic.startswith(_SPECIAL)}
+def _without_special_topics(queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+    return {queue for queue in queues if not queue.topic.startswith(_SPECIAL_PREFIXES)}
 
 
-def check_owned(options: Options, begin: Offsets, owned: Collection[MessageQueue]) -> None:
+def check_environment_queues(options: Options, begin: Offsets, owned: Collection[MessageQueue]) -> None:
     """That positions which say nothing of an environment are those of the queues that this one owns by its number, ``owned``.
 
     Raises ``CheckpointMismatch``.
     """
     mine = environment_of(options)
-    if mine is None or not mine.by_position or not begin.positions or not _may_be_older(begin):
+    if mine is None or not mine.by_position or not begin.positions or not _lacks_environment_record(begin):
         return
-    queues, topics = _of_users(begin.positions), {queue.topic for queue in begin.positions}
-    expected = {queue for queue in _of_users(owned) if queue.topic in topics}
+    queues, topics = _without_special_topics(begin.positions), {queue.topic for queue in begin.positions}
+    expected = {queue for queue in _without_special_topics(owned) if queue.topic in topics}
     if queues != expected:
         raise CheckpointMismatch(
-            f"the checkpoint says nothing of an environment and is of {listed(queues)}; this query of environment "
-            f"{options.environment!r} reads {listed(expected) or 'none of these topics'}",
+            f"the checkpoint says nothing of an environment and is of {queues_text(queues)}; this query of environment "
+            f"{options.environment!r} reads {queues_text(expected) or 'none of these topics'}",
             remedy="Start it as before, or with a new checkpointLocation; or start the broker that is away",
         )
 
 
-def _environment(named: tuple[object, ...]) -> str:
+def _environment_text(named: tuple[object, ...]) -> str:
     return f"environment {' with '.join(map(repr, named))}" if named else "no environment"
 
 
-class PatternChoice(Protocol):
+class PatternOptions(Protocol):
     """The options of a source that reads the topics of a pattern."""
 
     @property
@@ -359,7 +363,7 @@ class PatternChoice(Protocol):
 
 
 class RecordedPattern(NamedTuple):
-    """``PatternChoice`` as offsets record it."""
+    """``PatternOptions`` as offsets record it."""
 
     subscribe_pattern: str | None
     include_internal: bool
@@ -390,12 +394,12 @@ def recorded_queues(reads: Mapping[str, object]) -> set[MessageQueue]:
         raise OffsetError(f"reads/assign: {reads['assign']!r} cannot be used; expected {e}") from e
 
 
-def read_next(of: Offsets, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+def queues_of_next_batch(of: Offsets, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
     """Return those of ``queues`` that a source with these offsets reads in its next batch."""
     candidates = list(queues)
     known = [queue for queue in candidates if queue in of.positions]
     if of.reads.get("newQueues") is False:
-        if not partitioning.reads_all(of.plan.get("allocationStrategy")):  # it may leave out new queues
+        if not partitioning.allocates_every_queue(of.plan.get("allocationStrategy")):  # it may leave out new queues
             return known
         assigned = recorded_queues(of.reads)
         return [queue for queue in candidates if queue in of.positions or queue in assigned]
@@ -418,26 +422,26 @@ def _recorded_environment(of: Offsets) -> Environment | None:
     return None
 
 
-def matching(options: PatternChoice, topics: Iterable[str], internal: set[str]) -> tuple[str, ...]:
+def matching_topics(options: PatternOptions, topics: Iterable[str], internal: set[str]) -> tuple[str, ...]:
     """Topics of the pattern that are for users; ``internal`` are names that RocketMQ itself uses in this cluster."""
-    found = patterns.matching(options.subscribe_pattern or "", topics)
-    return tuple(topic for topic in found if _is_for_users(options, topic, internal))
+    found = patterns.matching_names(options.subscribe_pattern or "", topics)
+    return tuple(topic for topic in found if _is_allowed(options, topic, internal))
 
 
-def _is_for_users(options: PatternChoice, topic: str, internal: set[str]) -> bool:
-    return options.include_internal if topic.startswith(_SPECIAL) else names.is_user_topic(topic, internal)
+def _is_allowed(options: PatternOptions, topic: str, internal: set[str]) -> bool:
+    return options.include_internal if topic.startswith(_SPECIAL_PREFIXES) else names.is_user_topic(topic, internal)
 
 
-def with_known(options: Options, topics: tuple[str, ...], known: Collection[str]) -> tuple[str, ...]:
+def plus_checkpoint_topics(options: Options, topics: tuple[str, ...], known: Collection[str]) -> tuple[str, ...]:
     """With topics that have positions and are not listed any more: whether they are gone is to be found out."""
     unlisted = set(known) - set(topics)
     if not unlisted:
         return topics
-    found = patterns.matching(options.subscribe_pattern or "", unlisted)
-    return *topics, *sorted(t for t in found if options.include_internal or not t.startswith(_SPECIAL))
+    found = patterns.matching_names(options.subscribe_pattern or "", unlisted)
+    return *topics, *sorted(t for t in found if options.include_internal or not t.startswith(_SPECIAL_PREFIXES))
 
 
-def readable(
+def readable_queues(
     options: Options, route: TopicRoute, tolerant: bool, known: Container[MessageQueue] = ()
 ) -> list[MessageQueue]:
     """The queues of a topic that are read. What is missing of them is an error, unless ``tolerant``.
@@ -455,7 +459,7 @@ def readable(
         absent = mine - set(queues)
         unknown = {queue for queue in absent if queue not in known}
         if unknown and not tolerant:
-            raise OptionError(f"option 'assign' names queues that do not exist: {listed(unknown)}")
+            raise OptionError(f"option 'assign' names queues that do not exist: {queues_text(unknown)}")
         left = {queue for queue in absent if queue.broker_name not in route.brokers}
         queues = sorted(mine & set(queues))
     if not queues and not left and not tolerant:
@@ -463,49 +467,49 @@ def readable(
     return queues
 
 
-class ReadQueues:
+class ReadableQueues:
     """The queues that are read, worked out anew for routes that changed: an unchanged one stays the same object."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._known: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
+        self._by_topic: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
 
-    def of(
+    def of_routes(
         self, routes: Iterable[TopicRoute], tolerant: bool, known: Container[MessageQueue] = ()
     ) -> list[MessageQueue]:
-        before, self._known = self._known, {}
+        before, self._by_topic = self._by_topic, {}
         found: list[MessageQueue] = []
         for route in routes:
             kept = before.get(route.topic)
             if kept is None or kept[0] is not route:
-                kept = route, readable(self._options, route, tolerant, known)
+                kept = route, readable_queues(self._options, route, tolerant, known)
             if kept[1] and not self._options.assign:  # what is missing of these is looked for every time
-                self._known[route.topic] = kept
+                self._by_topic[route.topic] = kept
             found += kept[1]
         return found
 
 
-def _on_its_broker(route: TopicRoute | None, queue: MessageQueue) -> QueueData | None:
+def _queue_data(route: TopicRoute | None, queue: MessageQueue) -> QueueData | None:
     """What the route says about queues of the broker that has this one."""
     if route is None:
         return None
     return next((data for data in route.queues if data.broker_name == queue.broker_name), None)
 
 
-def is_hidden(route: TopicRoute | None, queue: MessageQueue) -> bool:
+def is_removed_queue(route: TopicRoute | None, queue: MessageQueue) -> bool:
     """Whether the queue is none that its broker reads, as the route says."""
-    data = _on_its_broker(route, queue)
+    data = _queue_data(route, queue)
     return data is not None and queue.queue_id >= data.read_queues
 
 
-def why_absent(route: TopicRoute | None, queue: MessageQueue) -> str:
+def unavailable_reason(route: TopicRoute | None, queue: MessageQueue) -> str:
     """Why a queue gives no bounds, as far as the route shows."""
-    data = _on_its_broker(route, queue)
+    data = _queue_data(route, queue)
     if route is None or queue.broker_name not in route.brokers or data is None:
         return "the route does not name its broker"
     if not data.perm & Perm.READ:
         return "no read permission"
-    if is_hidden(route, queue):
+    if is_removed_queue(route, queue):
         return "the route says that its broker does not read it any more"
     if not route.brokers[queue.broker_name].own_master:
         return "its master is down, and the slave lacks messages"

@@ -29,15 +29,15 @@ class LagLog:
             "maxBytesPerTrigger": options.max_bytes_per_trigger,
         }
         self._limits = [name for name, limit in limits.items() if limit is not None]
-        self._next_s: float | None = None
+        self._next_line_s: float | None = None
         self._lag: int | None = None
         self._first = True
 
-    def planned(self, now_s: float, report: Callable[[], Mapping[str, Any] | None]) -> None:
+    def batch_planned(self, now_s: float, report: Callable[[], Mapping[str, Any] | None]) -> None:
         """Log the lag after a batch that was planned now, if a line is due. ``report`` returns the source's figures."""
-        if self._next_s is not None and now_s < self._next_s:
+        if self._next_line_s is not None and now_s < self._next_line_s:
             return
-        self._next_s = now_s + PERIOD_S
+        self._next_line_s = now_s + PERIOD_S
         figures = report() or {}
         lag = figures.get("lag")
         if lag is None:  # unknown

@@ -62,9 +62,9 @@ class Offsets:
         """What a reader hands to Spark; key order is canonical."""
         log_entry: dict[str, Any] = {}
         if self.environment:
-            log_entry["environment"] = _nested(self.environment)
+            log_entry["environment"] = _to_nested_json(self.environment)
         if self.marks:
-            log_entry["marks"] = _nested(self.marks)
+            log_entry["marks"] = _to_nested_json(self.marks)
         if self.partitions:
             log_entry["partitions"] = {topic: list(map(list, runs)) for topic, runs in self.partitions.items()}
         if self.plan:
@@ -72,8 +72,8 @@ class Offsets:
         if self.reads:
             log_entry["reads"] = json.loads(json.dumps(self.reads, sort_keys=True))
         if self.start:
-            log_entry["start"] = _nested(self.start)
-        log_entry["topics"] = _nested(self.positions)
+            log_entry["start"] = _to_nested_json(self.start)
+        log_entry["topics"] = _to_nested_json(self.positions)
         log_entry["v"] = VERSION
         return log_entry
 
@@ -95,37 +95,37 @@ class Offsets:
                 remedy="The checkpoint was written by a newer rocketmq-spark: upgrade this one" if newer else _REMEDY,
             )
         return cls(
-            _flat(logged["topics"]),
-            _flat(logged.get("start") or {}),
-            _flat(logged.get("marks") or {}),
-            dict(_items(logged.get("reads", logged.get("filter")) or {}, "reads")),
-            _flat(logged.get("environment") or {}),
-            dict(_items(logged.get("plan") or {}, "plan")),
-            _partitions(logged.get("partitions", {})),
+            _from_nested_json(logged["topics"]),
+            _from_nested_json(logged.get("start") or {}),
+            _from_nested_json(logged.get("marks") or {}),
+            dict(_json_items(logged.get("reads", logged.get("filter")) or {}, "reads")),
+            _from_nested_json(logged.get("environment") or {}),
+            dict(_json_items(logged.get("plan") or {}, "plan")),
+            _partitions_from_json(logged.get("partitions", {})),
         )
 
 
-class OffsetLog:
+class OffsetLogCache:
     """Offsets of a run as they go to Spark's log and come back. An idle query hands the same over many times a second, and a
     batch begins where the last one ended: the last two are not read again. Who gets an entry does not change it.
     """
 
     def __init__(self) -> None:
-        self._last: tuple[tuple[dict[str, Any], Offsets], ...] = ()
+        self._recent: tuple[tuple[dict[str, Any], Offsets], ...] = ()
 
-    def written(self, end: Offsets) -> dict[str, Any]:
+    def to_log(self, end: Offsets) -> dict[str, Any]:
         log_entry = end.to_json()
-        self._keep(log_entry, replace(end, reads=log_entry.get("reads", {})))
+        self._remember(log_entry, replace(end, reads=log_entry.get("reads", {})))
         return log_entry
 
-    def read(self, log_entry: dict[str, Any]) -> Offsets:
-        for entry, offsets in self._last:
+    def from_log(self, log_entry: dict[str, Any]) -> Offsets:
+        for entry, offsets in self._recent:
             if entry == log_entry:
-                return self._keep(entry, offsets)
-        return self._keep(log_entry, Offsets.from_json(log_entry))
+                return self._remember(entry, offsets)
+        return self._remember(log_entry, Offsets.from_json(log_entry))
 
-    def _keep(self, log_entry: dict[str, Any], offsets: Offsets) -> Offsets:
-        self._last = ((log_entry, offsets), *(one for one in self._last if one[0] is not log_entry))[:2]
+    def _remember(self, log_entry: dict[str, Any], offsets: Offsets) -> Offsets:
+        self._recent = ((log_entry, offsets), *(one for one in self._recent if one[0] is not log_entry))[:2]
         return offsets
 
 
@@ -136,18 +136,18 @@ _REMEDY_OF_PARTITIONS = (
 _REMEDY = 'It looks like {"topics":{"orders":{"broker-a":{"0":12,"1":9}}},"v":1}'
 
 
-def _nested(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
+def _to_nested_json(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
     nested: dict[str, dict[str, dict[str, int]]] = {}
     for (topic, broker_name), queues in groupby(sorted(positions), key=itemgetter(0, 1)):
         nested.setdefault(topic, {})[broker_name] = {str(queue.queue_id): positions[queue] for queue in queues}
     return nested
 
 
-def _flat(topics: object) -> dict[MessageQueue, int]:
+def _from_nested_json(topics: object) -> dict[MessageQueue, int]:
     positions = {}
-    for topic, brokers in _items(topics, "topics"):
-        for broker, queues in _items(brokers, topic):
-            for queue_id, offset in _items(queues, f"{topic}/{broker}"):
+    for topic, brokers in _json_items(topics, "topics"):
+        for broker, queues in _json_items(brokers, topic):
+            for queue_id, offset in _json_items(queues, f"{topic}/{broker}"):
                 if (
                     not QUEUE_ID.fullmatch(queue_id)
                     or not isinstance(offset, int)
@@ -159,20 +159,20 @@ def _flat(topics: object) -> dict[MessageQueue, int]:
     return positions
 
 
-def _partitions(logged: object) -> kafka_partitions.QueueRuns:
+def _partitions_from_json(logged: object) -> kafka_partitions.QueueRuns:
     try:
         return kafka_partitions.runs_of_log(logged)
     except ValueError as e:
         raise OffsetError(f'"partitions" of an offset: {e}', remedy=_REMEDY_OF_PARTITIONS) from e
 
 
-def _items(value: object, where: str) -> list[tuple[str, Any]]:
+def _json_items(value: object, where: str) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping):
         raise OffsetError(f"{where}: {value!r} is not a JSON object", remedy=_REMEDY)
     return [(str(name), item) for name, item in value.items()]
 
 
-def check_starting(options: Options, role: str) -> None:
+def check_start_and_end(options: Options, role: str) -> None:
     """What can be said without a broker."""
     problems = []
     batch = role == "batch source"
@@ -230,24 +230,28 @@ def _times_in_wrong_order(options: Options) -> list[str]:
     return []
 
 
-def starting(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
+def starting_offsets(
+    offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline
+) -> dict[MessageQueue, int]:
     """Starting offsets."""
     option = starting_option(options)
-    times = _times(options.starting_timestamp, options.starting_offsets_by_timestamp, bounds, option)
+    times = _times_by_queue(options.starting_timestamp, options.starting_offsets_by_timestamp, bounds, option)
     if times is not None:
-        return _started_at(offsets, options, bounds, times, option, deadline)
+        return _start_at_times(offsets, options, bounds, times, option, deadline)
     if options.starting_offsets == "committed":
-        return _committed(offsets, options, bounds, deadline)
-    return resolve(options.starting_offsets, bounds, option)
+        return _start_at_committed(offsets, options, bounds, deadline)
+    return resolve_offsets(options.starting_offsets, bounds, option)
 
 
-def ending(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
+def ending_offsets(
+    offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline
+) -> dict[MessageQueue, int]:
     """Ending offsets, each one past the last message to be read."""
     option = ending_option(options)
-    times = _times(options.ending_timestamp, options.ending_offsets_by_timestamp, bounds, option)
+    times = _times_by_queue(options.ending_timestamp, options.ending_offsets_by_timestamp, bounds, option)
     if times is not None:
-        return _stored_at(offsets, options.group, bounds, times, deadline)
-    return resolve(options.ending_offsets, bounds, option)
+        return _offsets_at_times(offsets, options.group, bounds, times, deadline)
+    return resolve_offsets(options.ending_offsets, bounds, option)
 
 
 def check_order(options: Options, starts: Positions, ends: Positions, bounds: Bounds) -> None:
@@ -261,25 +265,25 @@ def check_order(options: Options, starts: Positions, ends: Positions, bounds: Bo
     if backwards := sorted(queue for queue, start in starts.items() if start > ends[queue]):
         first = backwards[0]
         raise OffsetError(
-            f"the start is after the end in {listed(backwards)}: {first} starts at offset {starts[first]} "
+            f"the start is after the end in {queues_text(backwards)}: {first} starts at offset {starts[first]} "
             f"(option {start_option!r}) and ends at {ends[first]} (option {end_option!r})",
             topic=first.topic,
             remedy="Give an earlier start, or a later end",
         )
 
 
-def _times(
+def _times_by_queue(
     of_all: int | None, by_queue: Mapping[MessageQueue, int] | None, bounds: Bounds, option: str
 ) -> Mapping[MessageQueue, int] | None:
     """The time of each queue; None if the source does not start or end by time."""
     if of_all is not None:
         return dict.fromkeys(bounds, of_all)
     if by_queue is not None:
-        same_queues(by_queue, bounds, option)
+        check_same_queues(by_queue, bounds, option)
     return by_queue
 
 
-def _stored_at(
+def _offsets_at_times(
     offsets: OffsetReader, group: str, bounds: Bounds, times: Mapping[MessageQueue, int], deadline: Deadline
 ) -> dict[MessageQueue, int]:
     """First offset stored at or after each time, within bounds: a broker may answer below its minimum."""
@@ -287,7 +291,7 @@ def _stored_at(
     return {q: bounds[q].clamp(o) for q, o in answered.items()}
 
 
-def _started_at(
+def _start_at_times(
     offsets: OffsetReader,
     options: Options,
     bounds: Bounds,
@@ -295,31 +299,35 @@ def _started_at(
     option: str,
     deadline: Deadline,
 ) -> dict[MessageQueue, int]:
-    starts = _stored_at(offsets, options.group, bounds, times, deadline)
+    starts = _offsets_at_times(offsets, options.group, bounds, times, deadline)
     # An empty queue has no message that is older than the time: it starts at its end.
     all_older = sorted(q for q, offset in starts.items() if bounds[q].min_offset < bounds[q].max_offset <= offset)
     if all_older and options.starting_offsets_by_timestamp_strategy == "error":
         raise OffsetError(
-            f"option {option!r}: {listed(all_older)} {'has' if len(all_older) == 1 else 'have'} no message "
+            f"option {option!r}: {queues_text(all_older)} {'has' if len(all_older) == 1 else 'have'} no message "
             "stored at or after the time",
             remedy="Give an earlier time, or set 'startingOffsetsByTimestampStrategy' to 'latest' to start at the end",
         )
     return starts
 
 
-def _committed(offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
+def _start_at_committed(
+    offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline
+) -> dict[MessageQueue, int]:
     committed = offsets.committed(options.group, sorted(bounds), deadline)
     missing = sorted(queue for queue, offset in committed.items() if offset is None)
     if missing and options.committed_fallback == "error":
         raise OffsetError(
-            f"option 'startingOffsets' is 'committed', but group {options.group!r} has no offset of {listed(missing)}",
+            f"option 'startingOffsets' is 'committed', but group {options.group!r} has no offset of {queues_text(missing)}",
             remedy="Set option 'committedFallback' to 'earliest' or 'latest'",
         )
-    fallback = resolve(options.committed_fallback, bounds, "committedFallback") if missing else {}
+    fallback = resolve_offsets(options.committed_fallback, bounds, "committedFallback") if missing else {}
     return {queue: fallback[queue] if offset is None else offset for queue, offset in committed.items()}
 
 
-def resolve(wanted: str | Mapping[MessageQueue | str, int], bounds: Bounds, option: str) -> dict[MessageQueue, int]:
+def resolve_offsets(
+    wanted: str | Mapping[MessageQueue | str, int], bounds: Bounds, option: str
+) -> dict[MessageQueue, int]:
     """Offsets for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
 
     JSON must name every queue, or its topic, and no other. A number below the minimum stays as it is: what is missing then is
@@ -328,8 +336,8 @@ def resolve(wanted: str | Mapping[MessageQueue | str, int], bounds: Bounds, opti
     if isinstance(wanted, str):
         lowest = wanted == "earliest"
         return {queue: b.min_offset if lowest else b.max_offset for queue, b in bounds.items()}
-    by_queue = _by_queue(wanted, bounds, option)
-    same_queues(by_queue, bounds, option)
+    by_queue = _number_by_queue(wanted, bounds, option)
+    check_same_queues(by_queue, bounds, option)
     resolved = {}
     for queue, number in by_queue.items():
         if number > bounds[queue].max_offset:
@@ -343,7 +351,7 @@ def resolve(wanted: str | Mapping[MessageQueue | str, int], bounds: Bounds, opti
     return resolved
 
 
-def _by_queue(wanted: Mapping[MessageQueue | str, int], bounds: Bounds, option: str) -> dict[MessageQueue, int]:
+def _number_by_queue(wanted: Mapping[MessageQueue | str, int], bounds: Bounds, option: str) -> dict[MessageQueue, int]:
     """The number of each queue; the number of a topic applies to all its queues."""
     of_topics = {topic: number for topic, number in wanted.items() if isinstance(topic, str)}
     if unknown := sorted(of_topics.keys() - {queue.topic for queue in bounds}):
@@ -352,26 +360,26 @@ def _by_queue(wanted: Mapping[MessageQueue | str, int], bounds: Bounds, option: 
     return by_queue | {queue: number for queue, number in wanted.items() if not isinstance(queue, str)}
 
 
-_ADD_QUEUES = {
+_REMEDY_OF_MISSING_QUEUES = {
     "startingOffsets": "Add them, with -2 for the first message that is kept, or -1 for the end; or name their topics with "
     "'earliest' or 'latest'",
     "endingOffsets": "Add them, with -1 for the end; or name their topics with 'latest'",
 }
 
 
-def same_queues(wanted: Iterable[MessageQueue], bounds: Bounds, option: str) -> None:
+def check_same_queues(wanted: Iterable[MessageQueue], bounds: Bounds, option: str) -> None:
     """Raise ``OffsetError`` unless exactly the queues that are read are named."""
     named = set(wanted)
     if missing := bounds.keys() - named:
         raise OffsetError(
-            f"option {option!r} must name every queue; it lacks {listed(missing)}",
-            remedy=_ADD_QUEUES.get(option, "Add them, each with a time"),
+            f"option {option!r} must name every queue; it lacks {queues_text(missing)}",
+            remedy=_REMEDY_OF_MISSING_QUEUES.get(option, "Add them, each with a time"),
         )
     if unknown := named - bounds.keys():
-        raise OffsetError(f"option {option!r} names queues that are not read: {listed(unknown)}")
+        raise OffsetError(f"option {option!r} names queues that are not read: {queues_text(unknown)}")
 
 
-def listed(queues: Iterable[MessageQueue]) -> str:
+def queues_text(queues: Iterable[MessageQueue]) -> str:
     """The first ten queues as text."""
     names = [str(queue) for queue in sorted(queues)]
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

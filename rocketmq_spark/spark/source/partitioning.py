@@ -32,7 +32,7 @@ ROWS_PER_TASK = 20_000
 # Spark's driver holds all tasks of a batch; offsets are numbers that a broker reports.
 MAX_TASKS = 10_000
 # Strategies that give every queue to a consumer, whatever the queues are called.
-_COMPLETE = frozenset({"averagely", "averagelyByCircle", "consistentHash", "environment"})
+_COMPLETE_STRATEGIES = frozenset({"averagely", "averagelyByCircle", "consistentHash", "environment"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ _OPTIONS = {row.field: row for row in TABLE if row.field in {field.name for fiel
 _CONSTANTS = {"rowsPerTask": "rows_per_task", "maxTasks": "max_tasks"}
 _FIELDS = {row.name: row.field for row in _OPTIONS.values()} | _CONSTANTS
 # This release records all of these. If one is missing, another release planned the batch.
-_ALWAYS = ("allocationStrategy", "maxRecordsPerPartition", *_CONSTANTS)
+_REQUIRED = ("allocationStrategy", "maxRecordsPerPartition", *_CONSTANTS)
 
 
-def logged(plan: Mapping[str, Any], now: Partitioning) -> tuple[Partitioning, list[str]]:
+def logged_partitioning(plan: Mapping[str, Any], now: Partitioning) -> tuple[Partitioning, list[str]]:
     """Return the partitioning that the end offset of a batch carries as ``plan``, and the names of values that do not fit.
 
     A value does not fit if it is missing, or unknown to this release, because another release planned the batch. Missing values
@@ -83,7 +83,7 @@ def logged(plan: Mapping[str, Any], now: Partitioning) -> tuple[Partitioning, li
     if not plan:
         return now, sorted(_FIELDS)
     values = {_FIELDS[name]: _parsed(name, value) for name, value in plan.items() if name in _FIELDS}
-    missing = {name for name in _ALWAYS if name not in plan}
+    missing = {name for name in _REQUIRED if name not in plan}
     # A checkpoint must not choose code to run: a callable in the log is called only if the options name the same callable.
     strategy = values.get("allocation_strategy", "")
     if ":" in strategy and strategy != now.allocation_strategy:
@@ -107,7 +107,7 @@ def partition_id(number: int) -> str:
     return f"partition-{number:05d}"
 
 
-def covered(
+def allocated_queues(
     options: Options,
     queues: Sequence[MessageQueue],
     kept: Collection[MessageQueue] = (),
@@ -124,24 +124,26 @@ def covered(
     if mine is not None:
         owned = mine.owned(queues if there is None else there, kept, may_lack)
         if there is not None:
-            owned = _own(mine, queues, owned)
+            owned = _assigned_of_environment(mine, queues, owned)
         left = frozenset(queues) - set(owned) if options.allocation_strategy == "environment" else frozenset()
         if left:
             return owned, left
         queues = owned
-    if reads_all(options.allocation_strategy) or not queues:
+    if allocates_every_queue(options.allocation_strategy) or not queues:
         return sorted(queues), frozenset()
     count = options.num_partitions or len(queues)
-    shared = {queue for share in _shares(Partitioning.of(options), queues, count) for queue in share}
+    shared = {queue for share in _allocate_partitions(Partitioning.of(options), queues, count) for queue in share}
     return sorted(shared), frozenset(queues) - shared
 
 
-def reads_all(allocation_strategy: object) -> bool:
+def allocates_every_queue(allocation_strategy: object) -> bool:
     """Whether the strategy gives every queue of the source's topics, or of its environment, to a partition."""
-    return allocation_strategy in _COMPLETE
+    return allocation_strategy in _COMPLETE_STRATEGIES
 
 
-def _own(mine: Environment, assigned: Sequence[MessageQueue], owned: Collection[MessageQueue]) -> list[MessageQueue]:
+def _assigned_of_environment(
+    mine: Environment, assigned: Sequence[MessageQueue], owned: Collection[MessageQueue]
+) -> list[MessageQueue]:
     others = sorted(set(assigned) - set(owned))
     if others:
         raise OptionError(
@@ -151,12 +153,12 @@ def _own(mine: Environment, assigned: Sequence[MessageQueue], owned: Collection[
     return sorted(assigned)
 
 
-def _shares(rules: Partitioning, queues: Sequence[MessageQueue], count: int) -> list[list[MessageQueue]]:
+def _allocate_partitions(rules: Partitioning, queues: Sequence[MessageQueue], count: int) -> list[list[MessageQueue]]:
     """The queues of each partition, over all topics. As in Java, the strategy allocates topic by topic."""
     if rules.allocation_strategy == "environment":  # this strategy gives all queues to each consumer
         return [sorted(queues)]
     consumers = [partition_id(i) for i in range(count)]
-    config = _config(rules, consumers)
+    config = _strategy_config(rules, consumers)
     shares: dict[str, list[MessageQueue]] = {consumer: [] for consumer in consumers}
     for _, of_topic in groupby(sorted(queues), key=lambda queue: queue.topic):
         for consumer, share in allocate_all(rules.allocation_strategy, list(of_topic), consumers, **config).items():
@@ -164,7 +166,7 @@ def _shares(rules: Partitioning, queues: Sequence[MessageQueue], count: int) -> 
     return [shares[consumer] for consumer in consumers]
 
 
-def _config(rules: Partitioning, consumers: Sequence[str]) -> dict[str, Any]:
+def _strategy_config(rules: Partitioning, consumers: Sequence[str]) -> dict[str, Any]:
     rooms = rules.partition_rooms
     config: dict[str, Any] = {
         "allocationConfig": rules.allocation_config,
@@ -184,13 +186,13 @@ def partition_count(rules: Partitioning, ranges: Sequence[OffsetRange]) -> int:
     return max(1, min(len(ranges), -(-rows // rules.rows_per_task)))
 
 
-def tasks(rules: Partitioning, queues: Iterable[MessageQueue], ranges: Sequence[OffsetRange]) -> list[Task]:
+def plan_tasks(rules: Partitioning, queues: Iterable[MessageQueue], ranges: Sequence[OffsetRange]) -> list[Task]:
     """The ranges as tasks, each range exactly once and none empty."""
     ranges = [r for r in ranges if r.size > 0]
     if not ranges:
         return []
     wanted = {r.queue: r for r in ranges}
-    shares = _shares(rules, sorted(dict.fromkeys((*queues, *wanted))), partition_count(rules, ranges))
+    shares = _allocate_partitions(rules, sorted(dict.fromkeys((*queues, *wanted))), partition_count(rules, ranges))
     planned: list[Task] = []
     left: Mapping[MessageQueue, OffsetRange] = dict(wanted)
     for share in shares:
@@ -211,22 +213,22 @@ def split(tasks: Sequence[Task], min_tasks: int | None, max_rows: int | None, ma
     """
     if max_rows is not None:
         max_rows = max(max_rows, -(-sum(map(_rows, tasks)) // max_tasks))
-        tasks = [part for task in tasks for part in _cut(task, -(-_rows(task) // max_rows))]
+        tasks = [part for task in tasks for part in _split_task(task, -(-_rows(task) // max_rows))]
     if min_tasks is None or min_tasks <= len(tasks):
         return list(tasks)
     total = sum(_rows(task) for task in tasks)
-    whole = [task for task in tasks if _parts(_rows(task), total, min_tasks) == 1]
+    whole = [task for task in tasks if _part_count(_rows(task), total, min_tasks) == 1]
     small = {id(task) for task in whole}
     rest_rows = total - sum(_rows(task) for task in whole)
     rest_min_tasks = max(min_tasks - len(whole), 1)
     result: list[Task] = []
     for task in tasks:
-        parts = 1 if id(task) in small else _parts(_rows(task), rest_rows, rest_min_tasks)
-        result += _cut(task, parts)
+        parts = 1 if id(task) in small else _part_count(_rows(task), rest_rows, rest_min_tasks)
+        result += _split_task(task, parts)
     return result
 
 
-def _parts(rows: int, total: int, min_tasks: int) -> int:
+def _part_count(rows: int, total: int, min_tasks: int) -> int:
     return max(int(rows / total * min_tasks + 0.5), 1)
 
 
@@ -234,7 +236,7 @@ def _rows(task: Sequence[OffsetRange]) -> int:
     return sum(end - start for _, start, end in task)
 
 
-def _cut(task: Task, parts: int) -> list[Task]:
+def _split_task(task: Task, parts: int) -> list[Task]:
     """``parts`` tasks of nearly equal size, in order; the last takes what rounding leaves."""
     if parts <= 1:
         return [task]

@@ -17,7 +17,7 @@ from rocketmq_spark.options.names import ALLOWED, code_allowed
 _DIFFERS_IN_RE2 = re.compile(r"\{,|\[\[|\[:")
 
 
-def matching(pattern: str, topics: Iterable[str]) -> list[str]:
+def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
     """Return the topics whose whole name matches, in their order.
 
     Raises ``OptionError`` for an expression that only Python matches if the operator forbids code in options: the author of the

@@ -13,9 +13,9 @@ from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 
 # The weight of a new sample in the estimated size of messages; earlier samples have the rest.
-_LEARNING = 0.2
+_SAMPLE_WEIGHT = 0.2
 # The broker's default limit of a message (maxMessageSize). It is the estimated size while there is no sample.
-LARGEST_BYTES = 4 << 20
+ASSUMED_MESSAGE_BYTES = 4 << 20
 SAMPLED_QUEUES = 4
 
 
@@ -32,7 +32,7 @@ def next_end(begin: Offsets, ends: Positions, begins: Positions, max_offsets: in
     waiting = backlog(positions, ends)
     if not waiting and not fresh:
         return begin
-    for queue, count in shares(waiting, max_offsets).items():
+    for queue, count in rate_limit(waiting, max_offsets).items():
         positions[queue] += count
     return Offsets(positions, fresh)
 
@@ -42,13 +42,13 @@ def backlog(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
     return {q: end - at for q, end in ends.items() if (at := positions.get(q)) is not None and end > at}
 
 
-def above_minimum(begin: Offsets, bounds: Bounds) -> Offsets:
+def from_min_offsets(begin: Offsets, bounds: Bounds) -> Offsets:
     """``begin`` without positions below the minimum offsets: messages that retention deleted must not use up a batch's limit."""
     low = {q: bounds[q].min_offset for q, p in begin.positions.items() if q in bounds and p < bounds[q].min_offset}
     return replace(begin, positions={**begin.positions, **low}, start={}) if low else begin
 
 
-def shares(waiting: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
+def rate_limit(waiting: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
     """How many offsets of its backlog each queue may read. A queue with a small backlog gets at least one."""
     total = sum(waiting.values())
     if max_offsets is None or total <= max_offsets:
@@ -56,7 +56,7 @@ def shares(waiting: Mapping[MessageQueue, int], max_offsets: int | None) -> dict
     return {queue: min(count, max(1, max_offsets * count // total)) for queue, count in sorted(waiting.items())}
 
 
-def first_batch(initial: Offsets, end: Offsets) -> Offsets:
+def with_initial_starts(initial: Offsets, end: Offsets) -> Offsets:
     """The end of batch 0, with the start of this batch."""
     return replace(end, start={**initial.positions, **end.start})
 
@@ -78,7 +78,7 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     return between
 
 
-def begun_between(start: Offsets, end: Offsets) -> list[OffsetRange]:
+def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     """The ranges, from offset 0, of queues that were new, or were created again, in a batch between ``start`` and ``end``.
 
     With asynchronous progress tracking Spark does not log each batch. After a restart it repeats all batches since the last
@@ -91,13 +91,13 @@ def begun_between(start: Offsets, end: Offsets) -> list[OffsetRange]:
     ]
 
 
-def known_between(start: Offsets, end: Offsets) -> Offsets:
+def combined_start(start: Offsets, end: Offsets) -> Offsets:
     """``start`` with what ``end`` adds: what the source reads, and the starts of queues that began between the two."""
     begins = {**dict.fromkeys(end.positions, 0), **start.positions, **end.start}
     return replace(start, positions=begins, reads={**start.reads, **end.reads})
 
 
-def went_back(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
+def ranges_past_end(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
     """The ranges between the end of a queue and a position that is after this end."""
     return [
         OffsetRange(queue, bounds[queue].max_offset, position)
@@ -114,7 +114,7 @@ def truncated(planned: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRang
     ]
 
 
-def without(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
+def without_lost(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
     """The ranges, or parts of ranges, without the offsets that were lost at the beginnings of queues."""
     begins: dict[MessageQueue, int] = {}
     for part in lost:
@@ -125,7 +125,7 @@ def without(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list
     return [r for r in cut if r.size > 0]
 
 
-def marks(positions: Positions, before: Offsets, bounds: Bounds) -> dict[MessageQueue, int]:
+def newest_store_ms(positions: Positions, before: Offsets, bounds: Bounds) -> dict[MessageQueue, int]:
     """The newest store time seen of every queue that was read at all; see ``offsets``.
 
     A mark that was known ``before`` serves on while nothing was read behind it that is still there. Messages that were
@@ -153,7 +153,7 @@ class TriggerLimits:
     min_offsets: int | None = None
 
 
-class Admission:
+class ReadLimitPolicy:
     """Limits batches by offsets and bytes. Remembers when the last batch was planned, and how large messages are.
 
     As in Spark's Kafka source, the first batch of a run does not wait for ``minOffsetsPerTrigger``. Otherwise runs that are
@@ -162,7 +162,7 @@ class Admission:
 
     def __init__(self, max_delay_s: float) -> None:
         self._max_delay_s = max_delay_s
-        self._admitted_at = -math.inf
+        self._planned_at_s = -math.inf
         self._message_bytes: float | None = None
 
     def max_offsets(
@@ -177,29 +177,31 @@ class Admission:
         ``sample`` returns the size in bytes of some unread messages of a queue, and how many offsets these messages span.
         """
         total = sum(waiting.values())
-        if total and now - self._admitted_at < self._max_delay_s and total < (limits.min_offsets or 0):
+        if total and now - self._planned_at_s < self._max_delay_s and total < (limits.min_offsets or 0):
             return 0
         if not total or limits.max_bytes is None:
             return limits.max_offsets
-        self._learn(waiting, sample)
-        fitting = max(1, int(limits.max_bytes / (self._message_bytes or LARGEST_BYTES)))
+        self._update_message_bytes(waiting, sample)
+        fitting = max(1, int(limits.max_bytes / (self._message_bytes or ASSUMED_MESSAGE_BYTES)))
         return fitting if limits.max_offsets is None else min(limits.max_offsets, fitting)
 
-    def admitted(self, now: float) -> None:
+    def batch_planned(self, now: float) -> None:
         """A batch was planned."""
-        self._admitted_at = now
+        self._planned_at_s = now
 
-    def found_nothing(self, now: float) -> None:
+    def nothing_to_read(self, now: float) -> None:
         """No queue has unread messages. In the first plan of a run, this counts as the first batch."""
-        if self._admitted_at == -math.inf:
-            self._admitted_at = now
+        if self._planned_at_s == -math.inf:
+            self._planned_at_s = now
 
     @property
-    def guesses(self) -> bool:
+    def has_no_sample(self) -> bool:
         """Whether no broker has returned a sample yet, so that the size of messages is a guess."""
         return not self._message_bytes
 
-    def _learn(self, waiting: Mapping[MessageQueue, int], sample: Callable[[MessageQueue], tuple[int, int]]) -> None:
+    def _update_message_bytes(
+        self, waiting: Mapping[MessageQueue, int], sample: Callable[[MessageQueue], tuple[int, int]]
+    ) -> None:
         largest = sorted(waiting, key=lambda queue: -waiting[queue])[:SAMPLED_QUEUES]
         samples = [sample(queue) for queue in largest]
         messages = sum(count for _, count in samples)
@@ -207,4 +209,4 @@ class Admission:
             return
         mean = sum(size for size, _ in samples) / messages
         known = self._message_bytes
-        self._message_bytes = mean if known is None else known + _LEARNING * (mean - known)
+        self._message_bytes = mean if known is None else known + _SAMPLE_WEIGHT * (mean - known)

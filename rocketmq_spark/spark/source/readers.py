@@ -44,17 +44,17 @@ from rocketmq_spark.spark.compat import (
     SupportsTriggerAvailableNow,
 )
 from rocketmq_spark.spark.source import decisions, kafka_partitions, partitioning, planner, tasks
-from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, no_match, planning_deadline
+from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, no_matching_topic, planning_deadline
 from rocketmq_spark.spark.source.lag_log import LagLog
-from rocketmq_spark.spark.source.offsets import Offsets, check_order, ending, starting
+from rocketmq_spark.spark.source.offsets import Offsets, check_order, ending_offsets, starting_offsets
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.planner import TriggerLimits
-from rocketmq_spark.spark.source.reached import ReachedEnd
+from rocketmq_spark.spark.source.reached import BatchStarts
 from rocketmq_spark.spark.source.stream import Stream
-from rocketmq_spark.spark.source.tasks import Prefetch, may_hand_over
-from rocketmq_spark.spark.source.waiting import begun, patiently, whole
+from rocketmq_spark.spark.source.tasks import Prefetch, enable_prefetch
+from rocketmq_spark.spark.source.waiting import fetch_bounds_of_masters, retry_until_deadline, with_compaction_start
 
-_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+_PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 _Test = Callable[[Any], bool]
 
@@ -65,7 +65,7 @@ def pushdown_enabled() -> bool:
     If Spark's conf disables the pushdown, Spark rejects a reader that has ``pushFilters``. A planner process cannot read the
     conf, but it can see its worker module: only if the pushdown is enabled, Spark runs the one that pushes predicates.
     """
-    return process.is_for(_WORKER)
+    return process.is_for(_PUSHDOWN_WORKER)
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Predicates:
     offset_to: int | None = None
     tags: frozenset[str] | None = None
 
-    def keep(self, r: OffsetRange, in_place: bool = True) -> OffsetRange | None:
+    def prune(self, r: OffsetRange, in_place: bool = True) -> OffsetRange | None:
         """The part of a range where rows may match; None if no row can match.
 
         ``in_place`` is False if messages of the range may have larger offsets than their positions: the lower bound of offsets
@@ -91,32 +91,32 @@ class Predicates:
         return OffsetRange(r.queue, start, end) if end > start else None
 
 
-def understand(filters: Iterable[Filter]) -> Predicates:
+def parse_filters(filters: Iterable[Filter]) -> Predicates:
     """The conditions of ``filters`` that can shorten ranges, or that a broker can check."""
     predicates = Predicates({})
     for predicate in filters:
         attribute: tuple[str, ...] = getattr(predicate, "attribute", ())
         if len(attribute) == 1:
-            _take(predicates, attribute[0].lower(), predicate)
+            _add_filter(predicates, attribute[0].lower(), predicate)
     return predicates
 
 
-def _take(predicates: Predicates, name: str, predicate: Filter) -> None:
+def _add_filter(predicates: Predicates, name: str, predicate: Filter) -> None:
     if name in ("topic", "brokername", "queueid"):
         test = _test(predicate)
         if test is not None:
             predicates.tests.setdefault(name, []).append(test)
     elif name == "tags":
-        tags = _values(predicate)
+        tags = _allowed_values(predicate)
         if tags is not None and all(_is_plain_tag(tag) for tag in tags):
             predicates.tags = frozenset(tags) if predicates.tags is None else predicates.tags & frozenset(tags)
     elif name == "queueoffset":
         low, high = _interval(predicate)
-        predicates.offset_from = _later(predicates.offset_from, low)
-        predicates.offset_to = _earlier(predicates.offset_to, high)
+        predicates.offset_from = _max_known(predicates.offset_from, low)
+        predicates.offset_to = _min_known(predicates.offset_to, high)
 
 
-def _values(predicate: Filter) -> tuple[Any, ...] | None:
+def _allowed_values(predicate: Filter) -> tuple[Any, ...] | None:
     match predicate:
         case EqualTo(_, value) | EqualNullSafe(_, value):
             return (value,)
@@ -126,7 +126,7 @@ def _values(predicate: Filter) -> tuple[Any, ...] | None:
 
 
 def _test(predicate: Filter) -> _Test | None:
-    values = _values(predicate)
+    values = _allowed_values(predicate)
     if values is not None:
         return lambda value: value in values
     match predicate:
@@ -145,29 +145,29 @@ def _interval(predicate: Filter) -> tuple[int | None, int | None]:
     """The integers that can match, as ``[low, high)``; None: no bound."""
     match predicate:
         case EqualTo(_, value) | EqualNullSafe(_, value):
-            number = _number(value)
+            number = _as_int(value)
             return (number, None if number is None else number + 1)
         case In(_, values) if values:
-            numbers = [_number(value) for value in values]
+            numbers = [_as_int(value) for value in values]
             known = [number for number in numbers if number is not None]
             return (min(known), max(known) + 1) if len(known) == len(numbers) else (None, None)
         case GreaterThan(_, value) | GreaterThanOrEqual(_, value):
-            return (_number(value), None)  # for ``>``, Spark drops the one row too many
+            return (_as_int(value), None)  # for ``>``, Spark drops the one row too many
         case LessThan(_, value) | LessThanOrEqual(_, value):
-            number = _number(value)
+            number = _as_int(value)
             return (None, None if number is None else number + 1)
     return (None, None)
 
 
-def _number(value: Any) -> int | None:
+def _as_int(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _later(known: int | None, new: int | None) -> int | None:
+def _max_known(known: int | None, new: int | None) -> int | None:
     return known if new is None else new if known is None else max(known, new)
 
 
-def _earlier(known: int | None, new: int | None) -> int | None:
+def _min_known(known: int | None, new: int | None) -> int | None:
     return known if new is None else new if known is None else min(known, new)
 
 
@@ -190,32 +190,38 @@ class RocketMQReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         catalog = OffsetCache(options)
-        view = whole(catalog)
+        view = fetch_bounds_of_masters(catalog)
         if not catalog.known_routes:
-            raise no_match(options)
+            raise no_matching_topic(options)
         bounds, offsets = view.bounds, catalog.offsets
-        patiently(catalog, lambda: check_filter(options, bounds))
-        start = patiently(catalog, lambda: starting(offsets, options, bounds, planning_deadline(options)))
-        end = patiently(catalog, lambda: ending(offsets, options, bounds, planning_deadline(options)))
+        retry_until_deadline(catalog, lambda: check_filter(options, bounds))
+        start = retry_until_deadline(
+            catalog, lambda: starting_offsets(offsets, options, bounds, planning_deadline(options))
+        )
+        end = retry_until_deadline(
+            catalog, lambda: ending_offsets(offsets, options, bounds, planning_deadline(options))
+        )
         check_order(options, start, end, bounds)
-        view = begun(catalog, options, view, start)
-        ranges, lost = decisions.readable(planner.ranges(Offsets(start), Offsets(end)), view)
-        decisions.report(options.fail_on_data_loss, lost)
+        view = with_compaction_start(catalog, options, view, start)
+        ranges, lost = decisions.readable_ranges(planner.ranges(Offsets(start), Offsets(end)), view)
+        decisions.report_data_loss(options.fail_on_data_loss, lost)
         predicates = self._predicates
         if predicates is not None:
             planned = ranges
-            ranges = patiently(catalog, lambda: _pruned(planned, predicates, catalog.offsets, options))
-        others = tasks.differing(options, catalog.routes, catalog.offsets, ranges)
-        split = partitioning.tasks(Partitioning.of(options), bounds, ranges)
-        numbers = _numbers(catalog, bounds) if options.kafka_columns else {}
-        return list(tasks.partitions(catalog.routes, split, others, numbers=numbers))
+            ranges = retry_until_deadline(
+                catalog, lambda: _pruned_ranges(planned, predicates, catalog.offsets, options)
+            )
+        others = tasks.replica_mismatches(options, catalog.routes, catalog.offsets, ranges)
+        split = partitioning.plan_tasks(Partitioning.of(options), bounds, ranges)
+        numbers = _partition_numbers(catalog, bounds) if options.kafka_columns else {}
+        return list(tasks.input_partitions(catalog.routes, split, others, numbers=numbers))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return tasks.read(self._options, self._columns, partition)
+        return tasks.read_partition(self._options, self._columns, partition)
 
 
-def _numbers(catalog: OffsetCache, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-    there = catalog.numbered({queue.topic for queue in queues})
+def _partition_numbers(catalog: OffsetCache, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+    there = catalog.numbered_queues({queue.topic for queue in queues})
     return kafka_partitions.partition_numbers(kafka_partitions.with_new_queues({}, (*there, *queues)))
 
 
@@ -223,16 +229,16 @@ class PrunedReader(RocketMQReader):
     """A batch reader that takes Spark's predicates. Spark rejects it if its conf disables the pushdown."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._predicates = understand(filters)
+        self._predicates = parse_filters(filters)
         tags = self._predicates.tags
         if tags and self._options.tags is None and self._options.sql is None:
-            topics = _tagged(self._options)
+            topics = _topics_filtered_by_tag(self._options)
             if topics:
                 self._options = replace(self._options, tags=dict.fromkeys(topics, " || ".join(sorted(tags))))
         return filters  # Spark applies all of them again
 
 
-def _tagged(options: Options) -> list[str]:
+def _topics_filtered_by_tag(options: Options) -> list[str]:
     """The topics whose messages brokers can filter by tags; none if a broker cannot say.
 
     For a batch topic (``queue.type=BatchCQ``), brokers know only the tags of whole batches, and would leave out messages.
@@ -250,7 +256,7 @@ def _tagged(options: Options) -> list[str]:
     return topics
 
 
-def _pruned(
+def _pruned_ranges(
     ranges: list[OffsetRange], predicates: Predicates, offsets: OffsetReader, options: Options
 ) -> list[OffsetRange]:
     first = predicates.offset_from
@@ -259,7 +265,7 @@ def _pruned(
     looks = {} if first is None else {r.queue: min(first, r.end - 1) for r in ranges if r.start < first}
     stored = offsets.store_times_ms(options.group, looks, planning_deadline(options)) if looks else {}
     shifted = looks.keys() - stored.keys()
-    return [part for r in ranges if (part := predicates.keep(r, r.queue not in shifted)) is not None]
+    return [part for r in ranges if (part := predicates.prune(r, r.queue not in shifted)) is not None]
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -268,15 +274,15 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ``hands_over`` is whether Spark can take rows of these columns together with the plan of a batch.
     """
 
-    def __init__(self, options: Options, columns: tuple[Column, ...], hands_over: bool = True) -> None:
+    def __init__(self, options: Options, columns: tuple[Column, ...], supports_prefetch: bool = True) -> None:
         self._options = options
         self._columns = columns
         self._clock = Clock()
         self._stream = Stream(options, self._clock)
-        self._reached = ReachedEnd()
+        self._batch_starts = BatchStarts()
         self._lag_log = LagLog(options)
-        self._prefetch = Prefetch(options, columns) if hands_over and _HANDS_OVER else None
-        self._rows: list[Any] | None = None
+        self._prefetch = Prefetch(options, columns) if supports_prefetch and _PREFETCH_ENABLED else None
+        self._prefetched_rows: list[Any] | None = None
         process.settle()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -290,23 +296,25 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        self._reached.initial_offset_requested()
-        return self._stream.log.written(self._stream.initialOffset())
+        self._batch_starts.initial_offset_requested()
+        return self._stream.log.to_log(self._stream.initialOffset())
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
         if start is not None:
-            return self._latest(start, limit)
-        start, finished = self._reached.next_start()
-        end = self._latest(start, limit, finished)
-        self._reached.end_returned(end)
-        self._lag_log.planned(self._clock.now(), self._stream.reportLatestOffset)
+            return self._end_after(start, limit)
+        start, finished = self._batch_starts.next_start()
+        end = self._end_after(start, limit, finished)
+        self._batch_starts.end_returned(end)
+        self._lag_log.batch_planned(self._clock.now(), self._stream.reportLatestOffset)
         return end
 
-    def _latest(self, start: dict[str, Any] | None, limit: ReadLimit | None, finished: bool = True) -> dict[str, Any]:
-        begin = self._stream.initialOffset() if start is None else self._stream.log.read(start)
+    def _end_after(
+        self, start: dict[str, Any] | None, limit: ReadLimit | None, finished: bool = True
+    ) -> dict[str, Any]:
+        begin = self._stream.initialOffset() if start is None else self._stream.log.from_log(start)
         end = self._stream.latestOffset(begin, self._limits(limit), finished)
         # Spark compares offsets as texts. If nothing is new, it must get back what it passed, so the offset is not encoded again.
-        return start if end is begin and start is not None else self._stream.log.written(end)
+        return start if end is begin and start is not None else self._stream.log.to_log(end)
 
     def _limits(self, limit: ReadLimit | None) -> TriggerLimits:
         options = self._options
@@ -325,16 +333,16 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream.prepareForTriggerAvailableNow()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        self._reached.batch_planned(end)
+        self._batch_starts.batch_planned(end)
         log = self._stream.log
-        planned = list(self._stream.partitions(log.read(start), log.read(end)))
-        self._rows = self._prefetch(planned) if self._prefetch is not None else None
-        if self._rows is not None:
-            self.__class__ = _ReaderWithRows
+        planned = list(self._stream.partitions(log.from_log(start), log.from_log(end)))
+        self._prefetched_rows = self._prefetch(planned) if self._prefetch is not None else None
+        if self._prefetched_rows is not None:
+            self.__class__ = _PrefetchedStreamReader
         return planned
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return tasks.read(self._options, self._columns, partition, streaming=True)
+        return tasks.read_partition(self._options, self._columns, partition, streaming=True)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Does nothing. Spark does not call this for the last batch of a run, so ``latestOffset`` commits the group's offsets."""
@@ -343,13 +351,13 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         process.end_quietly()
 
 
-class _ReaderWithRows(RocketMQStreamReader):
+class _PrefetchedStreamReader(RocketMQStreamReader):
     """The class of a stream reader between ``partitions`` and PySpark's next call, which takes the rows."""
 
     def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any] | None:
-        rows, self._rows = self._rows, None
+        rows, self._prefetched_rows = self._prefetched_rows, None
         self.__class__ = RocketMQStreamReader  # type: ignore[assignment]
         return None if rows is None else iter(rows)
 
 
-_HANDS_OVER = may_hand_over(_ReaderWithRows)
+_PREFETCH_ENABLED = enable_prefetch(_PrefetchedStreamReader)

@@ -9,7 +9,7 @@ question per topic and broker, since a topic's queues are deleted together there
 begins, when a broker comes back and may have lost part of its store (a new connection shows it), when a queue comes back after
 its topic was narrowed, and when one queue has shown a sign.
 
-``Unread`` finds queues that their living broker no longer reads because the topic was narrowed: what they still hold is
+``RemovedQueues`` finds queues that their living broker no longer reads because the topic was narrowed: what they still hold is
 given up.
 """
 
@@ -29,53 +29,53 @@ from rocketmq_spark.spark.source.decisions import QueuesView
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 
 # A topic and a broker that has queues of it.
-Share = tuple[str, str]
+TopicBroker = tuple[str, str]
 # Retention is hours; brokers whose disks are full delete sooner, but not a new topic down to the very offset of the old one.
-_STAYS_MS = 60_000
+_UNCHANGED_MS = 60_000
 # What a question costs on this side, on a slow and busy machine: 100,000 of them take longer than one request may.
-QUESTION_S = 0.0001
+CLIENT_OVERHEAD_S = 0.0001
 
 
-class Sign(enum.Enum):
+class RecreationEvidence(enum.Enum):
     """What a queue's statistics say of its past."""
 
-    PASSED = "nothing that was read is left in it"
-    UNMARKED = "it has no mark"
+    EXPIRED = "nothing that was read is left in it"
+    NO_STORE_TIME = "it has no mark"
     SAME = "its newest message is not younger than the mark"
     ENDS_BEFORE = "it ends before the position"
-    MADE_AGAIN = "the message before the position is its newest one, and younger than the mark"
-    OPEN = "only the message before the position shows it"
+    RECREATED = "the message before the position is its newest one, and younger than the mark"
+    UNDECIDED = "only the message before the position shows it"
 
 
-def sign(position: int, mark: int, bounds: QueueBounds) -> Sign:
+def evidence_of(position: int, mark: int, bounds: QueueBounds) -> RecreationEvidence:
     """What statistics say of a queue that was read up to ``position``; a ``mark`` of 0 is none."""
     if position > bounds.max_offset:
-        return Sign.ENDS_BEFORE
+        return RecreationEvidence.ENDS_BEFORE
     if position <= bounds.min_offset:
-        return Sign.PASSED
+        return RecreationEvidence.EXPIRED
     if not mark:
-        return Sign.UNMARKED
+        return RecreationEvidence.NO_STORE_TIME
     newest_ms = bounds.last_update_ms
     if newest_ms <= 0:  # a Proxy does not tell it
-        return Sign.OPEN
+        return RecreationEvidence.UNDECIDED
     if newest_ms <= mark:
-        return Sign.SAME
-    return Sign.MADE_AGAIN if position == bounds.max_offset else Sign.OPEN
+        return RecreationEvidence.SAME
+    return RecreationEvidence.RECREATED if position == bounds.max_offset else RecreationEvidence.UNDECIDED
 
 
-def signs(read: Offsets, bounds: Bounds) -> dict[MessageQueue, Sign]:
+def evidence_by_queue(read: Offsets, bounds: Bounds) -> dict[MessageQueue, RecreationEvidence]:
     """Of all queues that have a position and bounds."""
     marks = read.marks
     return {
-        queue: sign(position, marks.get(queue, 0), there)
+        queue: evidence_of(position, marks.get(queue, 0), there)
         for queue, position in read.positions.items()
         if (there := bounds.get(queue)) is not None
     }
 
 
-def questions(
-    seen: Mapping[MessageQueue, Sign],
-    watched: Collection[Share],
+def queues_to_probe(
+    seen: Mapping[MessageQueue, RecreationEvidence],
+    watched: Collection[TopicBroker],
     stayed: Callable[[MessageQueue], bool] = lambda queue: False,
 ) -> list[MessageQueue]:
     """The open queues to ask about.
@@ -84,14 +84,14 @@ def questions(
     another queue proves that the topic is the same, or one of them ``stayed``; all are asked about where one shows that it
     is not.
     """
-    of_share: dict[Share, list[MessageQueue]] = {}
-    same, changed = set[Share](), set[Share]()
+    of_share: dict[TopicBroker, list[MessageQueue]] = {}
+    same, changed = set[TopicBroker](), set[TopicBroker]()
     for queue, one in seen.items():
-        if one is Sign.OPEN:
+        if one is RecreationEvidence.UNDECIDED:
             of_share.setdefault(queue[:2], []).append(queue)
-        elif one is Sign.SAME:
+        elif one is RecreationEvidence.SAME:
             same.add(queue[:2])
-        elif one is Sign.ENDS_BEFORE or one is Sign.MADE_AGAIN:
+        elif one is RecreationEvidence.ENDS_BEFORE or one is RecreationEvidence.RECREATED:
             changed.add(queue[:2])
     asked: list[MessageQueue] = []
     for mine, queues in of_share.items():
@@ -102,16 +102,22 @@ def questions(
     return asked
 
 
-def made_again(seen: Mapping[MessageQueue, Sign], younger: Iterable[MessageQueue]) -> list[MessageQueue]:
+def recreated_queues(
+    seen: Mapping[MessageQueue, RecreationEvidence], younger: Iterable[MessageQueue]
+) -> list[MessageQueue]:
     """The queues that were made again: those that ``seen`` shows or brokers report, and those without a mark beside them."""
-    proven = {*younger, *(queue for queue, one in seen.items() if one is Sign.MADE_AGAIN)}
-    beside = shares([*proven, *(queue for queue, one in seen.items() if one is Sign.ENDS_BEFORE)])
+    proven = {*younger, *(queue for queue, one in seen.items() if one is RecreationEvidence.RECREATED)}
+    beside = topic_brokers([*proven, *(queue for queue, one in seen.items() if one is RecreationEvidence.ENDS_BEFORE)])
     if not beside:
         return []
-    return sorted(proven.union(q for q, one in seen.items() if one is Sign.UNMARKED and share(q) in beside))
+    return sorted(
+        proven.union(
+            q for q, one in seen.items() if one is RecreationEvidence.NO_STORE_TIME and topic_broker(q) in beside
+        )
+    )
 
 
-def to_mark(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
+def queues_to_stamp(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
     """Queues whose marks are times of messages, which are asked for.
 
     A newest message that lies behind the position may be older than what was read, when the broker's clock was put back in
@@ -126,12 +132,12 @@ def to_mark(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
     }
     signs = [q for q, of in begun.items() if of.last_update_ms]
     untold = [q for q, of in begun.items() if not of.last_update_ms]
-    marked = shares(queue for queue in untold if queue in read.marks)
-    lowest = {share(queue): queue for queue in sorted(untold, reverse=True) if share(queue) not in marked}
+    marked = topic_brokers(queue for queue in untold if queue in read.marks)
+    lowest = {topic_broker(queue): queue for queue in sorted(untold, reverse=True) if topic_broker(queue) not in marked}
     return sorted([*signs, *lowest.values()])
 
 
-def emptied(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
+def fully_expired(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
     """Queues without a mark of which nothing is left: what ever stands before their positions is of another topic."""
     return [
         queue
@@ -143,24 +149,24 @@ def emptied(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
     ]
 
 
-def long_enough(deadline: Deadline, questions: int) -> Deadline:
+def with_client_overhead(deadline: Deadline, questions: int) -> Deadline:
     """With time for this side's work: brokers are given none for it."""
-    return Deadline(deadline.at + questions * QUESTION_S)
+    return Deadline(deadline.at + questions * CLIENT_OVERHEAD_S)
 
 
-def share(queue: MessageQueue) -> Share:
+def topic_broker(queue: MessageQueue) -> TopicBroker:
     return queue[:2]
 
 
-def shares(queues: Iterable[MessageQueue]) -> frozenset[Share]:
+def topic_brokers(queues: Iterable[MessageQueue]) -> frozenset[TopicBroker]:
     return frozenset(queue[:2] for queue in queues)
 
 
-class Found(NamedTuple):
+class RecreationResult(NamedTuple):
     """Queues that were made again, and the shares of which that is not known because a broker did not answer."""
 
-    made_again: list[MessageQueue]
-    unanswered: dict[Share, RocketMQError]
+    recreated: list[MessageQueue]
+    unanswered: dict[TopicBroker, RocketMQError]
 
 
 class RecreationWatch:
@@ -170,51 +176,57 @@ class RecreationWatch:
         self._reader = reader
         self._group = group
         self._now_ms = now_ms
-        self._watched: frozenset[Share] = frozenset()
-        self._seen: tuple[int, Bounds] = (0, {})  # when the last look was, and what it saw
+        self._checked: frozenset[TopicBroker] = frozenset()
+        self._last_check: tuple[int, Bounds] = (0, {})  # when the last look was, and what it saw
         self._connections: dict[str, object] = {}
 
-    def begin(self, bounds: Bounds) -> None:
+    def start(self, bounds: Bounds) -> None:
         """The run begins with the queues as they are now: ``bounds``, which came a moment ago, are what its marks come from."""
-        self._connections = self._now(bounds)
-        self._watched, self._seen = shares(bounds), (self._now_ms(), bounds)
+        self._connections = self._connections_of(bounds)
+        self._checked, self._last_check = topic_brokers(bounds), (self._now_ms(), bounds)
 
-    def look(
+    def check(
         self, read: Offsets, bounds: Bounds, deadline: Deadline, connections: Mapping[str, object] | None = None
-    ) -> Found:
+    ) -> RecreationResult:
         """What became of the queues of ``read``: whether they are those of another topic, or of a store that was filled anew.
 
         ``connections`` are those of before ``bounds`` were asked for, by broker; without them those of now.
         """
-        interrupted = self._interrupted(bounds, connections or {})
+        interrupted = self._reconnected_brokers(bounds, connections or {})
         # A queue that was missing at the last check may be the only queue of its topic with a position from before a recreation.
-        returned = shares(queue for queue in read.positions if queue in bounds and queue not in self._seen[1])
-        self._watched = frozenset(one for one in self._watched - returned if one[1] not in interrupted)
-        seen = signs(read, bounds)
-        unanswered: dict[Share, RocketMQError] = {}
-        asked = questions(seen, self._watched, self._stayed(bounds))
-        found = self._younger(read, asked, deadline, unanswered)
-        suspicious = shares(found) & self._watched
+        returned = topic_brokers(
+            queue for queue in read.positions if queue in bounds and queue not in self._last_check[1]
+        )
+        self._checked = frozenset(one for one in self._checked - returned if one[1] not in interrupted)
+        seen = evidence_by_queue(read, bounds)
+        unanswered: dict[TopicBroker, RocketMQError] = {}
+        asked = queues_to_probe(seen, self._checked, self._unchanged_since_last_check(bounds))
+        found = self._with_younger_messages(read, asked, deadline, unanswered)
+        suspicious = topic_brokers(found) & self._checked
         if suspicious:
-            rest = {queue for queue, one in seen.items() if one is Sign.OPEN and share(queue) in suspicious} - {*asked}
-            found += self._younger(read, rest, deadline, unanswered)
+            rest = {
+                queue
+                for queue, one in seen.items()
+                if one is RecreationEvidence.UNDECIDED and topic_broker(queue) in suspicious
+            } - {*asked}
+            found += self._with_younger_messages(read, rest, deadline, unanswered)
         # Of what does not answer nothing is moved: its queues are left out of the plan, proven or not.
-        changed = [queue for queue in made_again(seen, found) if share(queue) not in unanswered]
+        changed = [queue for queue in recreated_queues(seen, found) if topic_broker(queue) not in unanswered]
         # What was found is found again, as often as a plan begins here because it waits for more; a queue that ended before
         # its position may be refilled by then.
-        ended = shares(queue for queue, one in seen.items() if one is Sign.ENDS_BEFORE)
-        self._watched = shares(bounds) - unanswered.keys() - shares(changed) - ended
-        self._seen = self._now_ms(), bounds
-        return Found(changed, unanswered)
+        ended = topic_brokers(queue for queue, one in seen.items() if one is RecreationEvidence.ENDS_BEFORE)
+        self._checked = topic_brokers(bounds) - unanswered.keys() - topic_brokers(changed) - ended
+        self._last_check = self._now_ms(), bounds
+        return RecreationResult(changed, unanswered)
 
-    def _stayed(self, bounds: Bounds) -> Callable[[MessageQueue], bool]:
+    def _unchanged_since_last_check(self, bounds: Bounds) -> Callable[[MessageQueue], bool]:
         """Whether messages were removed from a queue before the last look, and none since: a topic that is made again begins at
         0, and it takes far longer than this until its first messages expire.
 
         Not at a Proxy, which hides that a broker came back: one that lost the end of its store has its minimum still.
         """
-        when_ms, before = self._seen
-        if not 0 <= self._now_ms() - when_ms < _STAYS_MS:
+        when_ms, before = self._last_check
+        if not 0 <= self._now_ms() - when_ms < _UNCHANGED_MS:
             return lambda queue: False
 
         def stayed(queue: MessageQueue) -> bool:
@@ -223,52 +235,53 @@ class RecreationWatch:
 
         return stayed
 
-    def _interrupted(self, bounds: Bounds, connections: Mapping[str, object]) -> set[str]:
+    def _reconnected_brokers(self, bounds: Bounds, connections: Mapping[str, object]) -> set[str]:
         """Brokers that were connected to anew since what the last look saw, perhaps because they crashed and came back.
 
         What is seen now may be older than the newest connection: the next look then counts that once more.
         """
-        before, now = self._connections, self._now(bounds)
+        before, now = self._connections, self._connections_of(bounds)
         self._connections = {**now, **{name: known for name, known in connections.items() if name in now}}
         return {name for name, connection in now.items() if before.get(name) != connection}
 
-    def _now(self, bounds: Bounds) -> dict[str, object]:
+    def _connections_of(self, bounds: Bounds) -> dict[str, object]:
         reader = self._reader()
         return {name: reader.connection(name) for name in {queue.broker_name for queue in bounds}}
 
-    def marks(self, read: Offsets, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
-        """Marks of which statistics do not say enough, as far as brokers answer: see ``to_mark`` and ``emptied``."""
-        last = {queue: read.positions[queue] - 1 for queue in to_mark(read, bounds)}
-        deadline = long_enough(deadline, len(last))
+    def newest_store_ms(self, read: Offsets, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
+        """Marks of which statistics do not say enough, as far as brokers answer: see ``queues_to_stamp`` and
+        ``fully_expired``."""
+        last = {queue: read.positions[queue] - 1 for queue in queues_to_stamp(read, bounds)}
+        deadline = with_client_overhead(deadline, len(last))
         stored = self._reader().store_times_ms(self._group, last, deadline) if last else {}
         marks = {queue: max(stored_ms, bounds[queue].last_update_ms) for queue, stored_ms in stored.items()}
-        return marks | dict.fromkeys(emptied(read, bounds), self._now_ms())
+        return marks | dict.fromkeys(fully_expired(read, bounds), self._now_ms())
 
-    def _younger(
+    def _with_younger_messages(
         self,
         read: Offsets,
         asked: Iterable[MessageQueue],
         deadline: Deadline,
-        unanswered: dict[Share, RocketMQError],
+        unanswered: dict[TopicBroker, RocketMQError],
     ) -> list[MessageQueue]:
         """Those of ``asked`` whose message before the position is younger than the mark."""
         marks = {queue: read.marks[queue] for queue in asked}
         if not marks:
             return []
-        deadline = long_enough(deadline, len(marks))
+        deadline = with_client_overhead(deadline, len(marks))
 
         def note(error: RocketMQError, queue: MessageQueue) -> None:
-            unanswered.setdefault(share(queue), error)
+            unanswered.setdefault(topic_broker(queue), error)
 
         reader = self._reader()
         first = reader.search_offsets({queue: mark + 1 for queue, mark in marks.items()}, deadline, note)
         suspected = sorted(queue for queue, offset in first.items() if offset < read.positions[queue])
-        last = {queue: read.positions[queue] - 1 for queue in suspected if share(queue) not in unanswered}
+        last = {queue: read.positions[queue] - 1 for queue in suspected if topic_broker(queue) not in unanswered}
         # Old brokers take the nearest message, so that each of hundreds of queues may be suspected: all are asked at once.
         stored = reader.store_times_ms(self._group, last, deadline) if last else {}
         found = []
         for queue, offset in last.items():
-            if share(queue) in unanswered:
+            if topic_broker(queue) in unanswered:
                 continue
             # Clocks of masters differ, and old brokers take the nearest message: the one before the position decides.
             # Compaction may have removed that one; then the first younger one does.
@@ -286,7 +299,7 @@ class RecreationWatch:
         return found
 
 
-def with_kept(
+def with_compaction_minimum(
     ask: Callable[[Sequence[MessageQueue], OnError], Mapping[MessageQueue, int]],
     bounds: Bounds,
     positions: Positions,
@@ -315,19 +328,19 @@ def with_kept(
 
 
 # For how long an answer holds: a queue that is not read may be written to, or be read again.
-_FRESH_S = 1.0
+_ANSWER_VALID_S = 1.0
 
 
 class _Answer(NamedTuple):
     """What a broker said of a topic: until when that holds, by which route and connection, about which queues."""
 
-    until: float = 0.0
-    by: object = None
-    about: frozenset[MessageQueue] = frozenset()
+    valid_until: float = 0.0
+    route_and_connection: object = None
+    queues: frozenset[MessageQueue] = frozenset()
     ends: Mapping[MessageQueue, int] = MappingProxyType({})
 
 
-class Unread:
+class RemovedQueues:
     """Asks brokers where such queues end, at most once a second. ``waits`` receives failures."""
 
     def __init__(
@@ -340,9 +353,9 @@ class Unread:
         self._reader = reader
         self._clock = clock
         self._timeout_s = timeout_s
-        self._waits = waits
-        self._answers: dict[Share, _Answer] = {}
-        self._due: dict[str, float] = {}
+        self._note_error = waits
+        self._answers: dict[TopicBroker, _Answer] = {}
+        self._retry_at: dict[str, float] = {}
 
     def ends(
         self, queues: Iterable[MessageQueue], view: QueuesView, routes: Mapping[str, TopicRoute]
@@ -352,43 +365,45 @@ class Unread:
         The route of a name server that lags behind may lack queues that are read: the broker is asked itself. One that is
         away is not asked, and one that hangs costs a sixth of the time at most.
         """
-        away = view.silent | view.orphans
-        gone: dict[Share, set[MessageQueue]] = {}
+        away = view.timed_out_brokers | view.brokers_without_master
+        gone: dict[TopicBroker, set[MessageQueue]] = {}
         for queue in queues:
             present = queue in view.bounds or queue.broker_name in away
-            if not present and filters.is_hidden(routes.get(queue.topic), queue):
-                gone.setdefault(share(queue), set()).add(queue)
+            if not present and filters.is_removed_queue(routes.get(queue.topic), queue):
+                gone.setdefault(topic_broker(queue), set()).add(queue)
         found: dict[MessageQueue, int] = {}
         for one, mine in sorted(gone.items()):
-            ends = self._of(one, mine, routes[one[0]])
+            ends = self._ends_at_broker(one, mine, routes[one[0]])
             found.update({queue: ends[queue] for queue in mine if queue in ends})
         return found
 
-    def _of(self, one: Share, queues: set[MessageQueue], route: TopicRoute) -> Mapping[MessageQueue, int]:
+    def _ends_at_broker(
+        self, one: TopicBroker, queues: set[MessageQueue], route: TopicRoute
+    ) -> Mapping[MessageQueue, int]:
         by, now = (route, self._reader().connection(one[1])), self._clock.now()
         signs = self._answers.get(one, _Answer())
-        if signs.by == by and queues <= signs.about and now < signs.until:
+        if signs.route_and_connection == by and queues <= signs.queues and now < signs.valid_until:
             return signs.ends
-        if now < self._due.get(one[1], 0.0):
+        if now < self._retry_at.get(one[1], 0.0):
             return {}
-        about = frozenset(queues) | (signs.about if signs.by == by else frozenset())
+        about = frozenset(queues) | (signs.queues if signs.route_and_connection == by else frozenset())
         try:
-            ends = self._ask(*one, sorted(about))
+            ends = self._fetch(*one, sorted(about))
         except RocketMQError as e:
-            self._due[one[1]] = self._clock.now() + 5 * (self._clock.now() - now)
-            self._waits(e)
+            self._retry_at[one[1]] = self._clock.now() + 5 * (self._clock.now() - now)
+            self._note_error(e)
             return {}
-        self._answers[one] = _Answer(self._clock.now() + _FRESH_S, by, about, ends)
+        self._answers[one] = _Answer(self._clock.now() + _ANSWER_VALID_S, by, about, ends)
         return ends
 
-    def _ask(self, topic: str, broker_name: str, queues: list[MessageQueue]) -> dict[MessageQueue, int]:
+    def _fetch(self, topic: str, broker_name: str, queues: list[MessageQueue]) -> dict[MessageQueue, int]:
         reader, deadline = self._reader(), Deadline.after(self._timeout_s)
         read = reader.read_queues(topic, broker_name, deadline) or 0
         unread = [queue for queue in queues if queue.queue_id >= read]
         return reader.max_offsets(unread, deadline) if unread else {}
 
 
-def all_forgot(offsets: OffsetReader, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
+def topic_missing_everywhere(offsets: OffsetReader, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
     """Whether all of these brokers say that they do not know the topic."""
     asked = [MessageQueue(topic, name, 0) for name in brokers]
     unknown = set()

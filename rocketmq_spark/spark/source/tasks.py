@@ -1,9 +1,10 @@
 """Reads the ranges of one partition in a task, as record batches. Spark passes only the partition to the task.
 
 The driver reads the rows of a small batch during planning and passes them to Spark with the plan, without a Python task
-(``Prefetch``). PySpark does so for ``SimpleDataSourceStreamReader``: after each ``partitions`` its runner checks whether the
+(``Prefetch``). PySpark does so for ``SimpleDataSourceStreamReader``: after each ``input_partitions`` its runner checks
+whether the
 reader is the private wrapper of such a reader. If so, it takes the rows from ``getCache``, and Spark keeps them as a block; a
-task that does not find the block reads its partition normally. ``may_hand_over`` registers the source's reader class as such a
+task that does not find the block reads its partition normally. ``enable_prefetch`` registers the source's reader class as such a
 wrapper. This is a private interface, so it is used only with the versions of PySpark that the tests run; with others, tasks
 read.
 
@@ -51,25 +52,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PORTION_BYTES = 1 << 20
-_SLAVE_S = 1.0
+_BATCH_BYTES = 1 << 20
+_SLAVE_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class RangePartition(InputPartition):
     """What one task reads: ranges, and the addresses of their brokers that the driver knows.
 
-    A slave has other messages of a queue in ``differing`` than its master. For each range of a stream, ``queue_ends`` has the end
+    A slave has other messages of a queue in ``mismatched_queues`` than its master. For each range of a stream,
+    ``queue_ends`` has the end
     of its queue in the whole batch, and ``newest_ms`` the store time of the newest message that the plan saw, 0 if unknown.
-    With ``kafkaColumns``, ``numbers`` has the number of its queue as a partition.
+    With ``kafkaColumns``, ``partition_numbers`` has the number of its queue as a partition.
     """
 
     ranges: tuple[OffsetRange, ...]
     addresses: tuple[tuple[str, str], ...] = ()
-    differing: frozenset[MessageQueue] = frozenset()
+    mismatched_queues: frozenset[MessageQueue] = frozenset()
     queue_ends: tuple[int, ...] = ()
     newest_ms: tuple[int, ...] = ()
-    numbers: tuple[int, ...] = ()
+    partition_numbers: tuple[int, ...] = ()
 
     @property
     def value(self) -> Any:
@@ -79,10 +81,17 @@ class RangePartition(InputPartition):
         """Pickle the ranges as columns, in a quarter of the time: a batch may have 100,000 ranges."""
         queues = [r.queue for r in self.ranges]
         columns = [[queue[i] for queue in queues] for i in range(3)] + [[r[i] for r in self.ranges] for i in (1, 2)]
-        return _of_columns, (*columns, self.addresses, self.differing, self.queue_ends, self.newest_ms, self.numbers)
+        return _from_columns, (
+            *columns,
+            self.addresses,
+            self.mismatched_queues,
+            self.queue_ends,
+            self.newest_ms,
+            self.partition_numbers,
+        )
 
 
-def _of_columns(
+def _from_columns(
     topics: Sequence[str],
     brokers: Sequence[str],
     ids: Sequence[int],
@@ -94,7 +103,7 @@ def _of_columns(
     return RangePartition(tuple(ranges), *more)
 
 
-def differing(
+def replica_mismatches(
     options: Options, routes: RouteReader, offsets: OffsetReader, ranges: Iterable[OffsetRange]
 ) -> frozenset[MessageQueue]:
     """Queues whose slave may be read and has another message than its master at the start of the range, or may have.
@@ -104,7 +113,7 @@ def differing(
     """
     if options.read_from == "master":
         return frozenset()
-    has_both = functools.cache(functools.partial(_has_both, routes))
+    has_both = functools.cache(functools.partial(_has_master_and_slave, routes))
     starts = {r.queue: r.start for r in ranges if has_both(r.queue.broker_name)}
     if not starts:
         return frozenset()
@@ -120,12 +129,12 @@ def differing(
 
     at_masters = offsets.store_times_ms(options.group, starts, deadline, on_error=of_master)
     # Unless only slaves are read, tasks can read the master, so a slave that hangs must not delay each batch for long.
-    soon = deadline if options.read_from == "slave" else deadline.within(_SLAVE_S)
+    soon = deadline if options.read_from == "slave" else deadline.within(_SLAVE_TIMEOUT_S)
     at_slaves = offsets.store_times_ms(options.group, starts, soon, "slave", of_slave)
     return frozenset(unsure.union(queue for queue, ms in at_slaves.items() if at_masters.get(queue, ms) != ms))
 
 
-def _has_both(routes: RouteReader, broker_name: str) -> bool:
+def _has_master_and_slave(routes: RouteReader, broker_name: str) -> bool:
     """Whether a broker has a master and a slave now."""
     try:
         return routes.address(broker_name) != routes.address(broker_name, "slave")
@@ -133,7 +142,7 @@ def _has_both(routes: RouteReader, broker_name: str) -> bool:
         return False
 
 
-def partitions(
+def input_partitions(
     routes: RouteReader,
     tasks: Sequence[Iterable[OffsetRange]],
     differing: Collection[MessageQueue] = (),
@@ -161,7 +170,7 @@ def partitions(
     return planned
 
 
-def read(
+def read_partition(
     options: Options,
     columns: tuple[Column, ...],
     partition: InputPartition | None,
@@ -180,11 +189,11 @@ def read(
     )
 
     decoded = kafka.columns_to_decode(columns) if options.kafka_columns else columns
-    numbers = dict(zip((r.queue for r in partition.ranges), partition.numbers, strict=False))
+    numbers = dict(zip((r.queue for r in partition.ranges), partition.partition_numbers, strict=False))
     puller = session.puller(options)
     addresses = dict(partition.addresses)
     bad = Bad(options.bad_message)
-    lost = on_loss or functools.partial(_lost, options, puller)
+    lost = on_loss or functools.partial(_handle_loss, options, puller)
     # Cached for each topic, because the answer may change, and one stream of pulls has one filter.
     at_brokers = functools.cache(
         lambda broker, topic, wanted: puller.at_brokers(MessageQueue(topic, broker, 0), wanted)
@@ -198,23 +207,23 @@ def read(
     )
     by_place = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
     for (broker_name, filtered, wanted, differs), group in groupby(
-        by_place, key=lambda r: (*_stream_of(options, at_brokers, r), r.queue in partition.differing)
+        by_place, key=lambda r: (*_pull_key(options, at_brokers, r), r.queue in partition.mismatched_queues)
     ):
         mine = replace(puller, read_from="master") if differs else puller
         ranges = list(group)
-        recreated = _recreated(options, ranges, seen)
+        recreated = _recreation_check(options, ranges, seen)
         pulls = reading.read(mine, ranges, lost, wanted, addresses.get(broker_name), recreated)
         decoder = Decoder(
             pulls.queues, decoded, options.include_properties, filtered, pulls.on_holes, pulls.bounded, bad
         )
-        with _what_to_do(broker_name, streaming):
+        with _with_waiting_advice(broker_name, streaming):
             for fetched in pulls.fetch():
-                for batch in filter(len, decoder.batches(fetched, _PORTION_BYTES)):
+                for batch in filter(len, decoder.batches(fetched, _BATCH_BYTES)):
                     yield kafka.kafka_batch(batch, columns, broker_name, numbers) if options.kafka_columns else batch
     bad.summary()
 
 
-def _recreated(
+def _recreation_check(
     options: Options, ranges: Sequence[OffsetRange], seen: Mapping[MessageQueue, tuple[int, int]]
 ) -> RecreatedTopics | None:
     newest_ms = [seen[r.queue][1] if r.queue in seen else 0 for r in ranges]
@@ -222,10 +231,10 @@ def _recreated(
         return None
     from rocketmq_spark.pull.recreated import RecreatedTopics  # needs numpy, and commands import this module
 
-    return RecreatedTopics(ranges, newest_ms, lambda queue: _is_recreated(options, queue, *seen[queue]))
+    return RecreatedTopics(ranges, newest_ms, lambda queue: _is_topic_recreated(options, queue, *seen[queue]))
 
 
-def _is_recreated(options: Options, queue: MessageQueue, end: int, newest_ms: int) -> bool:
+def _is_topic_recreated(options: Options, queue: MessageQueue, end: int, newest_ms: int) -> bool:
     """Whether the last message of the batch is now newer than all messages that the plan saw, or no longer exists."""
     routes, offsets = session.routes(options), session.offsets(options)
 
@@ -246,7 +255,7 @@ def _is_recreated(options: Options, queue: MessageQueue, end: int, newest_ms: in
 
 
 @contextlib.contextmanager
-def _what_to_do(broker_name: str, streaming: bool) -> Iterator[None]:
+def _with_waiting_advice(broker_name: str, streaming: bool) -> Iterator[None]:
     """Add a remedy to the error of a broker that did not answer before the deadline."""
     try:
         yield
@@ -274,35 +283,35 @@ def waiting_advice(whom: str, streaming: bool) -> str:
     )
 
 
-def _stream_of(
+def _pull_key(
     options: Options, at_brokers: Callable[[str, str, Filter], Filter], r: OffsetRange
 ) -> tuple[str, Filter, Filter]:
-    queue, filtered = r.queue, filters.of_topic(options, r.queue.topic)
+    queue, filtered = r.queue, filters.filter_of_topic(options, r.queue.topic)
     return queue.broker_name, filtered, at_brokers(queue.broker_name, queue.topic, filtered)
 
 
-def _lost(options: Options, puller: Puller, part: OffsetRange, cause: Cause) -> None:
+def _handle_loss(options: Options, puller: Puller, part: OffsetRange, cause: Cause) -> None:
     if cause is Cause.WENT_BACK:
         with contextlib.suppress(RocketMQError):  # if the broker does not answer, the cause stays as it is
             cause = Cause.NOT_KEPT if puller.compacted(part.queue) else cause
-    decisions.report(options.fail_on_data_loss, [(part, cause)])
+    decisions.report_data_loss(options.fail_on_data_loss, [(part, cause)])
 
 
-TESTED = ("4.0.", "4.1.", "4.2.", "4.3.")
+TESTED_PYSPARK = ("4.0.", "4.1.", "4.2.", "4.3.")
 # Starting a task takes 20 to 90 ms, and it reads as fast as the driver, so larger batches gain little.
-MAX_ROWS = 1000
-MAX_BYTES = 1 << 20
+MAX_PREFETCH_ROWS = 1000
+MAX_PREFETCH_BYTES = 1 << 20
 # The driver waits no longer for a broker; the task does.
-_PATIENCE_S = 1.0
+_PREFETCH_DEADLINE_S = 1.0
 # The estimated row size is multiplied by this after each batch that seems too large, so that a later batch is tried again.
-_DOUBT = 0.9
+_ESTIMATE_DECAY = 0.9
 # The largest number of batches that only tasks read after failed reads, because each failed read may take a second.
-_LONGEST_PAUSE = 31
+_MAX_SKIPPED_BATCHES = 31
 
 
-def may_hand_over(reader: type) -> bool:
+def enable_prefetch(reader: type) -> bool:
     """Make PySpark take rows from instances of ``reader``. Returns whether it will."""
-    if os.environ.get(READ_BY_TASKS) or not pyspark.__version__.startswith(TESTED):
+    if os.environ.get(READ_BY_TASKS) or not pyspark.__version__.startswith(TESTED_PYSPARK):
         return False
     try:
         from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
@@ -318,25 +327,25 @@ class Prefetch:
     def __init__(self, options: Options, columns: tuple[Column, ...]) -> None:
         self._options = replace(
             options,
-            read_deadline=min(options.read_deadline, _PATIENCE_S),
-            max_bytes_in_flight=min(options.max_bytes_in_flight, MAX_BYTES),
+            read_deadline=min(options.read_deadline, _PREFETCH_DEADLINE_S),
+            max_bytes_in_flight=min(options.max_bytes_in_flight, MAX_PREFETCH_BYTES),
         )
         self._columns = columns
         self._row_bytes = 0.0  # of the last batch that was read
-        self._pause = self._left_out = 0  # batches to leave to tasks, and how many were
+        self._batches_to_skip = self._skipped_batches = 0  # batches to leave to tasks, and how many were
 
     def __call__(self, planned: Sequence[RangePartition]) -> list[pa.RecordBatch] | None:
         """The rows of a plan; None if a task should read them."""
         if len(planned) != 1:
             return None
         rows = sum(r.size for r in planned[0].ranges)
-        if rows > MAX_ROWS:
+        if rows > MAX_PREFETCH_ROWS:
             return None
-        if rows * self._row_bytes > MAX_BYTES:
-            self._row_bytes *= _DOUBT
+        if rows * self._row_bytes > MAX_PREFETCH_BYTES:
+            self._row_bytes *= _ESTIMATE_DECAY
             return None
-        if self._left_out < self._pause:
-            self._left_out += 1
+        if self._skipped_batches < self._batches_to_skip:
+            self._skipped_batches += 1
             return None
         return self._read(planned[0])
 
@@ -344,24 +353,26 @@ class Prefetch:
         batches: list[pa.RecordBatch] = []
         rows = size = 0
         try:
-            for batch in read(self._options, self._columns, partition, streaming=True, on_loss=_leave):
+            for batch in read_partition(
+                self._options, self._columns, partition, streaming=True, on_loss=_decline_on_loss
+            ):
                 batches.append(batch)
                 rows, size = rows + len(batch), size + batch.nbytes
-                if size > MAX_BYTES:
+                if size > MAX_PREFETCH_BYTES:
                     break
         except Exception as e:  # noqa: BLE001 - Spark repeats a task, and an error of a plan ends the query
             logger.info("a task reads what the driver did not: %s: %s", type(e).__name__, e)
-            self._pause, self._left_out = min(2 * self._pause + 1, _LONGEST_PAUSE), 0
+            self._batches_to_skip, self._skipped_batches = min(2 * self._batches_to_skip + 1, _MAX_SKIPPED_BATCHES), 0
             return None
-        self._pause = 0
+        self._batches_to_skip = 0
         if rows:
             self._row_bytes = size / rows
-        return batches if size <= MAX_BYTES else None
+        return batches if size <= MAX_PREFETCH_BYTES else None
 
 
-class _Lost(Exception):
+class _PossibleLoss(Exception):
     """Possible loss. The task decides about it, because it waits longer."""
 
 
-def _leave(part: OffsetRange, cause: Cause) -> None:
-    raise _Lost(f"{part.queue} from {part.start} to {part.end}: {cause}")
+def _decline_on_loss(part: OffsetRange, cause: Cause) -> None:
+    raise _PossibleLoss(f"{part.queue} from {part.start} to {part.end}: {cause}")

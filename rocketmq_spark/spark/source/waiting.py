@@ -19,16 +19,16 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.spark.source import filters
 from rocketmq_spark.spark.source.catalog import OffsetCache
 from rocketmq_spark.spark.source.decisions import QueuesView
-from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, listed
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, queues_text
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PAUSE_S = 0.2
+_RETRY_PAUSE_S = 0.2
 
 
-def patiently(catalog: OffsetCache, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
+def retry_until_deadline(catalog: OffsetCache, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
     """The first answer; an error that time may heal is raised when time is over, with the first cause.
 
     A topic of which nothing is known may be a slip of the pen, too, and is an error at once.
@@ -40,65 +40,65 @@ def patiently(catalog: OffsetCache, ask: Callable[[], T], deadline: Deadline | N
             return ask()
         except RocketMQError as e:
             trouble.note(e, catalog.clock.now())
-            if not e.retriable or (isinstance(e, RouteNotFound) and not catalog.knew(e.topic)):
+            if not e.retriable or (isinstance(e, RouteNotFound) and not catalog.is_known_topic(e.topic)):
                 raise
             if deadline.expired:
                 trouble.give_up(e, catalog.clock.now())
-            catalog.waits(e)
-        deadline.pause(_PAUSE_S)
-        catalog.reroute()
+            catalog.note_retriable_error(e)
+        deadline.pause(_RETRY_PAUSE_S)
+        catalog.refresh_routes()
 
 
-def whole(catalog: OffsetCache) -> QueuesView:
+def fetch_bounds_of_masters(catalog: OffsetCache) -> QueuesView:
     """What exists now, with the bounds of masters: a slave may lack messages, so its master is waited for.
 
     Raises ``BrokerNotFound`` when it does not come up to ``readDeadline``.
     """
     deadline = Deadline.after(catalog.read_deadline_s)
-    view = catalog.sweep()
-    while alone := sorted({queue.broker_name for queue in view.bounds} & view.orphans):
+    view = catalog.fetch_all()
+    while alone := sorted({queue.broker_name for queue in view.bounds} & view.brokers_without_master):
         error = BrokerNotFound(
             f"only slaves of {', '.join(alone)} are up, which may lack messages that the master has",
             remedy="Start the master, or raise option 'readDeadline' to wait longer for it",
         )
         if deadline.expired:
             raise error
-        catalog.waits(error)
+        catalog.note_retriable_error(error)
         deadline.pause(1.0)
-        view = patiently(catalog, catalog.sweep, deadline)
+        view = retry_until_deadline(catalog, catalog.fetch_all, deadline)
     return view
 
 
-def begun(catalog: OffsetCache, options: Options, view: QueuesView, start: Positions) -> QueuesView:
+def with_compaction_start(catalog: OffsetCache, options: Options, view: QueuesView, start: Positions) -> QueuesView:
     """``view`` for a read from ``start`` on: what a compaction topic does not keep from there on is no loss."""
     if all(at >= view.bounds[queue].min_offset for queue, at in start.items()):
         return view
-    catalog.expect(Offsets(start, reads=filters.recorded(options)))
-    return patiently(catalog, catalog.sweep)
+    catalog.set_checkpoint_offsets(Offsets(start, reads=filters.source_identity(options)))
+    return retry_until_deadline(catalog, catalog.fetch_all)
 
 
-class Absence:
+class UnavailableQueuesLog:
     """Queues with a position that cannot be read at the moment. A run that ``ends`` does not wait for them."""
 
     def __init__(self) -> None:
-        self._gone: set[MessageQueue] = set()
+        self._unavailable: set[MessageQueue] = set()
 
-    def look(
+    def update(
         self, wanted: Iterable[MessageQueue], bounds: Bounds, why: Callable[[MessageQueue], str], ends: bool = False
     ) -> None:
         """Tell what changed; ``why`` is asked once about every queue that went."""
         absent = {queue for queue in wanted if queue not in bounds}
-        went, back = absent - self._gone, {queue for queue in self._gone - absent if queue in bounds}
-        self._gone = absent
+        went, back = absent - self._unavailable, {queue for queue in self._unavailable - absent if queue in bounds}
+        self._unavailable = absent
         if went:
             said = "the run ends without" if ends else "the stream waits for"
-            logger.warning("%s queues that it cannot read now: %s", said, _by_reason(went, why))
+            logger.warning("%s queues that it cannot read now: %s", said, _grouped_by_reason(went, why))
         if back:
-            logger.warning("the stream can read these queues again: %s", listed(back))
+            logger.warning("the stream can read these queues again: %s", queues_text(back))
 
 
-def _by_reason(queues: Iterable[MessageQueue], why: Callable[[MessageQueue], str]) -> str:
+def _grouped_by_reason(queues: Iterable[MessageQueue], why: Callable[[MessageQueue], str]) -> str:
     reasons: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
         reasons.setdefault(why(queue), []).append(queue)
-    return "; ".join(f"{listed(of_reason)} ({reason})" for reason, of_reason in reasons.items())
+    return "; ".join(f"{queues_text(of_reason)} ({reason})" for reason, of_reason in reasons.items())
