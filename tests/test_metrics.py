@@ -16,8 +16,8 @@ import yaml
 
 from rocketmq_spark.base import exposition, extras
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spark.monitoring import listeners
-from rocketmq_spark.spark.monitoring.listeners import (
+from rocketmq_spark.spark.monitoring import metrics_listener
+from rocketmq_spark.spark.monitoring.metrics_listener import (
     METRICS,
     MetricsListener,
     QueryMetrics,
@@ -370,5 +370,5 @@ def test_the_mode_of_a_file_that_is_exchanged_stays(tmp_path, monkeypatch):
         return number, part
 
     monkeypatch.setattr(tempfile, "mkstemp", exchanged)
-    listeners._replace(tmp_path / "q.prom", b"1")
+    metrics_listener._replace(tmp_path / "q.prom", b"1")
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600

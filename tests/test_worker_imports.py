@@ -13,7 +13,7 @@ from tests.fix_spark import environment
 
 # CPU time: on a busy machine the start takes longer, but not more CPU time.
 MOST_S = 3.0
-READER = ("rocketmq_spark.spark.datasource", "rocketmq_spark.spark.source.readers")
+READER = ("rocketmq_spark.spark.datasource", "rocketmq_spark.spark.source.batch_reader")
 WRITER = ("rocketmq_spark.spark.datasource", "rocketmq_spark.spark.sink.task")
 OF_WRITERS = "columnar.encode producer.engine producer.rows spool spark.sink spark.checkpoints"
 OF_READERS = "spark.source.stream spark.source.readers consumer"

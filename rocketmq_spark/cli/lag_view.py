@@ -12,7 +12,7 @@ from rocketmq_spark.cli.output import aligned
 from rocketmq_spark.model.admin import Pace, QueueLag, pace, total
 
 if TYPE_CHECKING:
-    from rocketmq_spark.spark.checkpoints.entries import BatchRead
+    from rocketmq_spark.spark.checkpoints.offset_log import BatchRead
 
 
 class LagSnapshot(NamedTuple):

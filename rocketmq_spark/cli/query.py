@@ -20,7 +20,7 @@ from rocketmq_spark.model import MessageQueue
 if TYPE_CHECKING:
     from rocketmq_spark.admin.groups import Positions
     from rocketmq_spark.session import Client
-    from rocketmq_spark.spark.checkpoints.entries import BatchRead, LoggedBatch
+    from rocketmq_spark.spark.checkpoints.offset_log import BatchRead, LoggedBatch
 
 
 class QueryPositions(NamedTuple):
@@ -44,8 +44,8 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
 
     Raises ``OffsetError`` for a folder that is no checkpoint, and for topics that the query does not read.
     """
-    from rocketmq_spark.spark.checkpoints.entries import last_batch, lowest_positions, open_folder, uncommitted_batch
-    from rocketmq_spark.spark.source import filters
+    from rocketmq_spark.spark.checkpoints.offset_log import last_batch, lowest_positions, open_folder, uncommitted_batch
+    from rocketmq_spark.spark.source import subscription
 
     opened = open_folder(name)
     done = last_batch(opened)
@@ -68,7 +68,7 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     if done is None:
         positions = {queue: starts.get(queue) for queue in positions}
     positions |= {queue: starts.get(queue) for queue in new}
-    named = {topic for reads in here.reads for topic in filters.recorded_topics(reads)}
+    named = {topic for reads in here.reads for topic in subscription.recorded_topics(reads)}
     known = sorted({queue.topic for queue in positions} | named)
     if wrong := sorted(set(topics) - set(known)):
         raise OffsetError(
@@ -85,18 +85,18 @@ def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], li
     deleted and created again, and queues of new topics that match a pattern. Also returns the errors because of which queues may
     be missing.
     """
-    from rocketmq_spark.spark.source import filters
+    from rocketmq_spark.spark.source import subscription
 
     new: set[MessageQueue] = set()
     errors: list[RocketMQError] = []
     for offsets in batch.sources.values():
         known = {queue.topic for queue in offsets.positions}
-        chosen = filters.recorded_topics(offsets.reads)
-        if (pattern := filters.recorded_pattern(offsets.reads)) is not None:
+        chosen = subscription.recorded_topics(offsets.reads)
+        if (pattern := subscription.recorded_pattern(offsets.reads)) is not None:
             try:
                 cluster = client.routes.cluster()
                 internal = {*cluster, *(data.cluster for data in cluster.values())}
-                chosen |= {*filters.matching_topics(pattern, client.routes.topics(), internal)}
+                chosen |= {*subscription.matching_topics(pattern, client.routes.topics(), internal)}
             except RocketMQError as e:
                 errors.append(e)
         queues: list[MessageQueue] = []
@@ -106,7 +106,7 @@ def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], li
             except RouteNotFound as e:
                 if topic in known:  # otherwise its loss was accepted, or it was deleted since the name server listed it
                     errors.append(e)
-        new |= {*filters.queues_of_next_batch(offsets, queues)} - offsets.positions.keys()
+        new |= {*subscription.queues_of_next_batch(offsets, queues)} - offsets.positions.keys()
     return new, errors
 
 

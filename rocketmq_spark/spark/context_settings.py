@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark import SparkFiles
 
-from rocketmq_spark.spark.tuning import exactly_once_conf
+from rocketmq_spark.spark.conf import exactly_once_conf
 
 VARIABLE = "ROCKETMQ_SPARK_CONTEXT_SETTINGS"
 

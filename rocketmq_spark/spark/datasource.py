@@ -8,8 +8,8 @@ Python source has a map of environment variables that all queries of the source 
 into the map, on its own thread and without a lock (``PythonStreamingSourceRunner.init``). If two streams start at once, one
 entry may be lost while the map counts it: then no task of that source can be serialized until the driver ends ("Illegal size
 5 of collection, expected 6"). Entries that already exist are only replaced, which is safe. docs/upstream.md has the proof.
-``register`` also makes tasks read every batch if ``spark.kryo.registrationRequired`` is set (see ``source.tasks``), and lets the
-sink check the settings of exactly-once before a query sends anything (see ``sink.guarantee``).
+``register`` also makes tasks read every batch if ``spark.kryo.registrationRequired`` is set (see ``source.partition_reader``), and lets the
+sink check the settings of exactly-once before a query sends anything (see ``sink.exactly_once_checks``).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pyspark.sql.types import StructType
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spark import compat, context_settings, spark_options
-from rocketmq_spark.spark.tuning import READ_BY_TASKS, warn_if_workers_differ
+from rocketmq_spark.spark.conf import READ_BY_TASKS, warn_if_workers_differ
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rocketmq_spark.columnar.decode.schema import Column
     from rocketmq_spark.spark.sink.task import RocketMQStreamWriter, RocketMQWriter
-    from rocketmq_spark.spark.source.readers import RocketMQReader, RocketMQStreamReader
+    from rocketmq_spark.spark.source.batch_reader import RocketMQReader, RocketMQStreamReader
 
 
 class RocketMQDataSource(compat.DataSource):
@@ -54,14 +54,14 @@ class RocketMQDataSource(compat.DataSource):
 
     def reader(self, schema: StructType) -> RocketMQReader:
         compat.require('a batch read with format("rocketmq")', "DataSourceReader")
-        from rocketmq_spark.spark.source.readers import PrunedReader, RocketMQReader, pushdown_enabled
+        from rocketmq_spark.spark.source.batch_reader import PrunedReader, RocketMQReader, pushdown_enabled
 
         kind = PrunedReader if self._options.predicate_pushdown and pushdown_enabled() else RocketMQReader
         return kind(*self._source("batch source", schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
         compat.require('a stream from format("rocketmq")', "DataSourceStreamReader")
-        from rocketmq_spark.spark.source.readers import RocketMQStreamReader
+        from rocketmq_spark.spark.source.batch_reader import RocketMQStreamReader
 
         # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable without comments.
         may_be_null = ("nullable", "containsNull", "valueContainsNull")
@@ -81,7 +81,7 @@ class RocketMQDataSource(compat.DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
         compat.require('a stream to format("rocketmq")', "DataSourceStreamArrowWriter")
-        from rocketmq_spark.spark.sink.guarantee import check_progress
+        from rocketmq_spark.spark.sink.exactly_once_checks import check_progress
         from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
 
         spark_options.check(self._spark_options, "stream sink")

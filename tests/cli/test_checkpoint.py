@@ -18,9 +18,9 @@ from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.spark.checkpoints import rewind
-from rocketmq_spark.spark.checkpoints.entries import LoggedBatch
+from rocketmq_spark.spark.checkpoints.offset_log import LoggedBatch
 from rocketmq_spark.spark.checkpoints.rewind import DriftState
-from rocketmq_spark.spark.source import recreation
+from rocketmq_spark.spark.source import recreated_topics
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.conftest import documents
 from tests.cli.test_lag import feed
@@ -232,8 +232,8 @@ def test_whose_broker_does_not_say_whether_its_topic_is_the_old_one_is_not_known
 ) -> None:
     """It has answered where its queues end: nothing is lost, for all that these say."""
     silent, other = queue(0), MessageQueue("orders", "broker-b", 0)
-    answers = recreation.RecreationResult([], {("orders", "broker-a"): CallTimeout("no answer in time")})
-    monkeypatch.setattr(recreation.RecreationWatch, "check", lambda *asked: answers)
+    answers = recreated_topics.RecreationResult([], {("orders", "broker-a"): CallTimeout("no answer in time")})
+    monkeypatch.setattr(recreated_topics.RecreationWatch, "check", lambda *asked: answers)
     monkeypatch.setattr(admin, "with_kept", lambda client, bounds, *more: bounds)
     client = client_of([silent, other], lambda queues, *more: dict.fromkeys(queues, QueueBounds(0, 7, 0)))
     found, errors = differences(client, LoggedBatch(0, {0: Offsets({silent: 5, other: 7})}))
@@ -248,7 +248,9 @@ def test_of_a_broker_that_is_registered_and_silent_nothing_is_said_to_be_lost(mo
         note(CallTimeout("no answer in time"), silent)
         return {here: QueueBounds(0, 7, 0)}
 
-    monkeypatch.setattr(recreation.RecreationWatch, "check", lambda *asked: recreation.RecreationResult([], {}))
+    monkeypatch.setattr(
+        recreated_topics.RecreationWatch, "check", lambda *asked: recreated_topics.RecreationResult([], {})
+    )
     monkeypatch.setattr(admin, "with_kept", lambda client, bounds, *more: bounds)
     client = client_of([here, silent], bounds)
     found, errors = differences(client, LoggedBatch(0, {0: Offsets({here: 7, silent: 3})}))

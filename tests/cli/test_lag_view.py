@@ -19,7 +19,7 @@ from rocketmq_spark.cli.lag_view import (
 )
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.model.admin import QueueLag
-from rocketmq_spark.spark.checkpoints.entries import BatchRead, LoggedBatch
+from rocketmq_spark.spark.checkpoints.offset_log import BatchRead, LoggedBatch
 
 NOW_MS = 1_800_000_000_000
 LARGE = 9_876_543_210

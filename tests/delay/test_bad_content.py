@@ -23,7 +23,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.send import BatchStorage
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spark.sink.refusals import SinkChecks
+from rocketmq_spark.spark.sink.row_checks import SinkChecks
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, Envelope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.delay.nodes import QUEUES, World

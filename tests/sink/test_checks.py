@@ -15,7 +15,7 @@ from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, O
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.sink import checks, task
-from rocketmq_spark.spark.sink.once import SnapshotSender
+from rocketmq_spark.spark.sink.exactly_once import SnapshotSender
 from tests.live.writes import TYPES, frame, sink_options
 from tests.producer.scripted import ScriptedSender, Time, qs
 

@@ -34,10 +34,16 @@ from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
 from rocketmq_spark.producer.confirming import EndKind, end_of
 from rocketmq_spark.producer.topics import owned
-from rocketmq_spark.spark.checkpoints import notes
-from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
-from rocketmq_spark.spark.sink import checks, guarantee, once
-from rocketmq_spark.spark.sink.once import ExactlyOncePlan, ExactlyOnceTask, SnapshotSender, plan_batch, plan_job
+from rocketmq_spark.spark.checkpoints import batch_notes
+from rocketmq_spark.spark.checkpoints.offset_log import checkpoint_folder
+from rocketmq_spark.spark.sink import checks, exactly_once, exactly_once_checks
+from rocketmq_spark.spark.sink.exactly_once import (
+    ExactlyOncePlan,
+    ExactlyOnceTask,
+    SnapshotSender,
+    plan_batch,
+    plan_job,
+)
 from rocketmq_spark.spark.sink.report import Written, total
 from rocketmq_spark.spark.sink.task import RocketMQStreamWriter, RocketMQWriter, TaskWriter
 from tests.helpers import awaited, killed, stored
@@ -52,7 +58,7 @@ SETTLE_S = 0.3
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarantee, "MIN_SETTLE_S", 0.1)
+    monkeypatch.setattr(exactly_once_checks, "MIN_SETTLE_S", 0.1)
 
 
 class Losing(RecordingSender):
@@ -229,12 +235,12 @@ def test_another_partition_sends_rows_that_moved_to_it(
     )
 
 
-@pytest.mark.parametrize("max_ids", [once.MAX_PLANNED_IDS, 5])
+@pytest.mark.parametrize("max_ids", [exactly_once.MAX_PLANNED_IDS, 5])
 def test_rows_of_tasks_that_the_repeat_does_not_have_are_unmatched(
     make_timerless_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch, max_ids: int
 ) -> None:
     """Adaptive execution may make one task of three: then no other task sees what these stored."""
-    monkeypatch.setattr(once, "MAX_PLANNED_IDS", max_ids)
+    monkeypatch.setattr(exactly_once, "MAX_PLANNED_IDS", max_ids)
     options = sink.options(topic=make_timerless_topic(queues=2))
     plan = sink.plan(options)
     parts = [frame(body=numbered(10, 10 * partition)) for partition in range(3)]
@@ -311,7 +317,7 @@ def test_a_note_waits_for_the_queues_of_an_environment(monkeypatch: pytest.Monke
     given = {"environment": "dev" if layout else "2", **({"environments": layout} if layout else {})}
     a, b = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
     monkeypatch.setattr(checks, "environment_queues", lambda options: {} if layout else {"t": (b,)})
-    enough = once._require_master(sink_options("x:1", topic="t", deliveryGuarantee="exactly-once", **given))
+    enough = exactly_once._require_master(sink_options("x:1", topic="t", deliveryGuarantee="exactly-once", **given))
     led = {name: BrokerData(name, "c", {0: f"{name}:1"}) for name in ("broker-a", "broker-b")}
     route = TopicRoute("t", tuple(QueueData(name, 1, 1, 6) for name in led), led)
     enough(route, {a, b})
@@ -364,7 +370,7 @@ def test_a_layout_of_environments_may_be_spelled_otherwise(
 def test_too_many_ids_are_read_again_by_the_tasks(
     timerless: LocalBroker, make_timerless_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch, attributes: Any
 ) -> None:
-    monkeypatch.setattr(once, "MAX_PLANNED_IDS", 10)
+    monkeypatch.setattr(exactly_once, "MAX_PLANNED_IDS", 10)
     topic = make_timerless_topic(queues=4, attributes=attributes)
     options = sink.options(topic=topic)
     plan = sink.plan(options)
@@ -465,7 +471,7 @@ def test_a_broker_without_a_master_when_the_batch_was_begun_is_used_when_it_is_b
 
 def forgotten(sink: Sink) -> bool:
     """No note any more; never true."""
-    shutil.rmtree(sink.path / notes.NOTES_FOLDER)
+    shutil.rmtree(sink.path / batch_notes.NOTES_FOLDER)
     return False
 
 
@@ -536,14 +542,14 @@ def test_rights_and_kinds_are_checked_at_the_start(
     monkeypatch.setattr(f"rocketmq_spark.client.{question}", answer)
     with pytest.raises(error):
         sink.plan(options)
-    assert not (sink.path / notes.NOTES_FOLDER).exists(), "nothing was begun"
+    assert not (sink.path / batch_notes.NOTES_FOLDER).exists(), "nothing was begun"
 
 
 def test_the_note_is_made_by_the_first_pickling_and_its_answer_stays(make_timerless_topic: Make, sink: Sink) -> None:
     options = sink.options(topic=make_timerless_topic(queues=1))
     schema = from_arrow_schema(frame(body=["x"]).schema)
     unused = RocketMQStreamWriter(options, schema, str(sink.path))
-    assert not (sink.path / notes.NOTES_FOLDER).exists()
+    assert not (sink.path / batch_notes.NOTES_FOLDER).exists()
     first = RocketMQStreamWriter(options, schema, str(sink.path))
     plans = [pickle.loads(pickle.dumps(first))._writer.exactly_once for _ in range(2)]
     assert plans[0] == plans[1]
@@ -564,6 +570,6 @@ def test_a_rewound_batch_is_sent_again(timerless: LocalBroker, make_timerless_to
     topic = make_timerless_topic(queues=1)
     options = sink.options(topic=topic)
     sink.attempt(sink.plan(options), options, frame(body=["x"]))
-    notes.increment_epoch(checkpoint_folder(str(sink.path)))
+    batch_notes.increment_epoch(checkpoint_folder(str(sink.path)))
     assert sink.attempt(sink.plan(options), options, frame(body=["x"])).sent == 1
     assert bodies(stored(timerless, topic, 2)) == ["x", "x"]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.spark.source.decisions import ProgressReporter, QueuesView
 from rocketmq_spark.spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.planning import ProgressReporter, QueuesView
 
 A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
 

@@ -10,8 +10,8 @@ import pytest
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.checkpoints import entries
-from rocketmq_spark.spark.checkpoints.entries import (
+from rocketmq_spark.spark.checkpoints import offset_log
+from rocketmq_spark.spark.checkpoints.offset_log import (
     LoggedBatch,
     history,
     last_batch,
@@ -171,14 +171,14 @@ def test_a_self_join_reads_its_ranges_once(tmp_path: Path) -> None:
 def test_batches_that_are_removed_during_a_look_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         entry(tmp_path, number, ours(number))
-    listed = entries.planned_batches
+    listed = offset_log.planned_batches
 
-    def then_removed(opened: entries.Folder) -> set[int]:
+    def then_removed(opened: offset_log.Folder) -> set[int]:
         found = listed(opened)
         (tmp_path / "offsets" / "0").unlink(missing_ok=True)
         return found
 
-    monkeypatch.setattr(entries, "planned_batches", then_removed)
+    monkeypatch.setattr(offset_log, "planned_batches", then_removed)
     assert [found.batch.number for found in history(open_folder(str(tmp_path)))] == [1, 2]
 
 

@@ -14,7 +14,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import AccessDenied, GroupNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.source.commit import GroupOffsets
+from rocketmq_spark.spark.source.group_offsets import GroupOffsets
 from tests.mockbroker import Held, MockBroker, never, of_proxy, ok, refuse, route
 from tests.reading import Run, ranges_of
 from tests.source.scripted import cluster, stats

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.spark.source import decisions
-from rocketmq_spark.spark.source.decisions import QueuesView
+from rocketmq_spark.spark.source import planning
 from rocketmq_spark.spark.source.offsets import Offsets
+from rocketmq_spark.spark.source.planning import QueuesView
 
 A, B, C = (MessageQueue(topic, broker, 0) for topic, broker in (("t", "a"), ("t", "b"), ("u", "a")))
 BESIDE = MessageQueue("t", "a", 1)
@@ -86,7 +86,7 @@ HAPPENED = {
 def test_what_happened_to_a_queue(what):
     seen, frozen, remade, hidden, expected, lost = HAPPENED[what]
     begin = replace(AT_10, reads={"tags": "x"})
-    after, losses = decisions.apply_queue_changes(begin, seen, frozen, remade, hidden)
+    after, losses = planning.apply_queue_changes(begin, seen, frozen, remade, hidden)
     assert losses == [(OffsetRange(A, start, end), cause) for start, end, cause in lost]
     if expected is None:
         assert after is begin
@@ -97,7 +97,7 @@ def test_what_happened_to_a_queue(what):
 
 def test_losses_of_several_queues_are_told_in_one_go_and_the_others_stay():
     begin = Offsets({A: 10, B: 5, C: 8}, marks={A: 1, B: 2, C: 3})
-    after, losses = decisions.apply_queue_changes(begin, view({A: (0, 4), B: (0, 9)}, deleted_topics=["u"]), None)
+    after, losses = planning.apply_queue_changes(begin, view({A: (0, 4), B: (0, 9)}, deleted_topics=["u"]), None)
     assert [(part.queue, cause) for part, cause in losses] == [(A, WENT_BACK), (C, DELETED)]
     assert after == Offsets({A: 0, B: 5}, {A: 0}, {B: 2})
 
@@ -106,11 +106,11 @@ def test_a_vanished_queue_is_told_with_the_queues_beside_it():
     """The topic was created again with fewer queues."""
     begin = Offsets({A: 10, BESIDE: 5}, marks={A: 1, BESIDE: 2})
     for seen, remade, lost in ((view({A: (0, 4)}), (), (4, 10)), (view({A: (0, 40)}), [A], (10, 10))):
-        after, losses = decisions.apply_queue_changes(begin, seen, None, remade, {BESIDE: 0})
+        after, losses = planning.apply_queue_changes(begin, seen, None, remade, {BESIDE: 0})
         assert sorted(losses) == [(OffsetRange(A, *lost), WENT_BACK), (OffsetRange(BESIDE, 0, 5), WENT_BACK)]
         assert after == Offsets({A: 0}, {A: 0})
         with pytest.raises(DataLossError, match=r"t/a/1 offsets 0 to 5 \(offset went back"):
-            decisions.report_data_loss("fail", losses)
+            planning.report_data_loss("fail", losses)
 
 
 _QUEUES = st.sampled_from([A, B, C])
@@ -136,7 +136,7 @@ def _moments(draw):
 @given(_moments())
 def test_a_position_only_moves_where_a_loss_is_reported(moment):
     begin, seen, frozen, remade, hidden = moment
-    after, losses = decisions.apply_queue_changes(*moment)
+    after, losses = planning.apply_queue_changes(*moment)
     told = {part.queue for part, _ in losses}
     vanished = {queue for queue, end in hidden.items() if end < begin.positions[queue]}
     assert vanished <= told
@@ -151,9 +151,9 @@ def test_a_position_only_moves_where_a_loss_is_reported(moment):
     assert (after is begin) == (after.positions.keys() == begin.positions.keys() and not after.start)
     assert all(0 <= part.start <= part.end for part, _ in losses)
     # Planned from there, nothing of it is told again.
-    left = None if frozen is None else decisions.capped_target(seen, frozen, hidden)
+    left = None if frozen is None else planning.capped_target(seen, frozen, hidden)
     still = {queue: end for queue, end in hidden.items() if queue in after.positions}
-    assert decisions.apply_queue_changes(after, seen, left, (), still) == (after, [])
+    assert planning.apply_queue_changes(after, seen, left, (), still) == (after, [])
 
 
 # --- a run that reads what is there and ends
@@ -168,18 +168,18 @@ def test_a_position_only_moves_where_a_loss_is_reported(moment):
     ],
 )
 def test_ends_that_went_back_are_lowered(frozen, bounds, expected):
-    assert decisions.capped_target(view(bounds), frozen, {}) == expected
+    assert planning.capped_target(view(bounds), frozen, {}) == expected
 
 
 def test_a_slave_lowers_no_end():
-    assert decisions.capped_target(view({A: (0, 12)}, brokers_without_master=["a"]), {A: 20}, {}) == {A: 20}
+    assert planning.capped_target(view({A: (0, 12)}, brokers_without_master=["a"]), {A: 20}, {}) == {A: 20}
 
 
 @pytest.mark.parametrize(
     ("frozen", "expected"), [(None, {A: 30, B: 7}), ({A: 20}, {A: 20}), ({A: 40, C: 5}, {A: 30}), ({}, {})]
 )
 def test_how_far_may_be_read(frozen, expected):
-    assert decisions.readable_ends(view({A: (0, 30), B: (0, 7)}), frozen) == expected
+    assert planning.readable_ends(view({A: (0, 30), B: (0, 7)}), frozen) == expected
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_how_far_may_be_read(frozen, expected):
     ],
 )
 def test_what_a_run_to_the_end_waits_for(seen, position, waits):
-    assert decisions.pending_queues(Offsets({A: position}), seen, {A: 20}) == ([A] if waits else [])
-    assert decisions.pending_queues(Offsets({A: position}), seen, None) == []
+    assert planning.pending_queues(Offsets({A: position}), seen, {A: 20}) == ([A] if waits else [])
+    assert planning.pending_queues(Offsets({A: position}), seen, None) == []
 
 
 # --- whom to believe
@@ -215,31 +215,31 @@ def test_what_a_run_to_the_end_waits_for(seen, position, waits):
 )
 def test_a_slave_is_read_where_it_goes_on(bounds, newest_ms, believed):
     seen = view({A: bounds}, newest_ms, brokers_without_master=["a"])
-    assert set(decisions.without_stale_replicas(AT_10, seen).bounds) == ({A} if believed else set())
-    assert decisions.without_stale_replicas(Offsets({}), seen).bounds == {}, (
+    assert set(planning.without_stale_replicas(AT_10, seen).bounds) == ({A} if believed else set())
+    assert planning.without_stale_replicas(Offsets({}), seen).bounds == {}, (
         "of a new queue only the master knows the beginning"
     )
 
 
 def test_what_a_silent_broker_said_before_is_not_planned():
     seen = view({A: (0, 20), B: (0, 30)}, timed_out_brokers=["b"])
-    assert decisions.without_timed_out(seen).bounds == {A: seen.bounds[A]}
+    assert planning.without_timed_out(seen).bounds == {A: seen.bounds[A]}
     told = view({A: (0, 20), B: (0, 30)})
-    assert decisions.without_timed_out(told) is told
+    assert planning.without_timed_out(told) is told
 
 
 def test_masters_are_believed():
     seen = view({A: (11, 20), B: (0, 1)})
-    assert decisions.without_stale_replicas(AT_10, seen) is seen
-    of_both = decisions.without_stale_replicas(AT_10, view({A: (11, 20), B: (0, 1)}, brokers_without_master=["a"]))
+    assert planning.without_stale_replicas(AT_10, seen) is seen
+    of_both = planning.without_stale_replicas(AT_10, view({A: (11, 20), B: (0, 1)}, brokers_without_master=["a"]))
     assert set(of_both.bounds) == {B}
 
 
 def test_topics_that_are_not_subscribed_to_leave():
     begin = Offsets({A: 1, C: 2}, {A: 0}, {A: 5, C: 6}, {"tags": "x"})
-    assert decisions.drop_unsubscribed(begin, {"t", "u", "v"}) is begin
-    assert decisions.drop_unsubscribed(begin, set()) is begin, "nobody could be asked"
-    assert decisions.drop_unsubscribed(begin, {"t"}) == Offsets({A: 1}, {}, {A: 5}, {"tags": "x"})
+    assert planning.drop_unsubscribed(begin, {"t", "u", "v"}) is begin
+    assert planning.drop_unsubscribed(begin, set()) is begin, "nobody could be asked"
+    assert planning.drop_unsubscribed(begin, {"t"}) == Offsets({A: 1}, {}, {A: 5}, {"tags": "x"})
 
 
 # --- the end of a batch
@@ -248,13 +248,13 @@ def test_topics_that_are_not_subscribed_to_leave():
 def test_an_end_says_what_a_restart_must_know():
     seen = view({A: (0, 20), B: (4, 9)}, 900)
     begin = AT_10
-    plain = decisions.batch_end(begin, begin, Offsets({A: 12, B: 6}, {B: 4}), seen, None)
+    plain = planning.batch_end(begin, begin, Offsets({A: 12, B: 6}, {B: 4}), seen, None)
     assert (plain.start, plain.marks) == ({B: 4}, {A: 900, B: 900})
-    again, _ = decisions.apply_queue_changes(begin, seen, None, [A])
-    restarted = decisions.batch_end(begin, again, Offsets({A: 3, B: 6}, {B: 4}), seen, None)
+    again, _ = planning.apply_queue_changes(begin, seen, None, [A])
+    restarted = planning.batch_end(begin, again, Offsets({A: 3, B: 6}, {B: 4}), seen, None)
     assert restarted.start == {A: 0, B: 4}
-    assert decisions.batch_end(begin, again, again, seen, None).start == {A: 0}
-    first = decisions.batch_end(begin, begin, Offsets({A: 12}), seen, Offsets({A: 10}, marks={A: 700}))
+    assert planning.batch_end(begin, again, again, seen, None).start == {A: 0}
+    first = planning.batch_end(begin, begin, Offsets({A: 12}), seen, Offsets({A: 10}, marks={A: 700}))
     assert first.start == {A: 10}
 
 
@@ -263,7 +263,7 @@ def test_an_end_says_what_a_restart_must_know():
 
 def test_what_is_gone_is_not_read_and_told():
     ranges = [OffsetRange(A, 0, 9), OffsetRange(B, 0, 9), OffsetRange(C, 2, 4)]
-    kept, losses = decisions.readable_ranges(ranges, view({A: (4, 9), B: (12, 20)}, deleted_topics=["u"]))
+    kept, losses = planning.readable_ranges(ranges, view({A: (4, 9), B: (12, 20)}, deleted_topics=["u"]))
     assert kept == [OffsetRange(A, 4, 9)]
     assert losses == [
         (OffsetRange(A, 0, 4), Cause.TRUNCATED),
@@ -274,34 +274,34 @@ def test_what_is_gone_is_not_read_and_told():
 
 def test_a_slave_does_not_say_what_is_lost():
     ranges = [OffsetRange(A, 0, 9)]
-    assert decisions.readable_ranges(ranges, view({A: (4, 9)}, brokers_without_master=["a"])) == (ranges, [])
+    assert planning.readable_ranges(ranges, view({A: (4, 9)}, brokers_without_master=["a"])) == (ranges, [])
 
 
 def test_ranges_of_topics_that_were_made_again_mean_other_messages():
     ranges = [OffsetRange(A, 0, 9), OffsetRange(B, 3, 9)]
     seen = view({A: (0, 30), B: (0, 9)})
-    assert decisions.drop_recreated(ranges, seen, [A]) == ([ranges[1]], [(ranges[0], WENT_BACK)])
-    assert decisions.drop_recreated(ranges, seen, []) == (ranges, [])
+    assert planning.drop_recreated(ranges, seen, [A]) == ([ranges[1]], [(ranges[0], WENT_BACK)])
+    assert planning.drop_recreated(ranges, seen, []) == (ranges, [])
 
 
 def test_ranges_beyond_the_end_of_their_queue_are_read_by_the_next_batch():
     """It goes on at the start of such a queue: what was read here would come twice."""
     ranges = [OffsetRange(A, 0, 9), OffsetRange(B, 3, 9), OffsetRange(C, 0, 1)]
     seen = view({A: (0, 8), B: (0, 8)}, brokers_without_master=["b"])
-    assert decisions.drop_recreated(ranges, seen, []) == (ranges[1:], [(ranges[0], WENT_BACK)])
+    assert planning.drop_recreated(ranges, seen, []) == (ranges[1:], [(ranges[0], WENT_BACK)])
 
 
 def test_what_was_logged_ends_at_its_marks():
     ranges = [OffsetRange(A, 0, 9), OffsetRange(C, 0, 1)]
     end = Offsets({A: 9, B: 7, C: 1}, marks={A: 700, B: 800})
-    assert decisions.logged_end(ranges, end, view({A: (0, 30), B: (0, 9)})) == Offsets({A: 9}, marks={A: 700, B: 800})
+    assert planning.logged_end(ranges, end, view({A: (0, 30), B: (0, 9)})) == Offsets({A: 9}, marks={A: 700, B: 800})
 
 
 def test_the_remedy_says_what_is_read_of_a_queue_that_went_back():
     """Its new messages are not lost."""
     with pytest.raises(DataLossError) as back:
-        decisions.report_data_loss("fail", [(OffsetRange(A, 75, 1205), WENT_BACK)])
+        planning.report_data_loss("fail", [(OffsetRange(A, 75, 1205), WENT_BACK)])
     assert back.value.remedy.endswith("a stream then reads all present messages of a queue that went back")
     with pytest.raises(DataLossError) as gone:
-        decisions.report_data_loss("fail", [(OffsetRange(A, 0, 4), Cause.TRUNCATED)])
+        planning.report_data_loss("fail", [(OffsetRange(A, 0, 4), Cause.TRUNCATED)])
     assert gone.value.remedy.endswith("to go on without these offsets")

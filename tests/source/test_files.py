@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import OffsetError
-from rocketmq_spark.spark.checkpoints.entries import open_folder
+from rocketmq_spark.spark.checkpoints.offset_log import open_folder
 
 
 @pytest.fixture(params=["path", "address"])

@@ -23,7 +23,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.source.planner import TriggerLimits
-from rocketmq_spark.spark.source.recreation import RecreationWatch
+from rocketmq_spark.spark.source.recreated_topics import RecreationWatch
 from rocketmq_spark.spark.source.stream import Stream
 from tests.mockbroker import MockBroker, close, eventually, never, ok, refuse, topic_config
 from tests.reading import Run, canonical, plan, positions, ranges_of, read

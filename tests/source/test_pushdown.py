@@ -23,8 +23,8 @@ from rocketmq_spark.spark.compat import (
     LessThan,
     LessThanOrEqual,
 )
-from rocketmq_spark.spark.source import readers
-from rocketmq_spark.spark.source.readers import parse_filters, pushdown_enabled
+from rocketmq_spark.spark.source import batch_reader
+from rocketmq_spark.spark.source.batch_reader import parse_filters, pushdown_enabled
 
 _COMPARED = {
     EqualTo: operator.eq,
@@ -108,7 +108,7 @@ def test_times_prune_no_row_whatever_the_clocks_said(stored_h, predicate):
     """Store times of a queue in any order: the clock of a broker may have been set back, by any time."""
     whole = OffsetRange(MessageQueue("t", "a", 0), 0, len(stored_h))
     given = options_table.parse({"nameServer": "x:1", "subscribe": "t"}).for_role("batch source")
-    (kept,) = readers._pruned_ranges([whole], parse_filters([predicate[0]]), Searched(stored_h), given)
+    (kept,) = batch_reader._pruned_ranges([whole], parse_filters([predicate[0]]), Searched(stored_h), given)
     matching = [at for at, hour in enumerate(stored_h) if predicate[1](at_hour(hour))]
     assert all(kept.start <= at < kept.end for at in matching)
 
@@ -125,7 +125,7 @@ def test_offsets_cut_no_queue_whose_index_is_shifted():
 
     understood = parse_filters([GreaterThanOrEqual(("queueOffset",), 5), LessThan(("queueOffset",), 8)])
     given = options_table.parse({"nameServer": "x:1", "subscribe": "t"}).for_role("batch source")
-    cut = readers._pruned_ranges(ranges, understood, Offsets(), given)
+    cut = batch_reader._pruned_ranges(ranges, understood, Offsets(), given)
     assert cut == [OffsetRange(usual, 5, 9), OffsetRange(shifted, 0, 9), OffsetRange(behind, 0, 4)]
 
 
@@ -149,9 +149,9 @@ def test_tags(filters, tags):
 
 @pytest.mark.parametrize("given", [{"tags": "a"}, {"sql": "x > 1"}, {}])
 def test_tags_of_predicates_replace_no_filter_of_the_options(given, monkeypatch):
-    monkeypatch.setattr(readers, "_topics_filtered_by_tag", lambda options: ["t"])
+    monkeypatch.setattr(batch_reader, "_topics_filtered_by_tag", lambda options: ["t"])
     made = options_table.parse({"nameServer": "x:1", "subscribe": "t", **given}).for_role("batch source")
-    reader = readers.PrunedReader(made, ())
+    reader = batch_reader.PrunedReader(made, ())
     reader.pushFilters([In(("tags",), ("b", "c"))])
     assert (reader._options.tags, reader._options.sql) == ((made.tags, made.sql) if given else ({"t": "b || c"}, None))
 

@@ -19,10 +19,10 @@ from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source import planner
+from rocketmq_spark.spark.source.batch_reader import RocketMQStreamReader
 from rocketmq_spark.spark.source.offsets import OffsetLogCache, Offsets
+from rocketmq_spark.spark.source.partition_reader import RangePartition
 from rocketmq_spark.spark.source.planner import TriggerLimits
-from rocketmq_spark.spark.source.readers import RocketMQStreamReader
-from rocketmq_spark.spark.source.tasks import RangePartition
 from tests.models import SteppingMachine, model_test, step
 
 QUEUE = MessageQueue("t", "broker-a", 0)

@@ -14,7 +14,7 @@ from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.spark.source import planner
 from rocketmq_spark.spark.source.offsets import Offsets
-from rocketmq_spark.spark.source.recreation import (
+from rocketmq_spark.spark.source.recreated_topics import (
     RecreationEvidence,
     RecreationResult,
     RecreationWatch,

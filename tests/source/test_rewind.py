@@ -13,7 +13,7 @@ from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark import checkpoints
 from rocketmq_spark.spark.checkpoints import rewind
-from rocketmq_spark.spark.checkpoints.entries import Folder, history, last_batch, logged_times_ms, open_folder
+from rocketmq_spark.spark.checkpoints.offset_log import Folder, history, last_batch, logged_times_ms, open_folder
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.source.test_checkpoint import P, Q, entry, named, other, ours
 
@@ -85,7 +85,7 @@ def go(query: Folder, number: int) -> tuple[rewind.RewindPlan, Folder]:
 def test_nothing_is_removed_where_numpy_is_missing(query: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(query.files(recursive=True))
     monkeypatch.delattr(checkpoints, "notes", raising=False)
-    monkeypatch.setitem(sys.modules, "rocketmq_spark.spark.checkpoints.notes", None)
+    monkeypatch.setitem(sys.modules, "rocketmq_spark.spark.checkpoints.batch_notes", None)
     with pytest.raises(ModuleNotFoundError):
         go(query, 1)
     assert set(query.files(recursive=True)) == before

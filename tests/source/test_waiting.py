@@ -11,7 +11,7 @@ from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.spark.source import catalog
-from rocketmq_spark.spark.source.decisions import QueuesView
+from rocketmq_spark.spark.source.planning import QueuesView
 from rocketmq_spark.spark.source.waiting import fetch_bounds_of_masters, retry_until_deadline
 from tests.mockbroker import MockBroker
 from tests.source.scripted import route, stats

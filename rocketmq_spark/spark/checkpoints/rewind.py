@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.spark.checkpoints.entries import (
+from rocketmq_spark.spark.checkpoints.offset_log import (
     BatchRead,
     Folder,
     LoggedBatch,
@@ -180,15 +180,15 @@ def execute(folder: Folder, planned: RewindPlan, at: datetime) -> Folder:
     Spark can still continue from the folder.
     """
     # Imported before anything is removed, because it needs numpy, which may be missing.
-    from rocketmq_spark.spark.checkpoints import notes
+    from rocketmq_spark.spark.checkpoints import batch_notes
 
     with folder.as_owner():
-        notes.epoch(folder)  # raises if the epoch is damaged, before anything is removed
+        batch_notes.epoch(folder)  # raises if the epoch is damaged, before anything is removed
     name = folder.name.rstrip("/").rpartition("/")[2]
     backup = folder.copy(planned.saved, f"{name}.before-rewind-{at:%Y%m%dT%H%M%SZ}")
     with folder.as_owner():
         folder.delete(planned.removed)
-        notes.increment_epoch(folder)  # last: until then, an unfinished batch in the log must keep its ids
+        batch_notes.increment_epoch(folder)  # last: until then, an unfinished batch in the log must keep its ids
     return backup
 
 

@@ -45,7 +45,7 @@ from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import Topics, owned
 from rocketmq_spark.queues.environment import by_position, check_chosen, position_problem, scope_of
 from rocketmq_spark.session.spools import problems as spool_problems
-from rocketmq_spark.spark.sink import guarantee
+from rocketmq_spark.spark.sink import exactly_once_checks
 
 COLUMNS = columns.COLUMNS
 _COLUMN_KINDS: dict[type[DataType], str] = {
@@ -140,7 +140,7 @@ def check_sink(options: Options, schema: StructType, stream: bool = False) -> di
     if options.empty_bodies == "mark" and "properties" not in by_role:  # each row may get one
         is_free = "properties" not in by_role.values()  # with Kafka's columns it may be the name of the row id
         by_role["properties"] = "properties" if is_free else "properties (emptyBodies)"
-    problems += _option_problems(options) + guarantee.option_problems(options, by_role)
+    problems += _option_problems(options) + exactly_once_checks.option_problems(options, by_role)
     if by_position(options) and (stream or options.topic is None):
         problems.append(position_problem(options, _REASON_STREAM if stream else _REASON_TOPIC_COLUMN))
     problems += columns.check_features(by_role, transport.features(options))
@@ -358,7 +358,7 @@ def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
     taken = session.message_types(options, topic, Deadline.after(options.request_timeout))
     if not taken:
         return
-    delays = [name for name in guarantee.DELAY_COLUMNS if name in names]
+    delays = [name for name in exactly_once_checks.DELAY_COLUMNS if name in names]
     wanted = transport.message_type(bool(delays), "shardingkey" in names, "priority" in names)
     makers = {TopicType.DELAY: delays, TopicType.FIFO: ["shardingkey"], TopicType.PRIORITY: ["priority"]}
     by = " and ".join(repr(names[name]) for name in makers.get(wanted, []))

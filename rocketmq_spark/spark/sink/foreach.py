@@ -26,12 +26,12 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer.rows.routing import log_choice
-from rocketmq_spark.spark.checkpoints import notes
-from rocketmq_spark.spark.checkpoints.entries import Folder, checkpoint_folder
+from rocketmq_spark.spark.checkpoints import batch_notes
+from rocketmq_spark.spark.checkpoints.offset_log import Folder, checkpoint_folder
 from rocketmq_spark.spark.checkpoints.owners import check_owner
 from rocketmq_spark.spark.map_in_arrow import map_in_arrow
-from rocketmq_spark.spark.sink import checks, guarantee
-from rocketmq_spark.spark.sink.once import ExactlyOncePlan, plan_batch, plan_job
+from rocketmq_spark.spark.sink import checks, exactly_once_checks
+from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan, plan_batch, plan_job
 from rocketmq_spark.spark.sink.report import AtBroker, Written, warn_of_omitted_headers, warn_of_unmatched
 from rocketmq_spark.spark.sink.task import write_task
 
@@ -114,7 +114,7 @@ class QueryBatch(NamedTuple):
 def _write_name(name: str | None, options: Options) -> str:
     """The name of a write. By default it depends on the topics."""
     if name is None:
-        topics = " ".join(guarantee.written_topics(options))
+        topics = " ".join(exactly_once_checks.written_topics(options))
         return f"topics-{hashlib.blake2b(topics.encode(), digest_size=8).hexdigest()}"
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
         raise OptionError(f"argument 'write_name' is {name!r}; expected up to 64 letters, digits, '-' and '_'")
@@ -167,7 +167,7 @@ def foreach_batch_writer(
     parsed = _options(name_server, options)
     if checkpoint_location is not None:
         check_owner(checkpoint_location)
-    if not guarantee.is_exactly_once(parsed):
+    if not exactly_once_checks.is_exactly_once(parsed):
         return ForeachBatchWriter(parsed)
     if checkpoint_location is None:
         raise OptionError(
@@ -186,13 +186,13 @@ def _write(
     checks.check_brokers(options, names, is_micro_batch)
     log_choice(options, names, is_micro_batch)
     _warn_of_speculation(df)
-    if not guarantee.is_exactly_once(options):
+    if not exactly_once_checks.is_exactly_once(options):
         return _run_write(df, options, names, None, what)
     _check_context(getattr(df.sparkSession, "_sc", None), options, batch is not None)
     if batch is None:
         return _run_write(df, options, names, plan_job(options), what)
     check_owner(batch.checkpoint)
-    with _registered_write(df, batch, guarantee.written_topics(options)):
+    with _registered_write(df, batch, exactly_once_checks.written_topics(options)):
         plan = plan_batch(options, batch.checkpoint, batch.write, batch.number)
         return _run_write(df, options, names, plan, what)
 
@@ -218,8 +218,8 @@ def _run_write(
 def _check_context(context: SparkContext | None, options: Options, streaming: bool) -> None:
     if context is not None:  # Spark Connect has none
         conf = context.getConf()
-        guarantee.check_settings(conf.get, streaming, "the Spark context")
-        guarantee.check_settle(conf.get, options.exactly_once_settle)
+        exactly_once_checks.check_settings(conf.get, streaming, "the Spark context")
+        exactly_once_checks.check_settle(conf.get, options.exactly_once_settle)
 
 
 class _QueryRun(NamedTuple):
@@ -248,7 +248,7 @@ def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -
     write may be repeated.
     """
     folder = checkpoint_folder(batch.checkpoint)
-    name = notes.batch_name(folder, batch.write, batch.number)
+    name = batch_notes.batch_name(folder, batch.write, batch.number)
     key, run = (name.query, name.write), _QueryRun.of(df)
     mine = name, run
     _check_unfinished(folder, name)
@@ -288,7 +288,7 @@ def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _
     """
     if not _GENERATED_NAME.fullmatch(name.write):
         return
-    begun = notes.notes_of_batch(folder, name)
+    begun = batch_notes.notes_of_batch(folder, name)
     if any(note.name == name for note in begun):
         return
     for note in begun:
@@ -300,7 +300,7 @@ def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _
         if _GENERATED_NAME.fullmatch(other.write) and set(note.ends.topics) & set(topics):
             raise OptionError(
                 f"batch {name.number} was begun for {', '.join(note.ends.topics)}, and the query now writes to "
-                f"{', '.join(topics)}; the note of the batch is {folder.name}/{notes.NOTES_FOLDER}/{name.number}/{other.write}",
+                f"{', '.join(topics)}; the note of the batch is {folder.name}/{batch_notes.NOTES_FOLDER}/{name.number}/{other.write}",
                 remedy="Finish the batch with these topics, and write further ones with a writer of their own. Or go back with: "
                 "rocketmq-spark checkpoint rewind, which sends again what the batch has stored. If these are two writes of "
                 "a batch, give each a write_name",

@@ -50,8 +50,8 @@ from rocketmq_spark.producer.topics import note_positions
 from rocketmq_spark.session.spools import worker_spool
 from rocketmq_spark.spark.checkpoints.owners import check_owner
 from rocketmq_spark.spark.compat import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from rocketmq_spark.spark.sink import checks, guarantee
-from rocketmq_spark.spark.sink.once import ExactlyOncePlan, ExactlyOnceTask, check_task, plan_batch, plan_job
+from rocketmq_spark.spark.sink import checks, exactly_once_checks
+from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan, ExactlyOnceTask, check_task, plan_batch, plan_job
 from rocketmq_spark.spark.sink.report import (
     TaskCounts,
     Written,
@@ -293,7 +293,7 @@ def write_task(
     """Send the rows of the calling task. A later attempt warns that rows may be in the topic twice.
 
     Writers cannot see whether ``spark.speculation`` is on, but a speculative attempt has a number like an attempt after a
-    failure, and the same consequence. With ``once``, a later attempt reads which rows are stored instead.
+    failure, and the same consequence. With ``exactly_once``, a later attempt reads which rows are stored instead.
     """
     task = TaskContext.get()
     partition = task.partitionId() if task is not None else None
@@ -325,14 +325,14 @@ class _DriverWriter:
     def __init__(self, options: Options, schema: StructType, stream: bool, checkpoint: str | None = None) -> None:
         self.options = options
         self.names = checks.check_sink(options, schema, stream)
-        if stream and checkpoint is None and guarantee.is_exactly_once(options):
+        if stream and checkpoint is None and exactly_once_checks.is_exactly_once(options):
             raise OptionError(
                 "option 'deliveryGuarantee' is exactly-once, and the sink does not know the checkpoint: Spark does not "
                 "show it spark.sql.streaming.checkpointLocation",
                 remedy="Give the writer .option('checkpointLocation', ...)",
             )
-        if guarantee.is_exactly_once(options):
-            guarantee.check_registered()
+        if exactly_once_checks.is_exactly_once(options):
+            exactly_once_checks.check_registered()
         if not process.is_for(_COMMIT_WORKER):  # a commit of sent rows must not fail because brokers are down
             if checkpoint is not None:
                 check_owner(checkpoint)
@@ -346,7 +346,7 @@ class _DriverWriter:
     def __getstate__(self) -> dict[str, Any]:
         if self.partition_queues is None:
             self.partition_queues = checks.partition_queues(self.options, self.names)
-        if self.exactly_once is None and guarantee.is_exactly_once(self.options):
+        if self.exactly_once is None and exactly_once_checks.is_exactly_once(self.options):
             self.exactly_once = plan_batch(self.options, self.checkpoint) if self.checkpoint else plan_job(self.options)
         return self.__dict__.copy()
 

@@ -19,10 +19,10 @@ from rocketmq_spark.model import BrokerData, MessageQueue, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import OffsetReader, RouteReader
 from rocketmq_spark.queues.environment import environment_of
-from rocketmq_spark.spark.source import filters, partitioning
-from rocketmq_spark.spark.source.decisions import QueuesView
+from rocketmq_spark.spark.source import partitioning, subscription
 from rocketmq_spark.spark.source.offsets import Offsets, queues_text
-from rocketmq_spark.spark.source.recreation import (
+from rocketmq_spark.spark.source.planning import QueuesView
+from rocketmq_spark.spark.source.recreated_topics import (
     RemovedQueues,
     topic_broker,
     topic_brokers,
@@ -58,7 +58,7 @@ def planning_deadline(options: Options) -> Deadline:
 def check_filter(options: Options, queues: Iterable[MessageQueue]) -> None:
     """What only brokers can say about the filters of these queues. Raises ``OptionError``."""
     deadline = planning_deadline(options)
-    filters.check_sql(
+    subscription.check_sql(
         session.offsets(options), options, queues, deadline, lambda queue: session.pulls(options).batched(queue)
     )
 
@@ -75,7 +75,7 @@ class OffsetCache:
         self._poll_interval_s = _MIN_POLL_INTERVAL_S
         self._poll_duration_s = 0.0
         self._view = QueuesView()
-        self._readable_queues = filters.ReadableQueues(options)
+        self._readable_queues = subscription.ReadableQueues(options)
         self._matched_topics: tuple[float, tuple[str, ...]] = _NEVER_MATCHED
         self._unallocated: frozenset[MessageQueue] | None = None
         self._checkpoint_brokers: dict[str, set[str]] = {}
@@ -101,13 +101,13 @@ class OffsetCache:
         if begin is self._checkpoint_offsets and to_read is self._target_queues:
             return
         self._target_queues = to_read
-        filters.check_checkpoint(self._options, begin)
+        subscription.check_checkpoint(self._options, begin)
         self._checkpoint_offsets = begin
-        had: dict[str, set[str]] = {topic: set() for topic in filters.recorded_topics(begin.reads)}
+        had: dict[str, set[str]] = {topic: set() for topic in subscription.recorded_topics(begin.reads)}
         for topic, broker_name in topic_brokers((*begin.positions, *self._target_queues)):
             had.setdefault(topic, set()).add(broker_name)
         self._checkpoint_brokers = had
-        assigned = filters.recorded_queues(begin.reads)
+        assigned = subscription.recorded_queues(begin.reads)
         self._checkpoint_queues = assigned.union(begin.positions) if assigned else begin.positions
         # What was counted before positions were there, in an outage perhaps, may be another environment's.
         known = {queue.topic for queue in begin.environment}
@@ -156,7 +156,7 @@ class OffsetCache:
         refresh_s = self._options.route_refresh
         if self.clock.now() - matched_at > (refresh_s if matched else min(refresh_s, _NO_MATCH_RETRY_PAUSE_S)):
             self._matched_topics = (self.clock.now(), _matching_topics(self.routes, self._options))
-        return filters.plus_checkpoint_topics(self._options, self._matched_topics[1], self._checkpoint_brokers)
+        return subscription.plus_checkpoint_topics(self._options, self._matched_topics[1], self._checkpoint_brokers)
 
     def fetch_all(self) -> QueuesView:
         """Everything now, with retries; all that is missing is an error. For starts and for batches.
@@ -274,7 +274,7 @@ class OffsetCache:
         except RocketMQError as e:
             self.note_retriable_error(e)
             self._routes_due_s = self.clock.now() + _ROUTE_RETRY_PAUSE_S
-            return filters.plus_checkpoint_topics(self._options, self._matched_topics[1], self._checkpoint_brokers)
+            return subscription.plus_checkpoint_topics(self._options, self._matched_topics[1], self._checkpoint_brokers)
 
     def note_retriable_error(self, error: RocketMQError) -> None:
         """Note an error that time may heal, and ask for routes anew; raise any other. Logged once until all is well."""
@@ -457,4 +457,4 @@ def _matching_topics(routes: RouteReader, options: Options) -> tuple[str, ...]:
             f"no broker is registered, so the topics of option 'subscribePattern' {options.subscribe_pattern!r} are unknown",
             remedy="Start a broker, or look into the logs of those that should be there",
         )
-    return filters.matching_topics(options, topics, {*cluster, *(data.cluster for data in cluster.values())})
+    return subscription.matching_topics(options, topics, {*cluster, *(data.cluster for data in cluster.values())})

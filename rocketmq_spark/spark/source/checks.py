@@ -5,7 +5,7 @@ from __future__ import annotations
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import check_chosen, environment_of
-from rocketmq_spark.spark.source import filters
+from rocketmq_spark.spark.source import subscription
 from rocketmq_spark.spark.source.offsets import check_start_and_end
 
 
@@ -18,7 +18,7 @@ def check_source(parsed: Options, role: str) -> Options:
             "exactly one of the options 'subscribe', 'subscribePattern' and 'assign' says what to read; "
             f"{'none is' if not ways else 'several are'} given"
         )
-    filters.check_subscription(options)
+    subscription.check_subscription(options)
     check_start_and_end(options, role)
     environment_of(options)
     if options.allocation_strategy == "environment":

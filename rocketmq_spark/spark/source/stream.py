@@ -2,7 +2,7 @@
 
 Spark passes positions from its offset log, and logs those that this module returns. Everything that ``Stream`` remembers between
 calls is a cache, or can be requested from the brokers again. Any method may be the first one that Spark calls; the names are
-Spark's. This module requests facts from brokers; ``decisions`` decides.
+Spark's. This module requests facts from brokers; ``planning`` decides.
 """
 
 from __future__ import annotations
@@ -24,10 +24,16 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import by_position
-from rocketmq_spark.spark.source import decisions, filters, kafka_partitions, partitioning, planner, tasks
+from rocketmq_spark.spark.source import (
+    kafka_partitions,
+    partition_reader,
+    partitioning,
+    planner,
+    planning,
+    subscription,
+)
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
-from rocketmq_spark.spark.source.commit import GroupOffsets
-from rocketmq_spark.spark.source.decisions import Loss, ProgressReporter, QueuesView
+from rocketmq_spark.spark.source.group_offsets import GroupOffsets
 from rocketmq_spark.spark.source.kafka_partitions import QueueRuns
 from rocketmq_spark.spark.source.offsets import (
     Bounds,
@@ -37,10 +43,11 @@ from rocketmq_spark.spark.source.offsets import (
     queues_text,
     starting_offsets,
 )
+from rocketmq_spark.spark.source.partition_reader import RangePartition
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.planner import ReadLimitPolicy, TriggerLimits
-from rocketmq_spark.spark.source.recreation import RecreationWatch, TopicBroker, topic_broker
-from rocketmq_spark.spark.source.tasks import RangePartition
+from rocketmq_spark.spark.source.planning import Loss, ProgressReporter, QueuesView
+from rocketmq_spark.spark.source.recreated_topics import RecreationWatch, TopicBroker, topic_broker
 from rocketmq_spark.spark.source.waiting import (
     UnavailableQueuesLog,
     fetch_bounds_of_masters,
@@ -165,8 +172,8 @@ class Stream:
             self._unlogged_queues
         ):  # the next batch may come days later, in another run, and must have the numbers of the repeated one
             return replace(begin, start={}, partitions=self._runs_between(begin, begin))
-        moved, readable = self._apply_queue_changes(begin, decisions.without_timed_out(view))
-        ends = decisions.readable_ends(readable, self._available_now_ends)
+        moved, readable = self._apply_queue_changes(begin, planning.without_timed_out(view))
+        ends = planning.readable_ends(readable, self._available_now_ends)
         begins = {queue: readable.bounds[queue].min_offset for queue in ends}
         live = planner.from_min_offsets(moved, readable.bounds)
         waiting = planner.backlog({**begins, **live.positions}, ends)
@@ -188,7 +195,7 @@ class Stream:
             if not (waiting or view.timed_out_brokers or moved.positions.keys() - readable.bounds.keys()):
                 self._read_limit_policy.nothing_to_read(self._clock.now())
             return begin
-        end = decisions.batch_end(begin, moved, end, readable, self._initial_offset)
+        end = planning.batch_end(begin, moved, end, readable, self._initial_offset)
         marks = self._recreation_watch.newest_store_ms(
             end, readable.bounds, Deadline.after(self._options.request_timeout)
         )
@@ -231,8 +238,8 @@ class Stream:
         deadline = Deadline.after(self._options.read_deadline)
         while True:
             recent = self._catalog.latest(patient=self._available_now_ends is not None)
-            view = decisions.without_stale_replicas(begin, recent)
-            missing = decisions.pending_queues(begin, view, self._available_now_ends)
+            view = planning.without_stale_replicas(begin, recent)
+            missing = planning.pending_queues(begin, view, self._available_now_ends)
             unread = self._catalog.removed_queue_ends(missing, view)
             missing = [queue for queue in missing if queue not in unread]
             if not missing:
@@ -240,7 +247,7 @@ class Stream:
                 return view
             if deadline.expired:
                 cause, first = self._catalog.retriable_failures.first, missing[0]
-                why = filters.unavailable_reason(self._catalog.known_routes.get(first.topic), first)
+                why = subscription.unavailable_reason(self._catalog.known_routes.get(first.topic), first)
                 raise BrokerNotFound(
                     f"no broker answers for {queues_text(missing)}, which this run must read to its end",
                     cause.addr if cause else None,
@@ -262,7 +269,7 @@ class Stream:
         self._unavailable_queues.update(
             wanted,
             view.bounds,
-            lambda q: filters.unavailable_reason(self._catalog.known_routes.get(q.topic), q),
+            lambda q: subscription.unavailable_reason(self._catalog.known_routes.get(q.topic), q),
             ends=self._available_now_ends is not None,
         )
 
@@ -296,7 +303,7 @@ class Stream:
         """The tasks of a batch. For a batch that was logged and not committed, this may be the first call of a run."""
         logged_before = self._last_end is None  # this run has returned no end yet, so an earlier run logged the batch
         if logged_before:
-            filters.check_checkpoint(self._options, end)
+            subscription.check_checkpoint(self._options, end)
         # Only a restart repeats several batches as one. Batch 0 is read from the starts in its end instead, because ``start`` is
         # resolved anew from the starting options, and may differ.
         begun = planner.new_queue_ranges(start, end) if logged_before and start != self._initial_offset else []
@@ -315,21 +322,21 @@ class Stream:
             view = self._catalog.latest(same_batch=True)
         else:
             view = _fetch_all(self._catalog)
-            filters.check_clusters(self._options, end, _known_clusters(self._catalog))
-            filters.check_environment_queues(self._options, end, self._catalog.environment)
-            ranges, lost = decisions.drop_recreated(ranges, view, self._recreated_since(end, view, ranges))
+            subscription.check_clusters(self._options, end, _known_clusters(self._catalog))
+            subscription.check_environment_queues(self._options, end, self._catalog.environment)
+            ranges, lost = planning.drop_recreated(ranges, view, self._recreated_since(end, view, ranges))
             losses += self._report_losses(lost)
         self._validate(known, view)
         self._start_error = None  # the query has a logged batch, so the starting options have no effect any more
         before = planner.truncated(begun, view.master_bounds())  # no loss: such a queue began with its first message
         ranges = planner.without_lost(ranges, before)
-        ranges, lost = decisions.readable_ranges(ranges, view)
+        ranges, lost = planning.readable_ranges(ranges, view)
         losses += self._report_losses(lost)
-        others = tasks.replica_mismatches(self._options, self._catalog.routes, self._catalog.offsets, ranges)
+        others = partition_reader.replica_mismatches(self._options, self._catalog.routes, self._catalog.offsets, ranges)
         lost_ranges = [*before, *(lost_range for lost_range, _ in losses)]
         left = [planner.without_lost(task, lost_ranges) for task in planned]
         numbers = self._numbers_for_batch(end, {part.queue for part in ranges})
-        return tasks.input_partitions(self._catalog.routes, left, others, end, numbers)
+        return partition_reader.input_partitions(self._catalog.routes, left, others, end, numbers)
 
     def _logged_partitioning(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:
         """Return the options that split the batch into tasks when its end was logged. Options that the end does not record have
@@ -350,13 +357,13 @@ class Stream:
 
     def _report_losses(self, lost: Sequence[Loss]) -> Sequence[Loss]:
         """Report ``lost`` and return it. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
-        decisions.report_data_loss(self._options.fail_on_data_loss, lost)
+        planning.report_data_loss(self._options.fail_on_data_loss, lost)
         self._progress.add_losses(lost)
         return lost
 
     def _recreated_since(self, end: Offsets, view: QueuesView, ranges: Sequence[OffsetRange]) -> list[MessageQueue]:
         """Queues of a logged batch whose topics were created again while the query was down."""
-        logged, bounds = decisions.logged_end(ranges, end, view), view.master_bounds()
+        logged, bounds = planning.logged_end(ranges, end, view), view.master_bounds()
         watch = self._new_watch()  # another one, because the stream's own watch must begin with all queues
 
         def look() -> list[MessageQueue]:
@@ -375,14 +382,14 @@ class Stream:
         self._catalog.set_checkpoint_offsets(begin)
         catalog = self._catalog
         bounds = (view or retry_until_deadline(catalog, catalog.fetch_all)).bounds
-        filters.check_clusters(options, begin, _known_clusters(catalog))
-        filters.check_environment_queues(options, begin, catalog.environment)
+        subscription.check_clusters(options, begin, _known_clusters(catalog))
+        subscription.check_environment_queues(options, begin, catalog.environment)
         retry_until_deadline(catalog, lambda: self._check_filter(bounds))
         _warn_if_no_topic(options, bounds)
         self._validated = True
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
             logger.warning("the query continues from its checkpoint; starting options have no effect")
-        was, now = filters.filter_of(begin.reads), filters.filter_of(filters.source_identity(options))
+        was, now = subscription.filter_of(begin.reads), subscription.filter_of(subscription.source_identity(options))
         if was != now:
             logger.warning("the filter changed from %s to %s since the last run", was, now)
         added = sorted({queue.topic for queue in bounds} - {queue.topic for queue in begin.positions})
@@ -412,9 +419,9 @@ class Stream:
         hidden = self._catalog.removed_queue_ends(
             (queue for queue in known.positions if queue not in view.bounds), view
         )
-        moved, lost = decisions.apply_queue_changes(known, view, self._available_now_ends, found.recreated, hidden)
+        moved, lost = planning.apply_queue_changes(known, view, self._available_now_ends, found.recreated, hidden)
         if lost and self._available_now_ends is not None:
-            self._available_now_ends = decisions.capped_target(view, self._available_now_ends, hidden)
+            self._available_now_ends = planning.capped_target(view, self._available_now_ends, hidden)
         self._report_new_losses(begin, lost)
         return moved, view
 
@@ -427,12 +434,12 @@ class Stream:
             else frozenset()
         )
         new = [part for part in lost if fail or part not in reported]
-        decisions.report_data_loss(self._options.fail_on_data_loss, new)
+        planning.report_data_loss(self._options.fail_on_data_loss, new)
         self._progress.add_losses(new)
         self._reported_losses = (begin, reported.union(lost)) if lost else self._reported_losses
 
     def _drop_unsubscribed(self, begin: Offsets) -> Offsets:
-        known = decisions.drop_unsubscribed(begin, set(self._catalog.topics_or_last_known()))
+        known = planning.drop_unsubscribed(begin, set(self._catalog.topics_or_last_known()))
         if known is not begin:
             left = sorted({q.topic for q in begin.positions} - {q.topic for q in known.positions})
             if left != self._unsubscribed_topics:
@@ -474,11 +481,11 @@ def _warn_if_no_topic(options: Options, bounds: Bounds) -> None:
 
 
 def _source_identity(options: Options, catalog: OffsetCache) -> dict[str, object]:
-    return filters.source_identity(options, _known_clusters(catalog))
+    return subscription.source_identity(options, _known_clusters(catalog))
 
 
 def _known_clusters(catalog: OffsetCache) -> list[str]:
-    return filters.clusters_of(catalog.known_routes.values())
+    return subscription.clusters_of(catalog.known_routes.values())
 
 
 def _fetch_all(catalog: OffsetCache) -> QueuesView:
@@ -487,7 +494,7 @@ def _fetch_all(catalog: OffsetCache) -> QueuesView:
         return retry_until_deadline(catalog, catalog.fetch_all)
     except RocketMQError as e:
         if e.retriable and e.queue is not None:
-            tasks.add_waiting_advice(e, "its broker", streaming=True)
+            partition_reader.add_waiting_advice(e, "its broker", streaming=True)
         raise
 
 

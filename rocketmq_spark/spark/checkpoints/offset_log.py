@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from rocketmq_spark.base import folders
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.source import filters
+from rocketmq_spark.spark.source import subscription
 from rocketmq_spark.spark.source.offsets import Offsets, Positions
 
 
@@ -356,7 +356,9 @@ class LoggedBatch(NamedTuple):
 
         If no source would remain, the batch is returned unchanged, because the brokers of its clusters may be unavailable.
         """
-        others = {at: filters.other_clusters(offsets.reads, sorted(clusters)) for at, offsets in self.sources.items()}
+        others = {
+            at: subscription.other_clusters(offsets.reads, sorted(clusters)) for at, offsets in self.sources.items()
+        }
         mine = {at: offsets for at, offsets in self.sources.items() if not others[at]}
         if not mine:
             return self, []

@@ -43,10 +43,10 @@ from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.queues.environment import layout_text
 from rocketmq_spark.session.looks import hang_up, look_tools, noted_ids
-from rocketmq_spark.spark.checkpoints import notes
-from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
-from rocketmq_spark.spark.checkpoints.notes import BatchNote
-from rocketmq_spark.spark.sink import checks, guarantee
+from rocketmq_spark.spark.checkpoints import batch_notes
+from rocketmq_spark.spark.checkpoints.batch_notes import BatchNote
+from rocketmq_spark.spark.checkpoints.offset_log import checkpoint_folder
+from rocketmq_spark.spark.sink import checks, exactly_once_checks
 from rocketmq_spark.spark.sink.report import TaskCounts
 from rocketmq_spark.stored.ends import BatchHashes, Enough, QueueEnds, ScopedHashes, ends_now, known_task
 from rocketmq_spark.stored.look import Look
@@ -91,16 +91,18 @@ def plan_batch(
     nothing of the batch can be there before the note has the ends of that topic.
     """
     folder = checkpoint_folder(checkpoint)
-    name = notes.batch_name(folder, write, number)
-    topics, within = guarantee.written_topics(options), _scope_text(options)
-    made = notes.begin_batch(folder, name, lambda: snapshot_queue_ends(options), within, options.exactly_once_settle)
+    name = batch_notes.batch_name(folder, write, number)
+    topics, within = exactly_once_checks.written_topics(options), _scope_text(options)
+    made = batch_notes.begin_batch(
+        folder, name, lambda: snapshot_queue_ends(options), within, options.exactly_once_settle
+    )
     ends = made.note.ends
     before = made.note.scope
     if before != within or not set(ends.topics) <= set(topics):
         raise OptionError(
             f"batch {name.number} was begun for {', '.join(ends.topics)}{before}, and the query now writes to "
             f"{', '.join(topics)}{within}; the note of the batch is "
-            f"{folder.name}/{notes.NOTES_FOLDER}/{name.number}/{name.write}",
+            f"{folder.name}/{batch_notes.NOTES_FOLDER}/{name.number}/{name.write}",
             remedy=_REMEDY_OF_OTHER_TOPICS,
         )
     if not made.existed:
@@ -114,7 +116,7 @@ def plan_batch(
             raise
         logger.warning("batch %d goes to the queues of its note, although there may be others now: %s", name.number, e)
         now = ends
-    ends = notes.add_queues(folder, made.note, now, options.exactly_once_settle).ends
+    ends = batch_notes.add_queues(folder, made.note, now, options.exactly_once_settle).ends
     return ExactlyOncePlan(name, ends, True, True, found, hashes.places() if found is None else None, hashes.counts)
 
 
@@ -135,7 +137,7 @@ def plan_job(options: Options) -> ExactlyOncePlan:
 
 def snapshot_queue_ends(options: Options) -> QueueEnds:
     """The current ends of all topics' queues. Raises an error if a query cannot write to them exactly once."""
-    topics = guarantee.written_topics(options)
+    topics = exactly_once_checks.written_topics(options)
     ends = ends_now(
         session.routes(options),
         session.offsets(options),
@@ -214,7 +216,7 @@ class ExactlyOnceTask:
         self._stored_count = plan.stored_counts.get(int(known_task(partition)), 0)
         self.ids = ContentIds(scope, Timer("rocketmq-ids").wall_ms)
         self.stored_ids = noted_ids(options, plan.ends)
-        self._is_abandoned = guarantee.watch_worker_socket()
+        self._is_abandoned = exactly_once_checks.watch_worker_socket()
 
     def count_stored(self, tally: TaskCounts) -> None:
         """Count the stored messages in ``tally``, and those that no row has matched."""
@@ -255,7 +257,7 @@ class ExactlyOnceTask:
     def raise_if_abandoned(self) -> None:
         """Raises ``ClosedError`` if Spark has given up this attempt."""
         if self._is_abandoned():
-            raise guarantee.abandoned_error()
+            raise exactly_once_checks.abandoned_error()
 
 
 def _stored_rows_of_task(options: Options, plan: ExactlyOncePlan, partition: int, attempt: int) -> StoredRows | None:
@@ -283,10 +285,10 @@ def check_task(plan: ExactlyOncePlan, settle_s: float) -> None:
     if context is None:
         return
     get = context.getLocalProperty
-    guarantee.check_settings(get, plan.streaming, "the Spark context of this task")
-    guarantee.check_settle(get, settle_s)
+    exactly_once_checks.check_settings(get, plan.streaming, "the Spark context of this task")
+    exactly_once_checks.check_settle(get, settle_s)
     if plan.streaming:
-        guarantee.check_batch(get, plan.name.query, plan.name.number, {"query": _QUERY, "batch": _BATCH})
+        exactly_once_checks.check_batch(get, plan.name.query, plan.name.number, {"query": _QUERY, "batch": _BATCH})
     elif get(_QUERY) is not None:
         raise OptionError(
             "df.write with 'deliveryGuarantee' exactly-once cannot see, inside a streaming query, that a batch is repeated",
@@ -305,7 +307,7 @@ class SnapshotSender:
         self,
         sender: Sender,
         queues: Collection[MessageQueue],
-        is_abandoned: Callable[[], bool] = guarantee.never_abandoned,
+        is_abandoned: Callable[[], bool] = exactly_once_checks.never_abandoned,
     ) -> None:
         self._sender = sender
         self._queues = frozenset(queues)
@@ -330,7 +332,7 @@ class SnapshotSender:
     ) -> None:
         """Rejects queues that were not noted, because a repeat would not look there."""
         if self._is_abandoned():
-            done(guarantee.abandoned_error())
+            done(exactly_once_checks.abandoned_error())
             return
         if queue in self._queues:
             self._sender.send_async(queue, request, deadline, done)

@@ -32,7 +32,7 @@ _UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 # The longest path of a socket, on macOS too, and the bytes that Spark adds to the folder: "/.<uuid>.sock".
 _SOCKET_BYTES, _NAME_BYTES = 103, 43
 
-# If this environment variable is set, tasks read every batch of a stream: ``source.tasks``.
+# If this environment variable is set, tasks read every batch of a stream: ``source.partition_reader``.
 READ_BY_TASKS = "ROCKETMQ_SPARK_READ_BY_TASKS"
 
 

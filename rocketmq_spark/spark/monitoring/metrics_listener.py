@@ -65,7 +65,7 @@ class GroupOffsetListener(StreamingQueryListener):
     """
 
     def __init__(self, **options: object) -> None:
-        from rocketmq_spark.spark.source.commit import GroupOffsets  # figures need no client
+        from rocketmq_spark.spark.source.group_offsets import GroupOffsets  # figures need no client
 
         parsed = options_table.parse(options).for_role("stream source")
         if "group" not in parsed.given:
@@ -89,13 +89,13 @@ class GroupOffsetListener(StreamingQueryListener):
         self._commit(event.runId)
 
     def _own_offsets(self, logged: object) -> Offsets:
-        from rocketmq_spark.spark.source import filters
+        from rocketmq_spark.spark.source import subscription
 
         try:
             end = Offsets.from_json(logged)
         except OffsetError:
             return Offsets({})  # another format's source
-        if filters.is_other_source(self._options, end):
+        if subscription.is_other_source(self._options, end):
             return Offsets({})
         mine = {q: o for q, o in end.positions.items() if not self._topics or q.topic in self._topics}
         return replace(end, positions=mine)

@@ -26,8 +26,8 @@ from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.parsing import duration
 from rocketmq_spark.spark import context_settings
+from rocketmq_spark.spark.conf import exactly_once_conf
 from rocketmq_spark.spark.spark_options import ASYNC_PROGRESS
-from rocketmq_spark.spark.tuning import exactly_once_conf
 
 EXACTLY_ONCE = "exactly-once"
 # Columns of a delayed message.

@@ -43,15 +43,15 @@ from rocketmq_spark.spark.compat import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from rocketmq_spark.spark.source import decisions, kafka_partitions, partitioning, planner, tasks
+from rocketmq_spark.spark.source import kafka_partitions, partition_reader, partitioning, planner, planning
+from rocketmq_spark.spark.source.batch_starts import BatchStarts
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, no_matching_topic, planning_deadline
 from rocketmq_spark.spark.source.lag_log import LagLog
 from rocketmq_spark.spark.source.offsets import Offsets, check_order, ending_offsets, starting_offsets
+from rocketmq_spark.spark.source.partition_reader import Prefetch, enable_prefetch
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from rocketmq_spark.spark.source.planner import TriggerLimits
-from rocketmq_spark.spark.source.reached import BatchStarts
 from rocketmq_spark.spark.source.stream import Stream
-from rocketmq_spark.spark.source.tasks import Prefetch, enable_prefetch
 from rocketmq_spark.spark.source.waiting import fetch_bounds_of_masters, retry_until_deadline, with_compaction_start
 
 _PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -92,7 +92,7 @@ class Predicates:
 
 
 def parse_filters(filters: Iterable[Filter]) -> Predicates:
-    """The conditions of ``filters`` that can shorten ranges, or that a broker can check."""
+    """The conditions of ``subscription`` that can shorten ranges, or that a broker can check."""
     predicates = Predicates({})
     for predicate in filters:
         attribute: tuple[str, ...] = getattr(predicate, "attribute", ())
@@ -203,21 +203,21 @@ class RocketMQReader(DataSourceReader):
         )
         check_order(options, start, end, bounds)
         view = with_compaction_start(catalog, options, view, start)
-        ranges, lost = decisions.readable_ranges(planner.ranges(Offsets(start), Offsets(end)), view)
-        decisions.report_data_loss(options.fail_on_data_loss, lost)
+        ranges, lost = planning.readable_ranges(planner.ranges(Offsets(start), Offsets(end)), view)
+        planning.report_data_loss(options.fail_on_data_loss, lost)
         predicates = self._predicates
         if predicates is not None:
             planned = ranges
             ranges = retry_until_deadline(
                 catalog, lambda: _pruned_ranges(planned, predicates, catalog.offsets, options)
             )
-        others = tasks.replica_mismatches(options, catalog.routes, catalog.offsets, ranges)
+        others = partition_reader.replica_mismatches(options, catalog.routes, catalog.offsets, ranges)
         split = partitioning.plan_tasks(Partitioning.of(options), bounds, ranges)
         numbers = _partition_numbers(catalog, bounds) if options.kafka_columns else {}
-        return list(tasks.input_partitions(catalog.routes, split, others, numbers=numbers))
+        return list(partition_reader.input_partitions(catalog.routes, split, others, numbers=numbers))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return tasks.read_partition(self._options, self._columns, partition)
+        return partition_reader.read_partition(self._options, self._columns, partition)
 
 
 def _partition_numbers(catalog: OffsetCache, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
@@ -342,7 +342,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planned
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return tasks.read_partition(self._options, self._columns, partition, streaming=True)
+        return partition_reader.read_partition(self._options, self._columns, partition, streaming=True)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Does nothing. Spark does not call this for the last batch of a run, so ``latestOffset`` commits the group's offsets."""

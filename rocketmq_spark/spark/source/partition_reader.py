@@ -43,9 +43,9 @@ from rocketmq_spark.pull import reading
 from rocketmq_spark.pull.answers import Cause, OnLoss
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.spark.compat import InputPartition
-from rocketmq_spark.spark.source import decisions, filters
+from rocketmq_spark.spark.conf import READ_BY_TASKS
+from rocketmq_spark.spark.source import planning, subscription
 from rocketmq_spark.spark.source.offsets import Offsets
-from rocketmq_spark.spark.tuning import READ_BY_TASKS
 
 if TYPE_CHECKING:
     from rocketmq_spark.pull.recreated import RecreatedTopics
@@ -286,7 +286,7 @@ def waiting_advice(whom: str, streaming: bool) -> str:
 def _pull_key(
     options: Options, at_brokers: Callable[[str, str, Filter], Filter], r: OffsetRange
 ) -> tuple[str, Filter, Filter]:
-    queue, filtered = r.queue, filters.filter_of_topic(options, r.queue.topic)
+    queue, filtered = r.queue, subscription.filter_of_topic(options, r.queue.topic)
     return queue.broker_name, filtered, at_brokers(queue.broker_name, queue.topic, filtered)
 
 
@@ -294,7 +294,7 @@ def _handle_loss(options: Options, puller: Puller, part: OffsetRange, cause: Cau
     if cause is Cause.WENT_BACK:
         with contextlib.suppress(RocketMQError):  # if the broker does not answer, the cause stays as it is
             cause = Cause.NOT_KEPT if puller.compacted(part.queue) else cause
-    decisions.report_data_loss(options.fail_on_data_loss, [(part, cause)])
+    planning.report_data_loss(options.fail_on_data_loss, [(part, cause)])
 
 
 TESTED_PYSPARK = ("4.0.", "4.1.", "4.2.", "4.3.")

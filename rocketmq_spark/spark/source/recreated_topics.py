@@ -24,9 +24,9 @@ from rocketmq_spark.base.clock import Clock, Deadline, epoch_ms
 from rocketmq_spark.errors import RocketMQError, TopicNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.ports import OffsetReader, OnError
-from rocketmq_spark.spark.source import filters
-from rocketmq_spark.spark.source.decisions import QueuesView
+from rocketmq_spark.spark.source import subscription
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
+from rocketmq_spark.spark.source.planning import QueuesView
 
 # A topic and a broker that has queues of it.
 TopicBroker = tuple[str, str]
@@ -369,7 +369,7 @@ class RemovedQueues:
         gone: dict[TopicBroker, set[MessageQueue]] = {}
         for queue in queues:
             present = queue in view.bounds or queue.broker_name in away
-            if not present and filters.is_removed_queue(routes.get(queue.topic), queue):
+            if not present and subscription.is_removed_queue(routes.get(queue.topic), queue):
                 gone.setdefault(topic_broker(queue), set()).add(queue)
         found: dict[MessageQueue, int] = {}
         for one, mine in sorted(gone.items()):
