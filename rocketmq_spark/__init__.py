@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from rocketmq_spark.session.producers import Producer
     from rocketmq_spark.spark.conf import exactly_once_conf, low_latency_conf
     from rocketmq_spark.spark.datasource import register
-    from rocketmq_spark.spark.monitoring.metrics_listener import GroupOffsetListener, MetricsListener
-    from rocketmq_spark.spark.monitoring.queries import explain, progress
+    from rocketmq_spark.spark.monitoring.explain import explain
+    from rocketmq_spark.spark.monitoring.group_offset_listener import GroupOffsetListener
+    from rocketmq_spark.spark.monitoring.metrics_listener import MetricsListener
+    from rocketmq_spark.spark.monitoring.queries import progress
     from rocketmq_spark.spark.read import read_rocketmq
     from rocketmq_spark.spark.sink.foreach import foreach_batch_writer, write_rocketmq
 
@@ -39,7 +41,7 @@ _HOMES = {
     "Consumer": "session.consumers",
     "ConsumerStats": "model.membership",
     "Context": "consumer.result",
-    "GroupOffsetListener": "spark.monitoring.metrics_listener",
+    "GroupOffsetListener": "spark.monitoring.group_offset_listener",
     "HalfMessage": "producer.transactions",
     "Listener": "consumer.result",
     "LocalBroker": "localbroker",
@@ -59,7 +61,7 @@ _HOMES = {
     "SimpleConsumer": "session.consumers",
     "TransactionState": "model.send",
     "exactly_once_conf": "spark.conf",
-    "explain": "spark.monitoring.queries",
+    "explain": "spark.monitoring.explain",
     "foreach_batch_writer": "spark.sink.foreach",
     "low_latency_conf": "spark.conf",
     "progress": "spark.monitoring.queries",
@@ -108,6 +110,7 @@ _ARROW = ("pyarrow", "numpy", "xxhash")
 _PACKAGES = {
     "producer.rows.sent": ("numpy",),
     "spark.datasource": ("pyspark",),
+    "spark.monitoring.group_offset_listener": ("pyspark",),
     "spark.monitoring.metrics_listener": ("pyspark",),
     "spark.read": ("pyspark", *_ARROW),
     "spark.sink.foreach": ("pyspark", *_ARROW),

@@ -56,12 +56,14 @@ ORDER = {
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release portions stream commits envelope_records queue_records service node",
     "spark": "checkpoints monitoring sink source conf compat spark_options context_settings"
-    " source.kafka_partitions source.offsets source.patterns source.planner source.partitioning"
-    " source.planning source.subscription source.recreated_topics source.catalog source.waiting source.group_offsets source.partition_reader"
-    " source.stream source.batch_starts source.lag_log source.batch_reader source.checks map_in_arrow read"
-    " checkpoints.owners checkpoints.offset_log checkpoints.batch_notes checkpoints.rewind sink.report sink.exactly_once_checks"
-    " sink.checks sink.row_checks sink.exactly_once sink.task datasource sink.foreach monitoring.queries"
-    " monitoring.metrics_listener",
+    " source.kafka_partitions source.offsets source.starting_offsets source.partitioning source.data_loss"
+    " source.planning source.progress source.subscription source.checkpoint_identity source.recreated_topics"
+    " source.removed_queues source.catalog source.waiting source.group_offsets source.partition_reader"
+    " source.prefetch source.stream source.batch_starts source.batch_reader source.stream_reader source.checks"
+    " map_in_arrow read checkpoints.owners checkpoints.files checkpoints.offset_log checkpoints.batch_notes"
+    " checkpoints.rewind sink.report sink.worker_socket sink.exactly_once_checks sink.checks sink.row_checks"
+    " sink.exactly_once sink.task sink.writer datasource sink.foreach monitoring.explain monitoring.queries"
+    " monitoring.group_offset_listener monitoring.metrics_listener",
     "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
     " decode.properties decode.rows decode.decoder decode.kafka encode.properties encode.columns"
@@ -109,13 +111,14 @@ BANNED = {
 OUTSIDE = {
     "pyspark": "spark.context_settings daemon spark.compat spark.datasource spark.map_in_arrow spark.read"
     " columnar.decode.schema spark.sink"
-    " spark.source.partition_reader"
-    " spark.monitoring.metrics_listener spark.monitoring.queries cli delay.stream notebook",
+    " spark.source.prefetch"
+    " spark.monitoring.group_offset_listener spark.monitoring.metrics_listener spark.monitoring.queries cli delay.stream"
+    " notebook",
     **dict.fromkeys(("matplotlib", "IPython"), "notebook"),
     "opentelemetry": "session.telemetry",
     "py4j": "spark.datasource",
-    "pyarrow": "wire.compression columnar stored spark.read spark.source.patterns spark.source.partition_reader"
-    " spark.checkpoints.offset_log spark.sink"
+    "pyarrow": "wire.compression columnar stored spark.read spark.source.subscription spark.source.partition_reader"
+    " spark.source.prefetch spark.checkpoints.files spark.sink"
     " producer.rows",
     "numpy": "remoting.bulk pull.answers pull.recreated columnar stored spark.sink producer.rows",
     "xxhash": "columnar.encode.content_ids",
@@ -125,11 +128,12 @@ OUTSIDE = {
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",
-    "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.exactly_once_checks localbroker.maven",
+    "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.worker_socket localbroker.maven",
     "ssl": "base.tls_files remoting.endpoint localbroker.maven",
-    "select": "remoting.endpoint spark.sink.exactly_once_checks cli.demo.job",
+    "select": "remoting.endpoint spark.sink.worker_socket cli.demo.job",
     "subprocess": "localbroker cli.background cli.demo.process_session cli.demo.driver spark.conf",
-    "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.metrics_listener remoting.endpoint"
+    "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.metrics_listener"
+    " remoting.endpoint"
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
     " producer.batching producer.destination producer.attempts"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
@@ -359,13 +363,13 @@ def test_root_gets_its_rights_back_only_after_plain_files():
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("rights_of")
     }
-    assert blocks == {"spark.checkpoints.offset_log"}
+    assert blocks == {"spark.checkpoints.files"}
 
 
 # What may be called while all threads of a process wait: it takes no time.
 _AT_ONCE = re.compile(
     r"(process\.)?kept|(\w+|self\._masters|here\.kinds|here\.entries|process\.kept\(_\w+\))\.(get|setdefault|clear|items|values)"
-    r"|(run\.may_be|self\._masters\.(move_to_end|popitem|values)|contextlib\.suppress|Deadline\.after|threading\.RLock)"
+    r"|(run\.may_equal|self\._masters\.(move_to_end|popitem|values)|contextlib\.suppress|Deadline\.after|threading\.RLock)"
     r"|dict|len|next|iter|sum|', '\.join|OptionError"
 )
 

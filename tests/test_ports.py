@@ -46,8 +46,9 @@ from rocketmq_spark.remoting.pool import Dialling
 from rocketmq_spark.spark.compat import EqualTo
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.task import TaskWriter
-from rocketmq_spark.spark.source.batch_reader import PrunedReader, RocketMQReader, RocketMQStreamReader
+from rocketmq_spark.spark.source.batch_reader import PrunedReader, RocketMQReader
 from rocketmq_spark.spark.source.group_offsets import GroupOffsets
+from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 from rocketmq_spark.wire.messages import decode_batch
 from tests.consumer import group
 from tests.consumer.pop import FakeProxy

@@ -21,7 +21,8 @@ from rocketmq_spark.model.admin import GROUP
 if TYPE_CHECKING:
     from rocketmq_spark.model import MessageQueue, OffsetRange
     from rocketmq_spark.session import Client
-    from rocketmq_spark.spark.checkpoints.offset_log import BatchRead, Folder, LoggedBatch
+    from rocketmq_spark.spark.checkpoints.files import Folder
+    from rocketmq_spark.spark.checkpoints.offset_log import BatchRead, LoggedBatch
     from rocketmq_spark.spark.checkpoints.rewind import Drift, RewindPlan
 
 _BATCHES = {"batchId": "BATCH", "begun": "BEGUN", "done": "DONE", "offsets": "OFFSETS", "queues": "QUEUES"}
@@ -74,8 +75,8 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
     A batch without DONE was started but not finished: the query reads the same ranges again when it starts. --json prints one
     object per batch, with its ranges.
     """
+    from rocketmq_spark.spark.checkpoints.files import open_folder as opened
     from rocketmq_spark.spark.checkpoints.offset_log import history
-    from rocketmq_spark.spark.checkpoints.offset_log import open_folder as opened
 
     found = history(opened(folder))
     if not found:
@@ -158,8 +159,8 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
     The exit code is 1 if any queue has lost data or is not readable now.
     """
     from rocketmq_spark.cli.query import clusters, left_out
+    from rocketmq_spark.spark.checkpoints.files import open_folder as opened
     from rocketmq_spark.spark.checkpoints.offset_log import last_batch
-    from rocketmq_spark.spark.checkpoints.offset_log import open_folder as opened
 
     batch = last_batch(opened(folder))
     if batch is None:
@@ -271,8 +272,8 @@ def rewind(
     copied them to a backup beside FOLDER. Nothing is sent to brokers.
     """
     from rocketmq_spark.spark.checkpoints import rewind as back
+    from rocketmq_spark.spark.checkpoints.files import open_folder as opened
     from rocketmq_spark.spark.checkpoints.offset_log import history
-    from rocketmq_spark.spark.checkpoints.offset_log import open_folder as opened
 
     if (number is None) == (time_ms is None):
         raise click.UsageError("rewind needs either --to-batch N or --to-time TIME")

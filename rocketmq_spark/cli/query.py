@@ -44,8 +44,9 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
 
     Raises ``OffsetError`` for a folder that is no checkpoint, and for topics that the query does not read.
     """
-    from rocketmq_spark.spark.checkpoints.offset_log import last_batch, lowest_positions, open_folder, uncommitted_batch
-    from rocketmq_spark.spark.source import subscription
+    from rocketmq_spark.spark.checkpoints.files import open_folder
+    from rocketmq_spark.spark.checkpoints.offset_log import last_batch, lowest_positions, uncommitted_batch
+    from rocketmq_spark.spark.source import checkpoint_identity
 
     opened = open_folder(name)
     done = last_batch(opened)
@@ -68,7 +69,7 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     if done is None:
         positions = {queue: starts.get(queue) for queue in positions}
     positions |= {queue: starts.get(queue) for queue in new}
-    named = {topic for reads in here.reads for topic in subscription.recorded_topics(reads)}
+    named = {topic for reads in here.reads for topic in checkpoint_identity.recorded_topics(reads)}
     known = sorted({queue.topic for queue in positions} | named)
     if wrong := sorted(set(topics) - set(known)):
         raise OffsetError(
@@ -85,14 +86,14 @@ def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], li
     deleted and created again, and queues of new topics that match a pattern. Also returns the errors because of which queues may
     be missing.
     """
-    from rocketmq_spark.spark.source import subscription
+    from rocketmq_spark.spark.source import checkpoint_identity, subscription
 
     new: set[MessageQueue] = set()
     errors: list[RocketMQError] = []
     for offsets in batch.sources.values():
         known = {queue.topic for queue in offsets.positions}
-        chosen = subscription.recorded_topics(offsets.reads)
-        if (pattern := subscription.recorded_pattern(offsets.reads)) is not None:
+        chosen = checkpoint_identity.recorded_topics(offsets.reads)
+        if (pattern := checkpoint_identity.recorded_pattern(offsets.reads)) is not None:
             try:
                 cluster = client.routes.cluster()
                 internal = {*cluster, *(data.cluster for data in cluster.values())}
@@ -106,7 +107,7 @@ def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], li
             except RouteNotFound as e:
                 if topic in known:  # otherwise its loss was accepted, or it was deleted since the name server listed it
                     errors.append(e)
-        new |= {*subscription.queues_of_next_batch(offsets, queues)} - offsets.positions.keys()
+        new |= {*checkpoint_identity.queues_of_next_batch(offsets, queues)} - offsets.positions.keys()
     return new, errors
 
 

@@ -8,8 +8,8 @@ Python source has a map of environment variables that all queries of the source 
 into the map, on its own thread and without a lock (``PythonStreamingSourceRunner.init``). If two streams start at once, one
 entry may be lost while the map counts it: then no task of that source can be serialized until the driver ends ("Illegal size
 5 of collection, expected 6"). Entries that already exist are only replaced, which is safe. docs/upstream.md has the proof.
-``register`` also makes tasks read every batch if ``spark.kryo.registrationRequired`` is set (see ``source.partition_reader``), and lets the
-sink check the settings of exactly-once before a query sends anything (see ``sink.exactly_once_checks``).
+``register`` also makes tasks read every batch if ``spark.kryo.registrationRequired`` is set (see ``source.prefetch``), and lets
+the sink check the settings of exactly-once before a query sends anything (see ``sink.exactly_once_checks``).
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rocketmq_spark.columnar.decode.schema import Column
-    from rocketmq_spark.spark.sink.task import RocketMQStreamWriter, RocketMQWriter
-    from rocketmq_spark.spark.source.batch_reader import RocketMQReader, RocketMQStreamReader
+    from rocketmq_spark.spark.sink.writer import RocketMQStreamWriter, RocketMQWriter
+    from rocketmq_spark.spark.source.batch_reader import RocketMQReader
+    from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 
 
 class RocketMQDataSource(compat.DataSource):
@@ -61,7 +62,7 @@ class RocketMQDataSource(compat.DataSource):
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
         compat.require('a stream from format("rocketmq")', "DataSourceStreamReader")
-        from rocketmq_spark.spark.source.batch_reader import RocketMQStreamReader
+        from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 
         # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable without comments.
         may_be_null = ("nullable", "containsNull", "valueContainsNull")
@@ -72,7 +73,7 @@ class RocketMQDataSource(compat.DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         compat.require('a write with format("rocketmq")', "DataSourceArrowWriter")
-        from rocketmq_spark.spark.sink.task import RocketMQWriter
+        from rocketmq_spark.spark.sink.writer import RocketMQWriter
 
         spark_options.check(self._spark_options, "batch sink")
         if overwrite:
@@ -82,7 +83,7 @@ class RocketMQDataSource(compat.DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
         compat.require('a stream to format("rocketmq")', "DataSourceStreamArrowWriter")
         from rocketmq_spark.spark.sink.exactly_once_checks import check_progress
-        from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
+        from rocketmq_spark.spark.sink.writer import RocketMQStreamWriter
 
         spark_options.check(self._spark_options, "stream sink")
         if overwrite:

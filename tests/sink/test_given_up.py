@@ -20,7 +20,7 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStat
 from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
 from rocketmq_spark.producer.confirming import EndKind, end_of
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.spark.sink import checks, exactly_once_checks
+from rocketmq_spark.spark.sink import checks, worker_socket
 from rocketmq_spark.spark.sink.exactly_once import ExactlyOnceTask, SnapshotSender, plan_job
 from rocketmq_spark.spark.sink.report import TaskCounts
 from rocketmq_spark.spark.sink.task import TaskWriter
@@ -40,14 +40,14 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def watched(worker: socket.socket) -> Callable[[], bool]:
     """As below PySpark's worker, which has the connection to Spark in a variable of this name."""
-    names: dict[str, Any] = {"__name__": "pyspark.worker", "watch": exactly_once_checks.watch_worker_socket}
+    names: dict[str, Any] = {"__name__": "pyspark.worker", "watch": worker_socket.watch_worker_socket}
     exec("def main(infile, outfile):\n    return (lambda: watch())()", names)
     with worker.makefile("rb") as infile:
         return cast(Callable[[], bool], names["main"](infile, None))
 
 
 def test_outside_of_a_worker_nobody_gives_up() -> None:
-    assert exactly_once_checks.watch_worker_socket() is exactly_once_checks.never_abandoned
+    assert worker_socket.watch_worker_socket() is worker_socket.never_abandoned
 
 
 def test_a_connection_that_spark_has_closed_is_seen_behind_what_can_still_be_read(

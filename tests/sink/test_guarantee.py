@@ -27,7 +27,7 @@ from rocketmq_spark.session.looks import noted_ids
 from rocketmq_spark.spark import context_settings
 from rocketmq_spark.spark.sink import checks, exactly_once, exactly_once_checks
 from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan
-from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
+from rocketmq_spark.spark.sink.writer import RocketMQStreamWriter
 from rocketmq_spark.stored.ends import QueueEnds
 from tests.live.writes import frame, sink_options
 

@@ -16,9 +16,9 @@ from pyarrow.fs import FileType, LocalFileSystem, SubTreeFileSystem
 from rocketmq_spark.columnar.encode.content_ids import BatchName
 from rocketmq_spark.errors import OffsetError, OptionError, UnprovedError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.checkpoints import batch_notes, offset_log, rewind
+from rocketmq_spark.spark.checkpoints import batch_notes, files, offset_log, rewind
 from rocketmq_spark.spark.checkpoints.batch_notes import BatchNote
-from rocketmq_spark.spark.checkpoints.offset_log import Folder, checkpoint_folder
+from rocketmq_spark.spark.checkpoints.files import Folder, checkpoint_folder
 from rocketmq_spark.spark.sink import exactly_once
 from rocketmq_spark.stored.ends import QueueEnds
 from rocketmq_spark.stored.look import LookTools
@@ -355,7 +355,7 @@ def test_a_rewind_raises_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         line = json.dumps({"batchTimestampMs": 1})
         (path / "offsets" / str(number)).write_text(f"v1\n{line}\n-")
         (path / "commits" / str(number)).write_text("v1\n{}")
-    folder = offset_log.open_folder(str(path))
+    folder = files.open_folder(str(path))
     batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: ENDS)
     history = offset_log.history(folder)
     planned = rewind.plan_rewind(folder, history, rewind.choose_batch(history, 0, None))

@@ -35,7 +35,7 @@ from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
 from rocketmq_spark.producer.confirming import EndKind, end_of
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.spark.checkpoints import batch_notes
-from rocketmq_spark.spark.checkpoints.offset_log import checkpoint_folder
+from rocketmq_spark.spark.checkpoints.files import checkpoint_folder
 from rocketmq_spark.spark.sink import checks, exactly_once, exactly_once_checks
 from rocketmq_spark.spark.sink.exactly_once import (
     ExactlyOncePlan,
@@ -45,7 +45,8 @@ from rocketmq_spark.spark.sink.exactly_once import (
     plan_job,
 )
 from rocketmq_spark.spark.sink.report import Written, total
-from rocketmq_spark.spark.sink.task import RocketMQStreamWriter, RocketMQWriter, TaskWriter
+from rocketmq_spark.spark.sink.task import TaskWriter
+from rocketmq_spark.spark.sink.writer import RocketMQStreamWriter, RocketMQWriter
 from tests.helpers import awaited, killed, stored
 from tests.live.producer.recording import RecordingSender
 from tests.live.writes import Make, bodies, frame, numbered, sink_options

@@ -14,7 +14,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.sink.task import RocketMQWriter, TaskWriter
+from rocketmq_spark.spark.sink.task import TaskWriter
+from rocketmq_spark.spark.sink.writer import RocketMQWriter
 from tests.helpers import stored
 from tests.live.writes import sink_options
 from tests.producer.scripted import ScriptedSender, Time, qs

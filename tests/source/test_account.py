@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark.source.offsets import Offsets
-from rocketmq_spark.spark.source.planning import ProgressReporter, QueuesView
+from rocketmq_spark.spark.source.planning import QueuesView
+from rocketmq_spark.spark.source.progress import ProgressReporter
 
 A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
 

@@ -10,15 +10,9 @@ import pytest
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.checkpoints import offset_log
-from rocketmq_spark.spark.checkpoints.offset_log import (
-    LoggedBatch,
-    history,
-    last_batch,
-    open_folder,
-    read_batch,
-    uncommitted_batch,
-)
+from rocketmq_spark.spark.checkpoints import files, offset_log
+from rocketmq_spark.spark.checkpoints.files import open_folder
+from rocketmq_spark.spark.checkpoints.offset_log import LoggedBatch, history, last_batch, read_batch, uncommitted_batch
 from rocketmq_spark.spark.source.offsets import Offsets
 
 Q, P = MessageQueue("t", "broker-a", 3), MessageQueue("prices", "broker-a", 0)
@@ -173,7 +167,7 @@ def test_batches_that_are_removed_during_a_look_are_left_out(tmp_path: Path, mon
         entry(tmp_path, number, ours(number))
     listed = offset_log.planned_batches
 
-    def then_removed(opened: offset_log.Folder) -> set[int]:
+    def then_removed(opened: files.Folder) -> set[int]:
         found = listed(opened)
         (tmp_path / "offsets" / "0").unlink(missing_ok=True)
         return found

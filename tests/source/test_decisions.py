@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.spark.source import planning
+from rocketmq_spark.spark.source import data_loss, planning
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.spark.source.planning import QueuesView
 
@@ -110,7 +110,7 @@ def test_a_vanished_queue_is_told_with_the_queues_beside_it():
         assert sorted(losses) == [(OffsetRange(A, *lost), WENT_BACK), (OffsetRange(BESIDE, 0, 5), WENT_BACK)]
         assert after == Offsets({A: 0}, {A: 0})
         with pytest.raises(DataLossError, match=r"t/a/1 offsets 0 to 5 \(offset went back"):
-            planning.report_data_loss("fail", losses)
+            data_loss.report_data_loss("fail", losses)
 
 
 _QUEUES = st.sampled_from([A, B, C])
@@ -300,8 +300,8 @@ def test_what_was_logged_ends_at_its_marks():
 def test_the_remedy_says_what_is_read_of_a_queue_that_went_back():
     """Its new messages are not lost."""
     with pytest.raises(DataLossError) as back:
-        planning.report_data_loss("fail", [(OffsetRange(A, 75, 1205), WENT_BACK)])
+        data_loss.report_data_loss("fail", [(OffsetRange(A, 75, 1205), WENT_BACK)])
     assert back.value.remedy.endswith("a stream then reads all present messages of a queue that went back")
     with pytest.raises(DataLossError) as gone:
-        planning.report_data_loss("fail", [(OffsetRange(A, 0, 4), Cause.TRUNCATED)])
+        data_loss.report_data_loss("fail", [(OffsetRange(A, 0, 4), Cause.TRUNCATED)])
     assert gone.value.remedy.endswith("to go on without these offsets")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.errors import OffsetError
-from rocketmq_spark.spark.checkpoints.offset_log import open_folder
+from rocketmq_spark.spark.checkpoints.files import open_folder
 
 
 @pytest.fixture(params=["path", "address"])

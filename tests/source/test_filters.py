@@ -12,7 +12,8 @@ from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CheckpointMismatch, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, BrokerData, Filter, MessageQueue, QueueData, TopicRoute
-from rocketmq_spark.spark.source import subscription
+from rocketmq_spark.queues.environment import environment_of
+from rocketmq_spark.spark.source import checkpoint_identity, subscription
 from rocketmq_spark.spark.source.offsets import Offsets
 
 
@@ -59,7 +60,7 @@ def test_tags_that_are_fine(tags):
 
 def kept(**given):
     """What offsets record, without what they record of every source of these tests."""
-    record = subscription.source_identity(options(**given))
+    record = checkpoint_identity.source_identity(options(**given))
     usual = {"namespace": "", "subscribe": ["t", "u"]}
     return {name: value for name, value in record.items() if usual.get(name) != value}
 
@@ -69,8 +70,8 @@ def test_offsets_remember_the_filter():
     assert kept(tags="a || b", namespace="n") == {"namespace": "n", "tags": "a || b"}
     assert kept(group="g") == {"group": "g"}
     assert kept(sql='{"t":"x > 5"}') == {"sql": {"t": "x > 5"}}
-    assert subscription.filter_of({"namespace": "n", "environment": "e", "tags": "a"}) == {"tags": "a"}
-    assert subscription.filter_of({"sql": "x > 5"}) == {"sql": "x > 5"}
+    assert checkpoint_identity.filter_of({"namespace": "n", "environment": "e", "tags": "a"}) == {"tags": "a"}
+    assert checkpoint_identity.filter_of({"sql": "x > 5"}) == {"sql": "x > 5"}
 
 
 @pytest.mark.parametrize(
@@ -86,16 +87,16 @@ def test_offsets_remember_the_filter():
     ],
 )
 def test_offsets_remember_the_topics_that_are_named(given, record, topics):
-    found = subscription.source_identity(options(**given))
+    found = checkpoint_identity.source_identity(options(**given))
     assert found == {"namespace": "", **record}
-    assert subscription.recorded_topics(json.loads(json.dumps(found))) == topics
-    assert subscription.recorded_topics({"namespace": ""}) == set(), "of an earlier release"
+    assert checkpoint_identity.recorded_topics(json.loads(json.dumps(found))) == topics
+    assert checkpoint_identity.recorded_topics({"namespace": ""}) == set(), "of an earlier release"
 
 
 def test_a_damaged_record_of_assigned_queues_is_an_error():
     of = Offsets({}, reads={"newQueues": False, "assign": {"t": 3}}, plan={"allocationStrategy": "averagely"})
     with pytest.raises(OffsetError, match=r"reads/assign: {'t': 3} cannot be used; expected JSON such as"):
-        subscription.queues_of_next_batch(of, ZERO_TO_FIVE)
+        checkpoint_identity.queues_of_next_batch(of, ZERO_TO_FIVE)
 
 
 def test_offsets_remember_which_new_queues_are_read():
@@ -128,13 +129,13 @@ ZERO_TO_FIVE = [MessageQueue("t", broker, number) for broker in ("broker-a", "br
 def test_offsets_say_which_queues_are_read_next(given, environment, expected):
     strategy = {"allocationStrategy": "averagely"}
     of = Offsets({ZERO_TO_FIVE[1]: 5}, reads=given, environment=environment or {}, plan=strategy)
-    assert subscription.queues_of_next_batch(of, ZERO_TO_FIVE) == [ZERO_TO_FIVE[i] for i in expected]
+    assert checkpoint_identity.queues_of_next_batch(of, ZERO_TO_FIVE) == [ZERO_TO_FIVE[i] for i in expected]
 
 
 def test_a_new_topic_has_the_queue_of_an_environments_number():
     of = Offsets({ZERO_TO_FIVE[1]: 5}, reads={"environment": "2"}, environment={ZERO_TO_FIVE[1]: 2})
     new = [MessageQueue("u", "broker-a", number) for number in range(3)]
-    assert subscription.queues_of_next_batch(of, [*ZERO_TO_FIVE, *new]) == [ZERO_TO_FIVE[1], new[1]]
+    assert checkpoint_identity.queues_of_next_batch(of, [*ZERO_TO_FIVE, *new]) == [ZERO_TO_FIVE[1], new[1]]
 
 
 def validate(broker_cluster, topic, sql):
@@ -265,11 +266,11 @@ def test_why_a_queue_is_absent(known, queue, reason):
 )
 def test_a_checkpoint_of_another_cluster(was, now, refused, caplog):
     begin = Offsets({QUEUE: 1}, reads={} if was is None else {"clusters": was})
-    subscription.check_clusters(options(failOnDataLoss="warn"), begin, now)
+    checkpoint_identity.check_clusters(options(failOnDataLoss="warn"), begin, now)
     text = "the checkpoint is of cluster east, and this query of cluster west"
     assert (text in caplog.text) == refused
     with pytest.raises(CheckpointMismatch, match=text) if refused else nullcontext():
-        subscription.check_clusters(options(), begin, now)
+        checkpoint_identity.check_clusters(options(), begin, now)
 
 
 class Compiler:
@@ -314,7 +315,7 @@ QUEUE, OTHER, DEAD = (MessageQueue(topic, "broker-a", number) for topic, number 
 def test_offsets_remember_the_environment(given, record):
     found = options(**given)
     assert kept(**given) == record
-    subscription.check_checkpoint(found, Offsets({OTHER: 1}, reads=record))
+    checkpoint_identity.check_checkpoint(found, Offsets({OTHER: 1}, reads=record))
 
 
 @pytest.mark.parametrize(
@@ -339,7 +340,7 @@ def test_offsets_remember_the_environment(given, record):
 def test_a_checkpoint_of_another_layout_is_refused(given, begin, problem):
     """It would leave queues unread, and read those of others."""
     with nullcontext() if problem is None else pytest.raises(CheckpointMismatch, match=problem):
-        subscription.check_checkpoint(options(environment="2", **given), begin)
+        checkpoint_identity.check_checkpoint(options(environment="2", **given), begin)
 
 
 @pytest.mark.parametrize(
@@ -365,14 +366,14 @@ def test_a_checkpoint_of_another_layout_is_refused(given, begin, problem):
         (SUFFIX, Offsets({QUEUE: 1}), "and this query of environment 'dev' with 'suffix'"),
         (
             NAMED,
-            Offsets({QUEUE: 1}, reads=subscription.source_identity(options(**SUFFIX))),
+            Offsets({QUEUE: 1}, reads=checkpoint_identity.source_identity(options(**SUFFIX))),
             "of environment 'dev' with 'suffix', and",
         ),
     ],
 )
 def test_a_checkpoint_of_another_environment_is_refused(given, offsets, problem):
     with pytest.raises(CheckpointMismatch, match=problem):
-        subscription.check_checkpoint(options(**given), offsets)
+        checkpoint_identity.check_checkpoint(options(**given), offsets)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +386,7 @@ def test_a_checkpoint_of_another_environment_is_refused(given, offsets, problem)
     ],
 )
 def test_a_checkpoint_of_the_same_environment_is_taken(given, offsets):
-    subscription.check_checkpoint(options(**given), offsets)
+    checkpoint_identity.check_checkpoint(options(**given), offsets)
 
 
 @pytest.mark.parametrize(
@@ -408,13 +409,13 @@ def test_a_checkpoint_of_the_same_environment_is_taken(given, offsets):
 def test_positions_of_a_version_without_environments_are_compared_by_their_queues(begin, owned, problem):
     found = options(environment="1")
     if _older(begin):
-        subscription.check_checkpoint(found, begin)
+        checkpoint_identity.check_checkpoint(found, begin)
     if problem is None:
-        subscription.check_environment_queues(found, begin, owned)
-        subscription.check_environment_queues(options(), begin, set())
+        checkpoint_identity.check_environment_queues(found, begin, owned)
+        checkpoint_identity.check_environment_queues(options(), begin, set())
         return
     with pytest.raises(CheckpointMismatch, match=problem):
-        subscription.check_environment_queues(found, begin, owned)
+        checkpoint_identity.check_environment_queues(found, begin, owned)
 
 
 def _older(begin):
@@ -447,15 +448,15 @@ HERE, THERE = {"namespace": "here"}, {"namespace": "there"}
 def test_a_checkpoint_of_another_namespace_is_refused(given, record, problem, policy):
     """Its positions mean nothing there, whatever the user says of losses."""
     with pytest.raises(CheckpointMismatch, match=problem):
-        subscription.check_checkpoint(options(failOnDataLoss=policy, **given), Offsets({QUEUE: 1}, reads=record))
+        checkpoint_identity.check_checkpoint(options(failOnDataLoss=policy, **given), Offsets({QUEUE: 1}, reads=record))
     with pytest.raises(CheckpointMismatch, match=problem):  # it waits for its first topic
-        subscription.check_checkpoint(options(failOnDataLoss=policy, **given), Offsets({}, reads=record))
+        checkpoint_identity.check_checkpoint(options(failOnDataLoss=policy, **given), Offsets({}, reads=record))
 
 
 @pytest.mark.parametrize(("given", "record"), [(HERE, HERE), (HERE, {}), ({}, {"tags": "a"}), ({"tags": "a"}, {})])
 def test_a_checkpoint_of_the_same_namespace_or_from_before_it_was_written_down_is_taken(given, record):
-    subscription.check_checkpoint(options(**given), Offsets({QUEUE: 1}, reads=record))
-    subscription.check_checkpoint(options(**given), Offsets({}, reads=record))
+    checkpoint_identity.check_checkpoint(options(**given), Offsets({QUEUE: 1}, reads=record))
+    checkpoint_identity.check_checkpoint(options(**given), Offsets({}, reads=record))
 
 
 @pytest.mark.parametrize(
@@ -470,10 +471,10 @@ def test_a_checkpoint_of_the_same_namespace_or_from_before_it_was_written_down_i
 def test_a_checkpoint_of_other_topics_is_refused_unless_losses_are_allowed(given, named):
     found = Offsets({MessageQueue(topic, "broker-a", 0): 1 for topic in "tu"})
     with pytest.raises(CheckpointMismatch) as caught:
-        subscription.check_checkpoint(meaning(**given), found)
+        checkpoint_identity.check_checkpoint(meaning(**given), found)
     assert f"the checkpoint is of topics t, u, and this query of {named}. Start it with a new" in str(caught.value)
     assert "With failOnDataLoss=warn" in str(caught.value)
-    subscription.check_checkpoint(meaning(**given, failOnDataLoss="warn"), found)
+    checkpoint_identity.check_checkpoint(meaning(**given, failOnDataLoss="warn"), found)
 
 
 @pytest.mark.parametrize(
@@ -482,12 +483,12 @@ def test_a_checkpoint_of_other_topics_is_refused_unless_losses_are_allowed(given
 )
 def test_one_topic_in_common_is_enough(given):
     """The others are left, or come anew."""
-    subscription.check_checkpoint(meaning(**given), Offsets({MessageQueue(t, "broker-a", 0): 1 for t in "tu"}))
+    checkpoint_identity.check_checkpoint(meaning(**given), Offsets({MessageQueue(t, "broker-a", 0): 1 for t in "tu"}))
 
 
 @pytest.mark.parametrize("given", [NAMED, {"environment": "2", "environments": "3"}])
 def test_recorded_environments_own_the_same_queues(given):
     """What ``recorded`` writes is what ``read_next`` reads."""
     found = options(**given)
-    of = Offsets({ZERO_TO_FIVE[0]: 1}, reads=subscription.source_identity(found))
-    assert subscription.queues_of_next_batch(of, ZERO_TO_FIVE) == subscription.environment_of(found).owned(ZERO_TO_FIVE)
+    of = Offsets({ZERO_TO_FIVE[0]: 1}, reads=checkpoint_identity.source_identity(found))
+    assert checkpoint_identity.queues_of_next_batch(of, ZERO_TO_FIVE) == environment_of(found).owned(ZERO_TO_FIVE)

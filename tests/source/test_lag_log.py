@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from rocketmq_spark import options
-from rocketmq_spark.spark.source.lag_log import PERIOD_S, LagLog
+from rocketmq_spark.spark.source.progress import PERIOD_S, LagLog
 
 Logged = Callable[[], list[tuple[int, str]]]
 
@@ -20,7 +20,7 @@ def lag_log(**given: object) -> LagLog:
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Logged:
     """Returns the lines that were logged since its last call."""
-    caplog.set_level(logging.INFO, "rocketmq_spark.spark.source.lag_log")
+    caplog.set_level(logging.INFO, "rocketmq_spark.spark.source.progress")
 
     def new() -> list[tuple[int, str]]:
         lines = [(record.levelno, record.getMessage()) for record in caplog.records]

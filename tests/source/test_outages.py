@@ -22,7 +22,7 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.source.planner import TriggerLimits
+from rocketmq_spark.spark.source.planning import TriggerLimits
 from rocketmq_spark.spark.source.recreated_topics import RecreationWatch
 from rocketmq_spark.spark.source.stream import Stream
 from tests.mockbroker import MockBroker, close, eventually, never, ok, refuse, topic_config

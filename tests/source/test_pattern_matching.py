@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options.names import ALLOWED
-from rocketmq_spark.spark.source.patterns import matching_names
+from rocketmq_spark.spark.source.subscription import matching_names
 
 TOPICS = [
     "orders",

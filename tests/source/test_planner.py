@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.spark.source import planner
+from rocketmq_spark.spark.source import planning
 from rocketmq_spark.spark.source.offsets import Offsets
-from rocketmq_spark.spark.source.planner import (
+from rocketmq_spark.spark.source.planning import (
     SAMPLED_QUEUES,
     ReadLimitPolicy,
     TriggerLimits,
@@ -88,7 +88,7 @@ def test_a_queue_that_is_away_keeps_its_position():
 
 def test_the_beginning_in_the_end_wins():
     """Spark asks again where a query begins when its first batch was not committed; "latest" is later then."""
-    first = planner.with_initial_starts(Offsets({A: 3, B: 4}), Offsets({A: 8, B: 4, C: 2}, {C: 1}))
+    first = planning.with_initial_starts(Offsets({A: 3, B: 4}), Offsets({A: 8, B: 4, C: 2}, {C: 1}))
     assert first.start == {A: 3, B: 4, C: 1}
     assert ranges(Offsets({A: 100, B: 100, C: 100}), first) == [OffsetRange(A, 3, 8), OffsetRange(C, 1, 2)]
     assert ranges(first, first) == []
@@ -104,15 +104,15 @@ def bounds(**of):
 
 
 def test_what_went_back():
-    found = planner.ranges_past_end({A: 5, B: 5, C: 5}, bounds(a=(0, 4), b=(0, 5)))
+    found = planning.ranges_past_end({A: 5, B: 5, C: 5}, bounds(a=(0, 4), b=(0, 5)))
     assert found == [OffsetRange(A, 4, 5)]
 
 
 @given(st.integers(0, 9), st.integers(1, 9), st.integers(0, 20))
 def test_truncated_parts_and_the_rest_are_the_whole(start, size, minimum):
     whole = [OffsetRange(A, start, start + size)]
-    lost = planner.truncated(whole, {A: QueueBounds(minimum, 100, 0)})
-    rest = planner.without_lost(whole, lost)
+    lost = planning.truncated(whole, {A: QueueBounds(minimum, 100, 0)})
+    rest = planning.without_lost(whole, lost)
     assert offsets_of(lost) + offsets_of(rest) == offsets_of(whole)
     assert all(offset < minimum for _, offset in offsets_of(lost))
     assert all(offset >= minimum for _, offset in offsets_of(rest))
@@ -120,23 +120,23 @@ def test_truncated_parts_and_the_rest_are_the_whole(start, size, minimum):
 
 def test_what_was_lost_before_a_range_does_not_bring_it_back():
     later = OffsetRange(A, 5, 9)
-    assert planner.without_lost([later], [OffsetRange(A, 0, 3)]) == [later]
-    assert planner.without_lost([later, OffsetRange(B, 0, 2)], [OffsetRange(A, 5, 9)]) == [OffsetRange(B, 0, 2)]
+    assert planning.without_lost([later], [OffsetRange(A, 0, 3)]) == [later]
+    assert planning.without_lost([later, OffsetRange(B, 0, 2)], [OffsetRange(A, 5, 9)]) == [OffsetRange(B, 0, 2)]
 
 
 def test_positions_before_the_minimum_are_lifted():
     begin = Offsets({A: 3, B: 3, C: 3}, start={A: 1, B: 0})
-    lifted = planner.from_min_offsets(begin, bounds(a=(5, 9), b=(2, 9)))
+    lifted = planning.from_min_offsets(begin, bounds(a=(5, 9), b=(2, 9)))
     assert lifted.positions == {A: 5, B: 3, C: 3}
     assert lifted.start == {}, "what was read is not read again where a batch ends there"
-    assert planner.from_min_offsets(begin, bounds(a=(3, 9))) is begin
+    assert planning.from_min_offsets(begin, bounds(a=(3, 9))) is begin
 
 
 def test_marks_are_of_queues_that_were_read():
     now = {A: QueueBounds(0, 9, 1000), B: QueueBounds(0, 9, 900), C: QueueBounds(0, 0, 0)}
-    assert planner.newest_store_ms({A: 5, B: 9, C: 0}, Offsets({}, marks={B: 950}), now) == {A: 1000, B: 900}
-    assert planner.newest_store_ms({B: 8}, Offsets({}, marks={B: 950}), now) == {B: 950}
-    assert planner.newest_store_ms({A: 5, B: 0}, Offsets({}, marks={A: 700}), {}) == {A: 700}
+    assert planning.newest_store_ms({A: 5, B: 9, C: 0}, Offsets({}, marks={B: 950}), now) == {A: 1000, B: 900}
+    assert planning.newest_store_ms({B: 8}, Offsets({}, marks={B: 950}), now) == {B: 950}
+    assert planning.newest_store_ms({A: 5, B: 0}, Offsets({}, marks={A: 700}), {}) == {A: 700}
 
 
 @pytest.mark.parametrize(("position", "low", "kept"), [(5, 0, True), (7, 0, False), (7, 7, True)])
@@ -144,7 +144,7 @@ def test_marks_are_of_queues_that_were_read():
 def test_a_mark_ends_where_younger_messages_were_read_that_nobody_dates(position, low, kept, untold):
     """Else they would be taken for those of a topic that was made again."""
     before = Offsets({A: 5}, marks={A: 700})
-    assert planner.newest_store_ms({A: position}, before, {A: QueueBounds(low, 9, untold)}) == (
+    assert planning.newest_store_ms({A: position}, before, {A: QueueBounds(low, 9, untold)}) == (
         {A: 700} if kept else {}
     )
 

@@ -20,14 +20,9 @@ from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark import compat
 from rocketmq_spark.spark.conf import READ_BY_TASKS
-from rocketmq_spark.spark.source import partition_reader
-from rocketmq_spark.spark.source.partition_reader import (
-    MAX_PREFETCH_BYTES,
-    MAX_PREFETCH_ROWS,
-    Prefetch,
-    RangePartition,
-    enable_prefetch,
-)
+from rocketmq_spark.spark.source import prefetch
+from rocketmq_spark.spark.source.partition_reader import RangePartition
+from rocketmq_spark.spark.source.prefetch import MAX_PREFETCH_BYTES, MAX_PREFETCH_ROWS, Prefetch, enable_prefetch
 from tests.reading import Run, data_source, feed, handed_over, post
 
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -45,7 +40,7 @@ class Reads:
         self.error: Exception | None = None
         self.lost = False
         self.asked: list[Any] = []
-        monkeypatch.setattr(partition_reader, "read_partition", self)
+        monkeypatch.setattr(prefetch, "read_partition", self)
 
     def of_bytes(self, *sizes: int) -> None:
         self.batches = [pa.record_batch({"body": pa.array([bytes(size)])}) for size in sizes]
@@ -133,7 +128,7 @@ def test_large_rows_are_left_to_tasks_and_tried_again_when_they_may_be_small_aga
 
 @pytest.mark.parametrize("version", ["3.5.9", "4.4.0", "5.0.0"])
 def test_a_version_that_was_not_tried_reads_by_tasks(monkeypatch, version):
-    monkeypatch.setattr(partition_reader.pyspark, "__version__", version)
+    monkeypatch.setattr(prefetch.pyspark, "__version__", version)
     assert not enable_prefetch(type("Some", (), {}))
 
 
@@ -145,7 +140,7 @@ def test_it_can_be_switched_off(monkeypatch):
 @pytest.fixture
 def patient(monkeypatch):
     """The driver does not leave to its task what a slow machine reads in more than a second."""
-    monkeypatch.setattr(partition_reader, "_PREFETCH_DEADLINE_S", 60.0)
+    monkeypatch.setattr(prefetch, "_PREFETCH_DEADLINE_S", 60.0)
 
 
 class Runner:

@@ -18,11 +18,11 @@ from rocketmq_spark import options
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.source import planner
-from rocketmq_spark.spark.source.batch_reader import RocketMQStreamReader
+from rocketmq_spark.spark.source import planning
 from rocketmq_spark.spark.source.offsets import OffsetLogCache, Offsets
 from rocketmq_spark.spark.source.partition_reader import RangePartition
-from rocketmq_spark.spark.source.planner import TriggerLimits
+from rocketmq_spark.spark.source.planning import TriggerLimits
+from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 from tests.models import SteppingMachine, model_test, step
 
 QUEUE = MessageQueue("t", "broker-a", 0)
@@ -60,7 +60,7 @@ class PlannedStream:
         return Offsets({QUEUE: end}, {QUEUE: at} if begin is self._initial else {})
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
-        return [RangePartition((r,)) for r in planner.ranges(start, end)]
+        return [RangePartition((r,)) for r in planning.ranges(start, end)]
 
     def reportLatestOffset(self) -> dict[str, Any]:
         return {"lag": self._topic.end}

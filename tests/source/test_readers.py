@@ -10,7 +10,7 @@ from pyspark import cloudpickle
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.spark.compat import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
-from rocketmq_spark.spark.source.planner import TriggerLimits
+from rocketmq_spark.spark.source.planning import TriggerLimits
 from tests.reading import Run, batch_reader, bodies, feed, plan, positions, ranges_of, read, rows, stream_reader
 
 SECRET = "s3cr3t-of-the-user"

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.spark.source import planner
+from rocketmq_spark.spark.source import planning
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.spark.source.recreated_topics import (
     RecreationEvidence,
@@ -510,8 +510,8 @@ class Model(RuleBasedStateMachine):
         marks = {queue: mark for queue, mark in begin.marks.items() if queue not in told}
         after = Offsets(restarted, marks=marks)
         ends = {queue: of.max_offset for queue, of in bounds.items()}
-        end = planner.next_end(planner.from_min_offsets(after, bounds), ends, restarted, limit)
-        self.offsets = Offsets(end.positions, marks=planner.newest_store_ms(end.positions, after, bounds))
+        end = planning.next_end(planning.from_min_offsets(after, bounds), ends, restarted, limit)
+        self.offsets = Offsets(end.positions, marks=planning.newest_store_ms(end.positions, after, bounds))
         asked = self.watch.newest_store_ms(self.offsets, bounds, soon)
         self.offsets = Offsets(end.positions, marks={**self.offsets.marks, **asked})
         self.last.update({queue: self.before(queue) for queue in bounds})

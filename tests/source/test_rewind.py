@@ -13,7 +13,8 @@ from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark import checkpoints
 from rocketmq_spark.spark.checkpoints import rewind
-from rocketmq_spark.spark.checkpoints.offset_log import Folder, history, last_batch, logged_times_ms, open_folder
+from rocketmq_spark.spark.checkpoints.files import Folder, open_folder
+from rocketmq_spark.spark.checkpoints.offset_log import history, last_batch, logged_times_ms
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.source.test_checkpoint import P, Q, entry, named, other, ours
 

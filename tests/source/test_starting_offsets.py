@@ -8,7 +8,8 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.spark.source import offsets as starting_offsets
+from rocketmq_spark.spark.source import starting_offsets
+from rocketmq_spark.spark.source.offsets import queues_text
 
 A, B = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
 BOUNDS = {A: QueueBounds(5, 20, 0), B: QueueBounds(0, 0, 0)}
@@ -182,8 +183,8 @@ def test_times_in_the_wrong_order_are_an_error_without_a_broker(start, end):
 
 def test_long_lists_are_cut():
     queues = [MessageQueue("t", "b", i) for i in range(13)]
-    assert starting_offsets.queues_text(reversed(queues)).endswith("t/b/9 and 3 more")
-    assert starting_offsets.queues_text([A]) == "t/b/0"
+    assert queues_text(reversed(queues)).endswith("t/b/9 and 3 more")
+    assert queues_text([A]) == "t/b/0"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 
 from rocketmq_spark.errors import CheckpointMismatch
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.checkpoints.offset_log import history, last_batch, open_folder, uncommitted_batch
+from rocketmq_spark.spark.checkpoints.files import open_folder
+from rocketmq_spark.spark.checkpoints.offset_log import history, last_batch, uncommitted_batch
 from tests.reading import Run, bodies, canonical, feed, rows
 from tests.source.stored import QUERIES, STORED, VERSIONS, adopted
 

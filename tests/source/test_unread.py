@@ -11,7 +11,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.source import recreated_topics
+from rocketmq_spark.spark.source import removed_queues
 from tests.mockbroker import close, never, ok, refuse, route
 from tests.source.test_catalog import again, catalog, queues, scripted
 
@@ -50,7 +50,7 @@ def test_a_queue_that_the_route_lacks_is_gone_when_its_broker_says_so(scripted, 
 
 def test_a_broker_is_asked_once_in_a_while_about_the_queues_that_it_does_not_read(scripted, monkeypatch):
     """Again with another route or connection: the topic may have been widened, or its store may be another."""
-    monkeypatch.setattr(recreated_topics, "_ANSWER_VALID_S", 3600.0)
+    monkeypatch.setattr(removed_queues, "_ANSWER_VALID_S", 3600.0)
     one = catalog(scripted.address)
     view = one.fetch_all()
     scripted.on(Request.GET_TOPIC_CONFIG, read_queues(1))
@@ -79,7 +79,7 @@ def test_a_broker_is_asked_once_in_a_while_about_the_queues_that_it_does_not_rea
 
 def test_an_end_that_was_told_before_does_not_last(scripted, monkeypatch):
     """Producers may go on to write to a queue that is not read."""
-    monkeypatch.setattr(recreated_topics, "_ANSWER_VALID_S", 0.0)
+    monkeypatch.setattr(removed_queues, "_ANSWER_VALID_S", 0.0)
     one = catalog(scripted.address)
     view, (_, second) = one.fetch_all(), queues("t", 2)
     scripted.on(Request.GET_TOPIC_CONFIG, read_queues(1))
@@ -89,7 +89,7 @@ def test_an_end_that_was_told_before_does_not_last(scripted, monkeypatch):
 
 
 def test_that_a_broker_reads_its_queues_after_all_is_remembered_for_a_moment(scripted, monkeypatch):
-    monkeypatch.setattr(recreated_topics, "_ANSWER_VALID_S", 3600.0)
+    monkeypatch.setattr(removed_queues, "_ANSWER_VALID_S", 3600.0)
     one = catalog(scripted.address)
     view = one.fetch_all()
     scripted.on(Request.GET_TOPIC_CONFIG, read_queues(2))

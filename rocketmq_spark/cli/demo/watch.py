@@ -15,7 +15,7 @@ from rocketmq_spark.cli.demo.environment import DemoEnvironment
 from rocketmq_spark.cli.reading import TopicReader, earliest
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.checkpoints import offset_log
+from rocketmq_spark.spark.checkpoints import files, offset_log
 
 _LAG_WITHIN_S, _COUNT_WITHIN_S = 1.0, 10.0
 
@@ -81,7 +81,7 @@ class DemoWatch:
         self.remedy = environment.remedy
         self._driver = driver
         self._environment = environment
-        self._checkpoint = offset_log.open_folder(str(environment.checkpoint))
+        self._checkpoint = files.open_folder(str(environment.checkpoint))
         options = options_table.parse({"name_server": environment.name_server}).for_role("batch source")
         self._client = session.client(options)
         self._totals = TopicReader(options, environment.totals, lambda part, cause: None)

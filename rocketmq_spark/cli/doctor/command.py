@@ -288,8 +288,8 @@ def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Fin
 
 def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterator[Finding]:
     from rocketmq_spark.cli.checkpoint import differences
+    from rocketmq_spark.spark.checkpoints.files import open_folder as opened
     from rocketmq_spark.spark.checkpoints.offset_log import last_batch
-    from rocketmq_spark.spark.checkpoints.offset_log import open_folder as opened
     from rocketmq_spark.spark.checkpoints.offset_log import uncommitted_batch as not_done
     from rocketmq_spark.spark.checkpoints.owners import exposure
     from rocketmq_spark.spark.checkpoints.rewind import DriftState
@@ -324,7 +324,7 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
 def of_exactly_once(target: Target, subject: Subject) -> Finding:
     """Whether a query, or a batch write, can write the topics so: what its first batch would find."""
     from rocketmq_spark import options as options_table
-    from rocketmq_spark.spark.checkpoints import batch_notes, offset_log
+    from rocketmq_spark.spark.checkpoints import batch_notes, files
     from rocketmq_spark.spark.sink import exactly_once, exactly_once_checks
 
     check, topics = "exactly-once", list(dict.fromkeys(subject.topics))
@@ -337,7 +337,9 @@ def of_exactly_once(target: Target, subject: Subject) -> Finding:
         ends = exactly_once.snapshot_queue_ends(options)
         begun = ""
         if subject.checkpoint is not None:
-            begun = f"; {batch_notes.batch_status(offset_log.checkpoint_folder(subject.checkpoint), exactly_once.SINK_WRITE)}"
+            begun = (
+                f"; {batch_notes.batch_status(files.checkpoint_folder(subject.checkpoint), exactly_once.SINK_WRITE)}"
+            )
     except RocketMQError as e:
         return failed(check, e, "See docs/exactly-once.md")
     queues = f"{len(ends.queues)} queue{'s' * (len(ends.queues) != 1)} of {', '.join(sorted(ends.masters))}"

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.columnar.encode.content_ids import BatchName
 from rocketmq_spark.errors import OffsetError, OptionError, UnprovedError
-from rocketmq_spark.spark.checkpoints.offset_log import Folder, logged_times_ms
+from rocketmq_spark.spark.checkpoints.files import Folder
+from rocketmq_spark.spark.checkpoints.offset_log import logged_times_ms
 from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds
 
 logger = logging.getLogger(__name__)

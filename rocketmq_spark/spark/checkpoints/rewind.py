@@ -16,14 +16,8 @@ from typing import NamedTuple
 from rocketmq_spark.base.clock import utc_text
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.spark.checkpoints.offset_log import (
-    BatchRead,
-    Folder,
-    LoggedBatch,
-    SourceId,
-    batch_ranges,
-    lowest_positions,
-)
+from rocketmq_spark.spark.checkpoints.files import Folder
+from rocketmq_spark.spark.checkpoints.offset_log import BatchRead, LoggedBatch, SourceId, batch_ranges, lowest_positions
 from rocketmq_spark.spark.source.offsets import Positions
 
 

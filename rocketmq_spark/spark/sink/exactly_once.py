@@ -45,8 +45,8 @@ from rocketmq_spark.queues.environment import layout_text
 from rocketmq_spark.session.looks import hang_up, look_tools, noted_ids
 from rocketmq_spark.spark.checkpoints import batch_notes
 from rocketmq_spark.spark.checkpoints.batch_notes import BatchNote
-from rocketmq_spark.spark.checkpoints.offset_log import checkpoint_folder
-from rocketmq_spark.spark.sink import checks, exactly_once_checks
+from rocketmq_spark.spark.checkpoints.files import checkpoint_folder
+from rocketmq_spark.spark.sink import checks, exactly_once_checks, worker_socket
 from rocketmq_spark.spark.sink.report import TaskCounts
 from rocketmq_spark.stored.ends import BatchHashes, Enough, QueueEnds, ScopedHashes, ends_now, known_task
 from rocketmq_spark.stored.look import Look
@@ -216,7 +216,7 @@ class ExactlyOnceTask:
         self._stored_count = plan.stored_counts.get(int(known_task(partition)), 0)
         self.ids = ContentIds(scope, Timer("rocketmq-ids").wall_ms)
         self.stored_ids = noted_ids(options, plan.ends)
-        self._is_abandoned = exactly_once_checks.watch_worker_socket()
+        self._is_abandoned = worker_socket.watch_worker_socket()
 
     def count_stored(self, tally: TaskCounts) -> None:
         """Count the stored messages in ``tally``, and those that no row has matched."""
@@ -257,7 +257,7 @@ class ExactlyOnceTask:
     def raise_if_abandoned(self) -> None:
         """Raises ``ClosedError`` if Spark has given up this attempt."""
         if self._is_abandoned():
-            raise exactly_once_checks.abandoned_error()
+            raise worker_socket.abandoned_error()
 
 
 def _stored_rows_of_task(options: Options, plan: ExactlyOncePlan, partition: int, attempt: int) -> StoredRows | None:
@@ -307,7 +307,7 @@ class SnapshotSender:
         self,
         sender: Sender,
         queues: Collection[MessageQueue],
-        is_abandoned: Callable[[], bool] = exactly_once_checks.never_abandoned,
+        is_abandoned: Callable[[], bool] = worker_socket.never_abandoned,
     ) -> None:
         self._sender = sender
         self._queues = frozenset(queues)
@@ -332,7 +332,7 @@ class SnapshotSender:
     ) -> None:
         """Rejects queues that were not noted, because a repeat would not look there."""
         if self._is_abandoned():
-            done(exactly_once_checks.abandoned_error())
+            done(worker_socket.abandoned_error())
             return
         if queue in self._queues:
             self._sender.send_async(queue, request, deadline, done)

@@ -27,7 +27,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer.rows.routing import log_choice
 from rocketmq_spark.spark.checkpoints import batch_notes
-from rocketmq_spark.spark.checkpoints.offset_log import Folder, checkpoint_folder
+from rocketmq_spark.spark.checkpoints.files import Folder, checkpoint_folder
 from rocketmq_spark.spark.checkpoints.owners import check_owner
 from rocketmq_spark.spark.map_in_arrow import map_in_arrow
 from rocketmq_spark.spark.sink import checks, exactly_once_checks
@@ -300,7 +300,8 @@ def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _
         if _GENERATED_NAME.fullmatch(other.write) and set(note.ends.topics) & set(topics):
             raise OptionError(
                 f"batch {name.number} was begun for {', '.join(note.ends.topics)}, and the query now writes to "
-                f"{', '.join(topics)}; the note of the batch is {folder.name}/{batch_notes.NOTES_FOLDER}/{name.number}/{other.write}",
+                f"{', '.join(topics)}; the note of the batch is "
+                f"{folder.name}/{batch_notes.NOTES_FOLDER}/{name.number}/{other.write}",
                 remedy="Finish the batch with these topics, and write further ones with a writer of their own. Or go back with: "
                 "rocketmq-spark checkpoint rewind, which sends again what the batch has stored. If these are two writes of "
                 "a batch, give each a write_name",

@@ -18,12 +18,10 @@ import logging
 import os
 import queue as queues
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.types import StructType
 
 from rocketmq_spark import session
 from rocketmq_spark.base import process
@@ -34,7 +32,7 @@ from rocketmq_spark.columnar.encode.batch import Rows, UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Checked
 from rocketmq_spark.columnar.encode.kafka import KafkaRows
 from rocketmq_spark.columnar.encode.properties import BadRows
-from rocketmq_spark.errors import OptionError, RocketMQError, SendFailed
+from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendStatus
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.topic_names import TopicNames
@@ -43,21 +41,17 @@ from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.producer.rows.routing import RoutingPlan, log_choice, with_rocketmq_topics
+from rocketmq_spark.producer.rows.routing import RoutingPlan, with_rocketmq_topics
 from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender, RowTools
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import note_positions
 from rocketmq_spark.session.spools import worker_spool
-from rocketmq_spark.spark.checkpoints.owners import check_owner
-from rocketmq_spark.spark.compat import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from rocketmq_spark.spark.sink import checks, exactly_once_checks
-from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan, ExactlyOnceTask, check_task, plan_batch, plan_job
+from rocketmq_spark.spark.compat import WriterCommitMessage
+from rocketmq_spark.spark.sink import checks
+from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan, ExactlyOnceTask, check_task
 from rocketmq_spark.spark.sink.report import (
     TaskCounts,
     Written,
-    total,
-    warn_of_omitted_headers,
-    warn_of_unmatched,
     with_counts,
 )
 
@@ -310,94 +304,3 @@ def write_task(
             partition,
         )
     return TaskWriter(options, names, partition, positions, partitions=partitions).run(batches)
-
-
-_COMMIT_WORKER = "pyspark.sql.worker.python_streaming_sink_runner"
-
-
-class _DriverWriter:
-    """The common part of batch and stream writers.
-
-    Spark pickles only writers that tasks will use, so the first pickling begins the batch. Spark pickles such a writer twice; the
-    second time the same plan is used.
-    """
-
-    def __init__(self, options: Options, schema: StructType, stream: bool, checkpoint: str | None = None) -> None:
-        self.options = options
-        self.names = checks.check_sink(options, schema, stream)
-        if stream and checkpoint is None and exactly_once_checks.is_exactly_once(options):
-            raise OptionError(
-                "option 'deliveryGuarantee' is exactly-once, and the sink does not know the checkpoint: Spark does not "
-                "show it spark.sql.streaming.checkpointLocation",
-                remedy="Give the writer .option('checkpointLocation', ...)",
-            )
-        if exactly_once_checks.is_exactly_once(options):
-            exactly_once_checks.check_registered()
-        if not process.is_for(_COMMIT_WORKER):  # a commit of sent rows must not fail because brokers are down
-            if checkpoint is not None:
-                check_owner(checkpoint)
-            checks.check_brokers(options, self.names, once_per_process=stream)
-            log_choice(options, self.names, once=stream)
-        self.environment_queues = checks.environment_queues(options)
-        self.checkpoint = checkpoint
-        self.partition_queues: dict[str, tuple[MessageQueue, ...]] | None = None
-        self.exactly_once: ExactlyOncePlan | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.partition_queues is None:
-            self.partition_queues = checks.partition_queues(self.options, self.names)
-        if self.exactly_once is None and exactly_once_checks.is_exactly_once(self.options):
-            self.exactly_once = plan_batch(self.options, self.checkpoint) if self.checkpoint else plan_job(self.options)
-        return self.__dict__.copy()
-
-    def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-        return write_task(
-            self.options, self.names, self.environment_queues, iterator, self.exactly_once, self.partition_queues or {}
-        )
-
-    def commit(self, messages: list[WriterCommitMessage | None], what: str) -> None:
-        self.log(messages, what)
-        names = [name for message in messages if isinstance(message, TaskCommitMessage) for name in message.topic_names]
-        checks.check_topic_names(self.options, names)
-
-    def log(self, messages: list[WriterCommitMessage | None], what: str) -> Written:
-        written = total(message.written if isinstance(message, TaskCommitMessage) else None for message in messages)
-        logger.info("%s: %s", what, written)
-        warn_of_unmatched(written, what)
-        warn_of_omitted_headers(written, what)
-        return written
-
-
-class RocketMQWriter(DataSourceArrowWriter):
-    """Writes a batch DataFrame."""
-
-    def __init__(self, options: Options, schema: StructType) -> None:
-        self._writer = _DriverWriter(options, schema, stream=False)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-        return self._writer.write_batches(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._writer.commit(messages, "written")
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        done = self._writer.log(messages, "the write failed; acknowledged before that")
-        logger.warning(
-            "a failed write leaves %d rows or more in the topic; the next attempt sends them again", done.rows
-        )
-
-
-class RocketMQStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a stream in append mode."""
-
-    def __init__(self, options: Options, schema: StructType, checkpoint: str | None = None) -> None:
-        self._writer = _DriverWriter(options, schema, True, checkpoint)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-        return self._writer.write_batches(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._writer.commit(messages, f"batch {batchId}")
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._writer.log(messages, f"batch {batchId} failed; acknowledged before that")

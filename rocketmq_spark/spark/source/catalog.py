@@ -8,28 +8,22 @@ brokers do not know any more, a queue that its broker does not read any more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rocketmq_spark import session
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.retry import Retry, Trouble
 from rocketmq_spark.errors import BrokerNotFound, NotSupported, OptionError, RocketMQError, RouteNotFound, TopicNotFound
-from rocketmq_spark.model import BrokerData, MessageQueue, TopicRoute
+from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, TopicRoute
 from rocketmq_spark.options import Options
-from rocketmq_spark.ports import OffsetReader, RouteReader
+from rocketmq_spark.ports import OffsetReader, OnError, RouteReader
 from rocketmq_spark.queues.environment import environment_of
-from rocketmq_spark.spark.source import partitioning, subscription
-from rocketmq_spark.spark.source.offsets import Offsets, queues_text
+from rocketmq_spark.spark.source import checkpoint_identity, partitioning, subscription
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, queues_text
 from rocketmq_spark.spark.source.planning import QueuesView
-from rocketmq_spark.spark.source.recreated_topics import (
-    RemovedQueues,
-    topic_broker,
-    topic_brokers,
-    topic_missing_everywhere,
-    with_client_overhead,
-    with_compaction_minimum,
-)
+from rocketmq_spark.spark.source.recreated_topics import topic_broker, topic_brokers, with_client_overhead
+from rocketmq_spark.spark.source.removed_queues import RemovedQueues
 
 logger = logging.getLogger(__name__)
 
@@ -101,13 +95,13 @@ class OffsetCache:
         if begin is self._checkpoint_offsets and to_read is self._target_queues:
             return
         self._target_queues = to_read
-        subscription.check_checkpoint(self._options, begin)
+        checkpoint_identity.check_checkpoint(self._options, begin)
         self._checkpoint_offsets = begin
-        had: dict[str, set[str]] = {topic: set() for topic in subscription.recorded_topics(begin.reads)}
+        had: dict[str, set[str]] = {topic: set() for topic in checkpoint_identity.recorded_topics(begin.reads)}
         for topic, broker_name in topic_brokers((*begin.positions, *self._target_queues)):
             had.setdefault(topic, set()).add(broker_name)
         self._checkpoint_brokers = had
-        assigned = subscription.recorded_queues(begin.reads)
+        assigned = checkpoint_identity.recorded_queues(begin.reads)
         self._checkpoint_queues = assigned.union(begin.positions) if assigned else begin.positions
         # What was counted before positions were there, in an outage perhaps, may be another environment's.
         known = {queue.topic for queue in begin.environment}
@@ -458,3 +452,44 @@ def _matching_topics(routes: RouteReader, options: Options) -> tuple[str, ...]:
             remedy="Start a broker, or look into the logs of those that should be there",
         )
     return subscription.matching_topics(options, topics, {*cluster, *(data.cluster for data in cluster.values())})
+
+
+def with_compaction_minimum(
+    ask: Callable[[Sequence[MessageQueue], OnError], Mapping[MessageQueue, int]],
+    bounds: Bounds,
+    positions: Positions,
+    silent: Container[str],
+    on_error: OnError,
+) -> dict[MessageQueue, QueueBounds]:
+    """``bounds`` with the minimums of compaction topics: brokers keep the last message of a key for good, and tell where their
+    log begins. They are asked where something before that is to be read. What they do not keep is no loss. A queue of which it
+    is not known is left out.
+    """
+    low = [q for q, b in bounds.items() if b.min_offset > positions.get(q, 0) and q.broker_name not in silent]
+    unknown: set[MessageQueue] = set()
+
+    def note(error: RocketMQError, queue: MessageQueue) -> None:
+        unknown.add(queue)
+        on_error(error, queue)
+
+    kept = ask(low, note) if low else {}
+    return {
+        queue: of._replace(min_offset=min(of.min_offset, kept[queue], positions.get(queue, kept[queue])))
+        if queue in kept
+        else of
+        for queue, of in bounds.items()
+        if queue not in unknown
+    }
+
+
+def topic_missing_everywhere(offsets: OffsetReader, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
+    """Whether all of these brokers say that they do not know the topic."""
+    asked = [MessageQueue(topic, name, 0) for name in brokers]
+    unknown = set()
+
+    def note(error: RocketMQError, queue: MessageQueue) -> None:
+        if isinstance(error, TopicNotFound):
+            unknown.add(queue)
+
+    offsets.bounds(asked, deadline, note)
+    return unknown == {*asked}

@@ -6,7 +6,7 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import check_chosen, environment_of
 from rocketmq_spark.spark.source import subscription
-from rocketmq_spark.spark.source.offsets import check_start_and_end
+from rocketmq_spark.spark.source.starting_offsets import check_start_and_end
 
 
 def check_source(parsed: Options, role: str) -> Options:

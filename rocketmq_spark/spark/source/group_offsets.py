@@ -14,7 +14,7 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.errors import GroupNotFound, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
-from rocketmq_spark.spark.source import subscription
+from rocketmq_spark.spark.source import checkpoint_identity
 from rocketmq_spark.spark.source.offsets import Positions
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class GroupOffsets:
             except RocketMQError as e:
                 logger.info("the offsets of topic %s are not committed now: %s", topic, e)
                 continue
-            if others := subscription.other_clusters(reads, subscription.clusters_of([route])):
+            if others := checkpoint_identity.other_clusters(reads, checkpoint_identity.clusters_of([route])):
                 logger.info("topic %s is of cluster %s: its offsets are not committed", topic, ", ".join(others))
             else:
                 known.add(topic)

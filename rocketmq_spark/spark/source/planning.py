@@ -12,18 +12,14 @@ loss passes through ``report_data_loss``, which option ``failOnDataLoss`` contro
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
 from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.spark.source import planner
+from rocketmq_spark.spark.source.data_loss import Loss
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
-from rocketmq_spark.spark.source.planner import backlog
-
-Loss = tuple[OffsetRange, Cause]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +133,7 @@ def apply_queue_changes(
     hidden = dict(sorted((hidden or {}).items()))
     vanished = {q for q, end in hidden.items() if end < begin.positions[q]}
     back = [
-        *planner.ranges_past_end(begin.positions, view.bounds),
+        *ranges_past_end(begin.positions, view.bounds),
         *(OffsetRange(q, end, begin.positions[q]) for q, end in hidden.items() if q in vanished),
     ]
     restart = {part.queue: view.bounds[part.queue].min_offset for part in back if part.queue not in vanished}
@@ -199,8 +195,8 @@ def batch_end(begin: Offsets, after: Offsets, end: Offsets, view: QueuesView, in
     start = {**({} if after is begin else after.start), **({} if end is after else end.start)}
     whole = Offsets(end.positions, start)
     if initial is not None and begin == initial:
-        whole = planner.with_initial_starts(initial, whole)
-    return replace(whole, marks=planner.newest_store_ms(whole.positions, after, view.bounds))
+        whole = with_initial_starts(initial, whole)
+    return replace(whole, marks=newest_store_ms(whole.positions, after, view.bounds))
 
 
 def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[list[OffsetRange], list[Loss]]:
@@ -210,12 +206,12 @@ def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[li
         if view.deleted_topics or view.topics_missing_on_broker
         else []
     )
-    truncated = planner.truncated(ranges, view.master_bounds())
+    truncated_ranges = truncated(ranges, view.master_bounds())
     losses = [
-        *((part, Cause.TRUNCATED) for part in truncated),
+        *((part, Cause.TRUNCATED) for part in truncated_ranges),
         *((part, Cause.TOPIC_DELETED) for part in deleted),
     ]
-    return planner.without_lost(ranges, [*truncated, *deleted]), losses
+    return without_lost(ranges, [*truncated_ranges, *deleted]), losses
 
 
 def logged_end(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) -> Offsets:
@@ -237,99 +233,206 @@ def drop_recreated(
 
 logger = logging.getLogger(__name__)
 
-# Looks at ends that are kept: at most so many, and of so many queues in all, for each report goes through them.
-_MAX_SAMPLES, _MAX_SAMPLED_QUEUES = 32, 20_000
+
+# The weight of a new sample in the estimated size of messages; earlier samples have the rest.
+_SAMPLE_WEIGHT = 0.2
 
 
-class ProgressReporter:
-    """The looks and losses of a run. Of the last look and of where the last batch ends ``report_data_loss`` makes a report."""
+# The broker's default limit of a message (maxMessageSize). It is the estimated size while there is no sample.
+ASSUMED_MESSAGE_BYTES = 4 << 20
 
-    def __init__(self) -> None:
-        self._samples: list[tuple[int, Bounds]] = []
-        self._losses: dict[str, dict[str, int | None]] = {}
 
-    def add_losses(self, parts: Iterable[Loss]) -> None:
-        """Losses that the query goes on without. A part of no size is one whose size is unknown."""
-        for part, cause in parts:
-            of_cause = self._losses.setdefault(cause.name.lower(), {"ranges": 0, "offsets": 0})
-            so_far = of_cause["offsets"]
-            of_cause["ranges"] = (of_cause["ranges"] or 0) + 1
-            of_cause["offsets"] = None if so_far is None or part.size <= 0 else so_far + part.size
+SAMPLED_QUEUES = 4
 
-    def report(self, view: QueuesView, end: Offsets | None, now_ms: int) -> dict[str, Any]:
-        """The report: with ``end`` None, before a batch was planned, how far the run is behind is not known."""
-        self._add_sample(view.bounds, now_ms)
-        away = {q for q in end.positions if q not in view.bounds and not view.is_topic_deleted(q)} if end else set()
-        answering = {queue.broker_name for queue in view.bounds}
-        return {
-            **self._lag(view.bounds, end, now_ms),
-            "queues": len(view.bounds),
-            "queuesAway": len(away),
-            "brokersAway": sorted({queue.broker_name for queue in away} - answering),
-            "losses": {cause: dict(counts) for cause, counts in sorted(self._losses.items())},
-        }
 
-    def _lag(self, bounds: Bounds, end: Offsets | None, now_ms: int) -> dict[str, int | None]:
-        if end is None or not bounds:
-            return {"lag": None, "behindMs": None}
-        at = {q: max(end.positions.get(q, b.min_offset), b.min_offset) for q, b in bounds.items()}
-        waiting = backlog(at, {queue: b.max_offset for queue, b in bounds.items()})
-        while len(self._samples) > 1 and _is_read(self._samples[1][1], at):
-            del self._samples[0]
-        since = [self._first_seen_ms(queue, at[queue]) for queue in waiting]
-        known = [ms for ms in since if ms is not None]
-        behind_ms = None if len(known) < len(since) else now_ms - min(known, default=now_ms)
-        return {"lag": sum(waiting.values()), "behindMs": behind_ms}
+def next_end(begin: Offsets, ends: Positions, begins: Positions, max_offsets: int | None = None) -> Offsets:
+    """Where a batch from ``begin`` ends, given the ``ends`` of queues and the ``begins`` of those that are new.
 
-    def _first_seen_ms(self, queue: Any, offset: int) -> int | None:
-        """When the message at ``offset`` was first seen to be there; None when it was at the first look at its queue."""
-        seen = ((ms, bounds[queue].max_offset) for ms, bounds in self._samples if queue in bounds)
-        first = next(seen, None)
-        if first is None or first[1] > offset:
-            return None
-        return next((ms for ms, max_offset in seen if max_offset > offset), None)
+    A queue without new messages keeps its position; no queue moves back here. ``max_offsets`` is divided among the queues in
+    proportion to their backlogs, with at least one message each, as in Spark's Kafka source. Returns ``begin`` itself if nothing
+    is new.
+    """
+    positions = dict(begin.positions)
+    fresh = {queue: begins[queue] for queue in ends if queue not in positions}
+    positions.update(fresh)
+    waiting = backlog(positions, ends)
+    if not waiting and not fresh:
+        return begin
+    for queue, count in rate_limit(waiting, max_offsets).items():
+        positions[queue] += count
+    return Offsets(positions, fresh)
 
-    def _add_sample(self, bounds: Bounds, now_ms: int) -> None:
-        if self._samples and self._samples[-1][1] == bounds:
+
+def backlog(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
+    """The number of unread offsets of each queue that has any."""
+    return {q: end - at for q, end in ends.items() if (at := positions.get(q)) is not None and end > at}
+
+
+def from_min_offsets(begin: Offsets, bounds: Bounds) -> Offsets:
+    """``begin`` without positions below the minimum offsets: messages that retention deleted must not use up a batch's limit."""
+    low = {q: bounds[q].min_offset for q, p in begin.positions.items() if q in bounds and p < bounds[q].min_offset}
+    return replace(begin, positions={**begin.positions, **low}, start={}) if low else begin
+
+
+def rate_limit(waiting: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
+    """How many offsets of its backlog each queue may read. A queue with a small backlog gets at least one."""
+    total = sum(waiting.values())
+    if max_offsets is None or total <= max_offsets:
+        return dict(waiting)
+    return {queue: min(count, max(1, max_offsets * count // total)) for queue, count in sorted(waiting.items())}
+
+
+def with_initial_starts(initial: Offsets, end: Offsets) -> Offsets:
+    """The end of batch 0, with the start of this batch."""
+    return replace(end, start={**initial.positions, **end.start})
+
+
+def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
+    """The ranges of a batch from ``start`` to ``end``, sorted by queue, without empty ranges.
+
+    If ``end`` has the start of a queue, this start overrides the one in ``start``: see ``offsets``. A queue that ``end`` does not
+    name is not read.
+    """
+    # PySpark 4.0 and 4.1 plan such an empty batch at each restart. ``end.start`` is then of the batch that ended at ``end``.
+    if start == end:
+        return []
+    between = []
+    for queue in sorted(end.positions):
+        begin, until = end.start.get(queue, start.positions.get(queue)), end.positions[queue]
+        if begin is not None and until > begin:
+            between.append(OffsetRange(queue, begin, until))
+    return between
+
+
+def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
+    """The ranges, from offset 0, of queues that were new, or were created again, in a batch between ``start`` and ``end``.
+
+    With asynchronous progress tracking Spark does not log each batch. After a restart it repeats all batches since the last
+    logged one as a single batch, whose ``end`` has only the starts of queues that were new in the last of them.
+    """
+    return [
+        OffsetRange(queue, 0, position)
+        for queue, position in sorted(end.positions.items())
+        if queue not in end.start and position > 0 and start.positions.get(queue, math.inf) > position
+    ]
+
+
+def combined_start(start: Offsets, end: Offsets) -> Offsets:
+    """``start`` with what ``end`` adds: what the source reads, and the starts of queues that began between the two."""
+    begins = {**dict.fromkeys(end.positions, 0), **start.positions, **end.start}
+    return replace(start, positions=begins, reads={**start.reads, **end.reads})
+
+
+def ranges_past_end(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
+    """The ranges between the end of a queue and a position that is after this end."""
+    return [
+        OffsetRange(queue, bounds[queue].max_offset, position)
+        for queue, position in sorted((q, p) for q, p in positions.items() if q in bounds and bounds[q].max_offset < p)
+    ]
+
+
+def truncated(planned: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange]:
+    """The parts of ranges that lie before the minimum: deleted by retention."""
+    return [
+        OffsetRange(r.queue, r.start, min(r.end, bounds[r.queue].min_offset))
+        for r in planned
+        if (there := bounds.get(r.queue)) is not None and r.start < there.min_offset
+    ]
+
+
+def without_lost(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """The ranges, or parts of ranges, without the offsets that were lost at the beginnings of queues."""
+    begins: dict[MessageQueue, int] = {}
+    for part in lost:
+        begins[part.queue] = max(part.end, begins.get(part.queue, 0))
+    if not begins:
+        return [r for r in planned if r.end > r.start]
+    cut = [OffsetRange(r.queue, max(r.start, begins.get(r.queue, r.start)), r.end) for r in planned]
+    return [r for r in cut if r.size > 0]
+
+
+def newest_store_ms(positions: Positions, before: Offsets, bounds: Bounds) -> dict[MessageQueue, int]:
+    """The newest store time seen of every queue that was read at all; see ``offsets``.
+
+    A mark that was known ``before`` serves on while nothing was read behind it that is still there. Messages that were
+    may be younger: where the age is unknown, a mark would take them for another topic's. At the end of a queue the
+    last message that was read is its newest one, also when a clock was put back.
+    """
+    marked = {}
+    for queue, position in positions.items():
+        known = before.marks.get(queue, 0)
+        if (there := bounds.get(queue)) is not None:
+            first, end, newest = there
+            stays = position < end if newest > 0 else position in (before.positions.get(queue), first)
+            known = max(newest, known if stays else 0)
+        if position > 0 and known > 0:
+            marked[queue] = known
+    return marked
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerLimits:
+    """Limits of one batch; None: no limit."""
+
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_offsets: int | None = None
+
+
+class ReadLimitPolicy:
+    """Limits batches by offsets and bytes. Remembers when the last batch was planned, and how large messages are.
+
+    As in Spark's Kafka source, the first batch of a run does not wait for ``minOffsetsPerTrigger``. Otherwise runs that are
+    shorter than ``maxTriggerDelay`` would read nothing.
+    """
+
+    def __init__(self, max_delay_s: float) -> None:
+        self._max_delay_s = max_delay_s
+        self._planned_at_s = -math.inf
+        self._message_bytes: float | None = None
+
+    def max_offsets(
+        self,
+        waiting: Mapping[MessageQueue, int],
+        limits: TriggerLimits,
+        sample: Callable[[MessageQueue], tuple[int, int]],
+        now: float,
+    ) -> int | None:
+        """The maximum number of offsets in this batch: None without a limit, 0 to wait for more messages.
+
+        ``sample`` returns the size in bytes of some unread messages of a queue, and how many offsets these messages span.
+        """
+        total = sum(waiting.values())
+        if total and now - self._planned_at_s < self._max_delay_s and total < (limits.min_offsets or 0):
+            return 0
+        if not total or limits.max_bytes is None:
+            return limits.max_offsets
+        self._update_message_bytes(waiting, sample)
+        fitting = max(1, int(limits.max_bytes / (self._message_bytes or ASSUMED_MESSAGE_BYTES)))
+        return fitting if limits.max_offsets is None else min(limits.max_offsets, fitting)
+
+    def batch_planned(self, now: float) -> None:
+        """A batch was planned."""
+        self._planned_at_s = now
+
+    def nothing_to_read(self, now: float) -> None:
+        """No queue has unread messages. In the first plan of a run, this counts as the first batch."""
+        if self._planned_at_s == -math.inf:
+            self._planned_at_s = now
+
+    @property
+    def has_no_sample(self) -> bool:
+        """Whether no broker has returned a sample yet, so that the size of messages is a guess."""
+        return not self._message_bytes
+
+    def _update_message_bytes(
+        self, waiting: Mapping[MessageQueue, int], sample: Callable[[MessageQueue], tuple[int, int]]
+    ) -> None:
+        largest = sorted(waiting, key=lambda queue: -waiting[queue])[:SAMPLED_QUEUES]
+        samples = [sample(queue) for queue in largest]
+        messages = sum(count for _, count in samples)
+        if not messages:
             return
-        looks = self._samples
-        looks.append((now_ms, bounds))
-        if len(looks) > max(3, min(_MAX_SAMPLES, _MAX_SAMPLED_QUEUES // max(1, len(bounds)))):
-            # The one closest to its neighbours goes; the first two are what the message that waits longest is known by.
-            del looks[min(range(2, len(looks) - 1), key=lambda i: looks[i + 1][0] - looks[i - 1][0])]
-
-
-def _is_read(bounds: Bounds, at: dict[Any, int]) -> bool:
-    """Whether all that was there at a look is read."""
-    return all(at.get(queue, b.max_offset) >= b.max_offset for queue, b in bounds.items())
-
-
-_REMEDY = "Set option 'failOnDataLoss' to 'warn' or 'ignore' to go on without these offsets"
-_REMEDY_OF_RESET = f"{_REMEDY}; a stream then reads all present messages of a queue that went back"
-
-
-def _range_text(part: OffsetRange) -> str:
-    """The text of a lost part. A part without a size stands for all offsets from its start on; their number is unknown."""
-    where = f"offsets {part.start} to {part.end}" if part.size > 0 else f"from offset {part.start} on"
-    return f"{part.queue} {where}"
-
-
-def _count_text(parts: Sequence[OffsetRange]) -> str:
-    sizes = [part.size for part in parts if part.size > 0]
-    if not sizes:
-        return "an unknown number of"
-    return f"{'at least ' if len(sizes) < len(parts) else ''}{sum(sizes)}"
-
-
-def report_data_loss(policy: str, lost: Sequence[tuple[OffsetRange, Cause]]) -> None:
-    """Fail, warn or note that offsets cannot be read. One call is one line, or one error."""
-    if not lost:
-        return
-    shown = "; ".join(f"{_range_text(part)} ({cause.value})" for part, cause in lost[:10])
-    more = f" and {len(lost) - 10} more" if len(lost) > 10 else ""
-    text = f"{_count_text([part for part, _ in lost])} offsets cannot be read any more: {shown}{more}"
-    if policy == "fail":
-        first = lost[0][0].queue
-        remedy = _REMEDY_OF_RESET if any(cause is Cause.WENT_BACK for _, cause in lost) else _REMEDY
-        raise DataLossError(text, topic=first.topic, queue=str(first), remedy=remedy)
-    logger.log(logging.WARNING if policy == "warn" else logging.INFO, "%s; failOnDataLoss=%s", text, policy)
+        mean = sum(size for size, _ in samples) / messages
+        known = self._message_bytes
+        self._message_bytes = mean if known is None else known + _SAMPLE_WEIGHT * (mean - known)

@@ -16,17 +16,14 @@ given up.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from rocketmq_spark.base.clock import Clock, Deadline, epoch_ms
-from rocketmq_spark.errors import RocketMQError, TopicNotFound
-from rocketmq_spark.model import MessageQueue, QueueBounds, TopicRoute
-from rocketmq_spark.ports import OffsetReader, OnError
-from rocketmq_spark.spark.source import subscription
-from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
-from rocketmq_spark.spark.source.planning import QueuesView
+from rocketmq_spark.base.clock import Deadline, epoch_ms
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MessageQueue, QueueBounds
+from rocketmq_spark.ports import OffsetReader
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets
 
 # A topic and a broker that has queues of it.
 TopicBroker = tuple[str, str]
@@ -297,120 +294,3 @@ class RecreationWatch:
             if stored_ms is not None and stored_ms > marks[queue]:
                 found.append(queue)
         return found
-
-
-def with_compaction_minimum(
-    ask: Callable[[Sequence[MessageQueue], OnError], Mapping[MessageQueue, int]],
-    bounds: Bounds,
-    positions: Positions,
-    silent: Container[str],
-    on_error: OnError,
-) -> dict[MessageQueue, QueueBounds]:
-    """``bounds`` with the minimums of compaction topics: brokers keep the last message of a key for good, and tell where their
-    log begins. They are asked where something before that is to be read. What they do not keep is no loss. A queue of which it
-    is not known is left out.
-    """
-    low = [q for q, b in bounds.items() if b.min_offset > positions.get(q, 0) and q.broker_name not in silent]
-    unknown: set[MessageQueue] = set()
-
-    def note(error: RocketMQError, queue: MessageQueue) -> None:
-        unknown.add(queue)
-        on_error(error, queue)
-
-    kept = ask(low, note) if low else {}
-    return {
-        queue: of._replace(min_offset=min(of.min_offset, kept[queue], positions.get(queue, kept[queue])))
-        if queue in kept
-        else of
-        for queue, of in bounds.items()
-        if queue not in unknown
-    }
-
-
-# For how long an answer holds: a queue that is not read may be written to, or be read again.
-_ANSWER_VALID_S = 1.0
-
-
-class _Answer(NamedTuple):
-    """What a broker said of a topic: until when that holds, by which route and connection, about which queues."""
-
-    valid_until: float = 0.0
-    route_and_connection: object = None
-    queues: frozenset[MessageQueue] = frozenset()
-    ends: Mapping[MessageQueue, int] = MappingProxyType({})
-
-
-class RemovedQueues:
-    """Asks brokers where such queues end, at most once a second. ``waits`` receives failures."""
-
-    def __init__(
-        self,
-        reader: Callable[[], OffsetReader],
-        timeout_s: float,
-        waits: Callable[[RocketMQError], None],
-        clock: Clock,
-    ) -> None:
-        self._reader = reader
-        self._clock = clock
-        self._timeout_s = timeout_s
-        self._note_error = waits
-        self._answers: dict[TopicBroker, _Answer] = {}
-        self._retry_at: dict[str, float] = {}
-
-    def ends(
-        self, queues: Iterable[MessageQueue], view: QueuesView, routes: Mapping[str, TopicRoute]
-    ) -> dict[MessageQueue, int]:
-        """Those of ``queues`` that their broker does not read, with the end that it still knows.
-
-        The route of a name server that lags behind may lack queues that are read: the broker is asked itself. One that is
-        away is not asked, and one that hangs costs a sixth of the time at most.
-        """
-        away = view.timed_out_brokers | view.brokers_without_master
-        gone: dict[TopicBroker, set[MessageQueue]] = {}
-        for queue in queues:
-            present = queue in view.bounds or queue.broker_name in away
-            if not present and subscription.is_removed_queue(routes.get(queue.topic), queue):
-                gone.setdefault(topic_broker(queue), set()).add(queue)
-        found: dict[MessageQueue, int] = {}
-        for one, mine in sorted(gone.items()):
-            ends = self._ends_at_broker(one, mine, routes[one[0]])
-            found.update({queue: ends[queue] for queue in mine if queue in ends})
-        return found
-
-    def _ends_at_broker(
-        self, one: TopicBroker, queues: set[MessageQueue], route: TopicRoute
-    ) -> Mapping[MessageQueue, int]:
-        by, now = (route, self._reader().connection(one[1])), self._clock.now()
-        signs = self._answers.get(one, _Answer())
-        if signs.route_and_connection == by and queues <= signs.queues and now < signs.valid_until:
-            return signs.ends
-        if now < self._retry_at.get(one[1], 0.0):
-            return {}
-        about = frozenset(queues) | (signs.queues if signs.route_and_connection == by else frozenset())
-        try:
-            ends = self._fetch(*one, sorted(about))
-        except RocketMQError as e:
-            self._retry_at[one[1]] = self._clock.now() + 5 * (self._clock.now() - now)
-            self._note_error(e)
-            return {}
-        self._answers[one] = _Answer(self._clock.now() + _ANSWER_VALID_S, by, about, ends)
-        return ends
-
-    def _fetch(self, topic: str, broker_name: str, queues: list[MessageQueue]) -> dict[MessageQueue, int]:
-        reader, deadline = self._reader(), Deadline.after(self._timeout_s)
-        read = reader.read_queues(topic, broker_name, deadline) or 0
-        unread = [queue for queue in queues if queue.queue_id >= read]
-        return reader.max_offsets(unread, deadline) if unread else {}
-
-
-def topic_missing_everywhere(offsets: OffsetReader, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
-    """Whether all of these brokers say that they do not know the topic."""
-    asked = [MessageQueue(topic, name, 0) for name in brokers]
-    unknown = set()
-
-    def note(error: RocketMQError, queue: MessageQueue) -> None:
-        if isinstance(error, TopicNotFound):
-            unknown.add(queue)
-
-    offsets.bounds(asked, deadline, note)
-    return unknown == {*asked}

@@ -25,29 +25,25 @@ from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import by_position
 from rocketmq_spark.spark.source import (
+    checkpoint_identity,
+    data_loss,
     kafka_partitions,
     partition_reader,
     partitioning,
-    planner,
     planning,
     subscription,
 )
 from rocketmq_spark.spark.source.catalog import OffsetCache, check_filter, planning_deadline
+from rocketmq_spark.spark.source.data_loss import Loss
 from rocketmq_spark.spark.source.group_offsets import GroupOffsets
 from rocketmq_spark.spark.source.kafka_partitions import QueueRuns
-from rocketmq_spark.spark.source.offsets import (
-    Bounds,
-    OffsetLogCache,
-    Offsets,
-    Positions,
-    queues_text,
-    starting_offsets,
-)
+from rocketmq_spark.spark.source.offsets import Bounds, OffsetLogCache, Offsets, Positions, queues_text
 from rocketmq_spark.spark.source.partition_reader import RangePartition
 from rocketmq_spark.spark.source.partitioning import Partitioning
-from rocketmq_spark.spark.source.planner import ReadLimitPolicy, TriggerLimits
-from rocketmq_spark.spark.source.planning import Loss, ProgressReporter, QueuesView
+from rocketmq_spark.spark.source.planning import QueuesView, ReadLimitPolicy, TriggerLimits
+from rocketmq_spark.spark.source.progress import ProgressReporter
 from rocketmq_spark.spark.source.recreated_topics import RecreationWatch, TopicBroker, topic_broker
+from rocketmq_spark.spark.source.starting_offsets import starting_offsets
 from rocketmq_spark.spark.source.waiting import (
     UnavailableQueuesLog,
     fetch_bounds_of_masters,
@@ -120,7 +116,7 @@ class Stream:
             catalog, lambda: starting_offsets(offsets, options, bounds, planning_deadline(options))
         )
         with_compaction_start(catalog, options, view, begin)  # for the first plan, which may come at once
-        marks = planner.newest_store_ms(begin, Offsets({}), bounds)
+        marks = planning.newest_store_ms(begin, Offsets({}), bounds)
         marks |= self._recreation_watch.newest_store_ms(Offsets(begin), bounds, Deadline.after(options.request_timeout))
         self._validated, self._initial_watch = True, began
         return Offsets(begin, {}, marks, _source_identity(options, catalog), catalog.environment)
@@ -175,8 +171,8 @@ class Stream:
         moved, readable = self._apply_queue_changes(begin, planning.without_timed_out(view))
         ends = planning.readable_ends(readable, self._available_now_ends)
         begins = {queue: readable.bounds[queue].min_offset for queue in ends}
-        live = planner.from_min_offsets(moved, readable.bounds)
-        waiting = planner.backlog({**begins, **live.positions}, ends)
+        live = planning.from_min_offsets(moved, readable.bounds)
+        waiting = planning.backlog({**begins, **live.positions}, ends)
         if (
             self._available_now_ends is not None
         ):  # this run reads up to fixed ends, so waiting would bring no more messages
@@ -189,7 +185,7 @@ class Stream:
             return begin
         if waiting and limits.max_bytes is not None and self._read_limit_policy.has_no_sample:
             self._warned_of_size_estimate = self._warned_of_size_estimate or _warn_of_size_estimate(limits.max_bytes)
-        end = planner.next_end(live, ends, begins, max_offsets)
+        end = planning.next_end(live, ends, begins, max_offsets)
         if end is begin:
             self._idle_at = None if waiting or self._recreation_unknown else (view, begin)
             if not (waiting or view.timed_out_brokers or moved.positions.keys() - readable.bounds.keys()):
@@ -303,11 +299,11 @@ class Stream:
         """The tasks of a batch. For a batch that was logged and not committed, this may be the first call of a run."""
         logged_before = self._last_end is None  # this run has returned no end yet, so an earlier run logged the batch
         if logged_before:
-            subscription.check_checkpoint(self._options, end)
+            checkpoint_identity.check_checkpoint(self._options, end)
         # Only a restart repeats several batches as one. Batch 0 is read from the starts in its end instead, because ``start`` is
         # resolved anew from the starting options, and may differ.
-        begun = planner.new_queue_ranges(start, end) if logged_before and start != self._initial_offset else []
-        ranges = sorted([*planner.ranges(start, end), *begun])
+        begun = planning.new_queue_ranges(start, end) if logged_before and start != self._initial_offset else []
+        ranges = sorted([*planning.ranges(start, end), *begun])
         if not ranges:
             return []
         # The tasks of a batch depend on its log entry alone. Losses leave a task with fewer rows, or with none: other tasks,
@@ -315,26 +311,26 @@ class Stream:
         planned = partitioning.plan_tasks(self._logged_partitioning(end, ranges), end.positions, ranges)
         if self._start_error is not None and start == self._initial_offset:
             start = replace(end, positions=end.start)
-        known = planner.combined_start(start, end) if logged_before or end.start else start
+        known = planning.combined_start(start, end) if logged_before or end.start else start
         self._catalog.set_checkpoint_offsets(known)
         losses: list[Loss] = []
         if not logged_before:
             view = self._catalog.latest(same_batch=True)
         else:
             view = _fetch_all(self._catalog)
-            subscription.check_clusters(self._options, end, _known_clusters(self._catalog))
-            subscription.check_environment_queues(self._options, end, self._catalog.environment)
+            checkpoint_identity.check_clusters(self._options, end, _known_clusters(self._catalog))
+            checkpoint_identity.check_environment_queues(self._options, end, self._catalog.environment)
             ranges, lost = planning.drop_recreated(ranges, view, self._recreated_since(end, view, ranges))
             losses += self._report_losses(lost)
         self._validate(known, view)
         self._start_error = None  # the query has a logged batch, so the starting options have no effect any more
-        before = planner.truncated(begun, view.master_bounds())  # no loss: such a queue began with its first message
-        ranges = planner.without_lost(ranges, before)
+        before = planning.truncated(begun, view.master_bounds())  # no loss: such a queue began with its first message
+        ranges = planning.without_lost(ranges, before)
         ranges, lost = planning.readable_ranges(ranges, view)
         losses += self._report_losses(lost)
         others = partition_reader.replica_mismatches(self._options, self._catalog.routes, self._catalog.offsets, ranges)
         lost_ranges = [*before, *(lost_range for lost_range, _ in losses)]
-        left = [planner.without_lost(task, lost_ranges) for task in planned]
+        left = [planning.without_lost(task, lost_ranges) for task in planned]
         numbers = self._numbers_for_batch(end, {part.queue for part in ranges})
         return partition_reader.input_partitions(self._catalog.routes, left, others, end, numbers)
 
@@ -357,7 +353,7 @@ class Stream:
 
     def _report_losses(self, lost: Sequence[Loss]) -> Sequence[Loss]:
         """Report ``lost`` and return it. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
-        planning.report_data_loss(self._options.fail_on_data_loss, lost)
+        data_loss.report_data_loss(self._options.fail_on_data_loss, lost)
         self._progress.add_losses(lost)
         return lost
 
@@ -382,14 +378,17 @@ class Stream:
         self._catalog.set_checkpoint_offsets(begin)
         catalog = self._catalog
         bounds = (view or retry_until_deadline(catalog, catalog.fetch_all)).bounds
-        subscription.check_clusters(options, begin, _known_clusters(catalog))
-        subscription.check_environment_queues(options, begin, catalog.environment)
+        checkpoint_identity.check_clusters(options, begin, _known_clusters(catalog))
+        checkpoint_identity.check_environment_queues(options, begin, catalog.environment)
         retry_until_deadline(catalog, lambda: self._check_filter(bounds))
         _warn_if_no_topic(options, bounds)
         self._validated = True
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
             logger.warning("the query continues from its checkpoint; starting options have no effect")
-        was, now = subscription.filter_of(begin.reads), subscription.filter_of(subscription.source_identity(options))
+        was, now = (
+            checkpoint_identity.filter_of(begin.reads),
+            checkpoint_identity.filter_of(checkpoint_identity.source_identity(options)),
+        )
         if was != now:
             logger.warning("the filter changed from %s to %s since the last run", was, now)
         added = sorted({queue.topic for queue in bounds} - {queue.topic for queue in begin.positions})
@@ -434,7 +433,7 @@ class Stream:
             else frozenset()
         )
         new = [part for part in lost if fail or part not in reported]
-        planning.report_data_loss(self._options.fail_on_data_loss, new)
+        data_loss.report_data_loss(self._options.fail_on_data_loss, new)
         self._progress.add_losses(new)
         self._reported_losses = (begin, reported.union(lost)) if lost else self._reported_losses
 
@@ -481,11 +480,11 @@ def _warn_if_no_topic(options: Options, bounds: Bounds) -> None:
 
 
 def _source_identity(options: Options, catalog: OffsetCache) -> dict[str, object]:
-    return subscription.source_identity(options, _known_clusters(catalog))
+    return checkpoint_identity.source_identity(options, _known_clusters(catalog))
 
 
 def _known_clusters(catalog: OffsetCache) -> list[str]:
-    return subscription.clusters_of(catalog.known_routes.values())
+    return checkpoint_identity.clusters_of(catalog.known_routes.values())
 
 
 def _fetch_all(catalog: OffsetCache) -> QueuesView:
@@ -503,6 +502,6 @@ def _warn_of_size_estimate(max_bytes: int) -> bool:
         "option 'maxBytesPerTrigger' is %d, but no broker returned a sample of the unread messages: until one does, each "
         "message is assumed to have %d bytes, so batches are small",
         max_bytes,
-        planner.ASSUMED_MESSAGE_BYTES,
+        planning.ASSUMED_MESSAGE_BYTES,
     )
     return True

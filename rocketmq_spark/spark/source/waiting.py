@@ -16,7 +16,7 @@ from rocketmq_spark.base.retry import Trouble
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
-from rocketmq_spark.spark.source import subscription
+from rocketmq_spark.spark.source import checkpoint_identity
 from rocketmq_spark.spark.source.catalog import OffsetCache
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, queues_text
 from rocketmq_spark.spark.source.planning import QueuesView
@@ -73,7 +73,7 @@ def with_compaction_start(catalog: OffsetCache, options: Options, view: QueuesVi
     """``view`` for a read from ``start`` on: what a compaction topic does not keep from there on is no loss."""
     if all(at >= view.bounds[queue].min_offset for queue, at in start.items()):
         return view
-    catalog.set_checkpoint_offsets(Offsets(start, reads=subscription.source_identity(options)))
+    catalog.set_checkpoint_offsets(Offsets(start, reads=checkpoint_identity.source_identity(options)))
     return retry_until_deadline(catalog, catalog.fetch_all)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark import options
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.spark.source import partitioning, planner
+from rocketmq_spark.spark.source import partitioning, planning
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from tests.reading import canonical
@@ -86,10 +86,10 @@ def test_successive_batches_cover_everything_once(state, max_offsets, rng):
     for _ in range(400):
         ends = {queue: end for queue, (_, end) in state.items()}
         begins = {queue: start for queue, (start, _) in state.items()}
-        end = planner.next_end(begin, ends, begins, max_offsets)
+        end = planning.next_end(begin, ends, begins, max_offsets)
         if end is begin:
             break
-        found = planner.ranges(begin, end)
+        found = planning.ranges(begin, end)
         assert sum(r.size for r in found) <= max_offsets + len(state)
         seen.update((r.queue, n) for r in found for n in range(r.start, r.end))
         begin = Offsets.from_json(canonical(end.to_json()))
@@ -121,7 +121,7 @@ def test_what_lies_below_the_minimum_takes_no_share_of_a_batch():
     queue, other = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
     begin = Offsets({queue: 5, other: 7}, {queue: 5}, {queue: 1})
     bounds = {queue: QueueBounds(1000, 1010, 2), other: QueueBounds(0, 9, 2)}
-    live = planner.from_min_offsets(begin, bounds)
+    live = planning.from_min_offsets(begin, bounds)
     assert live.positions == {queue: 1000, other: 7}
     assert (live.start, live.marks) == ({}, {queue: 1})
-    assert planner.from_min_offsets(live, bounds) is live
+    assert planning.from_min_offsets(live, bounds) is live

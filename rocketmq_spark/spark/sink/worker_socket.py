@@ -1,0 +1,82 @@
+"""Whether Spark has given up the task that this worker runs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+from rocketmq_spark.errors import ClosedError
+
+# Linux reports a closed connection (POLLRDHUP) even while there is unread data.
+_CLOSED_EVENTS = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR if hasattr(select, "poll") else 0
+
+
+def never_abandoned() -> bool:
+    """Returns False: outside of a worker there is no task that Spark could give up."""
+    return False
+
+
+def watch_worker_socket() -> Callable[[], bool]:
+    """Returns a function that tells, on any thread, whether Spark has given up the task that called ``watch_worker_socket``."""
+    descriptor = _worker_socket(sys._getframe())
+    if descriptor is None or not _CLOSED_EVENTS:
+        return never_abandoned
+
+    def is_abandoned() -> bool:
+        poll = select.poll()  # a new one, because two threads cannot use one at the same time
+        poll.register(descriptor, _CLOSED_EVENTS)
+        return bool(poll.poll(0))
+
+    return is_abandoned
+
+
+def abandoned_error() -> ClosedError:
+    """The error for sends of a task that Spark has given up. ``unsent``: nothing has left this process."""
+    made = ClosedError("Spark has given up this task: the next attempt sends what is not stored")
+    made.unsent = True
+    return made
+
+
+def _worker_socket(frame: FrameType | None) -> int | None:
+    """The descriptor of the connection from which PySpark's worker reads its task; None if no frame of the stack has one."""
+    while frame is not None:
+        if _module_of_frame(frame).startswith("pyspark.") and "infile" in frame.f_locals:
+            try:
+                return _descriptor(frame.f_locals["infile"])
+            except (AttributeError, ValueError):
+                return None
+        frame = frame.f_back
+    return None
+
+
+def _descriptor(file: Any) -> int | None:
+    try:
+        return int(file.fileno())
+    except io.UnsupportedOperation:
+        return _factory_socket(os.environ)
+
+
+def _factory_socket(environment: Mapping[str, str]) -> int | None:
+    """The descriptor of the connection of a worker without Spark's daemon, whose file has no ``fileno``. Linux only."""
+    path, port = (environment.get(f"PYTHON_WORKER_FACTORY_{name}") for name in ("SOCK_PATH", "PORT"))
+    with contextlib.suppress(OSError):
+        for number in sorted(map(int, os.listdir("/proc/self/fd"))):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+                peer = copy.getpeername()
+                if peer and (peer == path or (isinstance(peer, tuple) and str(peer[1]) == port)):
+                    return number
+    return None
+
+
+def _module_of_frame(frame: FrameType) -> str:
+    """The module of a frame. Without Spark's daemon, the worker is the main program, so its module is called ``__main__``."""
+    names = frame.f_globals
+    run_as = getattr(names.get("__spec__"), "name", None) if names.get("__name__") == "__main__" else None
+    return str(run_as or names.get("__name__"))

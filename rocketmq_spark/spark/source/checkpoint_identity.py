@@ -1,0 +1,282 @@
+"""Which source wrote a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from rocketmq_spark.errors import CheckpointMismatch, OffsetError
+from rocketmq_spark.model import MessageQueue, TopicRoute
+from rocketmq_spark.options import Options
+from rocketmq_spark.options.parsing import assignment
+from rocketmq_spark.queues.environment import ANY_BROKER, Environment, environment_of
+from rocketmq_spark.spark.source import partitioning
+from rocketmq_spark.spark.source.offsets import Offsets, queues_text
+from rocketmq_spark.spark.source.subscription import _SPECIAL_PREFIXES, _subscription_text, _topics_text, is_subscribed
+
+logger = logging.getLogger(__name__)
+
+
+def source_identity(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
+    """What offsets record of a source: the namespace; clusters, environment and filter if there are any; the option that chooses
+    topics; the group to which the query commits; and ``newQueues``, which is False if queues that are created later are not read.
+    """
+    record: dict[str, object] = {"namespace": options.namespace or ""}
+    if "group" in options.given:
+        record["group"] = options.group
+    if clusters:
+        record["clusters"] = list(clusters)
+    if options.environment is not None:
+        record["environment"] = options.environment
+        if options.environment_mode != "queues":
+            record["environmentMode"] = options.environment_mode
+        layout = _environment_layout(environment_of(options))
+        if layout is not None:
+            record["environments"] = layout
+    if options.subscribe:
+        record["subscribe"] = sorted({*options.subscribe})
+    if options.assign:
+        record["assign"] = _assign_json(options.assign)
+    if options.subscribe_pattern is not None:
+        record["subscribePattern"] = options.subscribe_pattern
+        if options.include_internal:
+            record["includeInternal"] = True
+    if options.assign or not partitioning.allocates_every_queue(options.allocation_strategy):
+        record["newQueues"] = False
+    if options.tags not in (None, "*"):
+        record["tags"] = options.tags
+    if options.sql is not None:
+        record["sql"] = options.sql
+    return record
+
+
+def _assign_json(queues: Iterable[MessageQueue]) -> dict[str, dict[str, list[int]]]:
+    """Queues in the form of option ``assign``."""
+    nested: dict[str, dict[str, list[int]]] = {}
+    for topic, broker_name, queue_id in sorted(queues):
+        nested.setdefault(topic, {}).setdefault(broker_name, []).append(queue_id)
+    return nested
+
+
+def clusters_of(routes: Iterable[TopicRoute]) -> list[str]:
+    """The clusters of all brokers of topics."""
+    return sorted({data.cluster for route in routes for data in route.brokers.values() if data.cluster})
+
+
+def filter_of(record: Mapping[str, object]) -> dict[str, object]:
+    """The filter alone, which may change between runs."""
+    return {name: record[name] for name in ("sql", "tags") if name in record}
+
+
+def check_checkpoint(options: Options, begin: Offsets) -> None:
+    """Raises ``CheckpointMismatch`` if the positions belong to another namespace, environment or set of topics than the options.
+
+    Without this check, a forgotten environment variable would leave queues unread, or read other queues from meaningless
+    positions. A query that waits for its first topic has no positions yet; its namespace and environment are compared, too.
+    """
+    if not (begin.positions or begin.reads):
+        return
+    was, now = begin.reads, source_identity(options)
+    pairs = []
+    if was.get("namespace", now["namespace"]) != now["namespace"]:
+        pairs.append(
+            (
+                _namespace_text(was),
+                _namespace_text(now),
+                "option 'namespace'" if was["namespace"] else "an empty option 'namespace'",
+            )
+        )
+    of, mine = _environment_key(was), _environment_key(now)
+    if of != mine and (of or not _legacy_identity_matches(options, begin)):
+        pairs.append(
+            (_environment_text(of), _environment_text(mine), "option 'environment' (or variable ROCKETMQ_ENVIRONMENT)")
+        )
+    elif was.get("environments") != now.get("environments") and not _layout_was_added(options, begin):
+        pairs.append((_layout_text(was), _layout_text(now), "option 'environments'"))
+    if pairs:
+        before, here, names = (" and ".join(words) for words in zip(*pairs, strict=True))
+        raise CheckpointMismatch(
+            f"the checkpoint is of {before}, and this query of {here}",
+            remedy=f"Start it with {names} as before, or with a new checkpointLocation",
+        )
+    topics = sorted({queue.topic for queue in begin.positions})
+    if topics and options.fail_on_data_loss == "fail" and not any(is_subscribed(options, topic) for topic in topics):
+        raise CheckpointMismatch(
+            f"the checkpoint is of {_topics_text(topics)}, and this query of {_subscription_text(options)}",
+            remedy="Start it with a new checkpointLocation, or subscribe to a topic of the checkpoint, too. With "
+            "failOnDataLoss=warn the query drops the checkpoint's positions and reads its own topics from their first message",
+        )
+
+
+def check_clusters(options: Options, begin: Offsets, clusters: Sequence[str]) -> None:
+    """Raises ``CheckpointMismatch`` if the positions belong to another cluster, whose topics have other messages.
+
+    Only warns if ``failOnDataLoss`` is ``warn`` or ``ignore``.
+    """
+    if not (was := other_clusters(begin.reads, clusters)):
+        return
+    text = f"the checkpoint is of cluster {', '.join(map(str, was))}, and this query of cluster {', '.join(clusters)}"
+    if options.fail_on_data_loss != "fail":
+        logger.warning("%s: the positions are those of the checkpoint's cluster", text)
+        return
+    raise CheckpointMismatch(
+        text,
+        remedy="Start it with option 'nameServer' as before, or with a new checkpointLocation. If the cluster was only "
+        "renamed, set option 'failOnDataLoss' to 'warn': the query then continues at these positions",
+    )
+
+
+def other_clusters(reads: Mapping[str, object], clusters: Sequence[str]) -> list[str]:
+    """The recorded clusters in ``reads``, if none of them is one of ``clusters``; otherwise empty."""
+    was = reads.get("clusters")
+    return was if isinstance(was, list) and clusters and not {*was} & {*clusters} else []
+
+
+def is_other_source(options: Options, of: Offsets) -> bool:
+    """Whether positions belong to another namespace or environment than the options, or to a query with another group."""
+    was, now = of.reads, source_identity(options)
+    other = any(name in was and was[name] != now.get(name) for name in ("namespace", "group"))
+    return other or _environment_key(was) != _environment_key(now)
+
+
+def _namespace_text(record: Mapping[str, object]) -> str:
+    return f"namespace {record['namespace']!r}" if record["namespace"] else "no namespace"
+
+
+def _environment_key(record: Mapping[str, object]) -> tuple[object, ...]:
+    return tuple(record[name] for name in ("environment", "environmentMode") if name in record)
+
+
+def _environment_layout(environment: Environment | None) -> object:
+    """What its own queues follow from beside its number: the count, or its queues. Those of others may change."""
+    if environment is None or environment.listed is None:
+        return environment and environment.count
+    return [f"{broker or '*'}:{queue_id}" for broker, queue_id in sorted(environment.listed)]
+
+
+def _layout_text(record: Mapping[str, object]) -> str:
+    layout = record.get("environments")
+    if isinstance(layout, Sequence):
+        return f"environment {record['environment']!r} with the queues {', '.join(map(str, layout))}"
+    return f"environment {record['environment']!r} " + (f"of {layout}" if layout else "by its number alone")
+
+
+def _layout_was_added(options: Options, begin: Offsets) -> bool:
+    """Whether positions that do not say how many environments there were are those of this one."""
+    mine = environment_of(options)
+    if "environments" in begin.reads or mine is None or mine.by_position:
+        return False
+    return _owns_all_positions(mine, begin)
+
+
+def _legacy_identity_matches(options: Options, begin: Offsets) -> bool:
+    """Whether positions that name no environment, as before they did, are all of this one."""
+    mine = environment_of(options)
+    if mine is None:
+        return False
+    if begin.environment:
+        return set(begin.environment.values()) == {mine.number}
+    if mine.by_position:
+        return _lacks_environment_record(
+            begin
+        )  # ``check_environment_queues`` compares the queues, as soon as it is known which they are
+    return _owns_all_positions(mine, begin)
+
+
+def _owns_all_positions(mine: Environment, begin: Offsets) -> bool:
+    """Whether an environment owns all queues that there are positions of."""
+    queues = _without_special_topics(begin.positions)
+    return set(mine.owned(queues, may_lack={q.topic for q in queues})) == queues
+
+
+def _lacks_environment_record(begin: Offsets) -> bool:
+    """Whether offsets may be of a version that did not write environments down."""
+    return not begin.environment and "namespace" not in begin.reads and "environment" not in begin.reads
+
+
+def _without_special_topics(queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+    return {queue for queue in queues if not queue.topic.startswith(_SPECIAL_PREFIXES)}
+
+
+def check_environment_queues(options: Options, begin: Offsets, owned: Collection[MessageQueue]) -> None:
+    """That positions which say nothing of an environment are those of the queues that this one owns by its number, ``owned``.
+
+    Raises ``CheckpointMismatch``.
+    """
+    mine = environment_of(options)
+    if mine is None or not mine.by_position or not begin.positions or not _lacks_environment_record(begin):
+        return
+    queues, topics = _without_special_topics(begin.positions), {queue.topic for queue in begin.positions}
+    expected = {queue for queue in _without_special_topics(owned) if queue.topic in topics}
+    if queues != expected:
+        raise CheckpointMismatch(
+            f"the checkpoint says nothing of an environment and is of {queues_text(queues)}; this query of environment "
+            f"{options.environment!r} reads {queues_text(expected) or 'none of these topics'}",
+            remedy="Start it as before, or with a new checkpointLocation; or start the broker that is away",
+        )
+
+
+def _environment_text(named: tuple[object, ...]) -> str:
+    return f"environment {' with '.join(map(repr, named))}" if named else "no environment"
+
+
+class RecordedPattern(NamedTuple):
+    """``PatternOptions`` as offsets record it."""
+
+    subscribe_pattern: str | None
+    include_internal: bool
+
+
+def recorded_pattern(reads: Mapping[str, object]) -> RecordedPattern | None:
+    """Return the pattern that offsets record; None if their source names its topics, or if an older release wrote them."""
+    pattern = reads.get("subscribePattern")
+    return RecordedPattern(pattern, bool(reads.get("includeInternal"))) if isinstance(pattern, str) else None
+
+
+def recorded_topics(reads: Mapping[str, object]) -> set[str]:
+    """Return the topics that offsets record as read by name; empty if their source has a pattern, or an older release wrote them.
+
+    When a batch was planned, each of them existed or was known to be deleted.
+    """
+    choices = (reads.get("subscribe"), reads.get("assign"))
+    return {str(topic) for topics in choices if isinstance(topics, list | Mapping) for topic in topics}
+
+
+def recorded_queues(reads: Mapping[str, object]) -> set[MessageQueue]:
+    """Return the queues that offsets record as assigned. When a batch was planned, each existed or was known to be gone."""
+    if "assign" not in reads:
+        return set()
+    try:
+        return {*assignment(json.dumps(reads["assign"]))}
+    except ValueError as e:
+        raise OffsetError(f"reads/assign: {reads['assign']!r} cannot be used; expected {e}") from e
+
+
+def queues_of_next_batch(of: Offsets, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """Return those of ``queues`` that a source with these offsets reads in its next batch."""
+    candidates = list(queues)
+    known = [queue for queue in candidates if queue in of.positions]
+    if of.reads.get("newQueues") is False:
+        if not partitioning.allocates_every_queue(of.plan.get("allocationStrategy")):  # it may leave out new queues
+            return known
+        assigned = recorded_queues(of.reads)
+        return [queue for queue in candidates if queue in of.positions or queue in assigned]
+    if "environment" not in of.reads or of.reads.get("environmentMode") == "suffix":
+        return candidates
+    mine = _recorded_environment(of)
+    return known if mine is None else mine.owned(candidates, of.environment, {queue.topic for queue in candidates})
+
+
+def _recorded_environment(of: Offsets) -> Environment | None:
+    """Return the environment that offsets record; None if an older release wrote them, without the environment's queues."""
+    name, layout = str(of.reads["environment"]), of.reads.get("environments")
+    if isinstance(layout, list):
+        pairs = (text.rpartition(":") for text in map(str, layout))
+        return Environment(
+            name, listed=frozenset((broker.replace("*", ANY_BROKER), int(id_)) for broker, _, id_ in pairs)
+        )
+    if isinstance(layout, int) or of.environment:
+        return Environment.of(name, layout)
+    return None

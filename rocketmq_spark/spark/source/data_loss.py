@@ -1,0 +1,48 @@
+"""Reports data loss as option ``failOnDataLoss`` says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from rocketmq_spark.errors import DataLossError
+from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.pull.answers import Cause
+
+logger = logging.getLogger(__name__)
+
+
+Loss = tuple[OffsetRange, Cause]
+
+
+_REMEDY = "Set option 'failOnDataLoss' to 'warn' or 'ignore' to go on without these offsets"
+
+
+_REMEDY_OF_RESET = f"{_REMEDY}; a stream then reads all present messages of a queue that went back"
+
+
+def _range_text(part: OffsetRange) -> str:
+    """The text of a lost part. A part without a size stands for all offsets from its start on; their number is unknown."""
+    where = f"offsets {part.start} to {part.end}" if part.size > 0 else f"from offset {part.start} on"
+    return f"{part.queue} {where}"
+
+
+def _count_text(parts: Sequence[OffsetRange]) -> str:
+    sizes = [part.size for part in parts if part.size > 0]
+    if not sizes:
+        return "an unknown number of"
+    return f"{'at least ' if len(sizes) < len(parts) else ''}{sum(sizes)}"
+
+
+def report_data_loss(policy: str, lost: Sequence[tuple[OffsetRange, Cause]]) -> None:
+    """Fail, warn or note that offsets cannot be read. One call is one line, or one error."""
+    if not lost:
+        return
+    shown = "; ".join(f"{_range_text(part)} ({cause.value})" for part, cause in lost[:10])
+    more = f" and {len(lost) - 10} more" if len(lost) > 10 else ""
+    text = f"{_count_text([part for part, _ in lost])} offsets cannot be read any more: {shown}{more}"
+    if policy == "fail":
+        first = lost[0][0].queue
+        remedy = _REMEDY_OF_RESET if any(cause is Cause.WENT_BACK for _, cause in lost) else _REMEDY
+        raise DataLossError(text, topic=first.topic, queue=str(first), remedy=remedy)
+    logger.log(logging.WARNING if policy == "warn" else logging.INFO, "%s; failOnDataLoss=%s", text, policy)

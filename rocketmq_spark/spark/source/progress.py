@@ -1,0 +1,131 @@
+"""Lag and losses of a stream for Spark's progress."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rocketmq_spark.options import Options
+from rocketmq_spark.spark.source.data_loss import Loss
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets
+from rocketmq_spark.spark.source.planning import QueuesView, backlog
+
+logger = logging.getLogger(__name__)
+
+
+# Looks at ends that are kept: at most so many, and of so many queues in all, for each report goes through them.
+_MAX_SAMPLES, _MAX_SAMPLED_QUEUES = 32, 20_000
+
+
+class ProgressReporter:
+    """The looks and losses of a run. Of the last look and of where the last batch ends ``report_data_loss`` makes a report."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[int, Bounds]] = []
+        self._losses: dict[str, dict[str, int | None]] = {}
+
+    def add_losses(self, parts: Iterable[Loss]) -> None:
+        """Losses that the query goes on without. A part of no size is one whose size is unknown."""
+        for part, cause in parts:
+            of_cause = self._losses.setdefault(cause.name.lower(), {"ranges": 0, "offsets": 0})
+            so_far = of_cause["offsets"]
+            of_cause["ranges"] = (of_cause["ranges"] or 0) + 1
+            of_cause["offsets"] = None if so_far is None or part.size <= 0 else so_far + part.size
+
+    def report(self, view: QueuesView, end: Offsets | None, now_ms: int) -> dict[str, Any]:
+        """The report: with ``end`` None, before a batch was planned, how far the run is behind is not known."""
+        self._add_sample(view.bounds, now_ms)
+        away = {q for q in end.positions if q not in view.bounds and not view.is_topic_deleted(q)} if end else set()
+        answering = {queue.broker_name for queue in view.bounds}
+        return {
+            **self._lag(view.bounds, end, now_ms),
+            "queues": len(view.bounds),
+            "queuesAway": len(away),
+            "brokersAway": sorted({queue.broker_name for queue in away} - answering),
+            "losses": {cause: dict(counts) for cause, counts in sorted(self._losses.items())},
+        }
+
+    def _lag(self, bounds: Bounds, end: Offsets | None, now_ms: int) -> dict[str, int | None]:
+        if end is None or not bounds:
+            return {"lag": None, "behindMs": None}
+        at = {q: max(end.positions.get(q, b.min_offset), b.min_offset) for q, b in bounds.items()}
+        waiting = backlog(at, {queue: b.max_offset for queue, b in bounds.items()})
+        while len(self._samples) > 1 and _is_read(self._samples[1][1], at):
+            del self._samples[0]
+        since = [self._first_seen_ms(queue, at[queue]) for queue in waiting]
+        known = [ms for ms in since if ms is not None]
+        behind_ms = None if len(known) < len(since) else now_ms - min(known, default=now_ms)
+        return {"lag": sum(waiting.values()), "behindMs": behind_ms}
+
+    def _first_seen_ms(self, queue: Any, offset: int) -> int | None:
+        """When the message at ``offset`` was first seen to be there; None when it was at the first look at its queue."""
+        seen = ((ms, bounds[queue].max_offset) for ms, bounds in self._samples if queue in bounds)
+        first = next(seen, None)
+        if first is None or first[1] > offset:
+            return None
+        return next((ms for ms, max_offset in seen if max_offset > offset), None)
+
+    def _add_sample(self, bounds: Bounds, now_ms: int) -> None:
+        if self._samples and self._samples[-1][1] == bounds:
+            return
+        looks = self._samples
+        looks.append((now_ms, bounds))
+        if len(looks) > max(3, min(_MAX_SAMPLES, _MAX_SAMPLED_QUEUES // max(1, len(bounds)))):
+            # The one closest to its neighbours goes; the first two are what the message that waits longest is known by.
+            del looks[min(range(2, len(looks) - 1), key=lambda i: looks[i + 1][0] - looks[i - 1][0])]
+
+
+def _is_read(bounds: Bounds, at: dict[Any, int]) -> bool:
+    """Whether all that was there at a look is read."""
+    return all(at.get(queue, b.max_offset) >= b.max_offset for queue, b in bounds.items())
+
+
+PERIOD_S = 60.0
+
+
+class LagLog:
+    """Warns if a limit leaves messages unread after the first batch of a run. Then logs the lag at most once a minute.
+
+    A lag that has grown since the previous line is a warning.
+    """
+
+    def __init__(self, options: Options) -> None:
+        limits = {
+            "maxOffsetsPerTrigger": options.max_offsets_per_trigger,
+            "maxBytesPerTrigger": options.max_bytes_per_trigger,
+        }
+        self._limits = [name for name, limit in limits.items() if limit is not None]
+        self._next_line_s: float | None = None
+        self._lag: int | None = None
+        self._first = True
+
+    def batch_planned(self, now_s: float, report: Callable[[], Mapping[str, Any] | None]) -> None:
+        """Log the lag after a batch that was planned now, if a line is due. ``report`` returns the source's figures."""
+        if self._next_line_s is not None and now_s < self._next_line_s:
+            return
+        self._next_line_s = now_s + PERIOD_S
+        figures = report() or {}
+        lag = figures.get("lag")
+        if lag is None:  # unknown
+            return
+        first, self._first = self._first, False
+        if first and self._limits and lag:
+            # Spark does not pass the trigger to a reader, so queries with other triggers get this line, too.
+            logger.warning(
+                "%s leaves %d messages unread after the first batch of this run. With trigger(availableNow=True) or "
+                "trigger(once=True), this Spark runs one batch: start the query again to read more, or omit the limit and set "
+                "maxRecordsPerPartition, so that one batch reads everything in small tasks",
+                " and ".join(f"option {name!r}" for name in self._limits),
+                lag,
+            )
+        elif not first:
+            grew = self._lag is not None and lag > self._lag
+            logger.log(
+                logging.WARNING if grew else logging.INFO,
+                "%d messages are unread after this batch, previously %s; behindMs: %s",
+                lag,
+                "unknown" if self._lag is None else self._lag,
+                "unknown" if figures.get("behindMs") is None else figures["behindMs"],
+            )
+        self._lag = lag
