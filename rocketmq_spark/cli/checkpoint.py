@@ -167,7 +167,7 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
         raise OffsetError(f"{folder} has no finished batch yet", remedy="Wait for the first one")
     if not batch.sources:
         raise OffsetError(f"batch {batch.number} in {folder} reads no RocketMQ topic", remedy="Name another query's")
-    client = target.within(batch.reads).client()
+    client = target.within(batch.source_identities).client()
     batch, elsewhere = batch.of_clusters(clusters(client))
     found, errors = differences(client, batch)
     if elsewhere:

@@ -56,20 +56,22 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
     if not chosen.sources:
         raise OffsetError(f"batch {chosen.number} in {name} reads no RocketMQ topic", remedy="Name another query's")
     unfinished = uncommitted_batch(opened)
-    client = target.within(chosen.reads).client()
+    client = target.within(chosen.source_identities).client()
     names = clusters(client)
     here, elsewhere = chosen.of_clusters(names)
     new, errors = unplanned(client, here)
     starts: dict[MessageQueue, int] = {}
     if unfinished is not None:  # it has logged its starts, also those of sources that are in no finished batch
         planned = unfinished.batch.of_clusters(names)[0].sources
-        starts = lowest_positions(offsets.start for offsets in planned.values())
-        new |= {queue for at, offsets in planned.items() if at not in here.sources for queue in offsets.start}
+        starts = lowest_positions(offsets.new_queue_starts for offsets in planned.values())
+        new |= {
+            queue for at, offsets in planned.items() if at not in here.sources for queue in offsets.new_queue_starts
+        }
     positions: Positions = dict(here.positions)
     if done is None:
         positions = {queue: starts.get(queue) for queue in positions}
     positions |= {queue: starts.get(queue) for queue in new}
-    named = {topic for reads in here.reads for topic in checkpoint_identity.recorded_topics(reads)}
+    named = {topic for reads in here.source_identities for topic in checkpoint_identity.recorded_topics(reads)}
     known = sorted({queue.topic for queue in positions} | named)
     if wrong := sorted(set(topics) - set(known)):
         raise OffsetError(
@@ -92,8 +94,8 @@ def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], li
     errors: list[RocketMQError] = []
     for offsets in batch.sources.values():
         known = {queue.topic for queue in offsets.positions}
-        chosen = checkpoint_identity.recorded_topics(offsets.reads)
-        if (pattern := checkpoint_identity.recorded_pattern(offsets.reads)) is not None:
+        chosen = checkpoint_identity.recorded_topics(offsets.source_identity)
+        if (pattern := checkpoint_identity.recorded_pattern(offsets.source_identity)) is not None:
             try:
                 cluster = client.routes.cluster()
                 internal = {*cluster, *(data.cluster for data in cluster.values())}

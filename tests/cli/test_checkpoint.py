@@ -177,7 +177,7 @@ def test_differences_to_the_broker(
     rocketmq.create_topic(remade, 2)
     feed(rocketmq, remade, 6)
     positions = {queue(1, fine): 3, queue(1, shrunk): 9, queue(1, remade): 4, queue(0, "gone-" + fine): 1}
-    entry(tmp_path, 0, json.dumps(Offsets(positions, marks={queue(1, remade): last_ms}).to_json()))
+    entry(tmp_path, 0, json.dumps(Offsets(positions, newest_store_ms={queue(1, remade): last_ms}).to_json()))
     session.close_all()
     done = run("checkpoint", "diff", str(tmp_path), "--json")
     found = {(row["topic"], row["queueId"]): (row["state"], row["offsets"]) for row in documents(done.stdout)}
@@ -194,7 +194,7 @@ def test_differences_to_the_broker(
     entry(tmp_path, 0, json.dumps(Offsets({queue(0, fine): 0, queue(1, fine): 3}).to_json()))
     well = run("checkpoint", "diff", str(tmp_path))
     assert (well.exit_code, well.stderr) == (0, "Nothing is lost\n")
-    own = Offsets({queue(1, fine): 3}, reads={"namespace": "", "environment": "dev", "environments": {}})
+    own = Offsets({queue(1, fine): 3}, source_identity={"namespace": "", "environment": "dev", "environments": {}})
     entry(tmp_path, 0, json.dumps(own.to_json()))
     of_environment = documents(run("checkpoint", "diff", str(tmp_path), "--json").stdout)
     assert [row["queueId"] for row in of_environment] == [1], "the other queue is that of another environment"

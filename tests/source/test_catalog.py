@@ -462,7 +462,7 @@ def test_a_checkpoint_of_another_environment_is_refused(two):
     with pytest.raises(
         CheckpointMismatch, match="the checkpoint is of environment '1', and this query of environment '2'"
     ):
-        one.set_checkpoint_offsets(Offsets({A: 3}, reads={"environment": "1"}))
+        one.set_checkpoint_offsets(Offsets({A: 3}, source_identity={"environment": "1"}))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rocketmq_spark.spark.source.planning import QueuesView
 
 A, B, C = (MessageQueue(topic, broker, 0) for topic, broker in (("t", "a"), ("t", "b"), ("u", "a")))
 BESIDE = MessageQueue("t", "a", 1)
-AT_10 = Offsets({A: 10}, marks={A: 700})
+AT_10 = Offsets({A: 10}, newest_store_ms={A: 700})
 WENT_BACK, GONE, DELETED = Cause.WENT_BACK, Cause.QUEUE_GONE, Cause.TOPIC_DELETED
 
 
@@ -85,18 +85,18 @@ HAPPENED = {
 @pytest.mark.parametrize("what", HAPPENED)
 def test_what_happened_to_a_queue(what):
     seen, frozen, remade, hidden, expected, lost = HAPPENED[what]
-    begin = replace(AT_10, reads={"tags": "x"})
+    begin = replace(AT_10, source_identity={"tags": "x"})
     after, losses = planning.apply_queue_changes(begin, seen, frozen, remade, hidden)
     assert losses == [(OffsetRange(A, start, end), cause) for start, end, cause in lost]
     if expected is None:
         assert after is begin
     else:
-        assert (after.positions, after.start, after.marks) == expected
-        assert after.reads == begin.reads
+        assert (after.positions, after.new_queue_starts, after.newest_store_ms) == expected
+        assert after.source_identity == begin.source_identity
 
 
 def test_losses_of_several_queues_are_told_in_one_go_and_the_others_stay():
-    begin = Offsets({A: 10, B: 5, C: 8}, marks={A: 1, B: 2, C: 3})
+    begin = Offsets({A: 10, B: 5, C: 8}, newest_store_ms={A: 1, B: 2, C: 3})
     after, losses = planning.apply_queue_changes(begin, view({A: (0, 4), B: (0, 9)}, deleted_topics=["u"]), None)
     assert [(part.queue, cause) for part, cause in losses] == [(A, WENT_BACK), (C, DELETED)]
     assert after == Offsets({A: 0, B: 5}, {A: 0}, {B: 2})
@@ -104,7 +104,7 @@ def test_losses_of_several_queues_are_told_in_one_go_and_the_others_stay():
 
 def test_a_vanished_queue_is_told_with_the_queues_beside_it():
     """The topic was created again with fewer queues."""
-    begin = Offsets({A: 10, BESIDE: 5}, marks={A: 1, BESIDE: 2})
+    begin = Offsets({A: 10, BESIDE: 5}, newest_store_ms={A: 1, BESIDE: 2})
     for seen, remade, lost in ((view({A: (0, 4)}), (), (4, 10)), (view({A: (0, 40)}), [A], (10, 10))):
         after, losses = planning.apply_queue_changes(begin, seen, None, remade, {BESIDE: 0})
         assert sorted(losses) == [(OffsetRange(A, *lost), WENT_BACK), (OffsetRange(BESIDE, 0, 5), WENT_BACK)]
@@ -123,7 +123,7 @@ _FROZEN = st.none() | st.dictionaries(_QUEUES, st.integers(0, 25))
 def _moments(draw):
     """A plan's inputs: what is deleted has no bounds, what is hidden neither."""
     positions, marks = draw(_POSITIONS), draw(_POSITIONS)
-    begin = Offsets(positions, marks={queue: mark for queue, mark in marks.items() if queue in positions})
+    begin = Offsets(positions, newest_store_ms={queue: mark for queue, mark in marks.items() if queue in positions})
     bounds = draw(_BOUNDS)
     gone = {topic for topic in draw(st.sets(st.sampled_from("tu"))) if all(q.topic != topic for q in bounds)}
     seen = view(bounds, deleted_topics=gone, brokers_without_master=draw(st.sets(st.sampled_from("ab"))))
@@ -144,11 +144,13 @@ def test_a_position_only_moves_where_a_loss_is_reported(moment):
     for queue, position in after.positions.items():
         assert position == begin.positions[queue] or queue in told
         assert queue not in seen.bounds or position <= seen.bounds[queue].max_offset
-        assert (position != begin.positions[queue]) <= (queue in after.start), "a restart must know where it began"
-    assert after.start.keys() <= after.positions.keys()
-    assert after.marks.keys() <= after.positions.keys()
-    assert not after.marks.keys() & set(remade), "the old mark says nothing of a new topic"
-    assert (after is begin) == (after.positions.keys() == begin.positions.keys() and not after.start)
+        assert (position != begin.positions[queue]) <= (queue in after.new_queue_starts), (
+            "a restart must know where it began"
+        )
+    assert after.new_queue_starts.keys() <= after.positions.keys()
+    assert after.newest_store_ms.keys() <= after.positions.keys()
+    assert not after.newest_store_ms.keys() & set(remade), "the old mark says nothing of a new topic"
+    assert (after is begin) == (after.positions.keys() == begin.positions.keys() and not after.new_queue_starts)
     assert all(0 <= part.start <= part.end for part, _ in losses)
     # Planned from there, nothing of it is told again.
     left = None if frozen is None else planning.capped_target(seen, frozen, hidden)
@@ -249,13 +251,13 @@ def test_an_end_says_what_a_restart_must_know():
     seen = view({A: (0, 20), B: (4, 9)}, 900)
     begin = AT_10
     plain = planning.batch_end(begin, begin, Offsets({A: 12, B: 6}, {B: 4}), seen, None)
-    assert (plain.start, plain.marks) == ({B: 4}, {A: 900, B: 900})
+    assert (plain.new_queue_starts, plain.newest_store_ms) == ({B: 4}, {A: 900, B: 900})
     again, _ = planning.apply_queue_changes(begin, seen, None, [A])
     restarted = planning.batch_end(begin, again, Offsets({A: 3, B: 6}, {B: 4}), seen, None)
-    assert restarted.start == {A: 0, B: 4}
-    assert planning.batch_end(begin, again, again, seen, None).start == {A: 0}
-    first = planning.batch_end(begin, begin, Offsets({A: 12}), seen, Offsets({A: 10}, marks={A: 700}))
-    assert first.start == {A: 10}
+    assert restarted.new_queue_starts == {A: 0, B: 4}
+    assert planning.batch_end(begin, again, again, seen, None).new_queue_starts == {A: 0}
+    first = planning.batch_end(begin, begin, Offsets({A: 12}), seen, Offsets({A: 10}, newest_store_ms={A: 700}))
+    assert first.new_queue_starts == {A: 10}
 
 
 # --- the ranges of a batch
@@ -293,8 +295,10 @@ def test_ranges_beyond_the_end_of_their_queue_are_read_by_the_next_batch():
 
 def test_what_was_logged_ends_at_its_marks():
     ranges = [OffsetRange(A, 0, 9), OffsetRange(C, 0, 1)]
-    end = Offsets({A: 9, B: 7, C: 1}, marks={A: 700, B: 800})
-    assert planning.logged_end(ranges, end, view({A: (0, 30), B: (0, 9)})) == Offsets({A: 9}, marks={A: 700, B: 800})
+    end = Offsets({A: 9, B: 7, C: 1}, newest_store_ms={A: 700, B: 800})
+    assert planning.logged_end(ranges, end, view({A: (0, 30), B: (0, 9)})) == Offsets(
+        {A: 9}, newest_store_ms={A: 700, B: 800}
+    )
 
 
 def test_the_remedy_says_what_is_read_of_a_queue_that_went_back():

@@ -94,7 +94,7 @@ def test_offsets_remember_the_topics_that_are_named(given, record, topics):
 
 
 def test_a_damaged_record_of_assigned_queues_is_an_error():
-    of = Offsets({}, reads={"newQueues": False, "assign": {"t": 3}}, plan={"allocationStrategy": "averagely"})
+    of = Offsets({}, source_identity={"newQueues": False, "assign": {"t": 3}}, plan={"allocationStrategy": "averagely"})
     with pytest.raises(OffsetError, match=r"reads/assign: {'t': 3} cannot be used; expected JSON such as"):
         checkpoint_identity.queues_of_next_batch(of, ZERO_TO_FIVE)
 
@@ -128,12 +128,12 @@ ZERO_TO_FIVE = [MessageQueue("t", broker, number) for broker in ("broker-a", "br
 )
 def test_offsets_say_which_queues_are_read_next(given, environment, expected):
     strategy = {"allocationStrategy": "averagely"}
-    of = Offsets({ZERO_TO_FIVE[1]: 5}, reads=given, environment=environment or {}, plan=strategy)
+    of = Offsets({ZERO_TO_FIVE[1]: 5}, source_identity=given, environment=environment or {}, plan=strategy)
     assert checkpoint_identity.queues_of_next_batch(of, ZERO_TO_FIVE) == [ZERO_TO_FIVE[i] for i in expected]
 
 
 def test_a_new_topic_has_the_queue_of_an_environments_number():
-    of = Offsets({ZERO_TO_FIVE[1]: 5}, reads={"environment": "2"}, environment={ZERO_TO_FIVE[1]: 2})
+    of = Offsets({ZERO_TO_FIVE[1]: 5}, source_identity={"environment": "2"}, environment={ZERO_TO_FIVE[1]: 2})
     new = [MessageQueue("u", "broker-a", number) for number in range(3)]
     assert checkpoint_identity.queues_of_next_batch(of, [*ZERO_TO_FIVE, *new]) == [ZERO_TO_FIVE[1], new[1]]
 
@@ -265,7 +265,7 @@ def test_why_a_queue_is_absent(known, queue, reason):
     ],
 )
 def test_a_checkpoint_of_another_cluster(was, now, refused, caplog):
-    begin = Offsets({QUEUE: 1}, reads={} if was is None else {"clusters": was})
+    begin = Offsets({QUEUE: 1}, source_identity={} if was is None else {"clusters": was})
     checkpoint_identity.check_clusters(options(failOnDataLoss="warn"), begin, now)
     text = "the checkpoint is of cluster east, and this query of cluster west"
     assert (text in caplog.text) == refused
@@ -315,24 +315,24 @@ QUEUE, OTHER, DEAD = (MessageQueue(topic, "broker-a", number) for topic, number 
 def test_offsets_remember_the_environment(given, record):
     found = options(**given)
     assert kept(**given) == record
-    checkpoint_identity.check_checkpoint(found, Offsets({OTHER: 1}, reads=record))
+    checkpoint_identity.check_checkpoint(found, Offsets({OTHER: 1}, source_identity=record))
 
 
 @pytest.mark.parametrize(
     ("given", "begin", "problem"),
     [
-        ({"environments": "4"}, Offsets({OTHER: 1}, reads={"environment": "2", "environments": 2}), "'2' of 2, and"),
-        ({"environments": "2"}, Offsets({QUEUE: 1}, reads={"environment": "2"}), "by its number alone, and"),
-        ({}, Offsets({OTHER: 1}, reads={"environment": "2", "environments": 2}), "of environment '2' by its number"),
+        ({"environments": "4"}, Offsets({OTHER: 1}, source_identity={"environment": "2", "environments": 2}), "'2' of 2, and"),
+        ({"environments": "2"}, Offsets({QUEUE: 1}, source_identity={"environment": "2"}), "by its number alone, and"),
+        ({}, Offsets({OTHER: 1}, source_identity={"environment": "2", "environments": 2}), "of environment '2' by its number"),
         (
             {"environments": '{"2": [1, 2]}'},
-            Offsets({OTHER: 1}, reads={"environment": "2", "environments": ["*:1"]}),
+            Offsets({OTHER: 1}, source_identity={"environment": "2", "environments": ["*:1"]}),
             r"with the queues \*:1, and this query of environment '2' with the queues \*:1, \*:2",
         ),
-        ({"environments": "2"}, Offsets({OTHER: 1}, reads={"environment": "2"}), None),  # as it was written before
+        ({"environments": "2"}, Offsets({OTHER: 1}, source_identity={"environment": "2"}), None),  # as it was written before
         (
             {"environments": '{"2": [1], "9": [9]}'},
-            Offsets({OTHER: 1}, reads={"environment": "2", "environments": ["*:1"]}),
+            Offsets({OTHER: 1}, source_identity={"environment": "2", "environments": ["*:1"]}),
             None,
         ),
     ],
@@ -348,25 +348,25 @@ def test_a_checkpoint_of_another_layout_is_refused(given, begin, problem):
     [
         (
             {},
-            Offsets({QUEUE: 1}, reads={"environment": "dev"}),
+            Offsets({QUEUE: 1}, source_identity={"environment": "dev"}),
             "of environment 'dev', and this query of no environment",
         ),
         (
             NAMED,
-            Offsets({QUEUE: 1}, reads={"environment": "test"}),
+            Offsets({QUEUE: 1}, source_identity={"environment": "test"}),
             "of environment 'test', and this query of env",
         ),
         (NAMED, Offsets({QUEUE: 1, OTHER: 1}), "of no environment, and this query of environment 'dev'"),
         (
             {"environment": "1"},
-            Offsets({QUEUE: 1}, reads={"namespace": ""}),
+            Offsets({QUEUE: 1}, source_identity={"namespace": ""}),
             "of no environment, and this query of environment '1'",
         ),
         ({"environment": "1"}, Offsets({QUEUE: 1}, environment={QUEUE: 2}), "and this query of environment '1'"),
         (SUFFIX, Offsets({QUEUE: 1}), "and this query of environment 'dev' with 'suffix'"),
         (
             NAMED,
-            Offsets({QUEUE: 1}, reads=checkpoint_identity.source_identity(options(**SUFFIX))),
+            Offsets({QUEUE: 1}, source_identity=checkpoint_identity.source_identity(options(**SUFFIX))),
             "of environment 'dev' with 'suffix', and",
         ),
     ],
@@ -393,7 +393,7 @@ def test_a_checkpoint_of_the_same_environment_is_taken(given, offsets):
     ("begin", "owned", "problem"),
     [
         (Offsets({QUEUE: 1, DEAD: 2}), {QUEUE, DEAD}, None),
-        (Offsets({QUEUE: 1}, reads={"tags": "a"}), {QUEUE, MessageQueue("u", "broker-a", 5)}, None),
+        (Offsets({QUEUE: 1}, source_identity={"tags": "a"}), {QUEUE, MessageQueue("u", "broker-a", 5)}, None),
         (Offsets({}), {QUEUE}, None),
         (Offsets({OTHER: 1}), {QUEUE}, "is of t/broker-a/1; this query of environment '1' reads t/broker-a/0"),
         (
@@ -403,7 +403,7 @@ def test_a_checkpoint_of_the_same_environment_is_taken(given, offsets):
         ),
         (Offsets({QUEUE: 1}), set(), "reads none of these topics"),
         (Offsets({OTHER: 1}, environment={OTHER: 1}), {QUEUE}, None),  # what is written down was compared before
-        (Offsets({OTHER: 1}, reads={"namespace": ""}), {QUEUE}, None),
+        (Offsets({OTHER: 1}, source_identity={"namespace": ""}), {QUEUE}, None),
     ],
 )
 def test_positions_of_a_version_without_environments_are_compared_by_their_queues(begin, owned, problem):
@@ -419,7 +419,7 @@ def test_positions_of_a_version_without_environments_are_compared_by_their_queue
 
 
 def _older(begin):
-    return not begin.environment and "namespace" not in begin.reads
+    return not begin.environment and "namespace" not in begin.source_identity
 
 
 HERE, THERE = {"namespace": "here"}, {"namespace": "there"}
@@ -448,15 +448,19 @@ HERE, THERE = {"namespace": "here"}, {"namespace": "there"}
 def test_a_checkpoint_of_another_namespace_is_refused(given, record, problem, policy):
     """Its positions mean nothing there, whatever the user says of losses."""
     with pytest.raises(CheckpointMismatch, match=problem):
-        checkpoint_identity.check_checkpoint(options(failOnDataLoss=policy, **given), Offsets({QUEUE: 1}, reads=record))
+        checkpoint_identity.check_checkpoint(
+            options(failOnDataLoss=policy, **given), Offsets({QUEUE: 1}, source_identity=record)
+        )
     with pytest.raises(CheckpointMismatch, match=problem):  # it waits for its first topic
-        checkpoint_identity.check_checkpoint(options(failOnDataLoss=policy, **given), Offsets({}, reads=record))
+        checkpoint_identity.check_checkpoint(
+            options(failOnDataLoss=policy, **given), Offsets({}, source_identity=record)
+        )
 
 
 @pytest.mark.parametrize(("given", "record"), [(HERE, HERE), (HERE, {}), ({}, {"tags": "a"}), ({"tags": "a"}, {})])
 def test_a_checkpoint_of_the_same_namespace_or_from_before_it_was_written_down_is_taken(given, record):
-    checkpoint_identity.check_checkpoint(options(**given), Offsets({QUEUE: 1}, reads=record))
-    checkpoint_identity.check_checkpoint(options(**given), Offsets({}, reads=record))
+    checkpoint_identity.check_checkpoint(options(**given), Offsets({QUEUE: 1}, source_identity=record))
+    checkpoint_identity.check_checkpoint(options(**given), Offsets({}, source_identity=record))
 
 
 @pytest.mark.parametrize(
@@ -490,5 +494,5 @@ def test_one_topic_in_common_is_enough(given):
 def test_recorded_environments_own_the_same_queues(given):
     """What ``recorded`` writes is what ``read_next`` reads."""
     found = options(**given)
-    of = Offsets({ZERO_TO_FIVE[0]: 1}, reads=checkpoint_identity.source_identity(found))
+    of = Offsets({ZERO_TO_FIVE[0]: 1}, source_identity=checkpoint_identity.source_identity(found))
     assert checkpoint_identity.queues_of_next_batch(of, ZERO_TO_FIVE) == environment_of(found).owned(ZERO_TO_FIVE)

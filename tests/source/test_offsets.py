@@ -64,7 +64,7 @@ def test_equal_offsets_are_equal_texts(offsets, random):
         random.shuffle(items)
         return dict(items)
 
-    parts = (offsets.positions, offsets.start, offsets.marks, offsets.reads, offsets.environment)
+    parts = (offsets.positions, offsets.start, offsets.newest_store_ms, offsets.source_identity, offsets.environment)
     again = Offsets(*(shuffled(part) for part in parts), partitions=offsets.partitions)
     assert canonical(again.to_json()) == canonical(offsets.to_json())
 
@@ -112,8 +112,8 @@ def test_what_cannot_be_read(given, problem):
 
 def test_what_is_read_as_older_versions_wrote_it():
     text = '{"filter":{"environment":"dev","tags":"a"},"topics":{"orders":{"broker-a":{"0":3}}},"v":1}'
-    assert Offsets.from_json(text).reads == {"environment": "dev", "tags": "a"}
-    assert Offsets.from_json('{"topics":{},"v":1}').reads == {}
+    assert Offsets.from_json(text).source_identity == {"environment": "dev", "tags": "a"}
+    assert Offsets.from_json('{"topics":{},"v":1}').source_identity == {}
 
 
 def test_a_newer_version_says_so():

@@ -89,7 +89,7 @@ def test_a_queue_that_is_away_keeps_its_position():
 def test_the_beginning_in_the_end_wins():
     """Spark asks again where a query begins when its first batch was not committed; "latest" is later then."""
     first = planning.with_initial_starts(Offsets({A: 3, B: 4}), Offsets({A: 8, B: 4, C: 2}, {C: 1}))
-    assert first.start == {A: 3, B: 4, C: 1}
+    assert first.new_queue_starts == {A: 3, B: 4, C: 1}
     assert ranges(Offsets({A: 100, B: 100, C: 100}), first) == [OffsetRange(A, 3, 8), OffsetRange(C, 1, 2)]
     assert ranges(first, first) == []
 
@@ -125,25 +125,25 @@ def test_what_was_lost_before_a_range_does_not_bring_it_back():
 
 
 def test_positions_before_the_minimum_are_lifted():
-    begin = Offsets({A: 3, B: 3, C: 3}, start={A: 1, B: 0})
+    begin = Offsets({A: 3, B: 3, C: 3}, new_queue_starts={A: 1, B: 0})
     lifted = planning.from_min_offsets(begin, bounds(a=(5, 9), b=(2, 9)))
     assert lifted.positions == {A: 5, B: 3, C: 3}
-    assert lifted.start == {}, "what was read is not read again where a batch ends there"
+    assert lifted.new_queue_starts == {}, "what was read is not read again where a batch ends there"
     assert planning.from_min_offsets(begin, bounds(a=(3, 9))) is begin
 
 
 def test_marks_are_of_queues_that_were_read():
     now = {A: QueueBounds(0, 9, 1000), B: QueueBounds(0, 9, 900), C: QueueBounds(0, 0, 0)}
-    assert planning.newest_store_ms({A: 5, B: 9, C: 0}, Offsets({}, marks={B: 950}), now) == {A: 1000, B: 900}
-    assert planning.newest_store_ms({B: 8}, Offsets({}, marks={B: 950}), now) == {B: 950}
-    assert planning.newest_store_ms({A: 5, B: 0}, Offsets({}, marks={A: 700}), {}) == {A: 700}
+    assert planning.newest_store_ms({A: 5, B: 9, C: 0}, Offsets({}, newest_store_ms={B: 950}), now) == {A: 1000, B: 900}
+    assert planning.newest_store_ms({B: 8}, Offsets({}, newest_store_ms={B: 950}), now) == {B: 950}
+    assert planning.newest_store_ms({A: 5, B: 0}, Offsets({}, newest_store_ms={A: 700}), {}) == {A: 700}
 
 
 @pytest.mark.parametrize(("position", "low", "kept"), [(5, 0, True), (7, 0, False), (7, 7, True)])
 @pytest.mark.parametrize("untold", [0, -1])
 def test_a_mark_ends_where_younger_messages_were_read_that_nobody_dates(position, low, kept, untold):
     """Else they would be taken for those of a topic that was made again."""
-    before = Offsets({A: 5}, marks={A: 700})
+    before = Offsets({A: 5}, newest_store_ms={A: 700})
     assert planning.newest_store_ms({A: position}, before, {A: QueueBounds(low, 9, untold)}) == (
         {A: 700} if kept else {}
     )

@@ -170,7 +170,7 @@ def looked(brokers, read, bounds, watch=None):
 def test_a_connection_that_is_newer_than_what_is_seen_counts_again_when_it_is_seen():
     """The view rested while a commit connected anew: its statistics are of before the restart."""
     brokers, end = Brokers({A: 30, B: 5}, {(B, 9): 2 * MARK}), Deadline.after(30)
-    watch, read = RecreationWatch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, marks={A: MARK, B: MARK})
+    watch, read = RecreationWatch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, newest_store_ms={A: MARK, B: MARK})
     before = {A: QueueBounds(0, 10, MARK), B: QueueBounds(0, 10, MARK)}
     assert watch.check(read, before, end, {"b": 0}).recreated == []
     brokers.connections["b"] += 1
@@ -181,7 +181,7 @@ def test_a_connection_that_is_newer_than_what_is_seen_counts_again_when_it_is_se
 
 
 def open_at_10(*queues):
-    return Offsets(dict.fromkeys(queues, 10), marks=dict.fromkeys(queues, MARK)), dict.fromkeys(
+    return Offsets(dict.fromkeys(queues, 10), newest_store_ms=dict.fromkeys(queues, MARK)), dict.fromkeys(
         queues, QueueBounds(0, 30, 2000)
     )
 
@@ -251,11 +251,11 @@ def test_what_was_away_is_asked_about_as_at_a_start():
 def test_a_queue_that_is_read_again_is_asked_about_itself(newest_of_a):
     """The topic was made again with fewer queues, and later got more: that the others are its own says nothing of this one."""
     brokers = Brokers({A: 10, B: 0}, {(B, 9): 2 * MARK})
-    watch, read = RecreationWatch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, marks={A: MARK, B: MARK})
+    watch, read = RecreationWatch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, newest_store_ms={A: MARK, B: MARK})
     assert looked(brokers, read, {A: QueueBounds(0, 10, MARK)}, watch).recreated == []
     bounds = {A: QueueBounds(0, 30, newest_of_a), B: QueueBounds(0, 30, 2 * MARK)}
     assert looked(brokers, read, bounds, watch).recreated == [B]
-    read = Offsets({A: 30, B: 30}, marks={A: newest_of_a, B: 2 * MARK})
+    read = Offsets({A: 30, B: 30}, newest_store_ms={A: newest_of_a, B: 2 * MARK})
     brokers.asked.clear()
     for newest in (3, 4):
         looked(brokers, read, {A: QueueBounds(0, 40, newest * MARK), B: QueueBounds(0, 40, newest * MARK)}, watch)
@@ -313,7 +313,7 @@ def test_a_broker_that_stops_answering_is_not_asked_for_each_of_its_queues():
 def test_without_open_queues_nobody_is_asked():
     nobody = Brokers({})
     assert looked(nobody, Offsets({}), {}) == RecreationResult([], {})
-    read = Offsets({A: 10, B: 10}, marks={A: MARK, B: MARK})
+    read = Offsets({A: 10, B: 10}, newest_store_ms={A: MARK, B: MARK})
     bounds = {A: QueueBounds(0, 10, MARK), B: QueueBounds(0, 10, MARK + 1)}
     assert looked(nobody, read, bounds) == RecreationResult([B], {})
     assert nobody.asked == []
@@ -364,7 +364,7 @@ def test_one_queue_of_each_topic_and_broker_gets_a_mark():
     untold = dict.fromkeys((A, B, C, ELSEWHERE), QueueBounds(0, 30, 0))
     read = Offsets({A: 0, B: 10, C: 10, ELSEWHERE: 5})
     assert queues_to_stamp(read, untold) == [B, ELSEWHERE]
-    assert queues_to_stamp(Offsets(read.positions, marks={C: MARK}), untold) == [ELSEWHERE]
+    assert queues_to_stamp(Offsets(read.positions, newest_store_ms={C: MARK}), untold) == [ELSEWHERE]
     assert queues_to_stamp(read, dict.fromkeys(untold, QueueBounds(10, 30, 0))) == []
     assert queues_to_stamp(read, {}) == []
 
@@ -393,7 +393,7 @@ def test_marks_that_are_asked_for():
     ],
 )
 def test_queues_of_which_nothing_is_left_get_a_mark(position, bounds, marked, expected):
-    read = Offsets({A: position}, marks={A: MARK} if marked else {})
+    read = Offsets({A: position}, newest_store_ms={A: MARK} if marked else {})
     assert fully_expired(read, {A: QueueBounds(*bounds)}) == ([A] if expected else [])
 
 
@@ -412,7 +412,7 @@ def test_a_mark_of_a_backlog_is_no_older_than_what_was_read():
         assert marks == {B: mark}
         # New messages come; the one before the position is younger than the newest one was.
         later = {B: QueueBounds(0, 31, MARK + 1)}
-        assert looked(brokers, Offsets({B: 10}, marks=marks), later).recreated == []
+        assert looked(brokers, Offsets({B: 10}, newest_store_ms=marks), later).recreated == []
 
 
 # --- against a model
@@ -507,17 +507,17 @@ class Model(RuleBasedStateMachine):
         if waits:  # for more messages: the next plan begins where this one did
             return
         restarted = {q: bounds[q].min_offset if q in told else p for q, p in begin.positions.items()}
-        marks = {queue: mark for queue, mark in begin.marks.items() if queue not in told}
-        after = Offsets(restarted, marks=marks)
+        marks = {queue: mark for queue, mark in begin.newest_store_ms.items() if queue not in told}
+        after = Offsets(restarted, newest_store_ms=marks)
         ends = {queue: of.max_offset for queue, of in bounds.items()}
         end = planning.next_end(planning.from_min_offsets(after, bounds), ends, restarted, limit)
-        self.offsets = Offsets(end.positions, marks=planning.newest_store_ms(end.positions, after, bounds))
+        self.offsets = Offsets(end.positions, newest_store_ms=planning.newest_store_ms(end.positions, after, bounds))
         asked = self.watch.newest_store_ms(self.offsets, bounds, soon)
-        self.offsets = Offsets(end.positions, marks={**self.offsets.marks, **asked})
+        self.offsets = Offsets(end.positions, newest_store_ms={**self.offsets.newest_store_ms, **asked})
         self.last.update({queue: self.before(queue) for queue in bounds})
 
     def check(self, told, bounds):
-        positions, marks = self.offsets.positions, self.offsets.marks
+        positions, marks = self.offsets.positions, self.offsets.newest_store_ms
         for queue, of in bounds.items():
             if queue in told:
                 assert self.before(queue) != self.last[queue], f"{queue} is the same and was taken for another"

@@ -34,8 +34,8 @@ def test_what_each_batch_read(version):
     ]
     assert found[-1] == uncommitted_batch(open_folder(str(STORED / version / "filtered")))
     (offsets,) = found[-1].batch.sources.values()
-    assert offsets.reads["tags"] == "a"
-    assert offsets.marks.keys() == {zero, one, prices}
+    assert offsets.source_identity["tags"] == "a"
+    assert offsets.newest_store_ms.keys() == {zero, one, prices}
     assert last_batch(open_folder(str(STORED / version / "environment"))).positions == {one: 5}
 
 

@@ -298,7 +298,7 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
     if (exposed := exposure(folder)) is not None:
         yield (broken if os.geteuid() == folders.ROOT else advice)(check, *exposed)  # as a query itself does
     if (read := not_done(opened(folder))) is not None:
-        silent = query.waited_for(target.within(read.batch.reads).client(), read)
+        silent = query.waited_for(target.within(read.batch.source_identities).client(), read)
         yield servers.under_way(check, under_way(read, silent, time.time_ns() // 1_000_000))
     batch = last_batch(opened(folder))
     if batch is None or not batch.sources:
@@ -306,7 +306,7 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
             check, "has no finished batch that read RocketMQ", "Wait for the first one, or name another query's"
         )
         return
-    client = target.within(batch.reads).client()
+    client = target.within(batch.source_identities).client()
     batch, elsewhere = batch.of_clusters(query.clusters(client))
     if elsewhere:
         yield advice(check, query.left_out(elsewhere), "Run it again with that name server")

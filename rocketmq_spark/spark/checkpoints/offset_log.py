@@ -44,9 +44,9 @@ class LoggedBatch(NamedTuple):
         return lowest_positions(offsets.positions for offsets in self.sources.values())
 
     @property
-    def reads(self) -> list[Mapping[str, object]]:
+    def source_identities(self) -> list[Mapping[str, object]]:
         """Namespace, environment, cluster and filter of each source."""
-        return [offsets.reads for offsets in self.sources.values()]
+        return [offsets.source_identity for offsets in self.sources.values()]
 
     def of_clusters(self, clusters: Collection[str]) -> tuple[LoggedBatch, list[str]]:
         """Return the batch without sources of other clusters, whose queues may have the same names, and these clusters' names.
@@ -54,7 +54,7 @@ class LoggedBatch(NamedTuple):
         If no source would remain, the batch is returned unchanged, because the brokers of its clusters may be unavailable.
         """
         others = {
-            at: checkpoint_identity.other_clusters(offsets.reads, sorted(clusters))
+            at: checkpoint_identity.other_clusters(offsets.source_identity, sorted(clusters))
             for at, offsets in self.sources.items()
         }
         mine = {at: offsets for at, offsets in self.sources.items() if not others[at]}
@@ -195,7 +195,7 @@ def _ranges_after(before: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[
         if old == offsets:  # the batch has no new messages: its entry repeats the starts of an earlier batch
             starts[source] = offsets.positions
         else:
-            starts[source] = {**(old.positions if old is not None else {}), **offsets.start}
+            starts[source] = {**(old.positions if old is not None else {}), **offsets.new_queue_starts}
     return batch_ranges(starts, batch)
 
 

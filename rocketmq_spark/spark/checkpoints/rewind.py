@@ -201,7 +201,7 @@ def _ranges_to_repeat(history: Sequence[BatchRead], batch: LoggedBatch) -> list[
     later = [read.batch for read in history if read.batch.number > batch.number]
     starts: dict[SourceId, Positions] = {}
     for source in history[-1].batch.sources:
-        added = lowest_positions(one.sources[source].start for one in later if source in one.sources)
+        added = lowest_positions(one.sources[source].new_queue_starts for one in later if source in one.sources)
         starts[source] = {**added, **(batch.sources[source].positions if source in batch.sources else {})}
     return sorted(batch_ranges(starts, history[-1].batch)[0])
 

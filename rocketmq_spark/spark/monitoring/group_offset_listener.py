@@ -81,7 +81,7 @@ class GroupOffsetListener(StreamingQueryListener):
     def _commit(self, run: UUID) -> None:
         for end in self._finished_offsets.get(run, []):
             try:
-                self._group_offsets.commit(end.positions, end.reads)
+                self._group_offsets.commit(end.positions, end.source_identity)
             except RocketMQError:
                 logger.exception("the offsets of a finished batch are not committed")
 

@@ -97,11 +97,13 @@ class OffsetCache:
         self._target_queues = to_read
         checkpoint_identity.check_checkpoint(self._options, begin)
         self._checkpoint_offsets = begin
-        had: dict[str, set[str]] = {topic: set() for topic in checkpoint_identity.recorded_topics(begin.reads)}
+        had: dict[str, set[str]] = {
+            topic: set() for topic in checkpoint_identity.recorded_topics(begin.source_identity)
+        }
         for topic, broker_name in topic_brokers((*begin.positions, *self._target_queues)):
             had.setdefault(topic, set()).add(broker_name)
         self._checkpoint_brokers = had
-        assigned = checkpoint_identity.recorded_queues(begin.reads)
+        assigned = checkpoint_identity.recorded_queues(begin.source_identity)
         self._checkpoint_queues = assigned.union(begin.positions) if assigned else begin.positions
         # What was counted before positions were there, in an outage perhaps, may be another environment's.
         known = {queue.topic for queue in begin.environment}

@@ -76,9 +76,9 @@ def check_checkpoint(options: Options, begin: Offsets) -> None:
     Without this check, a forgotten environment variable would leave queues unread, or read other queues from meaningless
     positions. A query that waits for its first topic has no positions yet; its namespace and environment are compared, too.
     """
-    if not (begin.positions or begin.reads):
+    if not (begin.positions or begin.source_identity):
         return
-    was, now = begin.reads, source_identity(options)
+    was, now = begin.source_identity, source_identity(options)
     pairs = []
     if was.get("namespace", now["namespace"]) != now["namespace"]:
         pairs.append(
@@ -115,7 +115,7 @@ def check_clusters(options: Options, begin: Offsets, clusters: Sequence[str]) ->
 
     Only warns if ``failOnDataLoss`` is ``warn`` or ``ignore``.
     """
-    if not (was := other_clusters(begin.reads, clusters)):
+    if not (was := other_clusters(begin.source_identity, clusters)):
         return
     text = f"the checkpoint is of cluster {', '.join(map(str, was))}, and this query of cluster {', '.join(clusters)}"
     if options.fail_on_data_loss != "fail":
@@ -136,7 +136,7 @@ def other_clusters(reads: Mapping[str, object], clusters: Sequence[str]) -> list
 
 def is_other_source(options: Options, of: Offsets) -> bool:
     """Whether positions belong to another namespace or environment than the options, or to a query with another group."""
-    was, now = of.reads, source_identity(options)
+    was, now = of.source_identity, source_identity(options)
     other = any(name in was and was[name] != now.get(name) for name in ("namespace", "group"))
     return other or _environment_key(was) != _environment_key(now)
 
@@ -166,7 +166,7 @@ def _layout_text(record: Mapping[str, object]) -> str:
 def _layout_was_added(options: Options, begin: Offsets) -> bool:
     """Whether positions that do not say how many environments there were are those of this one."""
     mine = environment_of(options)
-    if "environments" in begin.reads or mine is None or mine.by_position:
+    if "environments" in begin.source_identity or mine is None or mine.by_position:
         return False
     return _owns_all_positions(mine, begin)
 
@@ -193,7 +193,11 @@ def _owns_all_positions(mine: Environment, begin: Offsets) -> bool:
 
 def _lacks_environment_record(begin: Offsets) -> bool:
     """Whether offsets may be of a version that did not write environments down."""
-    return not begin.environment and "namespace" not in begin.reads and "environment" not in begin.reads
+    return (
+        not begin.environment
+        and "namespace" not in begin.source_identity
+        and "environment" not in begin.source_identity
+    )
 
 
 def _without_special_topics(queues: Iterable[MessageQueue]) -> set[MessageQueue]:
@@ -258,12 +262,12 @@ def queues_of_next_batch(of: Offsets, queues: Iterable[MessageQueue]) -> list[Me
     """Return those of ``queues`` that a source with these offsets reads in its next batch."""
     candidates = list(queues)
     known = [queue for queue in candidates if queue in of.positions]
-    if of.reads.get("newQueues") is False:
+    if of.source_identity.get("newQueues") is False:
         if not partitioning.allocates_every_queue(of.plan.get("allocationStrategy")):  # it may leave out new queues
             return known
-        assigned = recorded_queues(of.reads)
+        assigned = recorded_queues(of.source_identity)
         return [queue for queue in candidates if queue in of.positions or queue in assigned]
-    if "environment" not in of.reads or of.reads.get("environmentMode") == "suffix":
+    if "environment" not in of.source_identity or of.source_identity.get("environmentMode") == "suffix":
         return candidates
     mine = _recorded_environment(of)
     return known if mine is None else mine.owned(candidates, of.environment, {queue.topic for queue in candidates})
@@ -271,7 +275,7 @@ def queues_of_next_batch(of: Offsets, queues: Iterable[MessageQueue]) -> list[Me
 
 def _recorded_environment(of: Offsets) -> Environment | None:
     """Return the environment that offsets record; None if an older release wrote them, without the environment's queues."""
-    name, layout = str(of.reads["environment"]), of.reads.get("environments")
+    name, layout = str(of.source_identity["environment"]), of.source_identity.get("environments")
     if isinstance(layout, list):
         pairs = (text.rpartition(":") for text in map(str, layout))
         return Environment(

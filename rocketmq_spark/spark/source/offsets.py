@@ -48,9 +48,9 @@ class Offsets:
     """Positions by queue, and what goes with them."""
 
     positions: Positions
-    start: Positions = field(default_factory=dict)
-    marks: Positions = field(default_factory=dict)
-    reads: Mapping[str, Any] = field(default_factory=dict)
+    new_queue_starts: Positions = field(default_factory=dict)
+    newest_store_ms: Positions = field(default_factory=dict)
+    source_identity: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[MessageQueue, int] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
     partitions: kafka_partitions.QueueRuns = field(default_factory=dict)
@@ -60,16 +60,16 @@ class Offsets:
         log_entry: dict[str, Any] = {}
         if self.environment:
             log_entry["environment"] = _to_nested_json(self.environment)
-        if self.marks:
-            log_entry["marks"] = _to_nested_json(self.marks)
+        if self.newest_store_ms:
+            log_entry["marks"] = _to_nested_json(self.newest_store_ms)
         if self.partitions:
             log_entry["partitions"] = {topic: list(map(list, runs)) for topic, runs in self.partitions.items()}
         if self.plan:
             log_entry["plan"] = dict(self.plan)
-        if self.reads:
-            log_entry["reads"] = json.loads(json.dumps(self.reads, sort_keys=True))
-        if self.start:
-            log_entry["start"] = _to_nested_json(self.start)
+        if self.source_identity:
+            log_entry["reads"] = json.loads(json.dumps(self.source_identity, sort_keys=True))
+        if self.new_queue_starts:
+            log_entry["start"] = _to_nested_json(self.new_queue_starts)
         log_entry["topics"] = _to_nested_json(self.positions)
         log_entry["v"] = VERSION
         return log_entry
@@ -112,7 +112,7 @@ class OffsetLogCache:
 
     def to_log(self, end: Offsets) -> dict[str, Any]:
         log_entry = end.to_json()
-        self._remember(log_entry, replace(end, reads=log_entry.get("reads", {})))
+        self._remember(log_entry, replace(end, source_identity=log_entry.get("reads", {})))
         return log_entry
 
     def from_log(self, log_entry: dict[str, Any]) -> Offsets:

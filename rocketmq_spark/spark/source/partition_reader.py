@@ -160,7 +160,7 @@ def input_partitions(
         names = sorted({r.queue.broker_name for r in task} & known.keys())
         others = frozenset(r.queue for r in task if r.queue in differing)
         addresses = tuple((name, known[name]) for name in names)
-        seen = () if end is None else [(end.positions[r.queue], end.marks.get(r.queue, 0)) for r in task]
+        seen = () if end is None else [(end.positions[r.queue], end.newest_store_ms.get(r.queue, 0)) for r in task]
         queue_ends, newest_ms = zip(*seen, strict=True) if seen else ((), ())
         of_queues = tuple(numbers[r.queue] for r in task) if numbers else ()
         planned.append(RangePartition(tuple(task), addresses, others, queue_ends, newest_ms, of_queues))

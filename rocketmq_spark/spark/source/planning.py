@@ -63,7 +63,7 @@ def drop_unsubscribed(begin: Offsets, topics: Collection[str]) -> Offsets:
     if not topics or all(queue.topic in topics for queue in begin.positions):
         return begin
     kept = {queue: position for queue, position in begin.positions.items() if queue.topic in topics}
-    return Offsets(kept, {}, {q: mark for q, mark in begin.marks.items() if q in kept}, begin.reads)
+    return Offsets(kept, {}, {q: mark for q, mark in begin.newest_store_ms.items() if q in kept}, begin.source_identity)
 
 
 def without_stale_replicas(begin: Offsets, view: QueuesView) -> QueuesView:
@@ -86,7 +86,7 @@ def _has_next_messages(queue: MessageQueue, bounds: QueueBounds, begin: Offsets)
     position = begin.positions.get(queue, -1)
     if not bounds.min_offset <= position <= bounds.max_offset:
         return False
-    return position == bounds.max_offset or bounds.last_update_ms >= begin.marks.get(queue, 0)
+    return position == bounds.max_offset or bounds.last_update_ms >= begin.newest_store_ms.get(queue, 0)
 
 
 def without_timed_out(view: QueuesView) -> QueuesView:
@@ -155,8 +155,8 @@ def apply_queue_changes(
     leaving = vanished.union(dropped)
     positions = {q: position for q, position in begin.positions.items() if q not in leaving} | begins
     # Unread messages before a moved position are younger than the mark.
-    marks = {queue: mark for queue, mark in begin.marks.items() if queue not in begins and queue in positions}
-    return Offsets(positions, begins, marks, begin.reads), losses
+    marks = {queue: mark for queue, mark in begin.newest_store_ms.items() if queue not in begins and queue in positions}
+    return Offsets(positions, begins, marks, begin.source_identity), losses
 
 
 def _loss_of_unknown_size(begin: Offsets, queue: MessageQueue) -> OffsetRange:
@@ -192,11 +192,11 @@ def readable_ends(view: QueuesView, frozen: Positions | None) -> dict[MessageQue
 
 def batch_end(begin: Offsets, after: Offsets, end: Offsets, view: QueuesView, initial: Offsets | None) -> Offsets:
     """``end`` with where it began and its marks. ``after`` is what ``apply_queue_changes`` made of ``begin``."""
-    start = {**({} if after is begin else after.start), **({} if end is after else end.start)}
+    start = {**({} if after is begin else after.new_queue_starts), **({} if end is after else end.new_queue_starts)}
     whole = Offsets(end.positions, start)
     if initial is not None and begin == initial:
         whole = with_initial_starts(initial, whole)
-    return replace(whole, marks=newest_store_ms(whole.positions, after, view.bounds))
+    return replace(whole, newest_store_ms=newest_store_ms(whole.positions, after, view.bounds))
 
 
 def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[list[OffsetRange], list[Loss]]:
@@ -216,7 +216,7 @@ def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[li
 
 def logged_end(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) -> Offsets:
     """Where the ranges of a batch end that was planned in an earlier run, with the marks of its plan."""
-    return Offsets({r.queue: r.end for r in ranges if r.queue in view.bounds}, marks=end.marks)
+    return Offsets({r.queue: r.end for r in ranges if r.queue in view.bounds}, newest_store_ms=end.newest_store_ms)
 
 
 def drop_recreated(
@@ -271,7 +271,7 @@ def backlog(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
 def from_min_offsets(begin: Offsets, bounds: Bounds) -> Offsets:
     """``begin`` without positions below the minimum offsets: messages that retention deleted must not use up a batch's limit."""
     low = {q: bounds[q].min_offset for q, p in begin.positions.items() if q in bounds and p < bounds[q].min_offset}
-    return replace(begin, positions={**begin.positions, **low}, start={}) if low else begin
+    return replace(begin, positions={**begin.positions, **low}, new_queue_starts={}) if low else begin
 
 
 def rate_limit(waiting: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
@@ -284,7 +284,7 @@ def rate_limit(waiting: Mapping[MessageQueue, int], max_offsets: int | None) -> 
 
 def with_initial_starts(initial: Offsets, end: Offsets) -> Offsets:
     """The end of batch 0, with the start of this batch."""
-    return replace(end, start={**initial.positions, **end.start})
+    return replace(end, new_queue_starts={**initial.positions, **end.new_queue_starts})
 
 
 def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
@@ -298,7 +298,7 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
         return []
     between = []
     for queue in sorted(end.positions):
-        begin, until = end.start.get(queue, start.positions.get(queue)), end.positions[queue]
+        begin, until = end.new_queue_starts.get(queue, start.positions.get(queue)), end.positions[queue]
         if begin is not None and until > begin:
             between.append(OffsetRange(queue, begin, until))
     return between
@@ -313,14 +313,14 @@ def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     return [
         OffsetRange(queue, 0, position)
         for queue, position in sorted(end.positions.items())
-        if queue not in end.start and position > 0 and start.positions.get(queue, math.inf) > position
+        if queue not in end.new_queue_starts and position > 0 and start.positions.get(queue, math.inf) > position
     ]
 
 
 def combined_start(start: Offsets, end: Offsets) -> Offsets:
     """``start`` with what ``end`` adds: what the source reads, and the starts of queues that began between the two."""
-    begins = {**dict.fromkeys(end.positions, 0), **start.positions, **end.start}
-    return replace(start, positions=begins, reads={**start.reads, **end.reads})
+    begins = {**dict.fromkeys(end.positions, 0), **start.positions, **end.new_queue_starts}
+    return replace(start, positions=begins, source_identity={**start.source_identity, **end.source_identity})
 
 
 def ranges_past_end(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
@@ -360,7 +360,7 @@ def newest_store_ms(positions: Positions, before: Offsets, bounds: Bounds) -> di
     """
     marked = {}
     for queue, position in positions.items():
-        known = before.marks.get(queue, 0)
+        known = before.newest_store_ms.get(queue, 0)
         if (there := bounds.get(queue)) is not None:
             first, end, newest = there
             stays = position < end if newest > 0 else position in (before.positions.get(queue), first)

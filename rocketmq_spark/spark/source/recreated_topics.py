@@ -62,7 +62,7 @@ def evidence_of(position: int, mark: int, bounds: QueueBounds) -> RecreationEvid
 
 def evidence_by_queue(read: Offsets, bounds: Bounds) -> dict[MessageQueue, RecreationEvidence]:
     """Of all queues that have a position and bounds."""
-    marks = read.marks
+    marks = read.newest_store_ms
     return {
         queue: evidence_of(position, marks.get(queue, 0), there)
         for queue, position in read.positions.items()
@@ -129,7 +129,7 @@ def queues_to_stamp(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
     }
     signs = [q for q, of in begun.items() if of.last_update_ms]
     untold = [q for q, of in begun.items() if not of.last_update_ms]
-    marked = topic_brokers(queue for queue in untold if queue in read.marks)
+    marked = topic_brokers(queue for queue in untold if queue in read.newest_store_ms)
     lowest = {topic_broker(queue): queue for queue in sorted(untold, reverse=True) if topic_broker(queue) not in marked}
     return sorted([*signs, *lowest.values()])
 
@@ -140,7 +140,7 @@ def fully_expired(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
         queue
         for queue, position in read.positions.items()
         if queue in bounds
-        and queue not in read.marks
+        and queue not in read.newest_store_ms
         and bounds[queue].last_update_ms < 0
         and 0 < position <= bounds[queue].min_offset
     ]
@@ -262,7 +262,7 @@ class RecreationWatch:
         unanswered: dict[TopicBroker, RocketMQError],
     ) -> list[MessageQueue]:
         """Those of ``asked`` whose message before the position is younger than the mark."""
-        marks = {queue: read.marks[queue] for queue in asked}
+        marks = {queue: read.newest_store_ms[queue] for queue in asked}
         if not marks:
             return []
         deadline = with_client_overhead(deadline, len(marks))

@@ -167,7 +167,7 @@ class Stream:
         if (
             self._unlogged_queues
         ):  # the next batch may come days later, in another run, and must have the numbers of the repeated one
-            return replace(begin, start={}, partitions=self._runs_between(begin, begin))
+            return replace(begin, new_queue_starts={}, partitions=self._runs_between(begin, begin))
         moved, readable = self._apply_queue_changes(begin, planning.without_timed_out(view))
         ends = planning.readable_ends(readable, self._available_now_ends)
         begins = {queue: readable.bounds[queue].min_offset for queue in ends}
@@ -195,11 +195,11 @@ class Stream:
         marks = self._recreation_watch.newest_store_ms(
             end, readable.bounds, Deadline.after(self._options.request_timeout)
         )
-        end = replace(end, marks={**end.marks, **marks}) if marks else end
+        end = replace(end, newest_store_ms={**end.newest_store_ms, **marks}) if marks else end
         self._read_limit_policy.batch_planned(self._clock.now())
         return replace(
             end,
-            reads=_source_identity(self._options, self._catalog),
+            source_identity=_source_identity(self._options, self._catalog),
             environment=self._catalog.environment,
             plan=self._partitioning.to_json(),
             partitions=self._runs_between(begin, end),
@@ -310,8 +310,8 @@ class Stream:
         # and those of the next source of a union, keep their numbers, which are part of the ids of exactly-once.
         planned = partitioning.plan_tasks(self._logged_partitioning(end, ranges), end.positions, ranges)
         if self._start_error is not None and start == self._initial_offset:
-            start = replace(end, positions=end.start)
-        known = planning.combined_start(start, end) if logged_before or end.start else start
+            start = replace(end, positions=end.new_queue_starts)
+        known = planning.combined_start(start, end) if logged_before or end.new_queue_starts else start
         self._catalog.set_checkpoint_offsets(known)
         losses: list[Loss] = []
         if not logged_before:
@@ -386,7 +386,7 @@ class Stream:
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
             logger.warning("the query continues from its checkpoint; starting options have no effect")
         was, now = (
-            checkpoint_identity.filter_of(begin.reads),
+            checkpoint_identity.filter_of(begin.source_identity),
             checkpoint_identity.filter_of(checkpoint_identity.source_identity(options)),
         )
         if was != now:

@@ -73,7 +73,7 @@ def with_compaction_start(catalog: OffsetCache, options: Options, view: QueuesVi
     """``view`` for a read from ``start`` on: what a compaction topic does not keep from there on is no loss."""
     if all(at >= view.bounds[queue].min_offset for queue, at in start.items()):
         return view
-    catalog.set_checkpoint_offsets(Offsets(start, reads=checkpoint_identity.source_identity(options)))
+    catalog.set_checkpoint_offsets(Offsets(start, source_identity=checkpoint_identity.source_identity(options)))
     return retry_until_deadline(catalog, catalog.fetch_all)
 
 

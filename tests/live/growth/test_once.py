@@ -123,5 +123,5 @@ def test_what_lies_below_the_minimum_takes_no_share_of_a_batch():
     bounds = {queue: QueueBounds(1000, 1010, 2), other: QueueBounds(0, 9, 2)}
     live = planning.from_min_offsets(begin, bounds)
     assert live.positions == {queue: 1000, other: 7}
-    assert (live.start, live.marks) == ({}, {queue: 1})
+    assert (live.new_queue_starts, live.newest_store_ms) == ({}, {queue: 1})
     assert planning.from_min_offsets(live, bounds) is live
