@@ -141,7 +141,7 @@ def test_data_sources_are_found_without_an_import(tmp_path, zipped, has_them):
     if not zipped:
         zipfile.ZipFile(tmp_path / "pyspark.zip").extractall(tmp_path / "folder")
     where = tmp_path / ("pyspark.zip" if zipped else "folder")
-    code = f"import sys\nsys.path.insert(0, {str(where)!r})\nfrom rocketmq_spark.spark import tuning\n"
-    command = [sys.executable, "-c", f"{code}print(tuning.has_data_sources())"]
+    code = f"import sys\nsys.path.insert(0, {str(where)!r})\nfrom rocketmq_spark.spark import conf\n"
+    command = [sys.executable, "-c", f"{code}print(conf.has_data_sources())"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.stdout == f"{has_them}\n", done.stderr

@@ -178,9 +178,9 @@ SCRIPT = """
     def sink(batches):
         from pyspark import TaskContext
 
-        from rocketmq_spark.spark.sink import checks, guarantee
+        from rocketmq_spark.spark.sink import checks, worker_socket
 
-        over = guarantee.watch()
+        over = worker_socket.watch_worker_socket()
         attempt = TaskContext.get().attemptNumber()
         if not attempt:  # nothing is read: Spark notices that its input failed when it has given us all that came before
             note("sends")

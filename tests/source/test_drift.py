@@ -19,12 +19,17 @@ BOUNDS = QueueBounds(5, 10, 0)
         (5, BOUNDS, {}, (DriftState.BEHIND, 5)),
         (4, BOUNDS, {}, (DriftState.LOST, 1)),
         (12, BOUNDS, {}, (DriftState.WENT_BACK, 2)),
-        (7, BOUNDS, {"made_again": [Q]}, (DriftState.RECREATED, 5)),
+        (7, BOUNDS, {"recreated": [Q]}, (DriftState.RECREATED, 5)),
         (None, BOUNDS, {}, (DriftState.NEW, 5)),
         (7, None, {}, (DriftState.REMOVED, None)),
-        (7, None, {"away": {"broker-a"}}, (DriftState.UNAVAILABLE, None)),
-        (7, None, {"away": {"broker-a"}, "unregistered": {"broker-a"}}, (DriftState.UNREGISTERED, None)),
-        (7, BOUNDS, {"unregistered": {"broker-a"}}, (DriftState.BEHIND, 3)),
+        (7, None, {"unavailable_brokers": {"broker-a"}}, (DriftState.UNAVAILABLE, None)),
+        (
+            7,
+            None,
+            {"unavailable_brokers": {"broker-a"}, "unregistered_brokers": {"broker-a"}},
+            (DriftState.UNREGISTERED, None),
+        ),
+        (7, BOUNDS, {"unregistered_brokers": {"broker-a"}}, (DriftState.BEHIND, 3)),
     ],
 )
 def test_one_queue(position, bounds, how, expected) -> None:

@@ -191,7 +191,7 @@ def found(younger, stored=()):
     result = looked(brokers, *open_at_10(A))
     assert brokers.asked == [{A: MARK + 1}]
     assert not result.unanswered
-    return result.made_again
+    return result.recreated
 
 
 def test_younger_messages_after_the_position_are_new_ones():
@@ -215,7 +215,7 @@ def test_all_that_are_suspected_are_asked_at_once(monkeypatch):
     brokers = Brokers(dict.fromkeys(queues, 9), {(queue, 9): MARK for queue in queues})
     monkeypatch.setattr(brokers, "store_time_ms", raising(AssertionError("one by one")))
     result = looked(brokers, *open_at_10(*queues))
-    assert (result.made_again, result.unanswered) == ([], {})
+    assert (result.recreated, result.unanswered) == ([], {})
 
 
 def test_where_compaction_removed_it_the_first_younger_one_has():
@@ -282,7 +282,7 @@ def test_a_broker_that_does_not_answer_leaves_its_queues_unproven(silent):
     watch = RecreationWatch(lambda: brokers, "g")
     for _ in range(2):
         result = looked(brokers, read, bounds, watch)
-        assert result.made_again == []
+        assert result.recreated == []
         assert result.unanswered.keys() == SHARE
     brokers.silent = ()
     assert looked(brokers, read, bounds, watch) == RecreationResult([B], {}), "all are asked about, as at a start"
@@ -295,7 +295,7 @@ def test_what_is_proven_of_a_topic_waits_while_its_broker_does_not_answer_for_th
     brokers = Brokers({B: 0}, silent=["b"])
     watch = RecreationWatch(lambda: brokers, "g")
     result = looked(brokers, read, bounds, watch)
-    assert (result.made_again, result.unanswered.keys()) == ([], SHARE)
+    assert (result.recreated, result.unanswered.keys()) == ([], SHARE)
     brokers.silent, brokers.stored = (), {(B, 9): 2000}
     assert looked(brokers, read, bounds, watch) == RecreationResult([A, B], {})
 

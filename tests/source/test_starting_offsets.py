@@ -110,7 +110,9 @@ def test_what_a_broker_says_of_a_time_is_taken_within_bounds(told, taken, ways):
             assert times == {A: 1000, B: 2000 if ways == BY_QUEUE else 1000}
             return {A: told, B: 0}
 
-    for role, option, bound in zip(("stream source", "batch source"), ways, ("starting", "ending"), strict=True):
+    for role, option, bound in zip(
+        ("stream source", "batch source"), ways, ("starting_offsets", "ending_offsets"), strict=True
+    ):
         time = '{"t":{"b":{"0":1000,"1":2000}}}' if ways == BY_QUEUE else "1000"
         given = {option: time, "startingOffsetsByTimestampStrategy": "latest"}
         parsed = options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role(role)
