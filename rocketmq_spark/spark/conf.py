@@ -1,4 +1,4 @@
-"""Spark settings for this connector, and whether Spark's workers can import it.
+"""Settings of Spark for this connector, and a check that Spark's workers can import it.
 
 docs/performance.md has the effect of each setting.
 
@@ -76,7 +76,7 @@ def private_sockets(folder: Path) -> dict[str, str]:
 
 @functools.cache
 def _checkpoint_manager() -> str | None:
-    """The checkpoint manager's class name in Spark's jars; None if they do not have it, or are not on this machine."""
+    """Return the class name of the checkpoint manager in Spark's jars; None if they lack it, or are not on this machine."""
     import zipfile  # here, because every worker imports this module, and few drivers call this
 
     for jar in _spark_jars("spark-sql_*.jar"):
@@ -92,7 +92,7 @@ def _checkpoint_manager() -> str | None:
 
 
 def _spark_jars(pattern: str) -> list[Path]:
-    """Spark's jars with this name, in the folder that PySpark's launcher uses: SPARK_HOME, otherwise the package."""
+    """Return Spark's jars that match ``pattern``, from the folder that PySpark's launcher uses: SPARK_HOME, or the package."""
     home = os.environ.get("SPARK_HOME") or _pyspark_folder()
     return sorted(Path(home, "jars").glob(pattern)) if home is not None else []
 
@@ -104,10 +104,10 @@ def has_data_sources() -> bool:
 
 
 def _pyspark_folder() -> str | None:
-    """The folder of PySpark; None if it is not installed."""
+    """Return the folder of PySpark; None if it is not installed."""
     try:
         spec = importlib.util.find_spec("pyspark")
-    except (ModuleNotFoundError, ValueError):  # a finder may raise, and a program may have made a module without a spec
+    except (ModuleNotFoundError, ValueError):  # raised by some finders, and for a module without a spec
         return None
     return next(iter(spec.submodule_search_locations or ()), None) if spec is not None else None
 
@@ -198,6 +198,6 @@ def _check_workers() -> None:
 
 
 def program_of_workers() -> str:
-    """The Python that Spark runs for workers: that of the session if there is one, else that of the environment variables."""
+    """Return the Python that Spark runs for workers: from the session if there is one, otherwise from ``PYSPARK_PYTHON``."""
     context = getattr(getattr(sys.modules["pyspark"], "SparkContext", None), "_active_spark_context", None)
     return str(context.pythonExec) if context is not None else os.environ.get("PYSPARK_PYTHON") or "python3"

@@ -137,8 +137,9 @@ def register(spark: SparkSession) -> None:
 
 
 def _try_to_complete_environment(spark: SparkSession) -> bool:
-    """Add the environment variables, and return whether Spark knows the source. This uses internals of Spark, which may change.
-    The source works without it, too.
+    """Add the environment variables, and return whether Spark knows the source.
+
+    This uses internals of Spark, which may change. If it fails, it warns, and the source works except for what the warning says.
     """
     try:
         return _complete_environment(spark)

@@ -1,7 +1,7 @@
-"""Options of Spark's own methods: paths, and those of asynchronous progress tracking.
+"""Options of Spark's own methods: paths, and the options of asynchronous progress tracking.
 
 Spark passes the path of ``load``, ``save`` and ``start`` as option ``path``, several paths as ``paths``, and all options of
-``writeStream`` to the sink. A table of Spark's catalog has no path here: Spark keeps its location for itself.
+``writeStream`` to the sink. A table of Spark's catalog has no option ``path`` here, because Spark does not pass its location.
 """
 
 from __future__ import annotations

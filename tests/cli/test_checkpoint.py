@@ -143,7 +143,7 @@ def test_nothing_is_removed_where_the_epoch_could_not_be_raised(run: Run, query:
     (query / "rocketmq").mkdir()
     (query / "rocketmq" / "epoch").write_text("what")
     done = run("checkpoint", "rewind", str(query), "--to-batch", "0", "--yes", "--force")
-    assert (done.exit_code, "rocketmq/epoch is no number" in done.stderr) == (1, True)
+    assert (done.exit_code, "rocketmq/epoch is not a number" in done.stderr) == (1, True)
     assert (query / "offsets" / "2").exists()
     assert [path.name for path in query.parent.iterdir()] == ["query"]
 

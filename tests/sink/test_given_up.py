@@ -117,7 +117,7 @@ def test_who_waits_for_an_outcome_hears_that_spark_does_not_want_it_any_more() -
     once._is_abandoned = over
     writer._once, writer._options = once, cast(Any, type("Given", (), {"send_timeout": 60.0}))
     writer._outcomes = queues.SimpleQueue()
-    with pytest.raises(ClosedError, match="Spark has given up this task"):
+    with pytest.raises(ClosedError, match="Spark has abandoned this task"):
         writer._next_outcome()
     assert asked == [False, True]
 

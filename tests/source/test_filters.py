@@ -152,7 +152,7 @@ def test_a_broker_compiles_the_expression(broker_cluster, topic):
 
 def test_an_expression_that_a_broker_refuses(broker_cluster, topic):
     """Sent with a pull it would be answered with every message."""
-    with pytest.raises(OptionError, match="option 'sql' is 'a >'; the broker refuses it") as caught:
+    with pytest.raises(OptionError, match="option 'sql' is 'a >'; the broker rejects it") as caught:
         validate(broker_cluster, topic, "a >")
     assert caught.value.topic == topic
     assert "Encountered" in str(caught.value), str(caught.value)

@@ -368,7 +368,7 @@ def test_a_first_batch_of_an_older_version_is_read_by_no_other_environment(scrip
     scripted.on(STATS, stats({A: (5, 20), B: (0, 70)}))
     end = log(12, start={"t": {"broker-a": {"0": 7}}})
     given = {**QUICK, "startingOffsets": "earliest"}
-    with pytest.raises(CheckpointMismatch, match="says nothing of an environment and is of t/broker-a/0"):
+    with pytest.raises(CheckpointMismatch, match="records no environment and has positions of t/broker-a/0"):
         Run(scripted.address, environment=2, **given).plan(end)
     assert ranges_of(Run(scripted.address, environment=1, **given).plan(end)) == [[OffsetRange(A, 7, 12)]]
 

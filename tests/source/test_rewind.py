@@ -55,7 +55,7 @@ def test_which_batch(query: Folder, number: int | None, before_ms: int | None, f
         (
             None,
             999,
-            r"no batch that is kept began at or before 1970-01-01T00:00:00Z: .*the first of them began at 1970-01-01T00:00:01Z",
+            r"no batch in the checkpoint began at or before 1970-01-01T00:00:00Z: .*began at 1970-01-01T00:00:01Z",
         ),
     ],
 )

@@ -1,9 +1,10 @@
 """The note of a batch: the end offsets of the sink's queues before any row of the batch was sent.
 
-The file is ``rocketmq/<batch>/<write name>`` in the query's checkpoint, written before a task may send. A driver that finds the
-note of an earlier run knows that rows of the batch may be stored, and from which offsets on. A note locks out no other driver.
+The file is ``rocketmq/<batch>/<write name>`` in the query's checkpoint, written before a task may send. If a driver finds the
+note of an earlier run, rows of the batch may be stored at these offsets or later. A note is no lock: it does not stop another
+driver.
 
-Beside the notes is the epoch, a number that a rewind increments, so that rows which are sent again get other ids.
+The folder also has the epoch, a number that a rewind increments, so that rows which are sent again get other ids.
 """
 
 from __future__ import annotations
@@ -86,9 +87,10 @@ class BatchNote:
         )
 
     def belongs_to(self, name: BatchName) -> bool:
-        """Whether this is a note of the batch ``name``, by any write.
+        """Whether this is a note of the batch ``name``, for any of its writes.
 
-        Raises ``UnprovedError`` if an earlier version computed the ids: no row would be found, and all would be sent again.
+        Raises ``UnprovedError`` if an earlier version computed the ids: no stored row would be recognized, and all would be sent
+        again.
         """
         if self.name._replace(write=name.write) != name:
             return False
@@ -102,12 +104,12 @@ class BatchNote:
 
 
 def _checksum(value: Mapping[str, Any]) -> str:
-    """The checksum of a note. ``json`` keeps the order of keys, so writing and reading give the same text."""
+    """Return the checksum of a note. ``json`` keeps the order of keys, so a parsed note gives the same text."""
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
 class BegunBatch(NamedTuple):
-    """A note. ``existed`` is whether it existed already: then an earlier run may have sent rows of the batch."""
+    """The note of a batch. If it ``existed`` before, an earlier run may have sent rows of the batch."""
 
     note: BatchNote
     existed: bool
@@ -201,7 +203,7 @@ def add_queues(folder: Folder, note: BatchNote, now: QueueEnds, settle_s: float 
 
 
 def _backup_path(path: str) -> str:
-    """The path of a copy that is written before a note is replaced: on HDFS, pyarrow first removes the file that it replaces."""
+    """Return the path of a copy that is written before the note is replaced. On HDFS, pyarrow deletes the old file first."""
     head, _, name = path.rpartition("/")
     return f"{head}/.{name}"
 
@@ -218,12 +220,12 @@ def batch_status(folder: Folder, write: str) -> str:
 
 
 def epoch(folder: Folder) -> int:
-    """How often the query was rewound."""
+    """Return how often the query was rewound."""
     content = folder.read_bytes(_EPOCH)
     try:
         return int(content) if content is not None else 0
     except ValueError:
-        raise OffsetError(f"{folder.name}/{_EPOCH} is no number", remedy="Look at it, and restore it") from None
+        raise OffsetError(f"{folder.name}/{_EPOCH} is not a number", remedy="Restore that file") from None
 
 
 def increment_epoch(folder: Folder) -> None:
@@ -233,7 +235,7 @@ def increment_epoch(folder: Folder) -> None:
 
 
 def _purge(folder: Folder) -> None:
-    """Remove notes of batches that Spark's log no longer has. If the log is empty, keep all: HDFS may fail to list it."""
+    """Remove the notes of batches that Spark's log no longer has. If the log looks empty, keep all: HDFS may fail to list it."""
     oldest = min(logged_times_ms(folder, "offsets"), default=0)
     for name in folder.folders(NOTES_FOLDER):
         if name.isdecimal() and int(name) < oldest:

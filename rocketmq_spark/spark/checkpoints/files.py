@@ -1,4 +1,7 @@
-"""The files of a checkpoint: a folder that is local, or at ``s3://``, ``hdfs://``, ``gs://`` or ``abfs://``."""
+"""Reads and writes the files of a checkpoint, which is local or at ``s3://``, ``hdfs://``, ``gs://`` or ``abfs://``.
+
+Failures are an ``OffsetError`` that names the folder.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +137,7 @@ class Folder:
 
     def _check_replaceable(self, owner: int) -> None:
         path = Path(self._root_path)
-        if os.geteuid() != folders.ROOT:  # a volume of Kubernetes may have mode 0777, which this user cannot change
+        if os.geteuid() != folders.ROOT:  # this user may be unable to change the mode of a Kubernetes volume
             folders.warn_if_replaceable(path, "the checkpoint")
         elif (found := next(folders.exposures(path, owner), None)) is not None:
             change = "chmod go-w" if found.uid is None else f"chown -h {owner}"
@@ -182,7 +185,9 @@ class Folder:
                     os.mkdir(target.name, folders.PRIVATE, dir_fd=parent)
                     return folders.open_folder(target.name, parent)
             except PermissionError:
-                if any(folders.exposures(target)):  # the owner, too, could lead root to another folder
+                if any(
+                    folders.exposures(target)
+                ):  # then the owner could replace the parent by a link to another folder
                     raise
                 return folders.new_folder_for(os.stat(self._root_path), target.name, parent)
 
@@ -242,7 +247,7 @@ def _write_temporary(at: int, name: str, content: bytes) -> str:
     return part
 
 
-# Shares of SMB and mounted buckets have no hard links.
+# SMB shares and mounted buckets have no hard links.
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 

@@ -1,8 +1,5 @@
 """Reads from Spark's checkpoint of a query what its rocketmq sources have read.
 
-``Folder`` reads and writes files locally or at ``s3://``, ``hdfs://``, ``gs://`` and ``abfs://``; errors are an
-``OffsetError`` that names the folder.
-
 ``offsets/N`` has the positions at which batch N ends: a version, settings, then a line for each source of the query. In version 1
 the line of a source is its offset, and Spark knows the source by its place in the query. In version 2
 (``spark.sql.streaming.offsetLog.formatVersion``, and all queries with ``enableSourceEvolution``) its name precedes the offset,
@@ -45,11 +42,12 @@ class LoggedBatch(NamedTuple):
 
     @property
     def source_identities(self) -> list[Mapping[str, object]]:
-        """Namespace, environment, cluster and filter of each source."""
+        """The identity of each source (``checkpoint_identity``)."""
         return [offsets.source_identity for offsets in self.sources.values()]
 
     def of_clusters(self, clusters: Collection[str]) -> tuple[LoggedBatch, list[str]]:
-        """Return the batch without sources of other clusters, whose queues may have the same names, and these clusters' names.
+        """Return the batch without sources of other clusters, and the names of these clusters. Their queues may have the same
+        names.
 
         If no source would remain, the batch is returned unchanged, because the brokers of its clusters may be unavailable.
         """
@@ -64,8 +62,10 @@ class LoggedBatch(NamedTuple):
 
 
 class BatchRead(NamedTuple):
-    """A batch with the ranges that it read. ``unknown`` has queues whose start is only in a batch that Spark has removed;
-    ``done_ms`` is when the batch was finished, None if it is not.
+    """A batch with the ranges that it read.
+
+    ``unknown`` has the queues whose start was in a batch that Spark has removed. ``done_ms`` is when the batch was finished; None
+    if it is not finished.
     """
 
     batch: LoggedBatch

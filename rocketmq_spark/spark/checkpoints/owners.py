@@ -1,7 +1,7 @@
-"""Who may change the checkpoint with which a query starts.
+"""Checks whether other users may change the checkpoint of a query.
 
-The logs of a checkpoint decide what a query reads, skips and writes again. So another user who owns a checkpoint, or may write to
-it, decides that in place of the user who starts the query. Spark shows the ``checkpointLocation`` to sinks, and not to sources.
+The logs of a checkpoint determine what a query reads, skips and writes again. So a user who owns a checkpoint, or may write to
+it, controls queries of other users that start with it. Spark shows the ``checkpointLocation`` to sinks, and not to sources.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rocketmq_spark.errors import OffsetError
 logger = logging.getLogger(__name__)
 
 _WARNED_KEY = "checkpoints of others"
-# Folders whose files are looked at, too. All other folders only count themselves: a state may have a million files.
+# Folders whose files are checked, too. Of other folders only the folder itself is checked: the state may have a million files.
 _LOGS = ("offsets", "commits")
 
 
@@ -38,9 +38,9 @@ def check_owner(location: str) -> None:
 
 
 def exposure(location: str) -> tuple[str, str] | None:
-    """Return a clause about who else may change a local checkpoint, and the remedy; None if nobody else may.
+    """Return a clause that names another user who may change a local checkpoint, and the remedy; None if there is none.
 
-    A folder that does not exist counts, too, if others may create it: its owner may have renamed it for this moment.
+    If the folder does not exist, this checks whether other users may create it: its owner may have renamed it for a moment.
     """
     path = _local_path(location)
     if path is None:
@@ -54,7 +54,7 @@ def exposure(location: str) -> tuple[str, str] | None:
     if above is None:
         change, place = change.replace(" ", " -R ", 1), path
     elif found.uid is None and found.status.st_mode & stat.S_ISVTX and path.is_relative_to(place):
-        # Nothing has this name now, and then only the one who creates it may replace it.
+        # Nothing has this name now, and in a sticky folder only the user who creates it may replace it.
         change, place = "mkdir -m 700", place / path.relative_to(place).parts[0]
     return (
         f"{found.who} may change {found.path}, and so decide what the query reads, skips and writes again",
@@ -73,5 +73,5 @@ def _files_to_check(path: Path) -> Iterator[Path]:
     for folder in (path, *(path / name for name in _LOGS)):
         try:
             yield from (folder / name for name in os.listdir(folder))
-        except OSError:  # missing, or not readable: it is not used either
+        except OSError:  # missing, or not readable, so Spark cannot use it
             continue

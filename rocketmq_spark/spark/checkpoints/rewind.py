@@ -22,7 +22,7 @@ from rocketmq_spark.spark.source.offsets import Positions
 
 
 class DriftState(enum.Enum):
-    """How the position of a query in one queue relates to what the broker has. In ``is_lossless`` states nothing is missing."""
+    """How the position of a query in a queue relates to the bounds of the queue."""
 
     READ = "read"
     BEHIND = "behind"
@@ -36,16 +36,17 @@ class DriftState(enum.Enum):
 
     @property
     def is_lossless(self) -> bool:
+        """Whether all unread messages are there."""
         return self in (DriftState.READ, DriftState.BEHIND, DriftState.NEW)
 
     @property
     def is_unavailable(self) -> bool:
-        """Whether the broker is unavailable; no loss is known."""
+        """Whether the broker is unavailable, so that it is unknown whether messages were lost."""
         return self in (DriftState.UNAVAILABLE, DriftState.UNREGISTERED)
 
 
 class Drift(NamedTuple):
-    """One queue: where the query continues, what the broker has, and how many ``offsets`` are unread, lost, or read again."""
+    """The position of the query in a queue, the bounds of the queue, and how many ``offsets`` are unread, lost, or read again."""
 
     queue: MessageQueue
     position: int | None
@@ -98,8 +99,8 @@ def _drift_state(position: int | None, bound: QueueBounds, made_again: bool) -> 
 
 
 _LOG_FOLDERS = ("commits", "offsets")
-# Order of removal within a batch: its commit, its state, its offsets. If this stops halfway, Spark repeats the batch and writes
-# its state again. If both log entries went first, Spark could use the old state for a new batch.
+# Order of removal within a batch: its commit, its state, its offsets. If the removal stops between them, Spark repeats the batch
+# and writes its state again. If both log entries were removed first, Spark could use the old state for a new batch.
 _REMOVAL_ORDER = ("commits", "made", "offsets")
 _LOG_FILE = re.compile(rf"(?:{'|'.join(_LOG_FOLDERS)})/\.?\d+(?:\.crc)?|metadata")
 _STATE_FILE = re.compile(r"(state/.*/)\.?(\d+)(?:_[^/]*)?\.(?:delta|snapshot|zip|changelog)(?:\.crc)?")
@@ -137,7 +138,7 @@ def choose_batch(history: Sequence[BatchRead], number: int | None, before_ms: in
     if not early:
         first = next(iter(done.values())).planned_ms
         raise OffsetError(
-            f"no batch that is kept began at or before {_time_text(before_ms)}: {kept}, the first of them began at "
+            f"no batch in the checkpoint began at or before {_time_text(before_ms)}: {kept}, the first of them began at "
             f"{_time_text(first)}",
             remedy="To read from further back, start a query with another checkpointLocation and option 'startingTimestamp'",
         )

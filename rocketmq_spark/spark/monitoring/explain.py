@@ -1,4 +1,8 @@
-"""``explain(exception)`` returns why a query failed."""
+"""``explain(exception)`` returns the one line of a PySpark exception that has the cause and the remedy.
+
+Spark wraps the error of a Python task or a source in a Python traceback, a JVM stack and a plan. The line is the last one with an
+error code of this package. Without such a line, ``explain`` recognizes known problems of Spark and adds their remedies.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ _ERROR_LINE = re.compile(r"\[ROCKETMQ_[A-Z_]+\][^\n]*(?:\n[ \t]+- [^\n]*)*")
 _SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}\b.*$")
 
 
-# The last line of a traceback, which names a class; indented ones are frames.
+# The last line of a traceback, which names the class of the error; frames are indented.
 _PYTHON_ERROR = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: [^\n]*)?$", re.MULTILINE
 )
@@ -74,15 +78,16 @@ _UNRESOLVED = (
 )
 
 
-# An attribute of a frame. The error does not say of which frame.
+# An unknown attribute of a DataFrame. The error does not name the DataFrame.
 _UNKNOWN_ATTRIBUTE = re.compile(r".*\[ATTRIBUTE_NOT_SUPPORTED\] Attribute `([^`]*)` is not supported")
 
 
-# Of a line, which a server or the author of a message may have chosen: expressions with several ``.*`` look at no more of it.
+# The part of a line that is searched, because a server or the author of a message may have chosen the line, and expressions with
+# several ``.*`` take long for a long line.
 _MAX_LINE = 16_384
 
 
-# Columns in an error: quoted, in a list, or with a number in a plan.
+# Names of columns in an error: quoted, in a list, or with a number in a plan.
 _OWN_COLUMN = re.compile(r"[`(\[ ](?:brokerName|queueId|queueOffset|body|bornTimestamp|storeTimestamp|msgId)(?=[`,)#])")
 
 
@@ -133,7 +138,9 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _unresolved(text: str) -> str:
-    """The error of a column that a frame of this source lacks, with what replaces the column; empty for others."""
+    """Return the line of an error about a missing column of Spark's Kafka source, with the column that replaces it; otherwise
+    ``""``.
+    """
     for line in _lines(text):
         if attribute := _UNKNOWN_ATTRIBUTE.match(line):
             replacement = of_kafka_column(attribute[1]).removeprefix("; ")
@@ -153,7 +160,7 @@ def _unresolved(text: str) -> str:
 
 
 def _replacement_of_column(name: str, error: str) -> str:
-    """What to do about a missing column of Spark's Kafka source; empty if the frame is none of this source.
+    """Return what replaces a missing column of Spark's Kafka source; empty if the DataFrame is not one of this source.
 
     With ``kafkaColumns``, the frame has Kafka's columns instead of RocketMQ's.
     """

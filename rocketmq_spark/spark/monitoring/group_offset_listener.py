@@ -1,4 +1,8 @@
-"""``GroupOffsetListener``: commits a group's offsets after each batch."""
+"""``GroupOffsetListener`` commits the offsets of a consumer group immediately after each batch of a query.
+
+The source itself commits the positions of a finished batch when Spark requests the next batch. So it commits the positions of the
+last batch of a run only at the next start.
+"""
 
 from __future__ import annotations
 

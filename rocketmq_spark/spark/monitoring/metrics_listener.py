@@ -1,11 +1,8 @@
-"""Listeners of queries in the driver program: ``GroupOffsetListener`` and ``MetricsListener``.
+"""``MetricsListener`` serves or writes metrics of queries: Prometheus text, or JSON lines.
 
-The source itself commits finished positions when Spark asks for the next batch, so it commits those of the last batch
-of a run only at the next start. ``GroupOffsetListener`` commits the group's offsets immediately after each batch.
-
-``MetricsListener`` serves or writes metrics of queries: Prometheus text, or JSON lines. Every metric is one row of ``METRICS``;
-conf/grafana-dashboard.json shows them. It contacts no broker: the metrics come from the progress of queries
-(``queries.progress``) and from the counts of a ``foreach_batch_writer``. A metric whose value is unknown is omitted.
+Every metric is one row of ``METRICS``; conf/grafana-dashboard.json shows them. The listener contacts no broker: the metrics come
+from the progress of queries (``queries.progress``) and from the counts of a ``foreach_batch_writer``. A metric whose value is
+unknown is omitted.
 """
 
 from __future__ import annotations
@@ -109,7 +106,7 @@ Sample = tuple[str, Mapping[str, str], float]
 
 
 class QueryMetrics:
-    """The metrics of one run of a query. Counters begin at 0 when it starts, as Prometheus expects."""
+    """The metrics of one run of a query. Counters start at 0 with each run, as Prometheus expects."""
 
     def __init__(self, query: str, writer: ForeachBatchWriter | None = None) -> None:
         self.query = query

@@ -1,11 +1,4 @@
-"""``progress(query)`` returns the state of a running query, ``explain(exception)`` why a query failed.
-
-``progress`` reads the figures that the sources report to Spark (``planning``).
-
-``explain`` returns the one line of a PySpark exception that has the cause and the remedy. Spark wraps the error of a Python task
-or a source in a Python traceback, a JVM stack and a plan. The line is the last one with an error code of this package. Without
-such a line, ``explain`` recognizes known problems of Spark and adds their remedies.
-"""
+"""``progress(query)`` returns the figures of a running query, which its sources report to Spark (``source.progress``)."""
 
 from __future__ import annotations
 

@@ -65,21 +65,21 @@ _MIN_ATTEMPTS = 6
 # Approximate size of a request's Python objects. It limits the number of small requests that wait for a queue.
 _REQUEST_BYTES = 1 << 10
 
-# How many queues each broker has, in the order of Kafka's partitions. A process keeps at most so many counts, of the last topics.
+# The number of queues of each broker, in the order of Kafka's partitions, and how many of these numbers a process keeps.
 _QueueCounts = tuple[tuple[str, int], ...]
 _MAX_NUMBERED, _MAX_SHOWN = 10_000, 100
-# Names to which option ``topicNames`` applied; a process keeps the last ones.
+# How many names that option ``topicNames`` changed a process keeps.
 _MAX_NAMED = 10_000
 _TIMERS_KEY, _TOPICS_KEY, _NUMBERS_KEY = "brokers asked for timers", "topics checked", "partitions of topics"
 _NAMES_KEY = "names of topics"
-_ALREADY_WARNED = ""  # instead of a name, after the warning
+_ALREADY_WARNED = ""  # replaces a kept name after the warning
 
-# The reason why such a write cannot keep the queues that an environment given by its number had at the start.
+# Why a write of a stream, or a write with column 'topic', cannot use an environment that is given by its number alone.
 _REASON_STREAM = (
-    "Spark makes the writer of a stream anew for each micro-batch, in processes that come and go (foreach_batch_writer keeps "
+    "Spark creates the writer of a stream again for each micro-batch, in short-lived processes (foreach_batch_writer keeps "
     "what it counted)"
 )
-_REASON_TOPIC_COLUMN = "each task learns from column 'topic' by itself which topics there are"
+_REASON_TOPIC_COLUMN = "each task finds the topics in column 'topic' by itself"
 
 
 def _row_column(field: StructField) -> RowColumn:
@@ -98,7 +98,7 @@ def _row_column(field: StructField) -> RowColumn:
 def check_columns(
     schema: StructType, topic: str | None, selector: object = None, row_id: str | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """Returns the names of the DataFrame's columns by role, including the column of the row id, and the problems with them.
+    """Return the names of the DataFrame's columns by role, including the column of the row id, and the problems with them.
 
     ``selector`` is None if the user set none.
     """
@@ -106,7 +106,7 @@ def check_columns(
 
 
 def producer_settings(options: Options) -> ProducerSettings:
-    """The sink's settings for its producer: retries until ``sendTimeout`` after any failure, and creates no topic."""
+    """Return the settings of the sink's producer, which retries after any failure until ``sendTimeout``, and creates no topic."""
     return dataclasses.replace(
         ProducerSettings.of(options),
         group=GROUP,
@@ -123,7 +123,7 @@ def producer_settings(options: Options) -> ProducerSettings:
 
 
 def check_sink(options: Options, schema: StructType, stream: bool = False) -> dict[str, str]:
-    """Returns the names of the DataFrame's columns by role.
+    """Return the names of the DataFrame's columns by role.
 
     One ``OptionError`` lists all problems that can be found without a broker.
 
@@ -198,9 +198,10 @@ def _problems_of(make: Callable[[], object]) -> list[str]:
 
 
 def check_topic_names(options: Options, names: Iterable[str]) -> None:
-    """Checks, when the tasks of a write have ended, that no two of them gave one topic different ``names``: a task sees only its
-    own rows. Logs a warning, once, if an earlier write of this process over the same connection used another name for a topic:
-    that may be a write of another query, so it is no error of this one.
+    """Check that no two tasks of a write used different ``names`` for one topic, because a task sees only its own rows.
+
+    Logs one warning if an earlier write of this process over the same connection used another name for a topic. It may have been
+    a write of another query, so this is no error.
     """
     if options.topic_names == EXACT:
         return
@@ -280,7 +281,7 @@ def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[Messa
 
 
 def _keeps_numbers(now: _QueueCounts, before: _QueueCounts) -> bool:
-    """Whether all numbers of before have the same queues now."""
+    """Whether each earlier number still belongs to the same queue."""
     last = len(before) - 1
     if last < 0 or len(now) <= last:
         return last < 0
@@ -289,7 +290,7 @@ def _keeps_numbers(now: _QueueCounts, before: _QueueCounts) -> bool:
 
 
 def _numbers_text(numbers: _QueueCounts) -> str:
-    """The numbers that each broker's queues have, for messages: ``0 to 3 on broker-a, 4 to 7 on broker-b``."""
+    """Return the partition numbers of each broker as text: ``0 to 3 on broker-a, 4 to 7 on broker-b``."""
     ends = itertools.accumulate(count for _, count in numbers)
     parts = [f"{end - count} to {end - 1} on {name}" for (name, count), end in zip(numbers, ends, strict=True)]
     return ", ".join(parts[:_MAX_SHOWN] + ["…"] * (len(parts) > _MAX_SHOWN))
@@ -302,7 +303,7 @@ def _wait_for_route(
     expected: bool,
     ask: Callable[[Deadline, bool], Sequence[MessageQueue]],
 ) -> Sequence[MessageQueue]:
-    """Calls ``ask`` until it returns, the topic proves missing, or ``sendTimeout`` ends. ``ask(deadline, refresh)``: refresh
+    """Call ``ask(deadline, refresh)`` until it returns, the topic proves missing, or ``sendTimeout`` ends. ``refresh`` is true
     after a failure.
     """
     deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, options.retry_interval), 2.0)
@@ -319,7 +320,7 @@ def _wait_for_route(
         if first is None:
             first = e
             logger.warning("topic %s cannot be checked yet: %s", topic, e)
-        unknown += missing and registered  # proves nothing if brokers registered between the two requests
+        unknown += missing and registered  # does not count if brokers registered between the two requests
         registered = registered or (missing and _any_broker(sender))
         final = unknown >= max(1, options.num_retries) and not expected
         if final or deadline.expired:
@@ -338,9 +339,9 @@ def _route_error(sender: Sender, cause: RocketMQError, waited_s: float | None) -
 def check_timers(
     sender: Sender, topic: str, options: Options, names: Mapping[str, str], brokers: Collection[str] | None = None
 ) -> None:
-    """Checks that the topic's brokers have timers if rows may need them, because old brokers would deliver at once.
+    """Check that the topic's brokers have timers if rows may need them, because old brokers would deliver at once.
 
-    With ``longDelay=dmq`` there is no check here, because each row is sent in the way that its brokers support.
+    With ``longDelay=dmq`` nothing is checked, because each row is sent in the way that its brokers support.
     """
     wanted = [names[name] for name in TIMERS if name in names]
     if not wanted or options.long_delay == "dmq":
@@ -354,7 +355,7 @@ def check_timers(
 
 
 def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
-    """Over gRPC, checks that the topic accepts the type of messages that these columns result in, because the Proxy checks it."""
+    """Over gRPC, check that the topic accepts the type of message that these columns make: a Proxy rejects others."""
     taken = session.message_types(options, topic, Deadline.after(options.request_timeout))
     if not taken:
         return
@@ -378,14 +379,14 @@ def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
 
 
 def timer_cache(sender: Sender, options: Options) -> Timers:
-    """The process's cache of brokers' timers. Tasks are short, and without the cache each of them would ask brokers again."""
+    """Return the process's cache of which brokers have timers. Without it, each short task would ask the brokers again."""
     return Timers(sender, process.once(_TIMERS_KEY, session.connection_key(options), dict))
 
 
 def check_brokers(options: Options, names: Mapping[str, str], once_per_process: bool = False) -> None:
-    """The checks of a constant topic that need brokers. With ``once_per_process`` they are not repeated in this process.
+    """Check the topic of option ``topic`` with its brokers. With ``once_per_process`` the check is not repeated.
 
-    Spark creates a stream's writer for every micro-batch, and again to commit it. The later ones must not fail or wait while
+    Spark creates a stream's writer for every micro-batch, and again to commit it. The later writers must not fail or wait while
     brokers are down: the tasks find out whether rows can be sent.
     """
     if options.topic is None:
@@ -412,8 +413,10 @@ def check_brokers(options: Options, names: Mapping[str, str], once_per_process: 
 
 
 def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
-    """The queues of an environment that is only a number, by topic. The driver determines them for all tasks, because each task
-    would count the queues that exist when it starts. Empty for other environments. Waits for the route up to the send timeout.
+    """Return the queues of the topic in an environment that is given by its number alone; empty for other environments.
+
+    The driver determines them for all tasks, because each task would count the queues that exist when it starts. Waits for the
+    route up to the send timeout.
     """
     if options.topic is None or not by_position(options):
         return {}
@@ -427,8 +430,9 @@ def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
 
 
 def partition_queues(options: Options, names: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
-    """The queues of the topic in the order of Kafka's partitions, if rows name partitions. The driver determines them for all
-    tasks of a write: a route that changes meanwhile must not give a number to another queue. Empty if rows name their topics.
+    """Return the queues of the topic in the order of Kafka's partitions if rows name partitions; empty if rows name their topics.
+
+    The driver determines them for all tasks of a write: a change of the route must not give a number to another queue.
     """
     if options.topic is None or kafka.PARTITION not in names:
         return {}

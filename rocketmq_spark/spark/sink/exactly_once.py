@@ -1,7 +1,8 @@
-"""Exactly-once writes: the work of the planner and of the tasks.
+"""Exactly-once writes: how a batch is planned, and what its tasks send.
 
-The planner notes the ends of the queues. If there is already a note for the batch, it reads the ids that were stored since. A
-task computes the ids of its rows from their content and omits rows that are stored; a later attempt reads the stored ids itself.
+The planner writes a note with the ends of the queues. If the batch has a note already, the planner reads the ids that were stored
+since then. A task computes the ids of its rows from their content, and omits rows that are stored. A later attempt of a task
+reads the stored ids itself.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from rocketmq_spark.stored.look import Look
 
 logger = logging.getLogger(__name__)
 
-# With more ids than this, the plan does not contain them, and each task reads its own.
+# If more ids are stored, the plan does not contain them, and each task reads its own ids.
 MAX_PLANNED_IDS = 1_000_000
 SINK_WRITE = "sink"
 _REMEDY_OF_OTHER_TOPICS = (
@@ -66,7 +67,7 @@ _CHECKED_TOPICS = "topics checked for exactly-once"
 
 @dataclass(frozen=True, slots=True)
 class ExactlyOncePlan:
-    """The planner's data for the tasks of a batch. ``is_repeat`` tells whether an earlier run may have sent some of its rows.
+    """The planner's data for the tasks of a batch. ``is_repeat``: an earlier run may have sent some of its rows.
 
     If so, ``stored_hashes`` has the hashes of stored rows by partition, or ``stored_ranges`` the ranges that each task must
     read. ``stored_counts`` are
@@ -85,10 +86,10 @@ class ExactlyOncePlan:
 def plan_batch(
     options: Options, checkpoint: str, write: str = SINK_WRITE, number: int | None = None
 ) -> ExactlyOncePlan:
-    """Begin a micro-batch, by default the last one that Spark has planned.
+    """Start a micro-batch, by default the last one that Spark has planned, or continue one that an earlier run started.
 
-    A batch that was begun may be finished with further topics, as by a job that now sends its bad rows to one of their own:
-    nothing of the batch can be there before the note has the ends of that topic.
+    The batch may be continued with further topics, for example by a job that now sends its bad rows to a separate topic: no row
+    of the batch is in such a topic before the note has its ends.
     """
     folder = checkpoint_folder(checkpoint)
     name = batch_notes.batch_name(folder, write, number)
@@ -121,7 +122,7 @@ def plan_batch(
 
 
 def _scope_text(options: Options) -> str:
-    """The namespace and environment of the topics: in others, the same names mean other topics or queues."""
+    """Return the namespace and environment as text: in others, the same names belong to other topics or queues."""
     words = [f"namespace {options.namespace!r}"] if options.namespace else []
     if options.environment is not None:
         layout = f"environments={layout_text(options.environments)}" if options.environments else ""
@@ -131,12 +132,12 @@ def _scope_text(options: Options) -> str:
 
 
 def plan_job(options: Options) -> ExactlyOncePlan:
-    """Begin a batch write. Spark may repeat its tasks, but not the write."""
+    """Start a batch write. Spark may repeat its tasks, but not the write."""
     return ExactlyOncePlan(BatchName(uuid.uuid4().hex, 0, 0, b"", "job"), snapshot_queue_ends(options), streaming=False)
 
 
 def snapshot_queue_ends(options: Options) -> QueueEnds:
-    """The current ends of all topics' queues. Raises an error if a query cannot write to them exactly once."""
+    """Return the current ends of the queues of all topics. Raises an error if the topics do not support exactly-once writes."""
     topics = exactly_once_checks.written_topics(options)
     ends = ends_now(
         session.routes(options),
@@ -153,7 +154,7 @@ def snapshot_queue_ends(options: Options) -> QueueEnds:
 
 
 def _require_master(options: Options) -> Enough:
-    """Requires a queue of the environment whose broker has a master, because its rows cannot go anywhere else."""
+    """Return a check that a queue of the environment has a master, because the rows cannot be sent to other queues."""
     environment = checks.producer_settings(options).environment
     kept = checks.environment_queues(options)
 
@@ -169,7 +170,7 @@ def _require_master(options: Options) -> Enough:
 
 
 def _check_topics(options: Options, ends: QueueEnds) -> bool:
-    """Checks that the messages of the topics can be looked up later, and that this user may read them."""
+    """Check that the messages of the topics can be read by offset, and that this user may read them."""
     offsets, deadline = session.offsets(options), Deadline.after(options.send_timeout)
     for (topic, broker), queue in {(queue.topic, queue.broker_name): queue for queue in ends.queues}.items():
         if offsets.is_proxy(topic, broker, deadline):
@@ -191,7 +192,7 @@ def _check_topics(options: Options, ends: QueueEnds) -> bool:
 
 
 def _read_stored_hashes(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
-    """The hashes of a batch's stored rows. If an earlier run had a longer settle time, the look waits for that."""
+    """Return the hashes of the rows of a batch that are stored. Waits for the longest settle time of all runs of the batch."""
     hashes = BatchHashes(name.digest(), MAX_PLANNED_IDS)
     tools = look_tools(options, placed=hashes.placed)
     Look(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(hashes)
@@ -204,7 +205,7 @@ def _read_stored_hashes(options: Options, name: BatchName, note: BatchNote) -> B
 
 
 class ExactlyOnceTask:
-    """One attempt of one task."""
+    """The stored rows of a task, for one attempt of the task."""
 
     def __init__(self, options: Options, plan: ExactlyOncePlan, partition: int = 0, attempt: int = 0) -> None:
         scope = plan.name.scope(partition)
@@ -219,43 +220,43 @@ class ExactlyOnceTask:
         self._is_abandoned = worker_socket.watch_worker_socket()
 
     def count_stored(self, tally: TaskCounts) -> None:
-        """Count the stored messages in ``tally``, and those that no row has matched."""
+        """Add to ``tally`` the number of stored messages, and of those that match no row."""
         if self._stored_rows is not None:
             tally.unmatched = self._stored_rows.left
         tally.found, tally.found_of_batch = self._stored_count, sum(self.plan.stored_counts.values())
 
     def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str], items: pa.Array, first: int = 0) -> Hashes:
-        """The hashes of the rows of ``batch`` from ``first`` on; ``items`` are these rows as encoded messages without ids."""
+        """Return the hashes of the rows of ``batch`` from ``first`` on. ``items`` are these rows, encoded without ids."""
         return self._row_hash(items, batch.slice(first, len(items)), columns, self._topic)
 
     def rows_to_send(
         self, items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]
     ) -> Flags | None:
-        """Which rows of ``batch`` must be sent, because they are not stored; None if all of them must be sent.
+        """Return a mask of the rows of ``batch`` that are not stored, so that they must be sent; None if all must be sent.
 
-        ``items`` is called only if some rows may be stored.
+        ``items`` returns the encoded rows. It is called only if some rows may be stored.
         """
         if self._stored_rows is None:
             return None
         missing = self._stored_rows.missing(self.hashes(batch, columns, items()))
         if MESSAGE_ID in columns and self._stored_rows.exceeded:
             raise MessageRefused(
-                f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored: which of "
-                "them cannot be determined",
+                f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored, but it "
+                "cannot be determined which",
                 remedy="Option 'messageId' must name a column that identifies a row",
             )
         return None if missing.all() else missing
 
     def limited_sender(self, sender: Sender) -> Sender:
-        """``limited_sender``, limited to the queues in the note. It stops sending when Spark gives up this attempt."""
+        """Return ``sender`` limited to the queues in the note. It stops sending when Spark abandons this attempt."""
         return cast(Sender, SnapshotSender(sender, self.plan.ends.queues, self._is_abandoned))
 
     def end_sending(self) -> None:
-        """Close the connections after this attempt has failed: unsent data must not arrive after the next attempt has looked."""
+        """Close the connections after this attempt has failed: its data must not arrive after the next attempt has read ids."""
         hang_up(self._options)
 
     def raise_if_abandoned(self) -> None:
-        """Raises ``ClosedError`` if Spark has given up this attempt."""
+        """Raise ``ClosedError`` if Spark has abandoned this attempt."""
         if self._is_abandoned():
             raise worker_socket.abandoned_error()
 
@@ -280,7 +281,7 @@ def _stored_rows_of_task(options: Options, plan: ExactlyOncePlan, partition: int
 
 
 def check_task(plan: ExactlyOncePlan, settle_s: float) -> None:
-    """Checks that Spark runs this task in the batch of the plan, and with the required settings."""
+    """Check that Spark runs this task in the batch of the plan, and with the required settings. Raises ``OptionError``."""
     context = TaskContext.get()
     if context is None:
         return
@@ -297,7 +298,7 @@ def check_task(plan: ExactlyOncePlan, settle_s: float) -> None:
 
 
 class SnapshotSender:
-    """A sender that uses only the noted queues. Queues that have joined a route since are used from the next plan on.
+    """A sender that uses only the queues in the note. Queues that were added since are used after the next plan.
 
     It sends nothing once its attempt is ``given_up``, because the next attempt may have looked already. Senders of one process
     with the same queues are equal, so that tasks share the objects that a process keeps for each sender.
@@ -330,7 +331,7 @@ class SnapshotSender:
         deadline: Deadline,
         done: Callable[[SendResult | RocketMQError], None],
     ) -> None:
-        """Rejects queues that were not noted, because a repeat would not look there."""
+        """Send to a queue in the note. Rejects other queues, because a repeat of the batch would not read their ids."""
         if self._is_abandoned():
             done(worker_socket.abandoned_error())
             return

@@ -1,10 +1,6 @@
-"""Requirements of ``deliveryGuarantee`` exactly-once: options, Spark's settings, and a check whether Spark has given up this
-task.
+"""Checks the requirements of ``deliveryGuarantee`` exactly-once: options and settings of Spark. Pure.
 
-Each option that cannot be combined with it has a reason in ``_CONFLICTING_OPTIONS``. Pure, except for
-``watch_worker_socket``. When the input of a task
-fails, Spark retries the task at once and does not kill its Python worker; it only closes the connection to it. A worker that
-waits for brokers does not notice that, and can still read the rows that it received before, as if they were all.
+``_CONFLICTING_OPTIONS`` has each option that cannot be combined with it, and the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ EXACTLY_ONCE = "exactly-once"
 # Columns of a delayed message.
 DELAY_COLUMNS = ("delaylevel", *TIMERS)
 MIN_SETTLE_S = 4.0
-# Messages may still be on their way for this time after their task has ended.
+# After a task has ended, its messages may arrive for this time.
 IN_FLIGHT_S = 2.0
 _KILL_TIMEOUT = "spark.python.task.killTimeout"
 ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
@@ -45,7 +41,7 @@ _CONFLICTING_OPTIONS: tuple[tuple[Callable[[Options], bool], str], ...] = (
     ),
     (
         lambda o: o.on_send_failure == "spool",
-        "'onSendFailure' is 'spool': a spooled row is sent later, without a look at what is stored",
+        "'onSendFailure' is 'spool': a spooled row is sent later, without a check whether it is stored",
     ),
     (
         lambda o: o.require_store_ok == "ok",
@@ -55,7 +51,7 @@ _CONFLICTING_OPTIONS: tuple[tuple[Callable[[Options], bool], str], ...] = (
 
 
 def option_problems(options: Options, columns: Collection[str]) -> list[str]:
-    """The problems of a sink's options; ``columns`` are the names of the DataFrame's columns in lower case."""
+    """Return the problems of a sink's options. ``columns`` are the names of the DataFrame's columns in lower case."""
     found = []
     if options.allowed_topics and options.topic is not None:
         found.append(f"option 'allowedTopics' has no effect with option 'topic', which is {options.topic!r}")
@@ -93,7 +89,7 @@ def option_problems(options: Options, columns: Collection[str]) -> list[str]:
 
 
 def written_topics(options: Options) -> list[str]:
-    """All topics that rows may go to."""
+    """Return all topics to which rows may be sent."""
     return [options.topic] if options.topic is not None else sorted(set(options.allowed_topics))
 
 
@@ -115,7 +111,7 @@ def check_settings(get: Callable[[str], str | None], streaming: bool, where: str
 
 
 def check_registered() -> None:
-    """As ``check_settings``, for the settings that ``register`` recorded; without ``register``, only tasks see the settings.
+    """Call ``check_settings`` for the settings that ``register`` recorded. Without ``register``, only tasks see the settings.
 
     Tasks check ``ADAPTIVE``, because it is a setting of the session and may still change.
     """
@@ -125,7 +121,7 @@ def check_registered() -> None:
 
 
 def check_progress(options: Options, asynchronous: bool) -> None:
-    """Raises ``OptionError`` if Spark may repeat rows in other batches, because it does not log a batch before it runs."""
+    """Raise ``OptionError`` if Spark may repeat rows in other batches, because it does not log a batch before it runs it."""
     if is_exactly_once(options) and asynchronous:
         raise OptionError(
             f"option 'deliveryGuarantee' is exactly-once, but option {ASYNC_PROGRESS!r} is true: after a restart Spark may "
@@ -136,7 +132,7 @@ def check_progress(options: Options, asynchronous: bool) -> None:
 
 
 def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:
-    """Raises ``OptionError`` if a task that Spark has cancelled could still send after the settle time."""
+    """Raise ``OptionError`` if a task that Spark has cancelled could still send after the settle time."""
     value = get(_KILL_TIMEOUT)
     if value is None:
         return
@@ -154,7 +150,7 @@ def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:
 
 
 def check_batch(get: Callable[[str], str | None], query: str, number: int, names: Mapping[str, str]) -> None:
-    """Raises ``OptionError`` if a task runs in another query or batch than its note says. ``names`` are the local properties."""
+    """Raise ``OptionError`` if a task runs in another query or batch than its note says. ``names`` are the local properties."""
     for name, noted in ((names["query"], query), (names["batch"], str(number))):
         value = get(name)
         if value is not None and value != noted:

@@ -1,7 +1,7 @@
-"""Writing from the driver: a function for ``foreachBatch``, which supports every output mode, and one for DataFrames.
+"""Writes DataFrames from the driver: ``foreach_batch_writer`` for any output mode, and ``write_rocketmq``.
 
-Both run exactly one action, whose result contains the acknowledged rows of each task. With Spark Connect, Spark calls the
-function in a process of the server, so the client does not see its attributes; the function logs there.
+Both run exactly one action, whose result has the acknowledged rows of each task. With Spark Connect, Spark calls the writer in a
+process of the server, so the client does not see its attributes; the writer logs there.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class QueryBatch(NamedTuple):
 
 
 def _write_name(name: str | None, options: Options) -> str:
-    """The name of a write. By default it depends on the topics."""
+    """Return the name of a write, which is generated from the topics by default."""
     if name is None:
         topics = " ".join(exactly_once_checks.written_topics(options))
         return f"topics-{hashlib.blake2b(topics.encode(), digest_size=8).hexdigest()}"
@@ -244,7 +244,7 @@ class _QueryRun(NamedTuple):
 
 @contextmanager
 def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[None]:
-    """Checks and registers a write of a batch. Another write with the same name, later or at the same time, is an error; a failed
+    """Check and register a write of a batch. Another write with the same name, later or at the same time, is an error; a failed
     write may be repeated.
     """
     folder = checkpoint_folder(batch.checkpoint)

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AtBroker:
-    """The counts of one broker; ``failures`` are attempts that it did not acknowledge."""
+    """The counts of one broker. ``failures`` counts attempts that it did not acknowledge."""
 
     rows: int = 0
     bytes: int = 0
@@ -79,7 +79,7 @@ class Written:
         )
 
     def of_all_tasks(self) -> Written:
-        """Adds to ``unmatched`` the messages of tasks that only an earlier run had, because no row can match them."""
+        """Return these counts with the messages of tasks that only an earlier run had as ``unmatched``: no row can match them."""
         return replace(self, unmatched=self.unmatched + max(0, self.found_of_batch - self.found))
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class Written:
 
 
 def total(tasks: Iterable[Written | None]) -> Written:
-    """The sum of all tasks; None stands for a task that did not finish."""
+    """Return the sum of the counts of all tasks. None stands for a task that did not finish."""
     written, finished = Written(), True
     for task in tasks:
         if task is not None:
@@ -140,7 +140,7 @@ def warn_of_omitted_headers(written: Written, what: str) -> None:
 
 
 def with_counts(error: RocketMQError, written: Written) -> RocketMQError:
-    """Adds a task's counts to its error, in the same line, because Spark shows only the last line of a traceback."""
+    """Return ``error`` with the counts of its task, in the same line, because Spark shows only the last line of a traceback."""
     notes = [*getattr(error, "__notes__", ()), f"Acknowledged before that: {written}"]
     whole = ". ".join([*(note.removesuffix(".") for note in notes), *([error.remedy] if error.remedy else [])])
     same = type(error)(
@@ -181,7 +181,7 @@ class TaskCounts:
         self._already_stored += rows
 
     def confirmed(self, rows: int) -> None:
-        """Count rows without an acknowledgement that a look found stored; they are counted as acknowledged, too."""
+        """Count rows whose acknowledgement was lost, but which are stored. They also count as acknowledged."""
         self._confirmed += rows
 
     def written(self) -> Written:

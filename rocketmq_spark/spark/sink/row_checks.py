@@ -1,6 +1,6 @@
-"""What the sink would refuse, row by row: for a job whose rows come from others, where one error of the sink would end the query.
+"""Finds the rows that the sink would reject, for jobs whose rows come from other users: one bad row would end the query.
 
-The checks are those of a task of the sink, so there is no list of its reasons here.
+It runs the checks of a sink's task, so it has no reasons of its own.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from rocketmq_spark.producer.topics import Topics
 from rocketmq_spark.spark.sink import checks
 
 _REQUEST_TIMEOUT_S = 3.0
-# A topic that the sink could write to a moment ago, or could not, is not looked for again.
+# How long the result for a topic is kept, and for how many topics.
 _CACHE_S, _MAX_TOPICS = 5.0, 1000
 _TYPES = {"body": pa.binary(), "flag": pa.int32(), "properties": pa.map_(pa.string(), pa.string())}
 
 
 class SinkChecks:
-    """The checks of a sink with the options ``given``, of rows with the columns ``names``, among them ``topic``, ``shardingKey``
-    and ``properties``, which is a dict. ``make_sender`` replaces the sender in tests.
+    """The checks of a sink with the options ``given``, for rows with the columns ``names``.
+
+    The columns include ``topic``, ``shardingKey`` and ``properties``, whose values are dicts. ``make_sender`` replaces the sender
+    in tests.
     """
 
     def __init__(
@@ -51,25 +53,25 @@ class SinkChecks:
         self.max_bytes = self._settings.max_message_size
         self._topic_names = TopicNames(self._options.topic_names, self._options.written_topics)
         self._topic_problems: dict[str, tuple[Deadline, str | None]] = {}
-        self._tools: tuple[Topics, RowChecks] | None = None  # made when they are needed, because a driver does not
+        self._tools: tuple[Topics, RowChecks] | None = None  # created at first use, because a driver does not need them
 
     def refusal(self, topic: str) -> str | None:
-        """Why no message can go to the topic, or None. Raises the errors of requests, as the sink would."""
+        """Return why no message can be sent to the topic, or None. Raises failures of requests, as the sink would."""
         known = self._topic_problems.get(topic)
         if known is None or known[0].expired:
-            if len(self._topic_problems) >= _MAX_TOPICS:  # others may name many
+            if len(self._topic_problems) >= _MAX_TOPICS:  # other users may name any number of topics
                 self._topic_problems.clear()
             known = self._topic_problems[topic] = Deadline.after(_CACHE_S), self._topic_problem(topic)
         return known[1]
 
     def refused(self, rows: Sequence[Sequence[Any]]) -> dict[int, str]:
-        """The rows that the sink refuses, by number, with the reasons. Raises errors that may pass, as the sink would."""
+        """Return the reason for each row that the sink rejects, by number. Raises retriable errors, as the sink would."""
         found: dict[int, str] = {}
         self._find_bad_rows(rows, list(range(len(rows))), found)
         return found
 
     def _find_bad_rows(self, rows: Sequence[Sequence[Any]], numbers: list[int], found: dict[int, str]) -> None:
-        """An error that names no row is that of one of them, which is found by halves."""
+        """Add the bad rows to ``found``. If an error names no row, the rows are bisected to find it."""
         while numbers:
             bad_rows = BadRows()
             try:
@@ -88,7 +90,9 @@ class SinkChecks:
             numbers = [number for number in numbers if number not in named]
 
     def _check_rows(self, rows: Sequence[Sequence[Any]], bad_rows: BadRows) -> None:
-        """Check rows as a task of the sink does. Raises for bad ones, and adds those that it can name to ``bad_rows``."""
+        """Check rows as a task of the sink does. Raises an error for bad rows, and adds the rows that it can name to
+        ``bad_rows``.
+        """
         batch = self._batch(rows)
         if self._options.topic is None:
             batch = with_rocketmq_topics(batch, "topic", self._topic_names, bad_rows)
@@ -130,7 +134,7 @@ class SinkChecks:
         def queues(topic: str, refresh: bool) -> Any:
             return topics.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S), refresh)
 
-        # A broker refuses single messages for a reason for which it leaves a message of a batch out.
+        # For some reasons a broker rejects a single message, but drops the message silently if it is in a batch.
         storage = StoragePlan(replace(options, auto_batch=True), columns, sender, epoch_ms)
         self._tools = topics, RowChecks(encoder, Router(options, columns, queues), storage, lambda topic: None)
         return self._tools

@@ -1,13 +1,9 @@
-"""The rows of one task: encoded, cut into batches, sent while the next ones are encoded, and counted.
+"""Sends the rows of one task: encodes them, splits them into batches, sends the batches, and counts the acknowledgements.
 
 Correctness does not depend on cleanup after the task (``__del__``, threads), because a killed task gets no chance for it. Its
 next attempt sends the same messages again: at-least-once delivery.
 
 ``producer/rows/sender`` makes batches of rows.
-
-Spark's batch and stream writer (``RocketMQWriter``, ``RocketMQStreamWriter``) check on the driver, make a task writer per task,
-and count in the commit message. The constructor of a stream's writer runs twice per micro-batch. So checks that need brokers
-run once per process, and not in the process in which Spark only commits.
 """
 
 from __future__ import annotations
@@ -57,7 +53,8 @@ from rocketmq_spark.spark.sink.report import (
 
 logger = logging.getLogger(__name__)
 
-# In a long task, routes are refreshed after this time, so that brokers which return are used again. The interval is Java's.
+# A long task refreshes its routes after this time, so that it uses brokers that are up again. Java's producer has the same
+# interval.
 ROUTE_REFRESH_S = 30.0
 
 # How often a task that waits for an outcome checks whether Spark has given it up.
@@ -65,15 +62,17 @@ ABANDONED_CHECK_S = 0.5
 
 
 def _fault_table(options: Options) -> FaultTable:
-    """The process's table of slow and failing brokers. Tasks are short, and without it each would meet the same failures."""
+    """Return the process's table of slow and failing brokers. Without it, each short task would try the failing brokers again."""
     settings = checks.producer_settings(options)
     how = settings.fault_tables, settings.send_latency_fault
     return process.once("fault tables", (session.connection_key(options), *how), lambda: FaultTable(*how))
 
 
 class TaskWriter:
-    """Sends the rows of one task. ``positions`` are the queues of an environment, ``partitions`` those of Kafka's partitions,
-    both from the driver (``checks``). The numbers of other topics are determined once in each task.
+    """Sends the rows of one task.
+
+    The driver determines ``positions``, the queues of an environment, and ``partitions``, the queues in the order of Kafka's
+    partitions (see ``checks``). If rows name their topics, the task determines the partition numbers of each topic once.
     """
 
     def __init__(
@@ -120,11 +119,11 @@ class TaskWriter:
         self._routes_fresh = Deadline.after(ROUTE_REFRESH_S)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> TaskCommitMessage:
-        """``write``, and what the driver must know of it."""
+        """Call ``write``, and return the counts for the driver."""
         return TaskCommitMessage(self.write(batches), self._topic_names.seen)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
-        """Send all rows and wait for all acknowledgements. Raises the first failure, with the number of stored rows."""
+        """Send all rows and wait for all acknowledgements. Raises the first failure, with the counts of acknowledged rows."""
         done = False
         try:
             for batch in batches:
@@ -171,7 +170,7 @@ class TaskWriter:
         self._rows.send(batch, checked, plan, encoded)
 
     def _with_sink_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows with the columns of this sink, and with bodies, as the options say."""
+        """Return the batch with the columns of this sink. Converts Kafka's columns and marks empty bodies if options say so."""
         if self._from_kafka is not None:
             batch = self._from_kafka(batch)
             self._counts.left_out = self._from_kafka.left_out
@@ -186,18 +185,18 @@ class TaskWriter:
         return batch
 
     def _check_rows(self, batch: pa.RecordBatch) -> tuple[Checked, RoutingPlan]:
-        """The encoded parts of all rows, and their queues. Raises for bad rows."""
+        """Return the encoded parts of all rows, and their queues. Raises an error that lists all bad rows."""
         return self._rows.check(batch, BadRows(self._first_row), self._first_row, self._partition_id)
 
     def check_topic(self, topic: str) -> None:
-        """Check a topic, once per task."""
+        """Check that rows can be sent to the topic, once per task."""
         if topic not in self._checked_topics:
             try:
                 checks.check_topic(self._sender, topic, self._options, expected=topic == self._options.topic)
                 deadline = Deadline.after(self._options.send_timeout)
                 self._topics.awaited(topic, deadline, deadline.pause)
                 self._check_timers(topic)
-            except RocketMQError as e:  # with a spool, the spool looks the topic up later
+            except RocketMQError as e:  # with a spool, the spool requests the route later
                 if not self.may_pass(e):
                     raise
             self._checked_topics.add(topic)
@@ -228,7 +227,9 @@ class TaskWriter:
         self._outcomes.put((len(rows), ended))
 
     def _next_outcome(self) -> tuple[int, Ended]:
-        """The next outcome. One must arrive within the send timeout; otherwise the engine has lost a batch."""
+        """Return the number of rows and the outcome of the next batch that ends. Raises ``SendFailed`` if none ends in time,
+        which is a bug of the engine.
+        """
         looks = 1 if self._once is None else LOOKS
         patience = looks * self._options.send_timeout + LAST_RESORT_S
         until = Deadline.after(patience)
@@ -284,10 +285,10 @@ def write_task(
     once: ExactlyOncePlan | None = None,
     partitions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
 ) -> TaskCommitMessage:
-    """Send the rows of the calling task. A later attempt warns that rows may be in the topic twice.
+    """Send the rows of the calling task. A later attempt logs a warning that rows may be in the topic twice.
 
     Writers cannot see whether ``spark.speculation`` is on, but a speculative attempt has a number like an attempt after a
-    failure, and the same consequence. With ``exactly_once``, a later attempt reads which rows are stored instead.
+    failure, and the same effect. With a plan in ``once``, a later attempt reads which rows are stored, and omits them.
     """
     task = TaskContext.get()
     partition = task.partitionId() if task is not None else None

@@ -1,4 +1,9 @@
-"""Whether Spark has given up the task that this worker runs."""
+"""Detects that Spark has abandoned the task of this worker: its socket to Spark is closed.
+
+When the input of a task fails, Spark retries the task at once. It does not kill the Python worker, but closes the connection to
+it. A worker that waits for brokers does not notice that, and can still read the rows that it received before, as if they were all
+rows.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +24,12 @@ _CLOSED_EVENTS = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLE
 
 
 def never_abandoned() -> bool:
-    """Returns False: outside of a worker there is no task that Spark could give up."""
+    """Return False: outside a worker there is no task that Spark could abandon."""
     return False
 
 
 def watch_worker_socket() -> Callable[[], bool]:
-    """Returns a function that tells, on any thread, whether Spark has given up the task that called ``watch_worker_socket``."""
+    """Return a function that returns, on any thread, whether Spark has abandoned the calling task."""
     descriptor = _worker_socket(sys._getframe())
     if descriptor is None or not _CLOSED_EVENTS:
         return never_abandoned
@@ -38,14 +43,14 @@ def watch_worker_socket() -> Callable[[], bool]:
 
 
 def abandoned_error() -> ClosedError:
-    """The error for sends of a task that Spark has given up. ``unsent``: nothing has left this process."""
-    made = ClosedError("Spark has given up this task: the next attempt sends what is not stored")
+    """Return the error for sends of an abandoned task. It has ``unsent``, because nothing has left this process."""
+    made = ClosedError("Spark has abandoned this task: the next attempt sends the rows that are not stored")
     made.unsent = True
     return made
 
 
 def _worker_socket(frame: FrameType | None) -> int | None:
-    """The descriptor of the connection from which PySpark's worker reads its task; None if no frame of the stack has one."""
+    """Return the descriptor of the socket from which PySpark's worker reads its task; None if no frame of the stack has one."""
     while frame is not None:
         if _module_of_frame(frame).startswith("pyspark.") and "infile" in frame.f_locals:
             try:
@@ -64,7 +69,7 @@ def _descriptor(file: Any) -> int | None:
 
 
 def _factory_socket(environment: Mapping[str, str]) -> int | None:
-    """The descriptor of the connection of a worker without Spark's daemon, whose file has no ``fileno``. Linux only."""
+    """Return the descriptor of the socket of a worker without Spark's daemon, whose file has no ``fileno``. Linux only."""
     path, port = (environment.get(f"PYTHON_WORKER_FACTORY_{name}") for name in ("SOCK_PATH", "PORT"))
     with contextlib.suppress(OSError):
         for number in sorted(map(int, os.listdir("/proc/self/fd"))):
@@ -76,7 +81,7 @@ def _factory_socket(environment: Mapping[str, str]) -> int | None:
 
 
 def _module_of_frame(frame: FrameType) -> str:
-    """The module of a frame. Without Spark's daemon, the worker is the main program, so its module is called ``__main__``."""
+    """Return the module of a frame. Without Spark's daemon, the worker is the main program, whose module is ``__main__``."""
     names = frame.f_globals
     run_as = getattr(names.get("__spec__"), "name", None) if names.get("__name__") == "__main__" else None
     return str(run_as or names.get("__name__"))

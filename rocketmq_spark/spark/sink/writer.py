@@ -1,4 +1,9 @@
-"""Spark's writers for batch and stream writes."""
+"""Spark's writers of batches and streams.
+
+They check the write on the driver, create a ``TaskWriter`` in each task, and log the counts that tasks return in commit messages.
+Spark calls the constructor of a stream's writer twice per micro-batch. So checks that need brokers run once per process, and not
+in the process in which Spark only commits.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +40,8 @@ _COMMIT_WORKER = "pyspark.sql.worker.python_streaming_sink_runner"
 class _DriverWriter:
     """The common part of batch and stream writers.
 
-    Spark pickles only writers that tasks will use, so the first pickling begins the batch. Spark pickles such a writer twice; the
-    second time the same plan is used.
+    Spark pickles only writers that tasks will use, so the first pickling starts the batch. Spark pickles such a writer twice;
+    both copies have the same plan.
     """
 
     def __init__(self, options: Options, schema: StructType, stream: bool, checkpoint: str | None = None) -> None:
@@ -50,7 +55,9 @@ class _DriverWriter:
             )
         if exactly_once_checks.is_exactly_once(options):
             exactly_once_checks.check_registered()
-        if not process.is_for(_COMMIT_WORKER):  # a commit of sent rows must not fail because brokers are down
+        if not process.is_for(
+            _COMMIT_WORKER
+        ):  # the rows are sent, so the commit must not fail because brokers are down
             if checkpoint is not None:
                 check_owner(checkpoint)
             checks.check_brokers(options, self.names, once_per_process=stream)

@@ -1,10 +1,6 @@
-"""Spark's batch and stream reader, and Spark's predicates as fewer and shorter ranges, or as a filter on the broker.
+"""Spark's batch reader, which uses predicates to shorten ranges, or as a filter on the broker.
 
-The readers hold options and columns only; connections open where they are used. docs/design.md, "How Spark calls a reader", has
-the process and the order of all calls. Copies of a stream reader live in three kinds of process, so a task sees nothing that an
-earlier call has set: only partitions travel.
-
-Spark applies every predicate again. So a pruned read may have rows that do not match, but must have all rows that match.
+Spark applies every predicate again. So a pruned read may return rows that do not match, but must return all rows that match.
 Predicates on times prune nothing: a broker finds a time by a binary search, which skips matching messages if the broker's clock
 was ever set back.
 """
@@ -66,7 +62,7 @@ class Predicates:
     tags: frozenset[str] | None = None
 
     def prune(self, r: OffsetRange, in_place: bool = True) -> OffsetRange | None:
-        """The part of a range where rows may match; None if no row can match.
+        """Return the part of a range where rows may match; None if no row can match.
 
         ``in_place`` is False if messages of the range may have larger offsets than their positions: the lower bound of offsets
         then prunes nothing.
@@ -80,7 +76,7 @@ class Predicates:
 
 
 def parse_filters(filters: Iterable[Filter]) -> Predicates:
-    """The conditions of ``subscription`` that can shorten ranges, or that a broker can check."""
+    """Return the conditions of ``filters`` that can shorten ranges, or that a broker can check."""
     predicates = Predicates({})
     for predicate in filters:
         attribute: tuple[str, ...] = getattr(predicate, "attribute", ())
@@ -168,7 +164,7 @@ logger = logging.getLogger(__name__)
 
 
 class RocketMQReader(DataSourceReader):
-    """A batch read from a start to an end, which are resolved once, when Spark plans it."""
+    """A batch read. Its start and end are resolved once, when Spark plans it."""
 
     def __init__(self, options: Options, columns: tuple[Column, ...]) -> None:
         self._options = options
@@ -214,7 +210,7 @@ def _partition_numbers(catalog: OffsetCache, queues: Iterable[MessageQueue]) -> 
 
 
 class PrunedReader(RocketMQReader):
-    """A batch reader that takes Spark's predicates. Spark rejects it if its conf disables the pushdown."""
+    """A batch reader to which Spark pushes predicates. Spark rejects it if its conf disables the pushdown."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._predicates = parse_filters(filters)
@@ -227,7 +223,7 @@ class PrunedReader(RocketMQReader):
 
 
 def _topics_filtered_by_tag(options: Options) -> list[str]:
-    """The topics whose messages brokers can filter by tags; none if a broker cannot say.
+    """Return the topics whose messages brokers can filter by tags; none if a broker does not answer.
 
     For a batch topic (``queue.type=BatchCQ``), brokers know only the tags of whole batches, and would leave out messages.
     """

@@ -1,4 +1,4 @@
-"""Where the next batch starts, for a Spark that calls ``latestOffset()`` without a start, as PySpark 4.0 and 4.1 do.
+"""Determines where the next batch starts, for a Spark that calls ``latestOffset()`` without a start, as PySpark 4.0 and 4.1 do.
 
 A batch starts at the last end that this run returned. The first batch of a run starts at the newest end in Spark's offset log or,
 in a new query, at the initial offset. The order of Spark's calls shows which of these holds:

@@ -1,8 +1,8 @@
-"""What exists now: the queues that a source reads and their bounds, asked as seldom as freshness allows.
+"""Fetches the queues that a source reads, and their minimum and maximum offsets.
 
-A running stream outlives brokers. A broker that does not answer, or that no route names, is waited for: its queues keep
-their positions and nothing new is planned for them. Only what brokers say clearly is gone: a topic that its living
-brokers do not know any more, a queue that its broker does not read any more.
+A stream runs longer than brokers do. If a broker does not answer, or no route names it, the stream waits for it: the queues of
+this broker keep their positions, and no batch reads them. A topic counts as deleted only if all of its brokers answer that they
+do not have it, and a queue counts as removed only if its broker answers that it does not read the queue any more.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from rocketmq_spark.spark.source.removed_queues import RemovedQueues
 
 logger = logging.getLogger(__name__)
 
-# While nothing new arrives the brokers are asked less and less often: down to four times a second, and where there are
-# so many topics that asking takes long, until it takes a hundredth of the time.
+# While no messages arrive, the poll interval doubles up to a quarter of a second. If there are so many topics that a poll takes
+# long, it grows further, until polls take a hundredth of the time.
 _MIN_POLL_INTERVAL_S = 0.01
 _MAX_POLL_INTERVAL_S = 0.25
 _MAX_INTERVAL_PER_POLL_DURATION = 100
 _MAX_SLOW_POLL_INTERVAL_S = 10.0
-# How long the answers that are there wait for those that are not.
+# After the first answers, a poll waits this long for the brokers that have not answered.
 _GRACE_S = 0.2
-# Spark takes a batch in steps: its end, a report, its tasks. What was seen for the first of them serves the others.
+# Spark requests the end of a batch, a report and the tasks one after the other. All three use the bounds of the same poll.
 _SAME_BATCH_MAX_AGE_S = 1.0
 # Interval of requests for topics while no topic matches a pattern: the first topic should not wait for ``routeRefresh``.
 _NO_MATCH_RETRY_PAUSE_S = 1.0
 _NEVER_MATCHED = (float("-inf"), ())
-# When name servers that gave no answer are asked again; what was known of routes serves meanwhile.
+# After a name server did not answer, the last known routes are used for this long.
 _ROUTE_RETRY_PAUSE_S = 1.0
 
 
 def planning_deadline(options: Options) -> Deadline:
-    """For what a plan asks at once, about all of its queues: many calls of brokers."""
+    """The deadline for requests about all queues of a plan at once, which are many calls."""
     return Deadline.after(10 * options.request_timeout)
 
 
 def check_filter(options: Options, queues: Iterable[MessageQueue]) -> None:
-    """What only brokers can say about the filters of these queues. Raises ``OptionError``."""
+    """Let brokers check the filters for these queues. Raises ``OptionError`` for a filter that brokers reject."""
     deadline = planning_deadline(options)
     subscription.check_sql(
         session.offsets(options), options, queues, deadline, lambda queue: session.pulls(options).batched(queue)
@@ -58,27 +58,36 @@ def check_filter(options: Options, queues: Iterable[MessageQueue]) -> None:
 
 
 class OffsetCache:
-    """Queues and bounds of what the options subscribe to."""
+    """The queues that the options subscribe to, with their bounds. Used by one thread."""
 
     def __init__(self, options: Options, clock: Clock | None = None) -> None:
         self._options = options
         self.clock = clock or Clock()
         self.read_deadline_s = options.read_deadline
-        self.known_routes: dict[str, TopicRoute] = {}  # as they were last known
+        # The last route of each topic, also of topics whose name server does not answer now.
+        self.known_routes: dict[str, TopicRoute] = {}
+        # The last poll: its time, how long it took, what it returned, and when the next one is due.
         self._polled_at_s = 0.0
-        self._poll_interval_s = _MIN_POLL_INTERVAL_S
         self._poll_duration_s = 0.0
         self._view = QueuesView()
+        self._poll_interval_s = _MIN_POLL_INTERVAL_S
         self._readable_queues = subscription.ReadableQueues(options)
+        # The topics that match the pattern, and when name servers listed them.
         self._matched_topics: tuple[float, tuple[str, ...]] = _NEVER_MATCHED
+        # The queues that the allocation strategy gave to no partition at the last poll; a change is logged.
         self._unallocated: frozenset[MessageQueue] | None = None
+        # The offsets that Spark passed last, their topics with the brokers, and their queues.
+        self._checkpoint_offsets: Offsets | None = None
         self._checkpoint_brokers: dict[str, set[str]] = {}
         self._checkpoint_queues: Container[MessageQueue] = ()
-        self._environment_queues: set[MessageQueue] = set()
-        self._checkpoint_offsets: Offsets | None = None
+        # The queues that an AvailableNow run reads to a fixed end.
         self._target_queues: Iterable[MessageQueue] = ()
+        # The queues that the environment owned at any poll: it keeps them while their brokers are unavailable.
+        self._environment_queues: set[MessageQueue] = set()
+        # Retriable errors since the last poll without any; each kind is logged once.
         self.retriable_failures = Trouble()
         self._logged_errors: set[tuple[object, ...]] = set()
+        # Whether the next poll requests all routes, and the time before which it requests none.
         self._routes_are_stale = False
         self._routes_due_s = 0.0
         self._removed_queues = RemovedQueues(
@@ -86,10 +95,11 @@ class OffsetCache:
         )
 
     def set_checkpoint_offsets(self, begin: Offsets, to_read: Iterable[MessageQueue] | None = None) -> None:
-        """Note the topics that existed: those of the offsets, and of the queues that a run has ``to_read``, although it has read
-        nothing of them so far. If one of these topics is missing now, its name is not misspelt: it may be deleted.
+        """Remember which topics existed: the topics of ``begin``, and those of the queues ``to_read``, which a run reads to a
+        fixed end. If one of these topics is missing now, it may have been deleted; its name is not misspelt.
 
-        An environment given by its number goes on with the queues that it had; positions of another query are refused.
+        An environment that is given by its number keeps the queues that ``begin`` records for it. Raises ``CheckpointMismatch``
+        for positions of another query.
         """
         to_read = self._target_queues if to_read is None else to_read
         if begin is self._checkpoint_offsets and to_read is self._target_queues:
@@ -105,21 +115,22 @@ class OffsetCache:
         self._checkpoint_brokers = had
         assigned = checkpoint_identity.recorded_queues(begin.source_identity)
         self._checkpoint_queues = assigned.union(begin.positions) if assigned else begin.positions
-        # What was counted before positions were there, in an outage perhaps, may be another environment's.
+        # The offsets override queues that this run counted before it had offsets: if brokers were unavailable then, these queues
+        # may belong to another environment.
         known = {queue.topic for queue in begin.environment}
         owned = {queue for queue in self._environment_queues if queue.topic not in known}
-        mine = environment_of(self._options)  # whose number may be written in other ways: "01"
+        mine = environment_of(self._options)  # compared by number, because the option may spell it "01"
         owned |= {q for q, number in begin.environment.items() if mine is not None and number == mine.number}
         if owned != self._environment_queues:
             self._environment_queues, self._polled_at_s = owned, 0.0
 
     def is_known_topic(self, topic: str | None) -> bool:
-        """Whether a topic existed: offsets name it, or it had a route."""
+        """Whether the topic existed before: the offsets name it, or this run has had a route for it."""
         return topic in self._checkpoint_brokers or topic in self.known_routes
 
     def numbered_queues(self, topics: Iterable[str], begun: Container[str] = ()) -> list[MessageQueue]:
-        """The queues of these topics that have a number as Kafka's partitions. Topics that have ``begun`` have numbers already:
-        queues of brokers that are not listed can get theirs later.
+        """Return the queues of these topics that get a number as Kafka's partitions. For a new topic, these include queues of
+        brokers that the route does not list. Topics in ``begun`` have numbers already, so such queues can get theirs later.
         """
         there = [
             queue for topic in topics if topic in self.known_routes for queue in self.known_routes[topic].numbered()
@@ -130,7 +141,7 @@ class OffsetCache:
 
     @property
     def environment(self) -> dict[MessageQueue, int]:
-        """The queues that the environment of the options owns by its number alone, with the number."""
+        """The queues that the environment owns, with its number; empty unless the environment is given by its number alone."""
         mine = environment_of(self._options)
         return dict.fromkeys(self._environment_queues, mine.number) if mine is not None and mine.by_position else {}
 
@@ -143,7 +154,7 @@ class OffsetCache:
         return session.offsets(self._options)
 
     def topics(self) -> tuple[str, ...]:
-        """The topics that are read: named, assigned, or matched by the pattern now."""
+        """Return the topics to read: those that the options name or assign, or those that match the pattern now."""
         if self._options.assign:
             return tuple(dict.fromkeys(queue.topic for queue in self._options.assign))
         if self._options.subscribe_pattern is None:
@@ -155,9 +166,9 @@ class OffsetCache:
         return subscription.plus_checkpoint_topics(self._options, self._matched_topics[1], self._checkpoint_brokers)
 
     def fetch_all(self) -> QueuesView:
-        """Everything now, with retries; all that is missing is an error. For starts and for batches.
+        """Return the bounds of all queues, with retries. Raises an error if any topic, queue or broker is missing.
 
-        A pattern that no topic matches within ``topicWait`` gives a view without queues.
+        If no topic matches the pattern within ``topicWait``, the view has no queues.
         """
         deadline = Deadline.after(self._options.topic_wait)
         retry = Retry(self._options.num_retries, self._options.retry_interval)
@@ -174,9 +185,9 @@ class OffsetCache:
                 if self._options.subscribe_pattern is not None and e.topic not in self._checkpoint_brokers:
                     self._matched_topics = _NEVER_MATCHED
                     if e.topic not in self.topics():
-                        continue  # it was deleted since topics were listed: no loss
+                        continue  # the topic was deleted after it was listed; the query has read nothing of it
                 if deadline.expired:
-                    # It has all that is known, and a traceback of Spark is long enough.
+                    # The new error has all details, and Spark's traceback is long enough without the cause.
                     raise self.routes.missing_topic(e) from None
                 logger.info("waiting for topic %s", e.topic)
                 deadline.pause(1.0)
@@ -198,10 +209,10 @@ class OffsetCache:
         return replace(view, deleted_topics=frozenset(deleted))
 
     def latest(self, patient: bool = False, same_batch: bool = False) -> QueuesView:
-        """The last view when that was a moment ago, else a new one, as far as brokers answer.
+        """Return the last view if it is recent, otherwise a new view with the brokers that answer.
 
-        One that hangs does not delay what others have, unless ``patient``. What the plan of a batch saw serves the rest of the
-        ``same_batch``, unless something is in doubt.
+        A broker that hangs does not delay the queues of others, unless ``patient`` is true. For the ``same_batch``, the view of
+        its plan counts as recent, unless an error occurred since.
         """
         same_s = (
             max(_SAME_BATCH_MAX_AGE_S, 3 * self._poll_duration_s) if same_batch and not self._routes_are_stale else 0.0
@@ -217,12 +228,12 @@ class OffsetCache:
         if quiet:
             self.retriable_failures.clear()
             self._logged_errors.clear()
-        # Time spent on who does not answer says nothing about how long asking takes.
+        # A poll that waited for a broker in vain does not show how long polls take.
         took_s = self.clock.now() - begun if quiet and not view.timed_out_brokers else 0.0
         return self._keep_view(replace(view, deleted_topics=frozenset(deleted)), took_s)
 
     def _fetch_routes(self, topics: Iterable[str]) -> tuple[dict[str, TopicRoute], set[str]]:
-        """Routes, as they were where no name server answers, and the topics that were deleted."""
+        """Return the routes, and the topics that were deleted. If no name server answers, the routes are the last known ones."""
         deleted = set()
         routes = {}
         now = self.clock.now()
@@ -239,7 +250,7 @@ class OffsetCache:
                 if self._is_deleted(topic):
                     deleted.add(topic)
                     self._environment_queues = {queue for queue in self._environment_queues if queue.topic != topic}
-                elif topic in self.known_routes:  # a name server that has restarted knows nothing for a while
+                elif topic in self.known_routes:  # a name server that was restarted has no routes at first
                     routes[topic] = self.known_routes[topic]
             except RocketMQError as e:
                 self.note_retriable_error(e)
@@ -250,19 +261,19 @@ class OffsetCache:
         return routes, deleted
 
     def refresh_routes(self) -> None:
-        """Ask for the routes anew, as far as a name server answers: a broker may have another address now."""
+        """Request the routes again, because a broker may have another address now. Retriable errors are noted, not raised."""
         self._fetch_routes(self.topics_or_last_known())
 
     def wait_for_next_poll(self, max_s: float) -> None:
-        """Wait until brokers are to be asked again, for before that there is no other view, but no longer than ``max_s``.
+        """Wait until the next poll is due, because the view does not change before; at most ``max_s``.
 
-        A quarter of a second at most where it took so long to ask them.
+        If polls take longer than ``max_s``, the wait is as long as a poll, at most a quarter of a second.
         """
         due_s = self._polled_at_s + self._poll_interval_s - self.clock.now()
         self.clock.sleep(max(0.0, min(due_s, max(max_s, min(self._poll_duration_s, _MAX_POLL_INTERVAL_S)))))
 
     def topics_or_last_known(self) -> tuple[str, ...]:
-        """The topics, or those of the last answer while the name server gives none."""
+        """Return the topics to read. If the name server does not answer, return the topics of its last answer."""
         if self.clock.now() < self._routes_due_s:
             self._matched_topics = (self.clock.now(), self._matched_topics[1])
         try:
@@ -273,7 +284,10 @@ class OffsetCache:
             return subscription.plus_checkpoint_topics(self._options, self._matched_topics[1], self._checkpoint_brokers)
 
     def note_retriable_error(self, error: RocketMQError) -> None:
-        """Note an error that time may heal, and ask for routes anew; raise any other. Logged once until all is well."""
+        """Note a retriable error, which makes the next poll request all routes; raise any other error.
+
+        Errors of one kind are logged once as a warning, until a poll has no errors.
+        """
         if not error.retriable:
             raise error
         self.retriable_failures.note(error, self.clock.now())
@@ -283,17 +297,17 @@ class OffsetCache:
         self._routes_are_stale = True
 
     def _is_deleted(self, topic: str) -> bool:
-        """Whether all brokers that had the topic are up and do not know it, nor does the name server.
+        """Whether the topic was deleted: all brokers that had it are up, and neither they nor the name server have it.
 
-        A topic without positions and without a route in this run needs no proof: if it exists after all, the query loses nothing,
-        because it reads the topic from its first message when a name server lists it.
+        A topic without positions, and without a route in this run, needs no proof: if it exists after all, the query loses
+        nothing, because it reads the topic from its first message when a name server lists it.
 
-        That is asked again after it named them: a broker may have come up between the two questions, with its topics. And
-        they are asked themselves: one that registers its topics in portions (``enableSplitRegistration``) is listed by a name
-        server that has restarted before all of its topics are.
+        The name server is asked for the topic again after it listed the brokers, because a broker may have registered with its
+        topics between the two requests. The brokers are asked, too: with ``enableSplitRegistration``, a broker registers its
+        topics in portions, so a name server that was restarted lists the broker before it lists all topics of the broker.
         """
         known = self.known_routes.get(topic)
-        # Also those that the last route did not name: they were away then, and may know it.
+        # The brokers of the checkpoint count, too: if one of them was down, the last route did not name it.
         had = {*(known.brokers if known is not None else ()), *self._checkpoint_brokers.get(topic, ())}
         if not had:
             return True
@@ -316,7 +330,7 @@ class OffsetCache:
     def _fetch_bounds(
         self, routes: Mapping[str, TopicRoute], deadline: Deadline, tolerant: bool, grace_s: float | None = None
     ) -> QueuesView:
-        # Of topics that a pattern matched and that are gone, nothing is kept, however many come and go.
+        # Routes of deleted topics that matched the pattern are dropped, because there may be any number of such topics.
         named = self._options.subscribe_pattern is None
         kept = {
             topic: route for topic, route in self.known_routes.items() if named or topic in self._checkpoint_brokers
@@ -326,12 +340,12 @@ class OffsetCache:
         wanted = self._readable_queues.of_routes(routes.values(), tolerant, self._checkpoint_queues)
         there = [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
         wanted = self._allocated(wanted, routes if tolerant else self._checkpoint_brokers, there)
-        # Statistics are the master's as long as there is one, wherever messages are read.
+        # The bounds come from the master if there is one, also if tasks read from slaves.
         read_from = "master" if self._options.read_from == "master" else "hint"
         forgotten: dict[tuple[str, str], RocketMQError] = {}
 
         def note(error: RocketMQError, queue: MessageQueue) -> None:
-            # A slave may not have heard of a topic yet; of a topic that its master does not know nothing is left.
+            # A slave may not have a new topic yet. If the master does not have the topic, its messages are deleted.
             if isinstance(error, TopicNotFound) and routes[queue.topic].brokers[queue.broker_name].own_master:
                 if topic_broker(queue) in self._view.topics_missing_on_broker or _is_current_address(
                     self.routes, queue.broker_name
@@ -372,7 +386,7 @@ class OffsetCache:
     def _allocated(
         self, queues: list[MessageQueue], may_lack: Container[str], there: list[MessageQueue] | None
     ) -> list[MessageQueue]:
-        """Without the queues of other environments, and without those that the strategy gives to no consumer."""
+        """Return ``queues`` without those of other environments, and without those that the strategy gives to no partition."""
         covered, left_out = partitioning.allocated_queues(
             self._options, queues, self._environment_queues, may_lack, there
         )
@@ -384,7 +398,7 @@ class OffsetCache:
         return covered
 
     def removed_queue_ends(self, queues: Iterable[MessageQueue], view: QueuesView) -> dict[MessageQueue, int]:
-        """Queues that their living broker does not read any more, with the end that it still knows."""
+        """Return those of ``queues`` that their broker does not read any more, with the end that the broker reports."""
         return self._removed_queues.ends(queues, view, self.known_routes)
 
     def _keep_view(self, view: QueuesView, took_s: float = 0.0) -> QueuesView:
@@ -399,10 +413,10 @@ class OffsetCache:
 
 
 def _is_current_address(routes: RouteReader, broker_name: str) -> bool:
-    """Whether the address that is asked for a broker is its own, by the list of all: addresses may change hands."""
+    """Whether the address at which a broker is asked still belongs to it: another broker may have taken the address."""
     try:
         return _has_own_address(routes, broker_name, routes.cluster())
-    except NotSupported:  # a Proxy, whose address is everybody's
+    except NotSupported:  # a Proxy, whose one address serves all brokers
         return True
     except RocketMQError:
         return False
@@ -411,13 +425,13 @@ def _is_current_address(routes: RouteReader, broker_name: str) -> bool:
 def _has_own_address(routes: RouteReader, broker_name: str, cluster: Mapping[str, BrokerData]) -> bool:
     try:
         address = routes.address(broker_name)
-    except BrokerNotFound:  # the last route that names it has no master of it
+    except BrokerNotFound:  # the last route of this broker has no master
         return False
     return [name for name, data in cluster.items() if data.master == address] == [broker_name]
 
 
 def _error_of_old_address(error: RocketMQError, broker_name: str) -> BrokerNotFound:
-    """For what is said at an address that may be another broker's by now."""
+    """The error instead of ``error``, if the address of the broker may belong to another broker now."""
     return BrokerNotFound(
         f"broker {broker_name!r} may have left its address; the server there says: {error}",
         error.addr,
@@ -435,10 +449,10 @@ def no_matching_topic(options: Options) -> RouteNotFound:
 
 
 def _matching_topics(routes: RouteReader, options: Options) -> tuple[str, ...]:
-    """The topics of the pattern, as name servers list them now.
+    """Return the topics that match the pattern, as name servers list them now.
 
-    Raises ``BrokerNotFound`` if no broker is registered: the topics are then unknown, and a start without them would treat them
-    as new topics later.
+    Raises ``BrokerNotFound`` if no broker is registered: the topics are unknown then, and a query that starts without them would
+    read them from their first message later, as new topics.
     """
     try:
         cluster = routes.cluster()
@@ -451,7 +465,7 @@ def _matching_topics(routes: RouteReader, options: Options) -> tuple[str, ...]:
     if not cluster:
         raise BrokerNotFound(
             f"no broker is registered, so the topics of option 'subscribePattern' {options.subscribe_pattern!r} are unknown",
-            remedy="Start a broker, or look into the logs of those that should be there",
+            remedy="Start a broker, or check the logs of the brokers that should be registered",
         )
     return subscription.matching_topics(options, topics, {*cluster, *(data.cluster for data in cluster.values())})
 
@@ -463,9 +477,11 @@ def with_compaction_minimum(
     silent: Container[str],
     on_error: OnError,
 ) -> dict[MessageQueue, QueueBounds]:
-    """``bounds`` with the minimums of compaction topics: brokers keep the last message of a key for good, and tell where their
-    log begins. They are asked where something before that is to be read. What they do not keep is no loss. A queue of which it
-    is not known is left out.
+    """Return ``bounds`` with the first offsets that brokers keep of compaction topics.
+
+    The minimum offset of a queue is where its log begins, but a compaction topic keeps the last message of each key beyond that.
+    Brokers are asked about queues whose position is before the minimum. Messages that compaction removed are no loss. If a
+    broker does not answer, its queues are omitted.
     """
     low = [q for q, b in bounds.items() if b.min_offset > positions.get(q, 0) and q.broker_name not in silent]
     unknown: set[MessageQueue] = set()
@@ -485,7 +501,7 @@ def with_compaction_minimum(
 
 
 def topic_missing_everywhere(offsets: OffsetReader, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
-    """Whether all of these brokers say that they do not know the topic."""
+    """Whether each of these brokers answers that it does not have the topic."""
     asked = [MessageQueue(topic, name, 0) for name in brokers]
     unknown = set()
 

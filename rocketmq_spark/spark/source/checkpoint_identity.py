@@ -1,4 +1,7 @@
-"""Which source wrote a checkpoint."""
+"""Compares the source that wrote a checkpoint with the source that the options describe.
+
+Each end offset records the identity of its source: namespace, clusters, environment, subscription, filter and group.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 def source_identity(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
-    """What offsets record of a source: the namespace; clusters, environment and filter if there are any; the option that chooses
-    topics; the group to which the query commits; and ``newQueues``, which is False if queues that are created later are not read.
+    """Return what offsets record of a source.
+
+    This is the namespace; clusters, environment and filter if there are any; the option that chooses topics; the group to which
+    the query commits; and ``newQueues``, which is False if queues that are created later are not read.
     """
     record: dict[str, object] = {"namespace": options.namespace or ""}
     if "group" in options.given:
@@ -53,7 +58,7 @@ def source_identity(options: Options, clusters: Sequence[str] = ()) -> dict[str,
 
 
 def _assign_json(queues: Iterable[MessageQueue]) -> dict[str, dict[str, list[int]]]:
-    """Queues in the form of option ``assign``."""
+    """Return queues in the JSON form of option ``assign``."""
     nested: dict[str, dict[str, list[int]]] = {}
     for topic, broker_name, queue_id in sorted(queues):
         nested.setdefault(topic, {}).setdefault(broker_name, []).append(queue_id)
@@ -61,20 +66,20 @@ def _assign_json(queues: Iterable[MessageQueue]) -> dict[str, dict[str, list[int
 
 
 def clusters_of(routes: Iterable[TopicRoute]) -> list[str]:
-    """The clusters of all brokers of topics."""
+    """Return the clusters of all brokers in the routes, sorted."""
     return sorted({data.cluster for route in routes for data in route.brokers.values() if data.cluster})
 
 
 def filter_of(record: Mapping[str, object]) -> dict[str, object]:
-    """The filter alone, which may change between runs."""
+    """Return the filter in an identity. It may change between runs."""
     return {name: record[name] for name in ("sql", "tags") if name in record}
 
 
 def check_checkpoint(options: Options, begin: Offsets) -> None:
-    """Raises ``CheckpointMismatch`` if the positions belong to another namespace, environment or set of topics than the options.
+    """Raise ``CheckpointMismatch`` if the positions belong to another namespace, environment or set of topics than the options.
 
-    Without this check, a forgotten environment variable would leave queues unread, or read other queues from meaningless
-    positions. A query that waits for its first topic has no positions yet; its namespace and environment are compared, too.
+    Without this check, a query with a forgotten environment variable would omit queues, or read other queues from positions that
+    mean nothing there. A query that waits for its first topic has no positions yet; its namespace and environment are compared.
     """
     if not (begin.positions or begin.source_identity):
         return
@@ -111,9 +116,9 @@ def check_checkpoint(options: Options, begin: Offsets) -> None:
 
 
 def check_clusters(options: Options, begin: Offsets, clusters: Sequence[str]) -> None:
-    """Raises ``CheckpointMismatch`` if the positions belong to another cluster, whose topics have other messages.
+    """Raise ``CheckpointMismatch`` if the positions belong to another cluster, whose topics have other messages.
 
-    Only warns if ``failOnDataLoss`` is ``warn`` or ``ignore``.
+    If ``failOnDataLoss`` is ``warn`` or ``ignore``, log a warning instead.
     """
     if not (was := other_clusters(begin.source_identity, clusters)):
         return
@@ -129,13 +134,13 @@ def check_clusters(options: Options, begin: Offsets, clusters: Sequence[str]) ->
 
 
 def other_clusters(reads: Mapping[str, object], clusters: Sequence[str]) -> list[str]:
-    """The recorded clusters in ``reads``, if none of them is one of ``clusters``; otherwise empty."""
+    """Return the clusters that the identity ``reads`` records if none of them is in ``clusters``; otherwise an empty list."""
     was = reads.get("clusters")
     return was if isinstance(was, list) and clusters and not {*was} & {*clusters} else []
 
 
 def is_other_source(options: Options, of: Offsets) -> bool:
-    """Whether positions belong to another namespace or environment than the options, or to a query with another group."""
+    """Whether offsets were written by a source with another namespace, environment or group than the options have."""
     was, now = of.source_identity, source_identity(options)
     other = any(name in was and was[name] != now.get(name) for name in ("namespace", "group"))
     return other or _environment_key(was) != _environment_key(now)
@@ -150,7 +155,9 @@ def _environment_key(record: Mapping[str, object]) -> tuple[object, ...]:
 
 
 def _environment_layout(environment: Environment | None) -> object:
-    """What its own queues follow from beside its number: the count, or its queues. Those of others may change."""
+    """Return what determines the queues of an environment besides its number: the number of environments, or the list of its
+    queues. The queues of other environments may change.
+    """
     if environment is None or environment.listed is None:
         return environment and environment.count
     return [f"{broker or '*'}:{queue_id}" for broker, queue_id in sorted(environment.listed)]
@@ -164,7 +171,7 @@ def _layout_text(record: Mapping[str, object]) -> str:
 
 
 def _layout_was_added(options: Options, begin: Offsets) -> bool:
-    """Whether positions that do not say how many environments there were are those of this one."""
+    """Whether offsets that record no layout have only positions of queues that the environment of the options owns."""
     mine = environment_of(options)
     if "environments" in begin.source_identity or mine is None or mine.by_position:
         return False
@@ -172,27 +179,26 @@ def _layout_was_added(options: Options, begin: Offsets) -> bool:
 
 
 def _legacy_identity_matches(options: Options, begin: Offsets) -> bool:
-    """Whether positions that name no environment, as before they did, are all of this one."""
+    """Whether offsets of an older release, which record no environment, may belong to the environment of the options."""
     mine = environment_of(options)
     if mine is None:
         return False
     if begin.environment:
         return set(begin.environment.values()) == {mine.number}
     if mine.by_position:
-        return _lacks_environment_record(
-            begin
-        )  # ``check_environment_queues`` compares the queues, as soon as it is known which they are
+        # ``check_environment_queues`` compares the queues when brokers have answered.
+        return _lacks_environment_record(begin)
     return _owns_all_positions(mine, begin)
 
 
 def _owns_all_positions(mine: Environment, begin: Offsets) -> bool:
-    """Whether an environment owns all queues that there are positions of."""
+    """Whether an environment owns all queues with a position, except those of retry and dead-letter topics."""
     queues = _without_special_topics(begin.positions)
     return set(mine.owned(queues, may_lack={q.topic for q in queues})) == queues
 
 
 def _lacks_environment_record(begin: Offsets) -> bool:
-    """Whether offsets may be of a version that did not write environments down."""
+    """Whether offsets may have been written by a release that did not record environments."""
     return (
         not begin.environment
         and "namespace" not in begin.source_identity
@@ -205,9 +211,8 @@ def _without_special_topics(queues: Iterable[MessageQueue]) -> set[MessageQueue]
 
 
 def check_environment_queues(options: Options, begin: Offsets, owned: Collection[MessageQueue]) -> None:
-    """That positions which say nothing of an environment are those of the queues that this one owns by its number, ``owned``.
-
-    Raises ``CheckpointMismatch``.
+    """Raise ``CheckpointMismatch`` if offsets without a recorded environment have positions of other queues than ``owned``, the
+    queues that the environment of the options owns by its number.
     """
     mine = environment_of(options)
     if mine is None or not mine.by_position or not begin.positions or not _lacks_environment_record(begin):
@@ -216,9 +221,9 @@ def check_environment_queues(options: Options, begin: Offsets, owned: Collection
     expected = {queue for queue in _without_special_topics(owned) if queue.topic in topics}
     if queues != expected:
         raise CheckpointMismatch(
-            f"the checkpoint says nothing of an environment and is of {queues_text(queues)}; this query of environment "
+            f"the checkpoint records no environment and has positions of {queues_text(queues)}; this query of environment "
             f"{options.environment!r} reads {queues_text(expected) or 'none of these topics'}",
-            remedy="Start it as before, or with a new checkpointLocation; or start the broker that is away",
+            remedy="Start it as before, or with a new checkpointLocation; or start the brokers that are down",
         )
 
 
@@ -227,29 +232,29 @@ def _environment_text(named: tuple[object, ...]) -> str:
 
 
 class RecordedPattern(NamedTuple):
-    """``PatternOptions`` as offsets record it."""
+    """``PatternOptions`` as the offsets record them."""
 
     subscribe_pattern: str | None
     include_internal: bool
 
 
 def recorded_pattern(reads: Mapping[str, object]) -> RecordedPattern | None:
-    """Return the pattern that offsets record; None if their source names its topics, or if an older release wrote them."""
+    """Return the pattern in an identity; None if the source names its topics, or if an older release wrote the identity."""
     pattern = reads.get("subscribePattern")
     return RecordedPattern(pattern, bool(reads.get("includeInternal"))) if isinstance(pattern, str) else None
 
 
 def recorded_topics(reads: Mapping[str, object]) -> set[str]:
-    """Return the topics that offsets record as read by name; empty if their source has a pattern, or an older release wrote them.
+    """Return the topics in an identity; empty if the source has a pattern, or if an older release wrote the identity.
 
-    When a batch was planned, each of them existed or was known to be deleted.
+    When the batch was planned, each of these topics existed or was known to be deleted.
     """
     choices = (reads.get("subscribe"), reads.get("assign"))
     return {str(topic) for topics in choices if isinstance(topics, list | Mapping) for topic in topics}
 
 
 def recorded_queues(reads: Mapping[str, object]) -> set[MessageQueue]:
-    """Return the queues that offsets record as assigned. When a batch was planned, each existed or was known to be gone."""
+    """Return the assigned queues in an identity. When the batch was planned, each existed or was known to be deleted."""
     if "assign" not in reads:
         return set()
     try:
@@ -263,7 +268,9 @@ def queues_of_next_batch(of: Offsets, queues: Iterable[MessageQueue]) -> list[Me
     candidates = list(queues)
     known = [queue for queue in candidates if queue in of.positions]
     if of.source_identity.get("newQueues") is False:
-        if not partitioning.allocates_every_queue(of.plan.get("allocationStrategy")):  # it may leave out new queues
+        if not partitioning.allocates_every_queue(
+            of.plan.get("allocationStrategy")
+        ):  # the strategy may omit new queues
             return known
         assigned = recorded_queues(of.source_identity)
         return [queue for queue in candidates if queue in of.positions or queue in assigned]
@@ -274,7 +281,7 @@ def queues_of_next_batch(of: Offsets, queues: Iterable[MessageQueue]) -> list[Me
 
 
 def _recorded_environment(of: Offsets) -> Environment | None:
-    """Return the environment that offsets record; None if an older release wrote them, without the environment's queues."""
+    """Return the environment that offsets record; None if an older release wrote them, which did not record its queues."""
     name, layout = str(of.source_identity["environment"]), of.source_identity.get("environments")
     if isinstance(layout, list):
         pairs = (text.rpartition(":") for text in map(str, layout))

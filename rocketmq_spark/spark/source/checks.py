@@ -10,7 +10,7 @@ from rocketmq_spark.spark.source.starting_offsets import check_start_and_end
 
 
 def check_source(parsed: Options, role: str) -> Options:
-    """The options of ``role``, which is "batch source" or "stream source". Raises ``OptionError`` if they are wrong."""
+    """Return the options of ``role``, which is "batch source" or "stream source". Raises ``OptionError`` if they are wrong."""
     options = parsed.for_role(role)
     ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
     if len(ways) != 1:

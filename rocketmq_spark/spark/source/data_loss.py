@@ -1,4 +1,4 @@
-"""Reports data loss as option ``failOnDataLoss`` says."""
+"""Reports data loss: raises an error or logs it, as option ``failOnDataLoss`` says. Every loss of the source passes here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMEDY_OF_RESET = f"{_REMEDY}; a stream then reads all present messages of a qu
 
 
 def _range_text(part: OffsetRange) -> str:
-    """The text of a lost part. A part without a size stands for all offsets from its start on; their number is unknown."""
+    """The text of a lost range. An empty range stands for an unknown number of offsets from its start on."""
     where = f"offsets {part.start} to {part.end}" if part.size > 0 else f"from offset {part.start} on"
     return f"{part.queue} {where}"
 
@@ -35,7 +35,7 @@ def _count_text(parts: Sequence[OffsetRange]) -> str:
 
 
 def report_data_loss(policy: str, lost: Sequence[tuple[OffsetRange, Cause]]) -> None:
-    """Fail, warn or note that offsets cannot be read. One call is one line, or one error."""
+    """Raise ``DataLossError``, or log one line, depending on ``policy``, which is ``fail``, ``warn`` or ``ignore``."""
     if not lost:
         return
     shown = "; ".join(f"{_range_text(part)} ({cause.value})" for part, cause in lost[:10])

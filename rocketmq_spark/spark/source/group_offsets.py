@@ -1,6 +1,6 @@
-"""Finished positions as a group's offsets on the brokers: a mirror for dashboards and for new queries.
+"""Commits the positions of finished batches as the offsets of a consumer group, for dashboards and for new queries.
 
-Spark's checkpoint stays the truth. What is committed is the next offset to read, from completed work only.
+The query itself continues from Spark's checkpoint. A committed offset is the next offset to read.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ from rocketmq_spark.spark.source.offsets import Positions
 
 logger = logging.getLogger(__name__)
 
-# How long the answers that are there wait for those that are not.
+# After the first answers, a commit waits this long for the brokers that have not answered.
 COMMIT_GRACE_S = 0.2
-# How often it is asked whether another process commits offsets of the group.
+# How often a commit checks whether another process commits offsets of the group.
 _CHECK_INTERVAL_S = 10.0
 _MIN_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S = 1.0, 60.0
 
 
 class GroupOffsets:
-    """A group's offsets, committed where they changed. Does nothing unless the user named a group."""
+    """Commits the offsets of a group that changed. Does nothing unless option ``group`` is given. Confined to one thread."""
 
     def __init__(self, options: Options, now: Callable[[], float] | None = None) -> None:
         self._options = options
         self._now = now or Clock().now
+        # The offsets that brokers have stored for this object.
         self._committed: dict[MessageQueue, int] = {}
-        # What a broker did not take, with the pauses after which it is sent again; something newer is sent at once.
+        # The offsets whose commit failed. They are sent again after a pause; a newer offset of the queue is sent at once.
         self._failed_offsets: dict[MessageQueue, int] = {}
         self._retry_at_s = 0.0
         self._retry_pause_s = _MIN_RETRY_PAUSE_S
-        self._is_failing = False
+        self._is_failing = False  # and this was logged
         self._checked_members = False
+        # Whether another process was found that commits offsets of the group, and when the next check is due.
         self._warned_of_other_committer = False
         self._next_check_s = 0.0
 
     def commit(self, positions: Positions, reads: Mapping[str, object] = MappingProxyType({})) -> None:
-        """Store ``positions`` where they differ from what was stored. Brokers that do not answer are asked again later.
+        """Commit the positions that changed. Retriable failures are retried by a later call; other errors are raised.
 
-        ``reads`` is that of the offsets they are of: those of another cluster are left. A broker that hangs does not hold
-        up who asks.
+        ``reads`` is the source identity of the positions: positions of another cluster are not committed. A broker that hangs
+        delays the call only for a moment.
         """
         if "group" not in self._options.given:
             return
@@ -60,7 +62,7 @@ class GroupOffsets:
             self._warn_of_members(positions)
         self._warn_of_other_committer(routed)
         failed = self._commit_each(routed)
-        # What a broker has is not known where it did not answer, nor once another process reads the queue.
+        # If a broker did not answer, its offset is unknown. Queues without a position are read by another process now.
         known = {q: offset for q, offset in {**self._committed, **routed}.items() if q in positions}
         self._committed = {q: offset for q, offset in known.items() if q not in failed}
         for error in failed.values():
@@ -87,7 +89,7 @@ class GroupOffsets:
     def _schedule_retry(
         self, positions: Positions, changed: Positions, failed: Mapping[MessageQueue, RocketMQError]
     ) -> None:
-        """One line when a broker begins to refuse, one when everything is stored: what waits was not sent this time."""
+        """Remember the failed offsets for the next attempt. Logs one line at the first failure, and one when all are stored."""
         sent, waited = {**self._failed_offsets, **changed}, self._failed_offsets
         self._failed_offsets = {q: o for q, o in sent.items() if q in positions and self._committed.get(q) != o}
         if failed and not self._is_failing:
@@ -95,7 +97,7 @@ class GroupOffsets:
             error = next(iter(failed.values()))
             logger.warning("the offsets of group %s are committed later: %s", self._options.group, error)
         if not self._failed_offsets:
-            if self._is_failing and waited.keys() & self._committed.keys():  # else their queues are gone
+            if self._is_failing and waited.keys() & self._committed.keys():  # otherwise only their queues disappeared
                 logger.warning("the offsets of group %s can be committed again", self._options.group)
             self._is_failing, self._retry_pause_s = False, _MIN_RETRY_PAUSE_S
         if self._failed_offsets.keys() & changed.keys():
@@ -103,7 +105,7 @@ class GroupOffsets:
             self._retry_pause_s = min(2 * self._retry_pause_s, _MAX_RETRY_PAUSE_S)
 
     def _warn_of_other_committer(self, offsets: Positions) -> None:
-        """Another process that commits offsets of the group: another query, most likely, in turns with this one."""
+        """Warn once if another process, most likely another query, commits offsets of the group."""
         mine = {q: self._committed[q] for q in sorted(offsets) if q in self._committed}
         if self._warned_of_other_committer or not mine or self._now() < self._next_check_s:
             return
@@ -113,13 +115,14 @@ class GroupOffsets:
             deadline = Deadline.after(min(COMMIT_GRACE_S, self._options.request_timeout))
             committed = session.offsets(self._options).committed(self._options.group, [queue], deadline)[queue]
         except RocketMQError:
-            return  # a broker that does not answer is not worth a wait
-        # The source and a GroupOffsetListener store the same offsets, whichever comes first.
+            return  # a later call checks again
+        # The source and a ``GroupOffsetListener`` commit the same offsets, in any order.
         if committed is not None and committed not in (mine[queue], offsets[queue]):
             self._warned_of_other_committer = True
             logger.warning(
                 "group %s: the offset of %s was stored as %d by this query and is %d now: another query or consumer uses the "
-                "group, or an operator reset it. Two that store offsets overwrite each other; give each a group of its own",
+                "group, or an operator reset it. Two queries with one group overwrite each other's offsets; give each its "
+                "own group",
                 self._options.group,
                 queue,
                 mine[queue],
@@ -127,7 +130,7 @@ class GroupOffsets:
             )
 
     def _of_existing_topics(self, positions: Positions, reads: Mapping[str, object]) -> dict[MessageQueue, int]:
-        """Those whose topic exists, in their cluster; a listener may be the first in its process to ask for it."""
+        """Return the positions of topics that exist in their cluster. A listener may have no route yet, so this fetches it."""
         known, routes = set(), session.routes(self._options)
         for topic in sorted({queue.topic for queue in positions}):
             try:
@@ -142,18 +145,18 @@ class GroupOffsets:
         return {queue: offset for queue, offset in positions.items() if queue.topic in known}
 
     def _create_group(self, offsets: Positions) -> None:
-        """Create the group on the brokers of ``offsets``, which do not know it. On others it may have an operator's settings."""
+        """Create the group on the brokers of ``offsets``, which do not have it. Other brokers keep their settings of it."""
         group, committer = self._options.group, session.committer(self._options)
         committer.create_group(group, offsets)
         logger.info("consumer group %s was created", group)
         try:
-            # Every consumer has one, and RocketMQ's own tools look a group up by it.
+            # Every consumer group has a retry topic, and RocketMQ's own tools find a group by it.
             committer.create_retry_topic(group, self._options.request_timeout)
         except RocketMQError as e:
             logger.info("the retry topic of group %s was not created: %s", group, e)
 
     def _warn_of_members(self, positions: Positions) -> None:
-        """Warn if the group has members, or may have some that a Proxy does not see: members commit their own offsets."""
+        """Warn if the group has members, because they commit offsets, too, or if a Proxy may hide members."""
         deadline = Deadline.after(min(1.0, self._options.request_timeout))
         committer = session.committer(self._options)
         brokers = sorted({queue.broker_name for queue in positions})

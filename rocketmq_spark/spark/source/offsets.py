@@ -1,26 +1,23 @@
-"""Offsets in Spark's offset log, and the starting and ending offsets of a source.
+"""The offsets of a source, and their JSON in Spark's offset log.
 
 An entry is ``{"topics":{"t":{"broker-a":{"0":12}}},"v":1}``: for each queue, the offset after the last message read. Keys are
 sorted, because Spark compares entries as texts. Further keys hold what else a restart needs:
 
 * ``start``: the start offsets of queues that the previous entry does not name, or whose topic was created again. Spark does not
   log the starts of batch 0: without them, a restart before the first commit would resolve "latest" again and skip messages.
-* ``marks``: the store time (epoch ms) of the newest message of each queue. They show that a topic was deleted and created again
-  even if it has grown past the old position.
+* ``marks``: the newest store time (epoch ms) of the messages of each queue. It shows that a topic was deleted and created again,
+  even if the topic has grown past the old position.
 * ``plan``: the values that, with the ranges, determine the tasks of the batch that ends here (``partitioning``). A repeated batch
   has the same tasks, whatever the options are now. Entries of earlier releases have no ``plan``.
 * ``partitions``: with ``kafkaColumns``, the numbers of queues as Kafka's partitions (``kafka_partitions``).
 * ``environment``: the queues of a topic that an environment owns by its number, with the number. Without them, a broker that is
-  away would shift the environment onto queues of another one.
-* ``reads``: what the source reads: clusters, namespace, environment and filter, by which the source recognises the checkpoint of
-  another query; ``subscribe`` or ``assign``, by which it tells a topic that was deleted, and has no positions any more, from a
-  misspelt one; and the group whose offsets follow the query. For commands it also has the pattern of topics, and ``newQueues``,
+  down would shift the environment onto queues of another one.
+* ``reads``: the identity of the source (``checkpoint_identity``): clusters, namespace, environment and filter, by which the
+source recognises the checkpoint of
+  another query; ``subscribe`` or ``assign``, by which it distinguishes a deleted topic without positions from a misspelt
+  name; and the group whose offsets follow the query. For commands it also has the pattern of topics, and ``newQueues``,
   which is false if queues that are created later stay unread. Entries of earlier releases may lack ``namespace`` or ``clusters``,
   and then fit any, and they lack ``subscribe`` and ``assign``; the earliest releases call this key ``filter``.
-
-A source starts and ends at ``earliest``, ``latest``, committed offsets, JSON, or times in three forms. This module asks brokers
-for the offsets, and decides by pure functions. A request that fails is an error, never a rewind: RocketMQ's own clients turned
-some failures into "start at the end".
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ Bounds = Mapping[MessageQueue, QueueBounds]
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Positions by queue, and what goes with them."""
+    """The positions of the queues, with what a restart needs (see the keys of the log entry above)."""
 
     positions: Positions
     new_queue_starts: Positions = field(default_factory=dict)
@@ -56,7 +53,7 @@ class Offsets:
     partitions: kafka_partitions.QueueRuns = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """What a reader hands to Spark; key order is canonical."""
+        """Return the log entry. The order of its keys is canonical."""
         log_entry: dict[str, Any] = {}
         if self.environment:
             log_entry["environment"] = _to_nested_json(self.environment)
@@ -76,7 +73,7 @@ class Offsets:
 
     @classmethod
     def from_json(cls, logged: object) -> Offsets:
-        """From Spark's log, or from a person's text. Raises ``OffsetError`` saying what is wrong and where."""
+        """Parse a log entry, or JSON text of a user. Raises ``OffsetError`` with the problem and its place."""
         if isinstance(logged, str):
             try:
                 logged = json_document(logged)
@@ -103,8 +100,11 @@ class Offsets:
 
 
 class OffsetLogCache:
-    """Offsets of a run as they go to Spark's log and come back. An idle query hands the same over many times a second, and a
-    batch begins where the last one ended: the last two are not read again. Who gets an entry does not change it.
+    """Converts offsets to log entries and back. Caches the last two entries: equal JSON returns the *same object*, and ``Stream``
+    compares by identity.
+
+    An idle query passes the same entry many times a second, and a batch starts with the end of the one before. Callers must not
+    change an entry.
     """
 
     def __init__(self) -> None:

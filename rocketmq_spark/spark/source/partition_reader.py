@@ -1,19 +1,4 @@
-"""Reads the ranges of one partition in a task, as record batches. Spark passes only the partition to the task.
-
-The driver reads the rows of a small batch during planning and passes them to Spark with the plan, without a Python task
-(``Prefetch``). PySpark does so for ``SimpleDataSourceStreamReader``: after each ``input_partitions`` its runner checks
-whether the
-reader is the private wrapper of such a reader. If so, it takes the rows from ``getCache``, and Spark keeps them as a block; a
-task that does not find the block reads its partition normally. ``enable_prefetch`` registers the source's reader class as such a
-wrapper. This is a private interface, so it is used only with the versions of PySpark that the tests run; with others, tasks
-read.
-
-If the driver's read takes long, fails, finds a loss or is too large, the task reads instead, and reports errors. After a failed
-read, tasks also read the next batches, and more of them after each further failure.
-
-Spark stores the rows with its serializer. With ``spark.kryo.registrationRequired`` Kryo refuses the classes of arrays and maps,
-and the query ends. So ``register(spark)`` sets the environment variable that makes tasks read every batch.
-"""
+"""Reads the ranges of one partition in a task, as record batches. Spark passes only the partition to the task."""
 
 from __future__ import annotations
 
@@ -55,12 +40,11 @@ _SLAVE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RangePartition(InputPartition):
-    """What one task reads: ranges, and the addresses of their brokers that the driver knows.
+    """The ranges that one task reads, and the addresses of their brokers, as far as the driver knows them.
 
-    A slave has other messages of a queue in ``mismatched_queues`` than its master. For each range of a stream,
-    ``queue_ends`` has the end
-    of its queue in the whole batch, and ``newest_ms`` the store time of the newest message that the plan saw, 0 if unknown.
-    With ``kafkaColumns``, ``partition_numbers`` has the number of its queue as a partition.
+    For queues in ``mismatched_queues``, the slave has other messages than the master. For each range of a stream, ``queue_ends``
+    has the end of its queue in the whole batch, and ``newest_ms`` the newest store time that the plan saw, 0 if unknown. With
+    ``kafkaColumns``, ``partition_numbers`` has the number of its queue as a partition.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -75,7 +59,7 @@ class RangePartition(InputPartition):
         return self.ranges
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the ranges as columns, in a quarter of the time: a batch may have 100,000 ranges."""
+        """Pickle the ranges as columns, which takes a quarter of the time: a batch may have 100,000 ranges."""
         queues = [r.queue for r in self.ranges]
         columns = [[queue[i] for queue in queues] for i in range(3)] + [[r[i] for r in self.ranges] for i in (1, 2)]
         return _from_columns, (
@@ -103,7 +87,8 @@ def _from_columns(
 def replica_mismatches(
     options: Options, routes: RouteReader, offsets: OffsetReader, ranges: Iterable[OffsetRange]
 ) -> frozenset[MessageQueue]:
-    """Queues whose slave may be read and has another message than its master at the start of the range, or may have.
+    """Return the queues whose slave may be read, and does not surely have the same message as its master at the start of the
+    range.
 
     If a topic was deleted on its master alone and created again, the slave still has the old messages. If a broker answers with
     an error, or a slave does not answer, its queues count as different. If a master does not answer, only the slave can be read.
@@ -146,8 +131,8 @@ def input_partitions(
     end: Offsets | None = None,
     numbers: Mapping[MessageQueue, int] = MappingProxyType({}),
 ) -> list[RangePartition]:
-    """The partitions of a batch, each with the addresses that its task needs. ``end`` is the end of a stream's batch, ``numbers``
-    those of queues with ``kafkaColumns``.
+    """Return the partitions of a batch, each with the addresses that its task needs. ``end`` is the end of a stream's batch, and
+    ``numbers`` are the partition numbers of the queues with ``kafkaColumns``.
     """
     known: dict[str, str] = {}
     for broker_name in {r.queue.broker_name for task in tasks for r in task}:
@@ -174,16 +159,15 @@ def read_partition(
     streaming: bool = False,
     on_loss: OnLoss | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a partition: one stream of pulls per broker, queue after queue.
+    """Yield the messages of a partition: broker by broker over one connection each, queue after queue.
 
     If no partition was planned, Spark runs one task with None. ``streaming`` only selects the remedy of errors. ``on_loss`` is
     called for lost ranges; without it, option 'failOnDataLoss' decides.
     """
     if not isinstance(partition, RangePartition):
         return
-    from rocketmq_spark.columnar.decode.decoder import (
-        Decoder,  # drivers, a new process for every stream, need not wait for it
-    )
+    # Imported here, because the driver starts a new process for each stream, which need not wait for it.
+    from rocketmq_spark.columnar.decode.decoder import Decoder
 
     decoded = kafka.columns_to_decode(columns) if options.kafka_columns else columns
     numbers = dict(zip((r.queue for r in partition.ranges), partition.partition_numbers, strict=False))
@@ -191,7 +175,7 @@ def read_partition(
     addresses = dict(partition.addresses)
     bad = Bad(options.bad_message)
     lost = on_loss or functools.partial(_handle_loss, options, puller)
-    # Cached for each topic, because the answer may change, and one stream of pulls has one filter.
+    # Cached for each topic, because the answer may change, and the pulls of one connection have one filter.
     at_brokers = functools.cache(
         lambda broker, topic, wanted: puller.at_brokers(MessageQueue(topic, broker, 0), wanted)
     )
@@ -226,7 +210,9 @@ def _recreation_check(
     newest_ms = [seen[r.queue][1] if r.queue in seen else 0 for r in ranges]
     if not any(newest_ms):
         return None
-    from rocketmq_spark.pull.recreated import RecreatedTopics  # needs numpy, and commands import this module
+    from rocketmq_spark.pull.recreated import (
+        RecreatedTopics,  # here, because it needs numpy, and commands import this module
+    )
 
     return RecreatedTopics(ranges, newest_ms, lambda queue: _is_topic_recreated(options, queue, *seen[queue]))
 
@@ -237,7 +223,7 @@ def _is_topic_recreated(options: Options, queue: MessageQueue, end: int, newest_
 
     def ask() -> bool:
         deadline = Deadline.after(options.request_timeout)
-        routes.get(queue.topic)  # a task has no routes yet
+        routes.get(queue.topic)  # fetches the route, which a task does not have yet
         last_stored_ms = functools.partial(offsets.store_time_ms, options.group, queue, end - 1, deadline)
         stored_ms = last_stored_ms()
         if stored_ms is None:
@@ -253,7 +239,7 @@ def _is_topic_recreated(options: Options, queue: MessageQueue, end: int, newest_
 
 @contextlib.contextmanager
 def _with_waiting_advice(broker_name: str, streaming: bool) -> Iterator[None]:
-    """Add a remedy to the error of a broker that did not answer before the deadline."""
+    """Add advice to the remedy of an error inside the block if the broker did not answer before the deadline."""
     try:
         yield
     except RocketMQError as e:
@@ -275,9 +261,7 @@ def waiting_advice(whom: str, streaming: bool) -> str:
     )
     if not streaming:
         return remedy
-    return (
-        f"{remedy}. To go on without it, stop the query and run: rocketmq-spark checkpoint rewind (docs/operating.md)"
-    )
+    return f"{remedy}. To continue without it, stop the query and run: rocketmq-spark checkpoint rewind (docs/operating.md)"
 
 
 def _pull_key(

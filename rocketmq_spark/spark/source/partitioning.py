@@ -1,12 +1,11 @@
-"""The tasks of a batch: which partition reads which part of each queue. Pure.
+"""Plans the tasks of a batch: which Spark partition reads which part of each queue. Pure.
 
-Queues become Spark partitions by RocketMQ's allocation strategies, whose consumers are the partitions; then partitions are
-split as Spark's Kafka source does. Java leaves it to the group's members that a queue has exactly one owner. Here the plan
-ensures it: a queue that is given to several partitions is read by the first, and a queue that is given to none is not read
-at all.
+RocketMQ's allocation strategies allocate queues to Spark partitions as if the partitions were consumers. Then partitions are
+split as Spark's Kafka source does. A strategy may allocate a queue to several partitions, or to none: then the first partition
+reads the queue, or no partition does.
 
-The tasks of a repeated batch must be those of its first attempt, because ids of exactly-once contain the number of the task.
-They depend on the logged ranges of the batch and on a ``Partitioning``, which the end offset of the batch carries.
+A repeated batch must have the tasks of its first attempt, because ids of exactly-once contain the number of the task. So the
+tasks depend only on the logged ranges and on a ``Partitioning``, which the end offset of the batch contains.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from rocketmq_spark.queues.environment import Environment, environment_of
 
 Task = list[OffsetRange]
 
-# What one more task must be worth: it costs 25-30 ms of latency, in which a task reads about so many messages.
+# A task should read at least this many messages, because starting it takes 25-30 ms, in which a task reads about as many.
 ROWS_PER_TASK = 20_000
-# Spark's driver holds all tasks of a batch; offsets are numbers that a broker reports.
+# Spark's driver keeps all tasks of a batch in memory, and a broker could report any offsets.
 MAX_TASKS = 10_000
-# Strategies that give every queue to a consumer, whatever the queues are called.
+# Strategies that allocate every queue to a consumer, whatever the names of the brokers are.
 _COMPLETE_STRATEGIES = frozenset({"averagely", "averagelyByCircle", "consistentHash", "environment"})
 
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """Everything besides the ranges of a batch that decides its tasks: options, and the constants of this release."""
+    """What determines the tasks of a batch besides its ranges: options, and the constants of this release."""
 
     allocation_strategy: Any
     max_records_per_partition: int
@@ -57,7 +56,7 @@ class Partitioning:
         return cls(**values, rows_per_task=ROWS_PER_TASK, max_tasks=MAX_TASKS)
 
     def to_json(self) -> dict[str, Any]:
-        """The form in an end offset: each value that is set, also if it is a default, which another release may change."""
+        """Return the form in an end offset: each value that is set, also defaults, because another release may have others."""
         values = {name: getattr(self, field) for name, field in _FIELDS.items()}
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -75,10 +74,10 @@ _REQUIRED = ("allocationStrategy", "maxRecordsPerPartition", *_CONSTANTS)
 
 
 def logged_partitioning(plan: Mapping[str, Any], now: Partitioning) -> tuple[Partitioning, list[str]]:
-    """Return the partitioning that the end offset of a batch carries as ``plan``, and the names of values that do not fit.
+    """Return the partitioning that the end offset of a batch records as ``plan``, and the names that this release cannot use.
 
-    A value does not fit if it is missing, or unknown to this release, because another release planned the batch. Missing values
-    are those of ``now``, the present options. Raises ``OffsetError`` for a value that cannot be used.
+    If another release planned the batch, values may be missing, or have unknown names. Missing values come from ``now``, the
+    present options. Raises ``OffsetError`` for a value that cannot be used.
     """
     if not plan:
         return now, sorted(_FIELDS)
@@ -114,11 +113,11 @@ def allocated_queues(
     may_lack: Container[str] = (),
     there: Sequence[MessageQueue] | None = None,
 ) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
-    """Return the queues that the source reads, and the queues that the strategy gives to no partition.
+    """Return the queues that the source reads, and the queues that the strategy allocates to no partition.
 
-    ``kept`` are queues that the source's environment had before. ``may_lack`` are topics of which the environment may have no
-    queue at the moment. If ``queues`` are those of option ``assign``, ``there`` are all queues of their topics, from which an
-    environment takes its share. Raises ``OptionError`` for an assigned queue of another environment.
+    ``kept`` are queues that the environment of the source owned before. ``may_lack`` are topics of which the environment may have
+    no queue now. If ``queues`` come from option ``assign``, ``there`` has all queues of their topics, which determine the queues
+    of the environment. Raises ``OptionError`` for an assigned queue of another environment.
     """
     mine = environment_of(options)
     if mine is not None:
@@ -137,7 +136,7 @@ def allocated_queues(
 
 
 def allocates_every_queue(allocation_strategy: object) -> bool:
-    """Whether the strategy gives every queue of the source's topics, or of its environment, to a partition."""
+    """Whether the strategy allocates every queue of the source's topics, or of its environment, to a partition."""
     return allocation_strategy in _COMPLETE_STRATEGIES
 
 
@@ -154,7 +153,7 @@ def _assigned_of_environment(
 
 
 def _allocate_partitions(rules: Partitioning, queues: Sequence[MessageQueue], count: int) -> list[list[MessageQueue]]:
-    """The queues of each partition, over all topics. As in Java, the strategy allocates topic by topic."""
+    """Return the queues of each partition. As in Java, the strategy allocates the queues of each topic separately."""
     if rules.allocation_strategy == "environment":  # this strategy gives all queues to each consumer
         return [sorted(queues)]
     consumers = [partition_id(i) for i in range(count)]
@@ -179,7 +178,7 @@ def _strategy_config(rules: Partitioning, consumers: Sequence[str]) -> dict[str,
 
 
 def partition_count(rules: Partitioning, ranges: Sequence[OffsetRange]) -> int:
-    """How many partitions the strategy has: as many as the backlog is worth, one per queue at most."""
+    """Return the number of partitions: enough for the backlog, at most one per queue."""
     if rules.num_partitions is not None:
         return rules.num_partitions
     rows = _rows(ranges)
@@ -187,7 +186,7 @@ def partition_count(rules: Partitioning, ranges: Sequence[OffsetRange]) -> int:
 
 
 def plan_tasks(rules: Partitioning, queues: Iterable[MessageQueue], ranges: Sequence[OffsetRange]) -> list[Task]:
-    """The ranges as tasks, each range exactly once and none empty."""
+    """Return the tasks. Each range is in exactly one task, and no task is empty."""
     ranges = [r for r in ranges if r.size > 0]
     if not ranges:
         return []
@@ -199,17 +198,18 @@ def plan_tasks(rules: Partitioning, queues: Iterable[MessageQueue], ranges: Sequ
         task = [left.pop(queue) for queue in dict.fromkeys(share) if queue in left]  # type: ignore[attr-defined]
         if task:
             planned.append(task)
-    # A strategy may know fewer partitions now than when the queues were chosen: nothing planned is ever dropped.
+    # With fewer partitions than at the start of the run, the strategy may omit queues; they get a task of their own.
     if left:
         planned.append(sorted(left.values()))
     return split(planned, rules.min_partitions, rules.max_records_per_partition, rules.max_tasks)
 
 
 def split(tasks: Sequence[Task], min_tasks: int | None, max_rows: int | None, max_tasks: int = MAX_TASKS) -> list[Task]:
-    """Cut tasks of more than ``max_rows``, then big ones until there are ``min_tasks``; ``max_tasks`` beats ``max_rows``.
+    """Split tasks of more than ``max_rows``, then large tasks until there are ``min_tasks``, but never into more than
+    ``max_tasks``.
 
-    The arithmetic is that of Spark's ``KafkaOffsetRangeCalculator``, with tasks in the place of its ranges: small tasks
-    stay whole and do not count in the shares of the large ones.
+    The arithmetic is that of Spark's ``KafkaOffsetRangeCalculator``, with tasks instead of ranges: small tasks are not split, and
+    do not count when the number of parts of large tasks is computed.
     """
     if max_rows is not None:
         max_rows = max(max_rows, -(-sum(map(_rows, tasks)) // max_tasks))
@@ -237,7 +237,7 @@ def _rows(task: Sequence[OffsetRange]) -> int:
 
 
 def _split_task(task: Task, parts: int) -> list[Task]:
-    """``parts`` tasks of nearly equal size, in order; the last takes what rounding leaves."""
+    """Split a task into ``parts`` tasks of nearly equal size, in order."""
     if parts <= 1:
         return [task]
     rows = _rows(task)

@@ -1,12 +1,9 @@
-"""The decisions of a plan, and the report of a stream's progress.
+"""Plans a batch: where each queue continues and ends, which messages were lost, and which queues the batch waits for. Pure.
 
-A plan decides where each queue continues, which messages were lost, and which queues it waits for. Pure. ``begin`` are the
-positions that Spark passes, ``view`` is the current state of queues, ``frozen`` are the ends of a run that reads only messages
-that existed at its start (AvailableNow); None for other runs.
+``begin`` has the positions that Spark passes, and ``view`` the current state of the queues. ``frozen`` has the ends of an
+AvailableNow run, which reads only messages that existed at its start; it is None for other runs.
 
-The report (lag, unavailable brokers, losses) is beside the ends of queues in ``sources[i].latestOffset`` of a query's
-progress. It is made from the answers that planning needs anyway, without further requests. ``progress`` reads it. Every data
-loss passes through ``report_data_loss``, which option ``failOnDataLoss`` controls.
+Tasks cannot report back to a Python source, so the size of messages is estimated from samples of unread messages.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
 
 @dataclass(frozen=True, slots=True)
 class QueuesView:
-    """The state of queues at one moment, topics that are known to be deleted, and brokers that only have slaves now.
+    """The state of the queues at one moment: bounds, deleted topics, and brokers that have no master now.
 
     ``topics_missing_on_broker`` are topics with brokers that no longer have them, although others do. ``timed_out_brokers``
     brokers have
@@ -59,7 +56,7 @@ class QueuesView:
 
 
 def drop_unsubscribed(begin: Offsets, topics: Collection[str]) -> Offsets:
-    """``begin`` without topics that are no longer subscribed to; unchanged while no topic is known."""
+    """Return ``begin`` without topics that the options no longer choose; unchanged if no topic is known now."""
     if not topics or all(queue.topic in topics for queue in begin.positions):
         return begin
     kept = {queue: position for queue, position in begin.positions.items() if queue.topic in topics}
@@ -67,7 +64,9 @@ def drop_unsubscribed(begin: Offsets, topics: Collection[str]) -> Offsets:
 
 
 def without_stale_replicas(begin: Offsets, view: QueuesView) -> QueuesView:
-    """The view without queues of slaves that lack the messages at the position, or that are new: these wait for their master."""
+    """Return the view without queues of slaves that lack the message at the position, and without new queues of slaves. These
+    queues wait for their master.
+    """
     if not view.brokers_without_master:
         return view
     kept = {
@@ -79,9 +78,10 @@ def without_stale_replicas(begin: Offsets, view: QueuesView) -> QueuesView:
 
 
 def _has_next_messages(queue: MessageQueue, bounds: QueueBounds, begin: Offsets) -> bool:
-    """Whether a slave has the next messages, if there are any.
+    """Whether a slave has the next messages of a queue, or the queue was read to its end.
 
-    Messages older than those that were read belong to a topic that was deleted and created again: a slave keeps the old index.
+    If the newest message of the slave is older than the messages that were read, the topic was deleted and created again, and the
+    slave still has the old topic.
     """
     position = begin.positions.get(queue, -1)
     if not bounds.min_offset <= position <= bounds.max_offset:
@@ -90,7 +90,7 @@ def _has_next_messages(queue: MessageQueue, bounds: QueueBounds, begin: Offsets)
 
 
 def without_timed_out(view: QueuesView) -> QueuesView:
-    """The view without queues of silent brokers: planning them would delay the batch, and with it the other queues."""
+    """Return the view without queues of brokers that timed out: to plan them would delay the batch of the other queues."""
     if not view.timed_out_brokers:
         return view
     return replace(
@@ -99,7 +99,7 @@ def without_timed_out(view: QueuesView) -> QueuesView:
 
 
 def pending_queues(begin: Offsets, view: QueuesView, frozen: Positions | None) -> list[MessageQueue]:
-    """Queues that a run must read further before it ends, and that return no messages now."""
+    """Return the queues that an AvailableNow run has not read to its ends, and that have no messages to read now."""
     return [
         queue
         for queue, end in (frozen or {}).items()
@@ -110,7 +110,7 @@ def pending_queues(begin: Offsets, view: QueuesView, frozen: Positions | None) -
 
 
 def _lags_behind_target(queue: MessageQueue, end: int, begin: Offsets, view: QueuesView) -> bool:
-    """Whether a queue that must be read up to ``end`` has no more messages now, as on a slave that lags behind its master."""
+    """Whether a queue that must be read to ``end`` has no messages to read now, as on a slave that lags behind its master."""
     bounds = view.bounds.get(queue)
     if bounds is None or queue.broker_name not in view.brokers_without_master:
         return bounds is None
@@ -124,11 +124,12 @@ def apply_queue_changes(
     remade: Iterable[MessageQueue] = (),
     hidden: Mapping[MessageQueue, int] | None = None,
 ) -> tuple[Offsets, list[Loss]]:
-    """``begin`` adapted to changes of its queues, and the losses: deleted topics, and queues to read from their start.
+    """Return ``begin`` adapted to changes of its queues, and the losses. Returns ``begin`` itself if no position changed.
 
-    ``remade`` queues were created again, although their offsets do not show it; ``hidden`` ones are no longer readable at their
+    Queues of deleted topics lose their position; queues that were created again are read from their first message. The offsets
+    alone do not show that the queues in ``remade`` were created again. The queues in ``hidden`` are no longer read by their
     broker, which still reports their ends. If such an end is before the position, the topic was created again with fewer queues,
-    and the position leaves the offsets. Returns ``begin`` itself if no position changed.
+    and the queue loses its position.
     """
     hidden = dict(sorted((hidden or {}).items()))
     vanished = {q for q, end in hidden.items() if end < begin.positions[q]}
@@ -137,7 +138,7 @@ def apply_queue_changes(
         *(OffsetRange(q, end, begin.positions[q]) for q, end in hidden.items() if q in vanished),
     ]
     restart = {part.queue: view.bounds[part.queue].min_offset for part in back if part.queue not in vanished}
-    # Including the messages after the position that the run had to read.
+    # The loss includes the messages after the position that an AvailableNow run had to read.
     until = {part.queue: max(part.end, (frozen or {}).get(part.queue, 0)) for part in back}
     losses = [(OffsetRange(part.queue, part.start, until[part.queue]), Cause.WENT_BACK) for part in back]
     losses += [(part, Cause.WENT_BACK) for part in lost_target_ranges(begin, view, frozen, hidden)]
@@ -154,20 +155,20 @@ def apply_queue_changes(
     begins = {**restart, **unread}
     leaving = vanished.union(dropped)
     positions = {q: position for q, position in begin.positions.items() if q not in leaving} | begins
-    # Unread messages before a moved position are younger than the mark.
+    # After a position was moved, messages before it may be newer than any message that was read.
     marks = {queue: mark for queue, mark in begin.newest_store_ms.items() if queue not in begins and queue in positions}
     return Offsets(positions, begins, marks, begin.source_identity), losses
 
 
 def _loss_of_unknown_size(begin: Offsets, queue: MessageQueue) -> OffsetRange:
-    """The loss at a position that is no longer valid; its size is unknown."""
+    """The loss at a position that is no longer valid. An empty range stands for an unknown number of offsets."""
     return OffsetRange(queue, begin.positions[queue], begin.positions[queue])
 
 
 def lost_target_ranges(
     begin: Offsets, view: QueuesView, frozen: Positions | None, hidden: Mapping[MessageQueue, int]
 ) -> list[OffsetRange]:
-    """Losses of messages that existed when the run began: the end of a queue went back."""
+    """Return the messages that existed when an AvailableNow run began, and that the queue does not have any more."""
     frozen = frozen or {}
     return [
         OffsetRange(queue, now, frozen[queue])
@@ -177,21 +178,24 @@ def lost_target_ranges(
 
 
 def capped_target(view: QueuesView, frozen: Positions, hidden: Mapping[MessageQueue, int]) -> Positions:
-    """The ends of a run, lowered to messages that still exist, so that a loss is reported once."""
+    """Return the ends of an AvailableNow run, lowered to the current ends, so that a loss is reported once."""
     bounds = view.master_bounds()
     reported = {**hidden, **{queue: bounds[queue].max_offset for queue in frozen if queue in bounds}}
     return {queue: min(end, reported.get(queue, end)) for queue, end in frozen.items()}
 
 
 def readable_ends(view: QueuesView, frozen: Positions | None) -> dict[MessageQueue, int]:
-    """How far may be read. Frozen ends are checked each time: a queue may have vanished or gone back since."""
+    """Return the ends up to which the batch may read. An AvailableNow end is lowered if the queue ends before it now."""
     if frozen is None:
         return view.ends()
     return {q: min(end, view.bounds[q].max_offset) for q, end in frozen.items() if q in view.bounds}
 
 
 def batch_end(begin: Offsets, after: Offsets, end: Offsets, view: QueuesView, initial: Offsets | None) -> Offsets:
-    """``end`` with where it began and its marks. ``after`` is what ``apply_queue_changes`` made of ``begin``."""
+    """Return ``end`` with the starts of new queues and the newest store times.
+
+    ``after`` is the result of ``apply_queue_changes`` for ``begin``.
+    """
     start = {**({} if after is begin else after.new_queue_starts), **({} if end is after else end.new_queue_starts)}
     whole = Offsets(end.positions, start)
     if initial is not None and begin == initial:
@@ -200,7 +204,7 @@ def batch_end(begin: Offsets, after: Offsets, end: Offsets, view: QueuesView, in
 
 
 def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[list[OffsetRange], list[Loss]]:
-    """The ranges of a batch without what retention has deleted, and without topics that are gone."""
+    """Return the ranges without messages that retention deleted and without deleted topics, and these losses."""
     deleted = (
         [r for r in ranges if view.is_topic_deleted(r.queue)]
         if view.deleted_topics or view.topics_missing_on_broker
@@ -215,16 +219,17 @@ def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[li
 
 
 def logged_end(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) -> Offsets:
-    """Where the ranges of a batch end that was planned in an earlier run, with the marks of its plan."""
+    """Return the ends of the ranges of a batch that an earlier run planned, with the newest store times of its plan."""
     return Offsets({r.queue: r.end for r in ranges if r.queue in view.bounds}, newest_store_ms=end.newest_store_ms)
 
 
 def drop_recreated(
     ranges: Sequence[OffsetRange], view: QueuesView, remade: Collection[MessageQueue]
 ) -> tuple[list[OffsetRange], list[Loss]]:
-    """Without the ranges of queues that went back while the query was down: their offsets mean other messages.
+    """Return the ranges without queues that were created again while the query was down, and these losses: at the same offsets,
+    such a queue has other messages.
 
-    A queue that ends before its range is read from its start by the next batch, so nothing of it is read here.
+    If a queue ends before its range, the next batch reads it from its first message, so this batch omits it, too.
     """
     bounds = view.master_bounds()
     lost = {r.queue for r in ranges if r.queue in remade or (r.queue in bounds and bounds[r.queue].max_offset < r.end)}
@@ -236,21 +241,16 @@ logger = logging.getLogger(__name__)
 
 # The weight of a new sample in the estimated size of messages; earlier samples have the rest.
 _SAMPLE_WEIGHT = 0.2
-
-
 # The broker's default limit of a message (maxMessageSize). It is the estimated size while there is no sample.
 ASSUMED_MESSAGE_BYTES = 4 << 20
-
-
 SAMPLED_QUEUES = 4
 
 
 def next_end(begin: Offsets, ends: Positions, begins: Positions, max_offsets: int | None = None) -> Offsets:
-    """Where a batch from ``begin`` ends, given the ``ends`` of queues and the ``begins`` of those that are new.
+    """Return the end of a batch from ``begin`` to at most ``ends``; ``begin`` itself if there are no new messages or queues.
 
-    A queue without new messages keeps its position; no queue moves back here. ``max_offsets`` is divided among the queues in
-    proportion to their backlogs, with at least one message each, as in Spark's Kafka source. Returns ``begin`` itself if nothing
-    is new.
+    New queues start at ``begins``. A queue without new messages keeps its position, and no position decreases. ``max_offsets`` is
+    divided among the queues in proportion to their backlogs, with at least one message each, as in Spark's Kafka source.
     """
     positions = dict(begin.positions)
     fresh = {queue: begins[queue] for queue in ends if queue not in positions}
@@ -264,18 +264,18 @@ def next_end(begin: Offsets, ends: Positions, begins: Positions, max_offsets: in
 
 
 def backlog(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
-    """The number of unread offsets of each queue that has any."""
+    """Return the number of unread offsets of each queue that has any."""
     return {q: end - at for q, end in ends.items() if (at := positions.get(q)) is not None and end > at}
 
 
 def from_min_offsets(begin: Offsets, bounds: Bounds) -> Offsets:
-    """``begin`` without positions below the minimum offsets: messages that retention deleted must not use up a batch's limit."""
+    """Return ``begin`` with positions raised to the minimum offsets: deleted messages must not use up the limit of a batch."""
     low = {q: bounds[q].min_offset for q, p in begin.positions.items() if q in bounds and p < bounds[q].min_offset}
     return replace(begin, positions={**begin.positions, **low}, new_queue_starts={}) if low else begin
 
 
 def rate_limit(waiting: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
-    """How many offsets of its backlog each queue may read. A queue with a small backlog gets at least one."""
+    """Return how many offsets of its backlog each queue may read: at least one, also if the backlog is small."""
     total = sum(waiting.values())
     if max_offsets is None or total <= max_offsets:
         return dict(waiting)
@@ -283,17 +283,17 @@ def rate_limit(waiting: Mapping[MessageQueue, int], max_offsets: int | None) -> 
 
 
 def with_initial_starts(initial: Offsets, end: Offsets) -> Offsets:
-    """The end of batch 0, with the start of this batch."""
+    """Return the end of batch 0 with the initial offsets as starts of its queues."""
     return replace(end, new_queue_starts={**initial.positions, **end.new_queue_starts})
 
 
 def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
-    """The ranges of a batch from ``start`` to ``end``, sorted by queue, without empty ranges.
+    """Return the ranges of a batch from ``start`` to ``end``, sorted by queue, without empty ranges.
 
-    If ``end`` has the start of a queue, this start overrides the one in ``start``: see ``offsets``. A queue that ``end`` does not
-    name is not read.
+    If ``end`` records the start of a queue, it overrides the position in ``start`` (see ``offsets``). Queues that ``end`` does
+    not name are not read.
     """
-    # PySpark 4.0 and 4.1 plan such an empty batch at each restart. ``end.start`` is then of the batch that ended at ``end``.
+    # PySpark 4.0 and 4.1 plan this empty batch at each restart. The recorded starts belong to the batch before it.
     if start == end:
         return []
     between = []
@@ -305,7 +305,7 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
 
 
 def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
-    """The ranges, from offset 0, of queues that were new, or were created again, in a batch between ``start`` and ``end``.
+    """Return ranges from offset 0 for queues that were new, or were created again, in a batch between ``start`` and ``end``.
 
     With asynchronous progress tracking Spark does not log each batch. After a restart it repeats all batches since the last
     logged one as a single batch, whose ``end`` has only the starts of queues that were new in the last of them.
@@ -318,13 +318,13 @@ def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
 
 
 def combined_start(start: Offsets, end: Offsets) -> Offsets:
-    """``start`` with what ``end`` adds: what the source reads, and the starts of queues that began between the two."""
+    """Return ``start`` with the source identity of ``end``, and with the starts of queues that were new after ``start``."""
     begins = {**dict.fromkeys(end.positions, 0), **start.positions, **end.new_queue_starts}
     return replace(start, positions=begins, source_identity={**start.source_identity, **end.source_identity})
 
 
 def ranges_past_end(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
-    """The ranges between the end of a queue and a position that is after this end."""
+    """Return the range between the end of a queue and its position, for each queue that ends before its position."""
     return [
         OffsetRange(queue, bounds[queue].max_offset, position)
         for queue, position in sorted((q, p) for q, p in positions.items() if q in bounds and bounds[q].max_offset < p)
@@ -332,7 +332,7 @@ def ranges_past_end(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
 
 
 def truncated(planned: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange]:
-    """The parts of ranges that lie before the minimum: deleted by retention."""
+    """Return the parts of the ranges before the minimum offsets, which retention deleted."""
     return [
         OffsetRange(r.queue, r.start, min(r.end, bounds[r.queue].min_offset))
         for r in planned
@@ -341,7 +341,7 @@ def truncated(planned: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRang
 
 
 def without_lost(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """The ranges, or parts of ranges, without the offsets that were lost at the beginnings of queues."""
+    """Return the ranges without the offsets up to the end of ``lost`` in each queue, and without empty ranges."""
     begins: dict[MessageQueue, int] = {}
     for part in lost:
         begins[part.queue] = max(part.end, begins.get(part.queue, 0))
@@ -352,11 +352,11 @@ def without_lost(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) ->
 
 
 def newest_store_ms(positions: Positions, before: Offsets, bounds: Bounds) -> dict[MessageQueue, int]:
-    """The newest store time seen of every queue that was read at all; see ``offsets``.
+    """Return the newest store time of each queue that has been read; see ``offsets``.
 
-    A mark that was known ``before`` serves on while nothing was read behind it that is still there. Messages that were
-    may be younger: where the age is unknown, a mark would take them for another topic's. At the end of a queue the
-    last message that was read is its newest one, also when a clock was put back.
+    The time in ``before`` remains valid while the queue has unread messages, or nothing was read since. Otherwise, messages that
+    were read since may be newer: with the old time, they would look like those of a topic that was created again. If a queue was
+    read to its end, the time is that of its last message, also if the clock of the broker was set back.
     """
     marked = {}
     for queue, position in positions.items():
@@ -372,7 +372,7 @@ def newest_store_ms(positions: Positions, before: Offsets, bounds: Bounds) -> di
 
 @dataclass(frozen=True, slots=True)
 class TriggerLimits:
-    """Limits of one batch; None: no limit."""
+    """The read limit of a batch; None: no limit."""
 
     max_offsets: int | None = None
     max_bytes: int | None = None
@@ -380,7 +380,7 @@ class TriggerLimits:
 
 
 class ReadLimitPolicy:
-    """Limits batches by offsets and bytes. Remembers when the last batch was planned, and how large messages are.
+    """Decides how many offsets a batch may read. Remembers when the last batch was planned, and the mean size of messages.
 
     As in Spark's Kafka source, the first batch of a run does not wait for ``minOffsetsPerTrigger``. Otherwise runs that are
     shorter than ``maxTriggerDelay`` would read nothing.
@@ -398,9 +398,9 @@ class ReadLimitPolicy:
         sample: Callable[[MessageQueue], tuple[int, int]],
         now: float,
     ) -> int | None:
-        """The maximum number of offsets in this batch: None without a limit, 0 to wait for more messages.
+        """Return the maximum number of offsets in this batch: None without a limit, 0 to wait for more messages.
 
-        ``sample`` returns the size in bytes of some unread messages of a queue, and how many offsets these messages span.
+        ``sample`` returns the size in bytes of some unread messages of a queue, and the number of offsets that they span.
         """
         total = sum(waiting.values())
         if total and now - self._planned_at_s < self._max_delay_s and total < (limits.min_offsets or 0):
@@ -412,17 +412,17 @@ class ReadLimitPolicy:
         return fitting if limits.max_offsets is None else min(limits.max_offsets, fitting)
 
     def batch_planned(self, now: float) -> None:
-        """A batch was planned."""
+        """Note that a batch was planned at ``now``."""
         self._planned_at_s = now
 
     def nothing_to_read(self, now: float) -> None:
-        """No queue has unread messages. In the first plan of a run, this counts as the first batch."""
+        """Note that no queue has unread messages. In the first plan of a run, this counts as the first batch."""
         if self._planned_at_s == -math.inf:
             self._planned_at_s = now
 
     @property
     def has_no_sample(self) -> bool:
-        """Whether no broker has returned a sample yet, so that the size of messages is a guess."""
+        """Whether no broker has returned a sample yet; then ``ASSUMED_MESSAGE_BYTES`` is the size of a message."""
         return not self._message_bytes
 
     def _update_message_bytes(

@@ -1,4 +1,17 @@
-"""The driver reads small batches itself."""
+"""Reads small batches in the driver, without a Python task.
+
+The driver reads the rows of a small batch while it plans the batch, and passes them to Spark with the plan. PySpark does so for
+``SimpleDataSourceStreamReader``: after each ``partitions`` its runner checks whether the reader is the private wrapper of such a
+reader. If so, the runner takes the rows from ``getCache``, and Spark keeps them as a block; a task that does not find the block
+reads its partition normally. ``enable_prefetch`` registers the source's reader class as such a wrapper. This is a private
+interface, so it is used only with the versions of PySpark that the tests run; with others, tasks read.
+
+If the driver's read takes long, fails, finds a loss or is too large, a task reads the batch instead, and reports errors. After a
+failed read, tasks also read the next batches, and more of them after each further failure.
+
+Spark stores the rows with its serializer. With ``spark.kryo.registrationRequired`` Kryo rejects the classes of arrays and maps,
+and the query fails. So ``register(spark)`` sets the environment variable that makes tasks read every batch.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +19,6 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyspark
@@ -18,9 +30,6 @@ from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark.conf import READ_BY_TASKS
 from rocketmq_spark.spark.source.partition_reader import RangePartition, read_partition
 
-if TYPE_CHECKING:
-    pass
-
 logger = logging.getLogger(__name__)
 
 
@@ -29,19 +38,11 @@ TESTED_PYSPARK = ("4.0.", "4.1.", "4.2.", "4.3.")
 
 # Starting a task takes 20 to 90 ms, and it reads as fast as the driver, so larger batches gain little.
 MAX_PREFETCH_ROWS = 1000
-
-
 MAX_PREFETCH_BYTES = 1 << 20
-
-
-# The driver waits no longer for a broker; the task does.
+# How long the driver waits for a broker. A task waits up to ``readDeadline``.
 _PREFETCH_DEADLINE_S = 1.0
-
-
 # The estimated row size is multiplied by this after each batch that seems too large, so that a later batch is tried again.
 _ESTIMATE_DECAY = 0.9
-
-
 # The largest number of batches that only tasks read after failed reads, because each failed read may take a second.
 _MAX_SKIPPED_BATCHES = 31
 

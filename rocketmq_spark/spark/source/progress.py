@@ -1,4 +1,9 @@
-"""Lag and losses of a stream for Spark's progress."""
+"""Reports the lag and the losses of a stream.
+
+The report stands beside the ends of the queues in ``sources[i].latestOffset`` of a query's progress, from which
+``rocketmq_spark.progress`` reads it. Planning has fetched all of its figures, so it needs no further requests. PySpark 4.0 and
+4.1 do not ask for a report: ``LagLog`` logs the lag there.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +19,20 @@ from rocketmq_spark.spark.source.planning import QueuesView, backlog
 logger = logging.getLogger(__name__)
 
 
-# Looks at ends that are kept: at most so many, and of so many queues in all, for each report goes through them.
+# The maximum number of samples, and of queues in all samples: each report goes through all of them.
 _MAX_SAMPLES, _MAX_SAMPLED_QUEUES = 32, 20_000
 
 
 class ProgressReporter:
-    """The looks and losses of a run. Of the last look and of where the last batch ends ``report_data_loss`` makes a report."""
+    """Reports the lag and the losses of a run. To find the age of unread messages, it keeps samples of the ends of queues."""
 
     def __init__(self) -> None:
+        # The bounds of the queues at earlier times (ms), oldest first.
         self._samples: list[tuple[int, Bounds]] = []
         self._losses: dict[str, dict[str, int | None]] = {}
 
     def add_losses(self, parts: Iterable[Loss]) -> None:
-        """Losses that the query goes on without. A part of no size is one whose size is unknown."""
+        """Count losses that the query skips. An empty range stands for an unknown number of offsets."""
         for part, cause in parts:
             of_cause = self._losses.setdefault(cause.name.lower(), {"ranges": 0, "offsets": 0})
             so_far = of_cause["offsets"]
@@ -34,7 +40,7 @@ class ProgressReporter:
             of_cause["offsets"] = None if so_far is None or part.size <= 0 else so_far + part.size
 
     def report(self, view: QueuesView, end: Offsets | None, now_ms: int) -> dict[str, Any]:
-        """The report: with ``end`` None, before a batch was planned, how far the run is behind is not known."""
+        """Return the report. ``end`` is the end of the last batch; before the first batch it is None, and the lag is unknown."""
         self._add_sample(view.bounds, now_ms)
         away = {q for q in end.positions if q not in view.bounds and not view.is_topic_deleted(q)} if end else set()
         answering = {queue.broker_name for queue in view.bounds}
@@ -59,7 +65,7 @@ class ProgressReporter:
         return {"lag": sum(waiting.values()), "behindMs": behind_ms}
 
     def _first_seen_ms(self, queue: Any, offset: int) -> int | None:
-        """When the message at ``offset`` was first seen to be there; None when it was at the first look at its queue."""
+        """Return when a sample first had the message at ``offset``; None if the first sample of its queue had it."""
         seen = ((ms, bounds[queue].max_offset) for ms, bounds in self._samples if queue in bounds)
         first = next(seen, None)
         if first is None or first[1] > offset:
@@ -72,12 +78,12 @@ class ProgressReporter:
         looks = self._samples
         looks.append((now_ms, bounds))
         if len(looks) > max(3, min(_MAX_SAMPLES, _MAX_SAMPLED_QUEUES // max(1, len(bounds)))):
-            # The one closest to its neighbours goes; the first two are what the message that waits longest is known by.
+            # The sample with the closest neighbours is removed. The first two stay, because they show the oldest unread message.
             del looks[min(range(2, len(looks) - 1), key=lambda i: looks[i + 1][0] - looks[i - 1][0])]
 
 
 def _is_read(bounds: Bounds, at: dict[Any, int]) -> bool:
-    """Whether all that was there at a look is read."""
+    """Whether all messages that a sample had are read."""
     return all(at.get(queue, b.max_offset) >= b.max_offset for queue, b in bounds.items())
 
 
@@ -85,9 +91,10 @@ PERIOD_S = 60.0
 
 
 class LagLog:
-    """Warns if a limit leaves messages unread after the first batch of a run. Then logs the lag at most once a minute.
+    """Logs the lag for PySpark 4.0 and 4.1, which do not call ``reportLatestOffset``.
 
-    A lag that has grown since the previous line is a warning.
+    It warns if a limit leaves messages unread after the first batch of a run. Then it logs the lag at most once a minute, as a
+    warning if the lag has grown. Losses and unavailable brokers are logged with every version.
     """
 
     def __init__(self, options: Options) -> None:
@@ -101,7 +108,7 @@ class LagLog:
         self._first = True
 
     def batch_planned(self, now_s: float, report: Callable[[], Mapping[str, Any] | None]) -> None:
-        """Log the lag after a batch that was planned now, if a line is due. ``report`` returns the source's figures."""
+        """Note that a batch was planned at ``now_s``, and log the lag if a line is due. ``report`` returns the figures."""
         if self._next_line_s is not None and now_s < self._next_line_s:
             return
         self._next_line_s = now_s + PERIOD_S

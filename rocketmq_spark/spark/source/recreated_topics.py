@@ -1,16 +1,14 @@
-"""Topics that were deleted and created again under the same name, and queues that a narrowed topic no longer reads.
+"""Finds topics that were deleted and created again under the same name.
 
-The queues of a recreated topic start at offset 0. While they end before the old positions, their ends show it. After that
-only time does: every message of the new topic is younger than all of the old one. So offsets carry a *mark* for each queue,
-the newest store time seen, and the last message that was read must not be younger than its mark.
+The queues of a recreated topic start at offset 0. A queue that ends before the position of the query was recreated. When a
+recreated queue has grown past the position, only store times show it: every message of the new topic is newer than all messages
+of the old topic. So the offsets record the newest store time of each queue, and the message before the position must not be
+newer.
 
-For most queues the statistics that every plan asks for are enough. ``RecreationWatch`` asks brokers about the rest: one
-question per topic and broker, since a topic's queues are deleted together there. It asks about all such queues when a run
-begins, when a broker comes back and may have lost part of its store (a new connection shows it), when a queue comes back after
-its topic was narrowed, and when one queue has shown a sign.
-
-``RemovedQueues`` finds queues that their living broker no longer reads because the topic was narrowed: what they still hold is
-given up.
+For most queues, the bounds that each plan fetches are enough. ``RecreationWatch`` asks brokers about the other queues: about one
+queue of each topic and broker, because a broker deletes the queues of a topic together. It asks about all of them when a run
+begins, when a broker may have lost part of its store in a crash (the client connected to it again), when a queue returns after
+its topic had fewer queues, and when one queue of the topic was recreated.
 """
 
 from __future__ import annotations
@@ -25,27 +23,28 @@ from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.ports import OffsetReader
 from rocketmq_spark.spark.source.offsets import Bounds, Offsets
 
-# A topic and a broker that has queues of it.
+# The name of a topic, and of a broker that has queues of the topic.
 TopicBroker = tuple[str, str]
-# Retention is hours; brokers whose disks are full delete sooner, but not a new topic down to the very offset of the old one.
+# If the minimum offset has not changed for less than this time, the topic is the same. Retention takes hours. A broker with a
+# full disk deletes messages sooner, but a new topic would have to reach exactly the minimum offset of the old one.
 _UNCHANGED_MS = 60_000
-# What a question costs on this side, on a slow and busy machine: 100,000 of them take longer than one request may.
+# The time that the client needs for a request about one queue on a slow machine: 100,000 of them take longer than the timeout.
 CLIENT_OVERHEAD_S = 0.0001
 
 
 class RecreationEvidence(enum.Enum):
-    """What a queue's statistics say of its past."""
+    """What the bounds of a queue show about its past."""
 
-    EXPIRED = "nothing that was read is left in it"
-    NO_STORE_TIME = "it has no mark"
-    SAME = "its newest message is not younger than the mark"
-    ENDS_BEFORE = "it ends before the position"
-    RECREATED = "the message before the position is its newest one, and younger than the mark"
-    UNDECIDED = "only the message before the position shows it"
+    EXPIRED = "all messages that were read are deleted"
+    NO_STORE_TIME = "no store time is known"
+    SAME = "the newest message is not newer than the known store time"
+    ENDS_BEFORE = "the queue ends before the position"
+    RECREATED = "the message before the position is the newest message, and newer than the known store time"
+    UNDECIDED = "only the message before the position can show it"
 
 
 def evidence_of(position: int, mark: int, bounds: QueueBounds) -> RecreationEvidence:
-    """What statistics say of a queue that was read up to ``position``; a ``mark`` of 0 is none."""
+    """Return what the bounds of a queue show that was read up to ``position``. ``mark`` is its known store time; 0: unknown."""
     if position > bounds.max_offset:
         return RecreationEvidence.ENDS_BEFORE
     if position <= bounds.min_offset:
@@ -53,7 +52,7 @@ def evidence_of(position: int, mark: int, bounds: QueueBounds) -> RecreationEvid
     if not mark:
         return RecreationEvidence.NO_STORE_TIME
     newest_ms = bounds.last_update_ms
-    if newest_ms <= 0:  # a Proxy does not tell it
+    if newest_ms <= 0:  # a Proxy does not report it
         return RecreationEvidence.UNDECIDED
     if newest_ms <= mark:
         return RecreationEvidence.SAME
@@ -61,7 +60,7 @@ def evidence_of(position: int, mark: int, bounds: QueueBounds) -> RecreationEvid
 
 
 def evidence_by_queue(read: Offsets, bounds: Bounds) -> dict[MessageQueue, RecreationEvidence]:
-    """Of all queues that have a position and bounds."""
+    """Return the evidence for each queue that has a position and bounds."""
     marks = read.newest_store_ms
     return {
         queue: evidence_of(position, marks.get(queue, 0), there)
@@ -75,11 +74,11 @@ def queues_to_probe(
     watched: Collection[TopicBroker],
     stayed: Callable[[MessageQueue], bool] = lambda queue: False,
 ) -> list[MessageQueue]:
-    """The open queues to ask about.
+    """Return the undecided queues about which brokers must be asked.
 
-    ``watched`` shares were looked at a moment ago. One of their open queues stands for all, and none is needed where
-    another queue proves that the topic is the same, or one of them ``stayed``; all are asked about where one shows that it
-    is not.
+    ``watched`` has the topics and brokers that the last plan checked: one undecided queue is enough for each of them, and none if
+    another queue is the same as before, or if ``stayed`` is true for an undecided one. If a queue of them was recreated, all of
+    their undecided queues are returned.
     """
     of_share: dict[TopicBroker, list[MessageQueue]] = {}
     same, changed = set[TopicBroker](), set[TopicBroker]()
@@ -102,7 +101,9 @@ def queues_to_probe(
 def recreated_queues(
     seen: Mapping[MessageQueue, RecreationEvidence], younger: Iterable[MessageQueue]
 ) -> list[MessageQueue]:
-    """The queues that were made again: those that ``seen`` shows or brokers report, and those without a mark beside them."""
+    """Return the queues that were recreated: those that the evidence or the brokers (``younger``) show, and the queues without a
+    known store time of the same topic and broker.
+    """
     proven = {*younger, *(queue for queue, one in seen.items() if one is RecreationEvidence.RECREATED)}
     beside = topic_brokers([*proven, *(queue for queue, one in seen.items() if one is RecreationEvidence.ENDS_BEFORE)])
     if not beside:
@@ -115,11 +116,11 @@ def recreated_queues(
 
 
 def queues_to_stamp(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
-    """Queues whose marks are times of messages, which are asked for.
+    """Return the queues whose last read message must be fetched to learn its store time, because the bounds do not show it.
 
-    A newest message that lies behind the position may be older than what was read, when the broker's clock was put back in
-    between. Of a compaction topic whose log expired statistics tell none. Where the server reports no store times at all, it
-    is one queue of each topic and broker that has no mark to go by.
+    If a queue has unread messages, its newest message may be older than those that were read, because the clock of the broker may
+    have been set back. For a compaction topic whose log has expired, brokers report no time. If the server reports no store times
+    at all, one queue of each topic and broker without a known store time is enough.
     """
     begun = {
         queue: there
@@ -135,7 +136,9 @@ def queues_to_stamp(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
 
 
 def fully_expired(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
-    """Queues without a mark of which nothing is left: what ever stands before their positions is of another topic."""
+    """Return the queues without a known store time whose messages are all deleted. If such a queue later has a message before its
+    position, it was recreated.
+    """
     return [
         queue
         for queue, position in read.positions.items()
@@ -147,7 +150,7 @@ def fully_expired(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
 
 
 def with_client_overhead(deadline: Deadline, questions: int) -> Deadline:
-    """With time for this side's work: brokers are given none for it."""
+    """Return ``deadline`` plus the time that the client itself needs for ``questions`` requests."""
     return Deadline(deadline.at + questions * CLIENT_OVERHEAD_S)
 
 
@@ -160,37 +163,40 @@ def topic_brokers(queues: Iterable[MessageQueue]) -> frozenset[TopicBroker]:
 
 
 class RecreationResult(NamedTuple):
-    """Queues that were made again, and the shares of which that is not known because a broker did not answer."""
+    """The queues that were recreated, and the topics and brokers for which this is unknown, because the broker did not answer."""
 
     recreated: list[MessageQueue]
     unanswered: dict[TopicBroker, RocketMQError]
 
 
 class RecreationWatch:
-    """Looks for queues that were made again, plan after plan of one run. ``now_ms`` is the driver's clock."""
+    """Finds recreated queues in each plan of a run. ``now_ms`` is the driver's clock."""
 
     def __init__(self, reader: Callable[[], OffsetReader], group: str, now_ms: Callable[[], int] = epoch_ms) -> None:
         self._reader = reader
         self._group = group
         self._now_ms = now_ms
+        # The topics and brokers that the last check found unchanged.
         self._checked: frozenset[TopicBroker] = frozenset()
-        self._last_check: tuple[int, Bounds] = (0, {})  # when the last look was, and what it saw
+        # The time of the last check, and the bounds that it got.
+        self._last_check: tuple[int, Bounds] = (0, {})
+        # The connection of each broker at the last check.
         self._connections: dict[str, object] = {}
 
     def start(self, bounds: Bounds) -> None:
-        """The run begins with the queues as they are now: ``bounds``, which came a moment ago, are what its marks come from."""
+        """Start a run whose known store times come from ``bounds``, so that the first check need not ask brokers."""
         self._connections = self._connections_of(bounds)
         self._checked, self._last_check = topic_brokers(bounds), (self._now_ms(), bounds)
 
     def check(
         self, read: Offsets, bounds: Bounds, deadline: Deadline, connections: Mapping[str, object] | None = None
     ) -> RecreationResult:
-        """What became of the queues of ``read``: whether they are those of another topic, or of a store that was filled anew.
+        """Return the queues of ``read`` that were recreated, or whose broker lost the end of its store and stored new messages.
 
-        ``connections`` are those of before ``bounds`` were asked for, by broker; without them those of now.
+        ``connections`` are the connections of the brokers before ``bounds`` were fetched, by default the present ones.
         """
         interrupted = self._reconnected_brokers(bounds, connections or {})
-        # A queue that was missing at the last check may be the only queue of its topic with a position from before a recreation.
+        # Of all queues of a recreated topic, only one that was missing at the last check may have an old position.
         returned = topic_brokers(
             queue for queue in read.positions if queue in bounds and queue not in self._last_check[1]
         )
@@ -207,20 +213,20 @@ class RecreationWatch:
                 if one is RecreationEvidence.UNDECIDED and topic_broker(queue) in suspicious
             } - {*asked}
             found += self._with_younger_messages(read, rest, deadline, unanswered)
-        # Of what does not answer nothing is moved: its queues are left out of the plan, proven or not.
+        # If a broker did not answer for a topic, the plan omits all of its queues there, also those that were surely recreated.
         changed = [queue for queue in recreated_queues(seen, found) if topic_broker(queue) not in unanswered]
-        # What was found is found again, as often as a plan begins here because it waits for more; a queue that ended before
-        # its position may be refilled by then.
+        # Recreated queues are checked again, because a batch that waits for more messages is planned again from the same start.
+        # A queue that ended before its position may have grown past it until then.
         ended = topic_brokers(queue for queue, one in seen.items() if one is RecreationEvidence.ENDS_BEFORE)
         self._checked = topic_brokers(bounds) - unanswered.keys() - topic_brokers(changed) - ended
         self._last_check = self._now_ms(), bounds
         return RecreationResult(changed, unanswered)
 
     def _unchanged_since_last_check(self, bounds: Bounds) -> Callable[[MessageQueue], bool]:
-        """Whether messages were removed from a queue before the last look, and none since: a topic that is made again begins at
-        0, and it takes far longer than this until its first messages expire.
+        """Return a function that tells whether a queue has the minimum offset of the last check, and this offset is not 0.
 
-        Not at a Proxy, which hides that a broker came back: one that lost the end of its store has its minimum still.
+        Such a queue was not recreated: a recreated queue begins at 0, and its first messages expire much later. Always false over
+        a Proxy, which hides that a broker restarted: a broker that lost the end of its store still has the same minimum offset.
         """
         when_ms, before = self._last_check
         if not 0 <= self._now_ms() - when_ms < _UNCHANGED_MS:
@@ -233,9 +239,9 @@ class RecreationWatch:
         return stayed
 
     def _reconnected_brokers(self, bounds: Bounds, connections: Mapping[str, object]) -> set[str]:
-        """Brokers that were connected to anew since what the last look saw, perhaps because they crashed and came back.
+        """Return the brokers with another connection than at the last check: they may have crashed and restarted.
 
-        What is seen now may be older than the newest connection: the next look then counts that once more.
+        ``connections`` may be older than the present connections. Then the next check reports the broker again.
         """
         before, now = self._connections, self._connections_of(bounds)
         self._connections = {**now, **{name: known for name, known in connections.items() if name in now}}
@@ -246,8 +252,9 @@ class RecreationWatch:
         return {name: reader.connection(name) for name in {queue.broker_name for queue in bounds}}
 
     def newest_store_ms(self, read: Offsets, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
-        """Marks of which statistics do not say enough, as far as brokers answer: see ``queues_to_stamp`` and
-        ``fully_expired``."""
+        """Return the newest store times that the bounds do not show, for the queues of ``queues_to_stamp`` and ``fully_expired``.
+        Queues whose broker does not answer are omitted.
+        """
         last = {queue: read.positions[queue] - 1 for queue in queues_to_stamp(read, bounds)}
         deadline = with_client_overhead(deadline, len(last))
         stored = self._reader().store_times_ms(self._group, last, deadline) if last else {}
@@ -261,7 +268,7 @@ class RecreationWatch:
         deadline: Deadline,
         unanswered: dict[TopicBroker, RocketMQError],
     ) -> list[MessageQueue]:
-        """Those of ``asked`` whose message before the position is younger than the mark."""
+        """Return those of ``asked`` whose message before the position is newer than the known store time."""
         marks = {queue: read.newest_store_ms[queue] for queue in asked}
         if not marks:
             return []
@@ -274,14 +281,14 @@ class RecreationWatch:
         first = reader.search_offsets({queue: mark + 1 for queue, mark in marks.items()}, deadline, note)
         suspected = sorted(queue for queue, offset in first.items() if offset < read.positions[queue])
         last = {queue: read.positions[queue] - 1 for queue in suspected if topic_broker(queue) not in unanswered}
-        # Old brokers take the nearest message, so that each of hundreds of queues may be suspected: all are asked at once.
+        # Old brokers answer with the nearest message, so all of several hundred queues may be suspected: one call asks for all.
         stored = reader.store_times_ms(self._group, last, deadline) if last else {}
         found = []
         for queue, offset in last.items():
             if topic_broker(queue) in unanswered:
                 continue
-            # Clocks of masters differ, and old brokers take the nearest message: the one before the position decides.
-            # Compaction may have removed that one; then the first younger one does.
+            # The clocks of masters differ, and old brokers answer with the nearest message, so the message before the position
+            # decides. If compaction has removed it, the first newer message decides.
             try:
                 stored_ms = stored.get(queue)
                 if stored_ms is None:

@@ -1,4 +1,7 @@
-"""Queues that their broker no longer reads."""
+"""Finds queues that their broker no longer reads, because the topic was reduced to fewer queues.
+
+The query drops these queues, and reports their unread messages as lost.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from rocketmq_spark.spark.source import subscription
 from rocketmq_spark.spark.source.planning import QueuesView
 from rocketmq_spark.spark.source.recreated_topics import TopicBroker, topic_broker
 
-# For how long an answer holds: a queue that is not read may be written to, or be read again.
+# How long an answer is valid: a queue that is not read may get messages, or be read again.
 _ANSWER_VALID_S = 1.0
 
 
 class _Answer(NamedTuple):
-    """What a broker said of a topic: until when that holds, by which route and connection, about which queues."""
+    """The answer of a broker about ``queues`` of a topic. It is valid for the route and the connection of its request."""
 
     valid_until: float = 0.0
     route_and_connection: object = None
@@ -28,7 +31,7 @@ class _Answer(NamedTuple):
 
 
 class RemovedQueues:
-    """Asks brokers where such queues end, at most once a second. ``waits`` receives failures."""
+    """Asks brokers where removed queues end, at most once a second. ``waits`` is called with each failure."""
 
     def __init__(
         self,
@@ -47,10 +50,10 @@ class RemovedQueues:
     def ends(
         self, queues: Iterable[MessageQueue], view: QueuesView, routes: Mapping[str, TopicRoute]
     ) -> dict[MessageQueue, int]:
-        """Those of ``queues`` that their broker does not read, with the end that it still knows.
+        """Return those of ``queues`` that their broker does not read any more, with the end that the broker reports.
 
-        The route of a name server that lags behind may lack queues that are read: the broker is asked itself. One that is
-        away is not asked, and one that hangs costs a sixth of the time at most.
+        A name server may have an old route that lacks new queues, so the broker itself is asked, unless it is unavailable. A
+        broker that hangs takes at most a sixth of the time.
         """
         away = view.timed_out_brokers | view.brokers_without_master
         gone: dict[TopicBroker, set[MessageQueue]] = {}

@@ -1,4 +1,7 @@
-"""Resolves the options that say where a source starts and ends."""
+"""Resolves the options that say where a source starts and ends: words, committed offsets, JSON offsets, or times.
+
+A failed request is an error and never another start. RocketMQ's own clients start at the end after some failures.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from rocketmq_spark.spark.source.offsets import Bounds, Positions, queues_text
 
 
 def check_start_and_end(options: Options, role: str) -> None:
-    """What can be said without a broker."""
+    """Check the options without a broker. Raises ``OptionError`` with all problems."""
     problems = []
     batch = role == "batch source"
     starting = options.starting_offsets
@@ -41,21 +44,23 @@ def check_start_and_end(options: Options, role: str) -> None:
 
 
 def starting_option(options: Options) -> str:
-    """The option that decides where the source starts, as in Spark's Kafka source: a time, then times by queue, then offsets."""
+    """Return the option that decides where the source starts. As in Spark's Kafka source, a time overrides times by queue, and
+    both override offsets.
+    """
     if options.starting_timestamp is not None:
         return "startingTimestamp"
     return "startingOffsets" if options.starting_offsets_by_timestamp is None else "startingOffsetsByTimestamp"
 
 
 def ending_option(options: Options) -> str:
-    """The option that decides where a batch ends."""
+    """Return the option that decides where a batch ends."""
     if options.ending_timestamp is not None:
         return "endingTimestamp"
     return "endingOffsets" if options.ending_offsets_by_timestamp is None else "endingOffsetsByTimestamp"
 
 
 def _times_in_wrong_order(options: Options) -> list[str]:
-    """The problem that a starting time is after the ending time, for all queues or for one."""
+    """Return the problem if a starting time is after the ending time, for all queues or for one."""
     of_all = options.starting_timestamp, options.ending_timestamp
     by_queue = options.starting_offsets_by_timestamp or {}, options.ending_offsets_by_timestamp or {}
     for queue in [None] if None not in of_all else sorted({*by_queue[0], *by_queue[1]}):
@@ -74,7 +79,7 @@ def _times_in_wrong_order(options: Options) -> list[str]:
 def starting_offsets(
     offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline
 ) -> dict[MessageQueue, int]:
-    """Starting offsets."""
+    """Return the starting offset of each queue."""
     option = starting_option(options)
     times = _times_by_queue(options.starting_timestamp, options.starting_offsets_by_timestamp, bounds, option)
     if times is not None:
@@ -87,7 +92,7 @@ def starting_offsets(
 def ending_offsets(
     offsets: OffsetReader, options: Options, bounds: Bounds, deadline: Deadline
 ) -> dict[MessageQueue, int]:
-    """Ending offsets, each one past the last message to be read."""
+    """Return the ending offset of each queue: one more than the offset of the last message to read."""
     option = ending_option(options)
     times = _times_by_queue(options.ending_timestamp, options.ending_offsets_by_timestamp, bounds, option)
     if times is not None:
@@ -116,7 +121,7 @@ def check_order(options: Options, starts: Positions, ends: Positions, bounds: Bo
 def _times_by_queue(
     of_all: int | None, by_queue: Mapping[MessageQueue, int] | None, bounds: Bounds, option: str
 ) -> Mapping[MessageQueue, int] | None:
-    """The time of each queue; None if the source does not start or end by time."""
+    """Return the time of each queue; None if the option is not a time."""
     if of_all is not None:
         return dict.fromkeys(bounds, of_all)
     if by_queue is not None:
@@ -127,7 +132,9 @@ def _times_by_queue(
 def _offsets_at_times(
     offsets: OffsetReader, group: str, bounds: Bounds, times: Mapping[MessageQueue, int], deadline: Deadline
 ) -> dict[MessageQueue, int]:
-    """First offset stored at or after each time, within bounds: a broker may answer below its minimum."""
+    """Return the first offset stored at or after each time. It is limited to the bounds, because a broker may answer with an
+    offset below its minimum.
+    """
     answered = offsets.search_offsets({queue: times[queue] for queue in bounds}, deadline, group=group)
     return {q: bounds[q].clamp(o) for q, o in answered.items()}
 
@@ -141,7 +148,7 @@ def _start_at_times(
     deadline: Deadline,
 ) -> dict[MessageQueue, int]:
     starts = _offsets_at_times(offsets, options.group, bounds, times, deadline)
-    # An empty queue has no message that is older than the time: it starts at its end.
+    # An empty queue has no message that is older than the time, so it starts at its end without an error.
     all_older = sorted(q for q, offset in starts.items() if bounds[q].min_offset < bounds[q].max_offset <= offset)
     if all_older and options.starting_offsets_by_timestamp_strategy == "error":
         raise OffsetError(
@@ -169,10 +176,10 @@ def _start_at_committed(
 def resolve_offsets(
     wanted: str | Mapping[MessageQueue | str, int], bounds: Bounds, option: str
 ) -> dict[MessageQueue, int]:
-    """Offsets for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
+    """Return the offsets for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
 
-    JSON must name every queue, or its topic, and no other. A number below the minimum stays as it is: what is missing then is
-    data loss, and reported as that.
+    JSON must name every queue or its topic, and no others. A number below the minimum offset is kept: the missing messages are
+    reported as data loss.
     """
     if isinstance(wanted, str):
         lowest = wanted == "earliest"
@@ -193,7 +200,7 @@ def resolve_offsets(
 
 
 def _number_by_queue(wanted: Mapping[MessageQueue | str, int], bounds: Bounds, option: str) -> dict[MessageQueue, int]:
-    """The number of each queue; the number of a topic applies to all its queues."""
+    """Return the number of each queue. The number of a topic applies to all of its queues."""
     of_topics = {topic: number for topic, number in wanted.items() if isinstance(topic, str)}
     if unknown := sorted(of_topics.keys() - {queue.topic for queue in bounds}):
         raise OffsetError(f"option {option!r} names topics that are not read: {', '.join(unknown)}")
@@ -209,7 +216,7 @@ _REMEDY_OF_MISSING_QUEUES = {
 
 
 def check_same_queues(wanted: Iterable[MessageQueue], bounds: Bounds, option: str) -> None:
-    """Raise ``OffsetError`` unless exactly the queues that are read are named."""
+    """Raise ``OffsetError`` unless ``wanted`` has exactly the queues that the source reads."""
     named = set(wanted)
     if missing := bounds.keys() - named:
         raise OffsetError(

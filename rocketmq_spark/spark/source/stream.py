@@ -1,8 +1,7 @@
-"""The driver's side of a stream: where it starts, where a batch ends, and which messages were lost.
+"""The driver of a stream: it plans where the stream starts, where a batch ends, and which messages were lost.
 
-Spark passes positions from its offset log, and logs those that this module returns. Everything that ``Stream`` remembers between
-calls is a cache, or can be requested from the brokers again. Any method may be the first one that Spark calls; the names are
-Spark's. This module requests facts from brokers; ``planning`` decides.
+Spark passes offsets from its offset log, and logs the offsets that this module returns. ``Stream`` remembers nothing that it
+could not request from the brokers again. Spark may call any method first. This module sends the requests; ``planning`` decides.
 """
 
 from __future__ import annotations
@@ -53,15 +52,19 @@ from rocketmq_spark.spark.source.waiting import (
 
 logger = logging.getLogger(__name__)
 
-# How long ``latestOffset`` waits if the stream is idle or waits for more messages. Spark asks again at once, and each question
-# costs reading and writing the offsets of all queues. The other sources of the query wait meanwhile.
+# How long ``latestOffset`` waits if the stream is idle or waits for ``minOffsetsPerTrigger``. Without a wait, Spark would call it
+# again at once, and each call parses and compares the offsets of all queues. Other sources of the query wait, too.
 _MAX_IDLE_WAIT_S = 0.1
-# Pause before brokers that did not answer are asked again.
+# Pause before the next request after brokers did not answer.
 _RETRY_PAUSE_S = 0.2
 
 
 class Stream:
-    """One run of a streaming query."""
+    """One run of a streaming query. Confined to one thread.
+
+    Several attributes compare offsets and views by identity: ``OffsetLogCache`` returns the same object for an equal log entry,
+    and ``OffsetCache`` returns the same view until the next poll.
+    """
 
     def __init__(self, options: Options, clock: Clock | None = None) -> None:
         self._options = options
@@ -71,37 +74,53 @@ class Stream:
         self._group_offsets = GroupOffsets(options)
         self._read_limit_policy = ReadLimitPolicy(options.max_trigger_delay)
         self._unavailable_queues = UnavailableQueuesLog()
+        # The start and the view for which unavailable queues were logged last.
         self._last_unavailable_check: tuple[Offsets, QueuesView] | None = None
+        # The start of a new query once it is resolved. If it could not be resolved: the error, which ``latestOffset`` raises.
         self._initial_offset: Offsets | None = None
         self._start_error: RocketMQError | None = None
+        # AvailableNow: the ends up to which this run reads. If ``requested``, the next ``latestOffset`` still has to fetch them.
         self._available_now_requested = False
         self._available_now_ends: Positions | None = None
+        # Whether the checkpoint and the options were checked in this run, and whether brokers checked the filter.
         self._validated = self._filter_checked = False
         self._recreation_watch = self._new_watch()
+        # The watch that began with the bounds of ``initialOffset``. It replaces ``_recreation_watch`` if the first batch starts
+        # there.
         self._initial_watch: RecreationWatch | None = None
+        # Whether a broker did not answer whether its topics were created again.
         self._recreation_unknown = False
+        # The topics that the last plan dropped from the offsets; a change is logged.
         self._unsubscribed_topics: list[str] = []
+        # The losses that were reported for a start: while a batch waits for more messages, each plan finds them again.
         self._reported_losses: tuple[Offsets, frozenset[Loss]] | None = None
+        # The view and the start of the last plan, if it found nothing to read.
         self._idle_at: tuple[QueuesView, Offsets] | None = None
+        # The start of the last plan, if it waits for ``minOffsetsPerTrigger``.
         self._delayed_start: Offsets | None = None
         self._progress = ProgressReporter()
         self._partitioning = Partitioning.of(options)
         self._warned_of_split = False
+        # What ``latestOffset`` returned last; None before its first call in this run.
         self._last_end: Offsets | None = None
         self._warned_of_size_estimate = False
+        # The last report, with the view and the end that it describes.
         self._last_report: tuple[QueuesView, Offsets | None, dict[str, Any]] | None = None
-        # The newest partition numbers, and the queues of a repeated batch of which no log entry has the number yet.
+        # The newest partition numbers, and the queues of a repeated batch whose number is in no log entry yet.
         self._partition_runs: QueueRuns = {}
         self._unlogged_queues: set[MessageQueue] = set()
 
     def initialOffset(self) -> Offsets:
-        """The start of a new query. Spark asks twice and plans with the second answer, so it is resolved once."""
+        """Return the start of a new query. Spark calls this twice and plans with the second answer, so the start is resolved
+        once.
+        """
         if self._initial_offset is None:
             try:
                 self._initial_offset = self._resolve_start()
             except (OffsetError, OptionError, RouteNotFound, TopicNotFound) as e:
-                # Spark calls this, too, if batch 0 was logged and not committed. The logged end then has the batch's start, and
-                # ``failOnDataLoss`` decides about topics and queues that no longer exist. A new query fails in ``latestOffset``.
+                # Spark also calls this if batch 0 was logged and not committed. Then the logged end has the start of the batch,
+                # and ``failOnDataLoss`` decides about topics and queues that no longer exist. A new query fails in
+                # ``latestOffset``.
                 self._start_error, self._initial_offset = e, Offsets({})
         return self._initial_offset
 
@@ -115,7 +134,7 @@ class Stream:
         begin = retry_until_deadline(
             catalog, lambda: starting_offsets(offsets, options, bounds, planning_deadline(options))
         )
-        with_compaction_start(catalog, options, view, begin)  # for the first plan, which may come at once
+        with_compaction_start(catalog, options, view, begin)  # the first plan may use the view that this fetches
         marks = planning.newest_store_ms(begin, Offsets({}), bounds)
         marks |= self._recreation_watch.newest_store_ms(Offsets(begin), bounds, Deadline.after(options.request_timeout))
         self._validated, self._initial_watch = True, began
@@ -125,9 +144,9 @@ class Stream:
         return RecreationWatch(lambda: self._catalog.offsets, self._options.group)
 
     def latestOffset(self, begin: Offsets, limits: TriggerLimits, finished: bool = True) -> Offsets:
-        """The end of the next batch; ``begin`` itself if there is no batch.
+        """Return the end of the next batch, or ``begin`` itself if there is no batch.
 
-        ``finished`` is whether Spark has read everything before ``begin``, so that the group's offsets may be committed there.
+        ``finished``: Spark has processed everything before ``begin``, so ``begin`` may be committed as the offsets of the group.
         """
         self._last_end = self._next_end(begin, limits, finished)
         return self._last_end
@@ -164,18 +183,17 @@ class Stream:
         self._check_filter(view.bounds)
         if self._unlogged_queues:
             self._unlogged_queues -= kafka_partitions.partition_numbers(begin.partitions).keys()
-        if (
-            self._unlogged_queues
-        ):  # the next batch may come days later, in another run, and must have the numbers of the repeated one
+        if self._unlogged_queues:
+            # An empty batch logs the numbers of the repeated batch now, because the next batch may come days later, in another
+            # run.
             return replace(begin, new_queue_starts={}, partitions=self._runs_between(begin, begin))
         moved, readable = self._apply_queue_changes(begin, planning.without_timed_out(view))
         ends = planning.readable_ends(readable, self._available_now_ends)
         begins = {queue: readable.bounds[queue].min_offset for queue in ends}
         live = planning.from_min_offsets(moved, readable.bounds)
         waiting = planning.backlog({**begins, **live.positions}, ends)
-        if (
-            self._available_now_ends is not None
-        ):  # this run reads up to fixed ends, so waiting would bring no more messages
+        if self._available_now_ends is not None:
+            # Up to fixed ends, a wait brings no more messages.
             limits = replace(limits, min_offsets=None)
         max_offsets = self._read_limit_policy.max_offsets(
             waiting, limits, lambda queue: self._sample_size(queue, moved, begins[queue]), self._clock.now()
@@ -206,8 +224,8 @@ class Stream:
         )
 
     def _runs_between(self, begin: Offsets, end: Offsets) -> QueueRuns:
-        """The numbers of queues with ``kafkaColumns``: those of the checkpoint and of this run, and the next ones for queues that
-        are new. While the option is off, those of the checkpoint stay in it.
+        """Return the queues by partition number for ``kafkaColumns``: the runs of the checkpoint and of this run, with new queues
+        appended. Without the option, the runs of the checkpoint are returned unchanged.
         """
         topics = {queue.topic for queue in (*begin.positions, *end.positions)}
         kept = {topic: runs for topic, runs in {**begin.partitions, **self._partition_runs}.items() if topic in topics}
@@ -218,8 +236,9 @@ class Stream:
         return self._partition_runs
 
     def _numbers_for_batch(self, end: Offsets, queues: set[MessageQueue]) -> Mapping[MessageQueue, int]:
-        """The numbers for a batch that reads ``queues``: those in its log entry. A batch that was logged while ``kafkaColumns``
-        was off gets numbers once; the next entry has them.
+        """Return the partition numbers for a batch that reads ``queues``, as its log entry has them.
+
+        A batch that was logged without ``kafkaColumns`` gets numbers now, and the next log entry records them.
         """
         if not self._options.kafka_columns:
             return {}
@@ -230,7 +249,10 @@ class Stream:
         return kafka_partitions.partition_numbers(self._runs_between(end, end))
 
     def _wait_for_view(self, begin: Offsets) -> QueuesView:
-        """The queues and their bounds now. With fixed ends (AvailableNow), waits for brokers that have messages before them."""
+        """Return the current view. An AvailableNow run waits for brokers that have messages before its ends.
+
+        Raises ``BrokerNotFound`` if such a broker does not answer within ``readDeadline``.
+        """
         deadline = Deadline.after(self._options.read_deadline)
         while True:
             recent = self._catalog.latest(patient=self._available_now_ends is not None)
@@ -270,7 +292,7 @@ class Stream:
         )
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """The current ends of all queues and the figures of the run, for the progress of the query."""
+        """Return the current ends of all queues and the figures of this run, for the progress of the query."""
         view, end = self._catalog.latest(same_batch=True), self._last_end
         if self._last_report is None or self._last_report[0] is not view or self._last_report[1] is not end:
             report = self._progress.report(view, end, int(self._clock.now() * 1000))
@@ -278,11 +300,11 @@ class Stream:
         return self._last_report[2]
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the ends of this run: read up to the current ends, and no further.
+        """Make this run end at the current ends of the queues.
 
-        If a master does not answer, or the queues depend on the positions, the first ``latestOffset`` fixes the ends.
+        If a master does not answer, or if the queues depend on the positions, the first ``latestOffset`` fetches the ends.
         """
-        if by_position(self._options) or self._options.assign:  # the positions say which queues these are
+        if by_position(self._options) or self._options.assign:  # only the positions show which queues the run reads
             self._available_now_requested = True
             return
         try:
@@ -296,18 +318,20 @@ class Stream:
             self._available_now_ends = view.ends()
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
-        """The tasks of a batch. For a batch that was logged and not committed, this may be the first call of a run."""
-        logged_before = self._last_end is None  # this run has returned no end yet, so an earlier run logged the batch
+        """Return the tasks of a batch. If the batch was logged and not committed, this may be the first call of a run."""
+        logged_before = (
+            self._last_end is None
+        )  # this run has not planned a batch yet, so an earlier run logged this one
         if logged_before:
             checkpoint_identity.check_checkpoint(self._options, end)
-        # Only a restart repeats several batches as one. Batch 0 is read from the starts in its end instead, because ``start`` is
-        # resolved anew from the starting options, and may differ.
+        # Only a restart repeats several batches as one. Batch 0 is read from the starts that its end records, because ``start``
+        # is resolved again from the starting options, and may differ.
         begun = planning.new_queue_ranges(start, end) if logged_before and start != self._initial_offset else []
         ranges = sorted([*planning.ranges(start, end), *begun])
         if not ranges:
             return []
-        # The tasks of a batch depend on its log entry alone. Losses leave a task with fewer rows, or with none: other tasks,
-        # and those of the next source of a union, keep their numbers, which are part of the ids of exactly-once.
+        # The tasks of a batch depend on its log entry alone. If messages were lost, a task has fewer rows, or none: the other
+        # tasks, and those of the next source of a union, keep their numbers, which are part of the ids of exactly-once.
         planned = partitioning.plan_tasks(self._logged_partitioning(end, ranges), end.positions, ranges)
         if self._start_error is not None and start == self._initial_offset:
             start = replace(end, positions=end.new_queue_starts)
@@ -323,8 +347,8 @@ class Stream:
             ranges, lost = planning.drop_recreated(ranges, view, self._recreated_since(end, view, ranges))
             losses += self._report_losses(lost)
         self._validate(known, view)
-        self._start_error = None  # the query has a logged batch, so the starting options have no effect any more
-        before = planning.truncated(begun, view.master_bounds())  # no loss: such a queue began with its first message
+        self._start_error = None  # a batch was logged, so the starting options have no effect any more
+        before = planning.truncated(begun, view.master_bounds())  # no loss: a new queue starts with its first message
         ranges = planning.without_lost(ranges, before)
         ranges, lost = planning.readable_ranges(ranges, view)
         losses += self._report_losses(lost)
@@ -335,10 +359,10 @@ class Stream:
         return partition_reader.input_partitions(self._catalog.routes, left, others, end, numbers)
 
     def _logged_partitioning(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:
-        """Return the options that split the batch into tasks when its end was logged. Options that the end does not record have
-        their present values, with a warning.
+        """Return the options that split the batch into tasks when its end was logged. Warns if the end does not record an option;
+        then its present value is used.
 
-        One row is one task with any options, so batches of one row cause no warning.
+        A batch of one row is one task with any options, so it causes no warning.
         """
         logged, unknown = partitioning.logged_partitioning(end.plan, self._partitioning)
         if unknown and not self._warned_of_split and sum(r.size for r in ranges) > 1:
@@ -358,9 +382,9 @@ class Stream:
         return lost
 
     def _recreated_since(self, end: Offsets, view: QueuesView, ranges: Sequence[OffsetRange]) -> list[MessageQueue]:
-        """Queues of a logged batch whose topics were created again while the query was down."""
+        """Return the queues of a logged batch whose topics were created again while the query was down."""
         logged, bounds = planning.logged_end(ranges, end, view), view.master_bounds()
-        watch = self._new_watch()  # another one, because the stream's own watch must begin with all queues
+        watch = self._new_watch()  # not the stream's own watch, which must start with all queues
 
         def look() -> list[MessageQueue]:
             found = watch.check(logged, bounds, planning_deadline(self._options))
@@ -371,7 +395,7 @@ class Stream:
         return retry_until_deadline(self._catalog, look)
 
     def _validate(self, begin: Offsets, view: QueuesView | None = None) -> None:
-        """Check the checkpoint and the options once per run, with the bounds of ``view`` or, without it, of a new look."""
+        """Check the checkpoint and the options once per run, with the bounds of ``view``, by default of a new poll."""
         if self._validated:
             return
         options = self._options
@@ -396,22 +420,24 @@ class Stream:
             logger.warning("topics that are not in the checkpoint start at their first offset: %s", ", ".join(added))
 
     def _check_filter(self, bounds: Bounds) -> None:
-        """Let brokers check the filter once, as soon as there is a queue: a pattern may match no topic when the run begins."""
+        """Let brokers check the filter once per run, when there is a queue: at first, a pattern may match no topic."""
         if bounds and not self._filter_checked:
             check_filter(self._options, bounds)
             self._filter_checked = True
 
     def _apply_queue_changes(self, begin: Offsets, view: QueuesView) -> tuple[Offsets, QueuesView]:
-        """``begin`` after what happened to its queues, losses that the user allows to be stepped over; and what can be read."""
+        """Return ``begin`` adapted to changes of its queues, and the view without queues that cannot be planned now.
+
+        Reports losses: raises ``DataLossError`` if option ``failOnDataLoss`` says so.
+        """
         known = self._drop_unsubscribed(begin)
-        if (
-            self._initial_watch is not None
-        ):  # positions of a batch that was logged before are older than what that one saw
+        if self._initial_watch is not None:
+            # If the first batch was logged by an earlier run, its start is older than what the initial watch has seen.
             self._recreation_watch, self._initial_watch = (
                 self._initial_watch if begin == self._initial_offset else self._recreation_watch,
                 None,
             )
-        # A broker that hangs does not hold up what others have: it is asked no longer than for one request.
+        # All requests together get the time of one, so a broker that hangs does not delay the queues of others.
         deadline = Deadline.after(self._options.request_timeout)
         found = self._recreation_watch.check(known, view.master_bounds(), deadline, view.connections)
         view = self._without_unanswered(view, found.unanswered)
@@ -425,7 +451,7 @@ class Stream:
         return moved, view
 
     def _report_new_losses(self, begin: Offsets, lost: list[Loss]) -> None:
-        """Once for each position, however often it is planned from while a batch waits for more."""
+        """Report each loss once per start: while a batch waits for more messages, each plan from ``begin`` finds it again."""
         fail = self._options.fail_on_data_loss == "fail"
         reported = (
             self._reported_losses[1]
@@ -449,10 +475,12 @@ class Stream:
         return known
 
     def _without_unanswered(self, view: QueuesView, unanswered: Mapping[TopicBroker, RocketMQError]) -> QueuesView:
-        """Without the queues of which it is not known whether they were made again: their broker is waited for."""
+        """Return ``view`` without queues whose broker did not answer whether they were created again. Raises the error in an
+        AvailableNow run, which must not end without these queues.
+        """
         self._recreation_unknown = bool(unanswered)
         for error in unanswered.values():
-            if self._available_now_ends is not None:  # this run may not end without them
+            if self._available_now_ends is not None:
                 raise error
             self._catalog.note_retriable_error(error)
         if not unanswered:
@@ -462,13 +490,13 @@ class Stream:
     def _sample_size(self, queue: MessageQueue, begin: Offsets, minimum: int) -> tuple[int, int]:
         offset = max(begin.positions.get(queue, minimum), minimum)
         try:
-            # A guess is not worth a long wait, in which others have something to be read.
+            # A short deadline, because an estimate is enough, and the messages of other queues must not wait for it.
             deadline = Deadline.after(min(1.0, self._options.request_timeout))
             return self._catalog.offsets.sample(self._options.group, queue, offset, deadline)
         except RocketMQError as e:
             if not e.retriable:
                 raise
-            return 0, 0  # what was learnt before has to do, or a cautious guess
+            return 0, 0  # no sample: the limit uses earlier samples, or the largest size of a message
 
 
 def _warn_if_no_topic(options: Options, bounds: Bounds) -> None:
@@ -488,7 +516,7 @@ def _known_clusters(catalog: OffsetCache) -> list[str]:
 
 
 def _fetch_all(catalog: OffsetCache) -> QueuesView:
-    """What exists, from all brokers: what was planned before is read as it was."""
+    """Return the bounds of all queues. A batch that was planned before is read completely, so this waits for all brokers."""
     try:
         return retry_until_deadline(catalog, catalog.fetch_all)
     except RocketMQError as e:

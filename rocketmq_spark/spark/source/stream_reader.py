@@ -1,4 +1,8 @@
-"""Spark's stream reader."""
+"""Spark's stream reader.
+
+docs/design.md, "How Spark calls a reader", has the process and the order of all calls. Copies of a reader live in three kinds of
+process. A task does not see what earlier calls have set: Spark passes only partitions to it.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +32,9 @@ from rocketmq_spark.spark.source.stream import Stream
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The offsets and tasks of a stream. Spark's offset log decides; this object only caches, and may be new at any call.
+    """Returns the offsets and tasks of a stream. It depends on Spark's offset log alone, and may be a new object at any call.
 
-    ``hands_over`` is whether Spark can take rows of these columns together with the plan of a batch.
+    ``supports_prefetch``: Spark can take rows with these columns together with the plan of a batch.
     """
 
     def __init__(self, options: Options, columns: tuple[Column, ...], supports_prefetch: bool = True) -> None:
@@ -72,7 +76,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, Any]:
         begin = self._stream.initialOffset() if start is None else self._stream.log.from_log(start)
         end = self._stream.latestOffset(begin, self._limits(limit), finished)
-        # Spark compares offsets as texts. If nothing is new, it must get back what it passed, so the offset is not encoded again.
+        # Spark compares offsets as texts. If nothing is new, it must get the entry that it passed, so ``end`` is not encoded
+        # again.
         return start if end is begin and start is not None else self._stream.log.to_log(end)
 
     def _limits(self, limit: ReadLimit | None) -> TriggerLimits:

@@ -1,8 +1,12 @@
-"""The topics and queues that the options choose among the existing ones, and the tag or SQL filter of a topic.
+"""What the options subscribe to: topics, queues, and the tag or SQL filter of each topic.
 
-Brokers compare the hashes of tags, so they also return messages with another tag of the same hash. They answer a pull with an
-invalid SQL expression with every message. So tags are compared again as texts, and a broker compiles the SQL before the first
+Brokers compare hashes of tags, so they also return messages with another tag of the same hash; the decoder compares the texts.
+Brokers answer a pull with an invalid SQL expression with every message, so a broker compiles the expression before the first
 pull.
+
+Anyone who may create a topic chooses its name, and for some names Python's ``re`` takes exponential time. So RE2, which takes
+linear time, matches option ``subscribePattern``. RE2 has no look-around and no back references; Python matches expressions with
+these.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ _SPECIAL_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX)
 
 
 def filter_of_topic(options: Options, topic: str) -> Filter:
-    """The filter of a topic. A topic that a JSON filter does not name has none."""
+    """Return the filter of a topic. A topic that a JSON filter does not name has no filter."""
     tags, sql = options.tags, options.sql
     expression = tags.get(topic) if isinstance(tags, dict) else tags
     if expression is not None and expression != "*":
@@ -43,7 +47,7 @@ def filter_of_topic(options: Options, topic: str) -> Filter:
 
 
 def check_subscription(options: Options) -> None:
-    """Checks topic names and filters without a broker, and rejects the topic of delayed messages together with an environment.
+    """Check topic names and filters without a broker, and reject the topic of delayed messages together with an environment.
 
     Raises ``OptionError``.
     """
@@ -109,7 +113,7 @@ def check_sql(
             if e.retriable:
                 raise
             raise OptionError(
-                f"option 'sql' is {sql.expression!r}; the broker refuses it",
+                f"option 'sql' is {sql.expression!r}; the broker rejects it",
                 e.addr,
                 e.broker_code,
                 topic,
@@ -159,7 +163,7 @@ class PatternOptions(Protocol):
 
 
 def matching_topics(options: PatternOptions, topics: Iterable[str], internal: set[str]) -> tuple[str, ...]:
-    """Topics of the pattern that are for users; ``internal`` are names that RocketMQ itself uses in this cluster."""
+    """Return the topics that match the pattern, without topics of RocketMQ itself. ``internal``: their names in this cluster."""
     found = matching_names(options.subscribe_pattern or "", topics)
     return tuple(topic for topic in found if _is_allowed(options, topic, internal))
 
@@ -169,7 +173,7 @@ def _is_allowed(options: PatternOptions, topic: str, internal: set[str]) -> bool
 
 
 def plus_checkpoint_topics(options: Options, topics: tuple[str, ...], known: Collection[str]) -> tuple[str, ...]:
-    """With topics that have positions and are not listed any more: whether they are gone is to be found out."""
+    """Return ``topics`` with the topics in ``known`` that match, although name servers do not list them any more."""
     unlisted = set(known) - set(topics)
     if not unlisted:
         return topics
@@ -180,9 +184,10 @@ def plus_checkpoint_topics(options: Options, topics: tuple[str, ...], known: Col
 def readable_queues(
     options: Options, route: TopicRoute, tolerant: bool, known: Container[MessageQueue] = ()
 ) -> list[MessageQueue]:
-    """The queues of a topic that are read. What is missing of them is an error, unless ``tolerant``.
+    """Return the queues of a topic that the source reads. Raises an error if queues are missing, unless ``tolerant``.
 
-    ``known`` are queues that existed before: one of these that is assigned and whose broker left the route is waited for.
+    ``known`` are queues that existed before. If the broker of such an assigned queue left the route, the source waits for it, so
+    the queue is no error.
     """
     if route.static:
         raise OptionError(
@@ -204,7 +209,7 @@ def readable_queues(
 
 
 class ReadableQueues:
-    """The queues that are read, worked out anew for routes that changed: an unchanged one stays the same object."""
+    """Caches ``readable_queues`` for each topic until its route changes. An unchanged route is the same object."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -219,27 +224,27 @@ class ReadableQueues:
             kept = before.get(route.topic)
             if kept is None or kept[0] is not route:
                 kept = route, readable_queues(self._options, route, tolerant, known)
-            if kept[1] and not self._options.assign:  # what is missing of these is looked for every time
+            if kept[1] and not self._options.assign:  # missing assigned queues must be found at each call
                 self._by_topic[route.topic] = kept
             found += kept[1]
         return found
 
 
 def _queue_data(route: TopicRoute | None, queue: MessageQueue) -> QueueData | None:
-    """What the route says about queues of the broker that has this one."""
+    """Return the entry of the route for the broker of the queue; None if there is none."""
     if route is None:
         return None
     return next((data for data in route.queues if data.broker_name == queue.broker_name), None)
 
 
 def is_removed_queue(route: TopicRoute | None, queue: MessageQueue) -> bool:
-    """Whether the queue is none that its broker reads, as the route says."""
+    """Whether the route says that the broker does not read the queue any more."""
     data = _queue_data(route, queue)
     return data is not None and queue.queue_id >= data.read_queues
 
 
 def unavailable_reason(route: TopicRoute | None, queue: MessageQueue) -> str:
-    """Why a queue gives no bounds, as far as the route shows."""
+    """Return the reason why a queue has no bounds, as the route shows it."""
     data = _queue_data(route, queue)
     if route is None or queue.broker_name not in route.brokers or data is None:
         return "the route does not name its broker"
@@ -252,20 +257,20 @@ def unavailable_reason(route: TopicRoute | None, queue: MessageQueue) -> str:
     return "its broker does not answer, or the options do not choose it"
 
 
-# Python and RE2 give these different meanings. RE2 rejects all other syntax that it does not support.
+# Syntax to which Python and RE2 give different meanings. RE2 rejects all other syntax that it does not support.
 _DIFFERS_IN_RE2 = re.compile(r"\{,|\[\[|\[:")
 
 
 def matching_names(pattern: str, topics: Iterable[str]) -> list[str]:
-    """Return the topics whose whole name matches, in their order.
+    """Return the topics whose whole name matches, in the given order.
 
-    Raises ``OptionError`` for an expression that only Python matches if the operator forbids code in options: the author of the
-    expression could keep the process busy for ever.
+    Raises ``OptionError`` for an expression that only Python can match if the operator forbids code in options: such an
+    expression could keep the process busy forever.
     """
     import pyarrow as pa  # here, because only expressions need it
     import pyarrow.compute as pc
 
-    # No topic has single surrogates in its name, and RE2 cannot match them.
+    # RE2 cannot match single surrogates, and no valid name of a topic has any.
     encodable = [topic for topic in topics if topic.isprintable()]
     if not _DIFFERS_IN_RE2.search(pattern):
         try:

@@ -1,6 +1,6 @@
-"""Waits for queues and brokers that existed a moment ago: up to ``readDeadline``, with new routes for each attempt.
+"""Waits up to ``readDeadline`` for queues and brokers that are unavailable, with new routes for each attempt.
 
-A stream logs the queues that it waits for, because it looks idle meanwhile.
+A stream logs the queues that it waits for, because it looks idle while it waits.
 
 A start that reaches no server at all does not wait: it fails after ``numRetries``, because an address may be misspelled.
 """
@@ -29,9 +29,9 @@ _RETRY_PAUSE_S = 0.2
 
 
 def retry_until_deadline(catalog: OffsetCache, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
-    """The first answer; an error that time may heal is raised when time is over, with the first cause.
+    """Call ``ask`` until it returns. A retriable error is raised only after ``deadline``, together with the first error.
 
-    A topic of which nothing is known may be a slip of the pen, too, and is an error at once.
+    If no route and no offset names a topic, its name may be misspelled, so its ``RouteNotFound`` is raised at once.
     """
     deadline = deadline or Deadline.after(catalog.read_deadline_s)
     trouble = Trouble()
@@ -50,9 +50,10 @@ def retry_until_deadline(catalog: OffsetCache, ask: Callable[[], T], deadline: D
 
 
 def fetch_bounds_of_masters(catalog: OffsetCache) -> QueuesView:
-    """What exists now, with the bounds of masters: a slave may lack messages, so its master is waited for.
+    """Return the bounds that masters report. If only slaves of a broker are up, waits for its master, because slaves may lack
+    messages.
 
-    Raises ``BrokerNotFound`` when it does not come up to ``readDeadline``.
+    Raises ``BrokerNotFound`` if the master does not register within ``readDeadline``.
     """
     deadline = Deadline.after(catalog.read_deadline_s)
     view = catalog.fetch_all()
@@ -70,7 +71,9 @@ def fetch_bounds_of_masters(catalog: OffsetCache) -> QueuesView:
 
 
 def with_compaction_start(catalog: OffsetCache, options: Options, view: QueuesView, start: Positions) -> QueuesView:
-    """``view`` for a read from ``start`` on: what a compaction topic does not keep from there on is no loss."""
+    """Return the view for a read from ``start``. Its minimum offsets count the messages that compaction topics keep before their
+    logs begin, so that messages which compaction removed are not reported as lost.
+    """
     if all(at >= view.bounds[queue].min_offset for queue, at in start.items()):
         return view
     catalog.set_checkpoint_offsets(Offsets(start, source_identity=checkpoint_identity.source_identity(options)))
@@ -78,7 +81,7 @@ def with_compaction_start(catalog: OffsetCache, options: Options, view: QueuesVi
 
 
 class UnavailableQueuesLog:
-    """Queues with a position that cannot be read at the moment. A run that ``ends`` does not wait for them."""
+    """Logs which queues with a position are unavailable, and which are available again."""
 
     def __init__(self) -> None:
         self._unavailable: set[MessageQueue] = set()
@@ -86,7 +89,7 @@ class UnavailableQueuesLog:
     def update(
         self, wanted: Iterable[MessageQueue], bounds: Bounds, why: Callable[[MessageQueue], str], ends: bool = False
     ) -> None:
-        """Tell what changed; ``why`` is asked once about every queue that went."""
+        """Log the changes since the last call. ``why`` returns the reason for a queue. ``ends``: the run ends without them."""
         absent = {queue for queue in wanted if queue not in bounds}
         went, back = absent - self._unavailable, {queue for queue in self._unavailable - absent if queue in bounds}
         self._unavailable = absent
