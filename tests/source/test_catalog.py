@@ -92,7 +92,7 @@ def test_only_new_numbers_wait_for_a_broker_that_does_not_answer(scripted):
         session.routes(catalog(scripted.address)._options).get("t")
         later = catalog(scripted.address)
         later.fetch_all()
-        assert later.numbered_queues({"t"}, begun={"t"}) == [MessageQueue("t", "broker-a", 0)]
+        assert later.numbered_queues({"t"}, numbered_topics={"t"}) == [MessageQueue("t", "broker-a", 0)]
         assert first.seen(Request.GET_TOPIC_STATS_INFO) == []
 
 

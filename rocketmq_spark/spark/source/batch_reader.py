@@ -61,16 +61,16 @@ class Predicates:
     offset_to: int | None = None
     tags: frozenset[str] | None = None
 
-    def prune(self, r: OffsetRange, in_place: bool = True) -> OffsetRange | None:
+    def prune(self, r: OffsetRange, offsets_aligned: bool = True) -> OffsetRange | None:
         """Return the part of a range where rows may match; None if no row can match.
 
-        ``in_place`` is False if messages of the range may have larger offsets than their positions: the lower bound of offsets
-        then prunes nothing.
+        ``offsets_aligned`` is False if messages of the range may have larger offsets than their positions: the lower bound of
+        offsets then prunes nothing.
         """
-        facts = {"topic": r.queue.topic, "brokername": r.queue.broker_name, "queueid": r.queue.queue_id}
-        if not all(test(facts[name]) for name, tests in self.tests.items() for test in tests):
+        values = {"topic": r.queue.topic, "brokername": r.queue.broker_name, "queueid": r.queue.queue_id}
+        if not all(test(values[name]) for name, tests in self.tests.items() for test in tests):
             return None
-        start = r.start if self.offset_from is None or not in_place else max(r.start, self.offset_from)
+        start = r.start if self.offset_from is None or not offsets_aligned else max(r.start, self.offset_from)
         end = r.end if self.offset_to is None else min(r.end, self.offset_to)
         return OffsetRange(r.queue, start, end) if end > start else None
 
@@ -187,26 +187,26 @@ class RocketMQReader(DataSourceReader):
         )
         check_order(options, start, end, bounds)
         view = with_compaction_start(catalog, options, view, start)
-        ranges, lost = planning.readable_ranges(planning.ranges(Offsets(start), Offsets(end)), view)
-        data_loss.report_data_loss(options.fail_on_data_loss, lost)
+        ranges, losses = planning.readable_ranges(planning.ranges(Offsets(start), Offsets(end)), view)
+        data_loss.report_data_loss(options.fail_on_data_loss, losses)
         predicates = self._predicates
         if predicates is not None:
             planned = ranges
             ranges = retry_until_deadline(
                 catalog, lambda: _pruned_ranges(planned, predicates, catalog.offsets, options)
             )
-        others = partition_reader.replica_mismatches(options, catalog.routes, catalog.offsets, ranges)
-        split = partitioning.plan_tasks(Partitioning.of(options), bounds, ranges)
-        numbers = _partition_numbers(catalog, bounds) if options.kafka_columns else {}
-        return list(partition_reader.input_partitions(catalog.routes, split, others, numbers=numbers))
+        mismatched = partition_reader.replica_mismatches(options, catalog.routes, catalog.offsets, ranges)
+        tasks = partitioning.plan_tasks(Partitioning.of(options), bounds, ranges)
+        partition_numbers = _partition_numbers(catalog, bounds) if options.kafka_columns else {}
+        return list(partition_reader.input_partitions(catalog.routes, tasks, mismatched, numbers=partition_numbers))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return partition_reader.read_partition(self._options, self._columns, partition)
 
 
 def _partition_numbers(catalog: OffsetCache, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-    there = catalog.numbered_queues({queue.topic for queue in queues})
-    return kafka_partitions.partition_numbers(kafka_partitions.with_new_queues({}, (*there, *queues)))
+    routed_queues = catalog.numbered_queues({queue.topic for queue in queues})
+    return kafka_partitions.partition_numbers(kafka_partitions.with_new_queues({}, (*routed_queues, *queues)))
 
 
 class PrunedReader(RocketMQReader):
@@ -231,8 +231,8 @@ def _topics_filtered_by_tag(options: Options) -> list[str]:
     topics = []
     try:
         for topic in catalog.topics():
-            first = {MessageQueue(topic, name, 0) for name in catalog.routes.get(topic).brokers}
-            if not any(pulls.batched(queue) for queue in first):
+            first_queues = {MessageQueue(topic, name, 0) for name in catalog.routes.get(topic).brokers}
+            if not any(pulls.batched(queue) for queue in first_queues):
                 topics.append(topic)
     except RocketMQError as e:
         logger.info("brokers do not filter by tags for predicates: %s", e)
@@ -243,10 +243,14 @@ def _topics_filtered_by_tag(options: Options) -> list[str]:
 def _pruned_ranges(
     ranges: list[OffsetRange], predicates: Predicates, offsets: OffsetReader, options: Options
 ) -> list[OffsetRange]:
-    first = predicates.offset_from
+    offset_from = predicates.offset_from
     # If the index of a queue was damaged, all later positions stay shifted. A message that is stored at its own offset shows that
     # no position before it is shifted.
-    looks = {} if first is None else {r.queue: min(first, r.end - 1) for r in ranges if r.start < first}
-    stored = offsets.store_times_ms(options.group, looks, planning_deadline(options)) if looks else {}
-    shifted = looks.keys() - stored.keys()
+    checked_offsets = (
+        {} if offset_from is None else {r.queue: min(offset_from, r.end - 1) for r in ranges if r.start < offset_from}
+    )
+    stored = (
+        offsets.store_times_ms(options.group, checked_offsets, planning_deadline(options)) if checked_offsets else {}
+    )
+    shifted = checked_offsets.keys() - stored.keys()
     return [part for r in ranges if (part := predicates.prune(r, r.queue not in shifted)) is not None]

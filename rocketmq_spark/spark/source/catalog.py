@@ -94,56 +94,63 @@ class OffsetCache:
             lambda: self.offsets, options.request_timeout, self.note_retriable_error, self.clock
         )
 
-    def set_checkpoint_offsets(self, begin: Offsets, to_read: Iterable[MessageQueue] | None = None) -> None:
-        """Remember which topics existed: the topics of ``begin``, and those of the queues ``to_read``, which a run reads to a
-        fixed end. If one of these topics is missing now, it may have been deleted; its name is not misspelt.
+    def set_checkpoint_offsets(self, start: Offsets, target_queues: Iterable[MessageQueue] | None = None) -> None:
+        """Remember which topics existed: the topics of ``start``, and those of the queues ``target_queues``, which a run reads to
+        a fixed end. If one of these topics is missing now, it may have been deleted; its name is not misspelt.
 
-        An environment that is given by its number keeps the queues that ``begin`` records for it. Raises ``CheckpointMismatch``
+        An environment that is given by its number keeps the queues that ``start`` records for it. Raises ``CheckpointMismatch``
         for positions of another query.
         """
-        to_read = self._target_queues if to_read is None else to_read
-        if begin is self._checkpoint_offsets and to_read is self._target_queues:
+        target_queues = self._target_queues if target_queues is None else target_queues
+        if start is self._checkpoint_offsets and target_queues is self._target_queues:
             return
-        self._target_queues = to_read
-        checkpoint_identity.check_checkpoint(self._options, begin)
-        self._checkpoint_offsets = begin
-        had: dict[str, set[str]] = {
-            topic: set() for topic in checkpoint_identity.recorded_topics(begin.source_identity)
+        self._target_queues = target_queues
+        checkpoint_identity.check_checkpoint(self._options, start)
+        self._checkpoint_offsets = start
+        brokers_by_topic: dict[str, set[str]] = {
+            topic: set() for topic in checkpoint_identity.recorded_topics(start.source_identity)
         }
-        for topic, broker_name in topic_brokers((*begin.positions, *self._target_queues)):
-            had.setdefault(topic, set()).add(broker_name)
-        self._checkpoint_brokers = had
-        assigned = checkpoint_identity.recorded_queues(begin.source_identity)
-        self._checkpoint_queues = assigned.union(begin.positions) if assigned else begin.positions
+        for topic, broker_name in topic_brokers((*start.positions, *self._target_queues)):
+            brokers_by_topic.setdefault(topic, set()).add(broker_name)
+        self._checkpoint_brokers = brokers_by_topic
+        assigned = checkpoint_identity.recorded_queues(start.source_identity)
+        self._checkpoint_queues = assigned.union(start.positions) if assigned else start.positions
         # The offsets override queues that this run counted before it had offsets: if brokers were unavailable then, these queues
         # may belong to another environment.
-        known = {queue.topic for queue in begin.environment}
-        owned = {queue for queue in self._environment_queues if queue.topic not in known}
-        mine = environment_of(self._options)  # compared by number, because the option may spell it "01"
-        owned |= {q for q, number in begin.environment.items() if mine is not None and number == mine.number}
-        if owned != self._environment_queues:
-            self._environment_queues, self._polled_at_s = owned, 0.0
+        recorded_topics = {queue.topic for queue in start.environment}
+        environment_queues = {queue for queue in self._environment_queues if queue.topic not in recorded_topics}
+        environment = environment_of(self._options)  # compared by number, because the option may spell it "01"
+        environment_queues |= {
+            q for q, number in start.environment.items() if environment is not None and number == environment.number
+        }
+        if environment_queues != self._environment_queues:
+            self._environment_queues, self._polled_at_s = environment_queues, 0.0
 
     def is_known_topic(self, topic: str | None) -> bool:
         """Whether the topic existed before: the offsets name it, or this run has had a route for it."""
         return topic in self._checkpoint_brokers or topic in self.known_routes
 
-    def numbered_queues(self, topics: Iterable[str], begun: Container[str] = ()) -> list[MessageQueue]:
+    def numbered_queues(self, topics: Iterable[str], numbered_topics: Container[str] = ()) -> list[MessageQueue]:
         """Return the queues of these topics that get a number as Kafka's partitions. For a new topic, these include queues of
-        brokers that the route does not list. Topics in ``begun`` have numbers already, so such queues can get theirs later.
+        brokers that the route does not list. Topics in ``numbered_topics`` have numbers already, so such queues can get theirs
+        later.
         """
-        there = [
+        routed_queues = [
             queue for topic in topics if topic in self.known_routes for queue in self.known_routes[topic].numbered()
         ]
         deadline = Deadline.after(self._options.request_timeout)
-        new = (topic for topic in topics if topic not in begun)
-        return [*there, *(queue for topic in new for queue in self.routes.unlisted(topic, deadline))]
+        new_topics = (topic for topic in topics if topic not in numbered_topics)
+        return [*routed_queues, *(queue for topic in new_topics for queue in self.routes.unlisted(topic, deadline))]
 
     @property
     def environment(self) -> dict[MessageQueue, int]:
         """The queues that the environment owns, with its number; empty unless the environment is given by its number alone."""
-        mine = environment_of(self._options)
-        return dict.fromkeys(self._environment_queues, mine.number) if mine is not None and mine.by_position else {}
+        environment = environment_of(self._options)
+        return (
+            dict.fromkeys(self._environment_queues, environment.number)
+            if environment is not None and environment.by_position
+            else {}
+        )
 
     @property
     def routes(self) -> RouteReader:
@@ -194,71 +201,71 @@ class OffsetCache:
 
     def _fetch(self) -> QueuesView:
         topics = self.topics()
-        deleted = set()
+        deleted_topics = set()
         routes = {}
-        age, self._routes_are_stale = 0.0 if self._routes_are_stale else self._options.route_refresh, False
-        fresh = self.routes.refresh(topics, age)
+        max_age_s, self._routes_are_stale = 0.0 if self._routes_are_stale else self._options.route_refresh, False
+        refreshed = self.routes.refresh(topics, max_age_s)
         for topic in topics:
             try:
-                routes[topic] = self.routes.get(topic, float("inf") if topic in fresh else age)
+                routes[topic] = self.routes.get(topic, float("inf") if topic in refreshed else max_age_s)
             except RouteNotFound:
                 if topic not in self._checkpoint_brokers or not self._is_deleted(topic):
                     raise
-                deleted.add(topic)
-        view = self._fetch_bounds(routes, planning_deadline(self._options), tolerant=False)
-        return replace(view, deleted_topics=frozenset(deleted))
+                deleted_topics.add(topic)
+        view = self._fetch_bounds(routes, planning_deadline(self._options), skip_missing=False)
+        return replace(view, deleted_topics=frozenset(deleted_topics))
 
-    def latest(self, patient: bool = False, same_batch: bool = False) -> QueuesView:
+    def latest(self, wait_for_all: bool = False, same_batch: bool = False) -> QueuesView:
         """Return the last view if it is recent, otherwise a new view with the brokers that answer.
 
-        A broker that hangs does not delay the queues of others, unless ``patient`` is true. For the ``same_batch``, the view of
-        its plan counts as recent, unless an error occurred since.
+        A broker that hangs does not delay the queues of others, unless ``wait_for_all`` is true. For the ``same_batch``, the view
+        of its plan counts as recent, unless an error occurred since.
         """
-        same_s = (
+        same_batch_max_age_s = (
             max(_SAME_BATCH_MAX_AGE_S, 3 * self._poll_duration_s) if same_batch and not self._routes_are_stale else 0.0
         )
-        if self.clock.now() - self._polled_at_s < max(same_s, self._poll_interval_s):
+        if self.clock.now() - self._polled_at_s < max(same_batch_max_age_s, self._poll_interval_s):
             return self._view
-        begun, waits = self.clock.now(), self.retriable_failures.tries
-        routes, deleted = self._fetch_routes(self.topics_or_last_known())
-        questions = sum(len(route.queues) for route in routes.values())
-        deadline = with_client_overhead(Deadline.after(self._options.request_timeout), questions)
-        view = self._fetch_bounds(routes, deadline, tolerant=True, grace_s=None if patient else _GRACE_S)
-        quiet = self.retriable_failures.tries == waits
-        if quiet:
+        polled_at_s, failures_before = self.clock.now(), self.retriable_failures.tries
+        routes, deleted_topics = self._fetch_routes(self.topics_or_last_known())
+        queue_count = sum(len(route.queues) for route in routes.values())
+        deadline = with_client_overhead(Deadline.after(self._options.request_timeout), queue_count)
+        view = self._fetch_bounds(routes, deadline, skip_missing=True, grace_s=None if wait_for_all else _GRACE_S)
+        no_failures = self.retriable_failures.tries == failures_before
+        if no_failures:
             self.retriable_failures.clear()
             self._logged_errors.clear()
         # A poll that waited for a broker in vain does not show how long polls take.
-        took_s = self.clock.now() - begun if quiet and not view.timed_out_brokers else 0.0
-        return self._keep_view(replace(view, deleted_topics=frozenset(deleted)), took_s)
+        took_s = self.clock.now() - polled_at_s if no_failures and not view.timed_out_brokers else 0.0
+        return self._keep_view(replace(view, deleted_topics=frozenset(deleted_topics)), took_s)
 
     def _fetch_routes(self, topics: Iterable[str]) -> tuple[dict[str, TopicRoute], set[str]]:
         """Return the routes, and the topics that were deleted. If no name server answers, the routes are the last known ones."""
-        deleted = set()
+        deleted_topics = set()
         routes = {}
-        now = self.clock.now()
-        resting = now < self._routes_due_s
-        age = float("inf") if resting else 0.0 if self._routes_are_stale else self._options.route_refresh
-        fresh = frozenset[str]()
-        if not resting:
+        started_at_s = self.clock.now()
+        is_paused = started_at_s < self._routes_due_s
+        max_age_s = float("inf") if is_paused else 0.0 if self._routes_are_stale else self._options.route_refresh
+        refreshed = frozenset[str]()
+        if not is_paused:
             self._routes_are_stale = False
-            fresh = self.routes.refresh(topics, age)
+            refreshed = self.routes.refresh(topics, max_age_s)
         for topic in topics:
             try:
-                routes[topic] = self.routes.get(topic, float("inf") if topic in fresh else age)
+                routes[topic] = self.routes.get(topic, float("inf") if topic in refreshed else max_age_s)
             except RouteNotFound:
                 if self._is_deleted(topic):
-                    deleted.add(topic)
+                    deleted_topics.add(topic)
                     self._environment_queues = {queue for queue in self._environment_queues if queue.topic != topic}
                 elif topic in self.known_routes:  # a name server that was restarted has no routes at first
                     routes[topic] = self.known_routes[topic]
             except RocketMQError as e:
                 self.note_retriable_error(e)
-                age = float("inf")
-                self._routes_due_s = self.clock.now() + max(_ROUTE_RETRY_PAUSE_S, 5 * (self.clock.now() - now))
+                max_age_s = float("inf")
+                self._routes_due_s = self.clock.now() + max(_ROUTE_RETRY_PAUSE_S, 5 * (self.clock.now() - started_at_s))
                 if topic in self.known_routes:
                     routes[topic] = self.known_routes[topic]
-        return routes, deleted
+        return routes, deleted_topics
 
     def refresh_routes(self) -> None:
         """Request the routes again, because a broker may have another address now. Retriable errors are noted, not raised."""
@@ -291,9 +298,9 @@ class OffsetCache:
         if not error.retriable:
             raise error
         self.retriable_failures.note(error, self.clock.now())
-        said = type(error), error.addr, error.topic
-        logger.log(logging.DEBUG if said in self._logged_errors else logging.WARNING, "the source waits: %s", error)
-        self._logged_errors.add(said)
+        kind = type(error), error.addr, error.topic
+        logger.log(logging.DEBUG if kind in self._logged_errors else logging.WARNING, "the source waits: %s", error)
+        self._logged_errors.add(kind)
         self._routes_are_stale = True
 
     def _is_deleted(self, topic: str) -> bool:
@@ -306,108 +313,118 @@ class OffsetCache:
         topics between the two requests. The brokers are asked, too: with ``enableSplitRegistration``, a broker registers its
         topics in portions, so a name server that was restarted lists the broker before it lists all topics of the broker.
         """
-        known = self.known_routes.get(topic)
+        route = self.known_routes.get(topic)
         # The brokers of the checkpoint count, too: if one of them was down, the last route did not name it.
-        had = {*(known.brokers if known is not None else ()), *self._checkpoint_brokers.get(topic, ())}
-        if not had:
+        broker_names = {*(route.brokers if route is not None else ()), *self._checkpoint_brokers.get(topic, ())}
+        if not broker_names:
             return True
         try:
             cluster = self.routes.cluster()
         except RocketMQError:
             return False
-        if not all(name in cluster and cluster[name].master for name in had):
+        if not all(name in cluster and cluster[name].master for name in broker_names):
             return False
-        if not all(_has_own_address(self.routes, name, cluster) for name in had):
+        if not all(_has_own_address(self.routes, name, cluster) for name in broker_names):
             return False
         try:
             self.routes.fetch(topic)
         except RouteNotFound:
-            return topic_missing_everywhere(self.offsets, topic, had, Deadline.after(self._options.request_timeout))
+            return topic_missing_everywhere(
+                self.offsets, topic, broker_names, Deadline.after(self._options.request_timeout)
+            )
         except RocketMQError:
             return False
         return False
 
     def _fetch_bounds(
-        self, routes: Mapping[str, TopicRoute], deadline: Deadline, tolerant: bool, grace_s: float | None = None
+        self, routes: Mapping[str, TopicRoute], deadline: Deadline, skip_missing: bool, grace_s: float | None = None
     ) -> QueuesView:
         # Routes of deleted topics that matched the pattern are dropped, because there may be any number of such topics.
-        named = self._options.subscribe_pattern is None
-        kept = {
-            topic: route for topic, route in self.known_routes.items() if named or topic in self._checkpoint_brokers
+        keep_all = self._options.subscribe_pattern is None
+        kept_routes = {
+            topic: route for topic, route in self.known_routes.items() if keep_all or topic in self._checkpoint_brokers
         }
-        self.known_routes = {**kept, **routes}
-        read = {} if self._checkpoint_offsets is None else self._checkpoint_offsets.positions
-        wanted = self._readable_queues.of_routes(routes.values(), tolerant, self._checkpoint_queues)
-        there = [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
-        wanted = self._allocated(wanted, routes if tolerant else self._checkpoint_brokers, there)
+        self.known_routes = {**kept_routes, **routes}
+        positions = {} if self._checkpoint_offsets is None else self._checkpoint_offsets.positions
+        queues = self._readable_queues.of_routes(routes.values(), skip_missing, self._checkpoint_queues)
+        assigned_topic_queues = (
+            [queue for route in routes.values() for queue in route.readable()] if self._options.assign else None
+        )
+        queues = self._allocated(queues, routes if skip_missing else self._checkpoint_brokers, assigned_topic_queues)
         # The bounds come from the master if there is one, also if tasks read from slaves.
         read_from = "master" if self._options.read_from == "master" else "hint"
-        forgotten: dict[tuple[str, str], RocketMQError] = {}
+        missing_topics: dict[tuple[str, str], RocketMQError] = {}
 
-        def note(error: RocketMQError, queue: MessageQueue) -> None:
+        def note_error(error: RocketMQError, queue: MessageQueue) -> None:
             # A slave may not have a new topic yet. If the master does not have the topic, its messages are deleted.
             if isinstance(error, TopicNotFound) and routes[queue.topic].brokers[queue.broker_name].own_master:
                 if topic_broker(queue) in self._view.topics_missing_on_broker or _is_current_address(
                     self.routes, queue.broker_name
                 ):
-                    forgotten[topic_broker(queue)] = error
+                    missing_topics[topic_broker(queue)] = error
                     return
                 error = _error_of_old_address(error, queue.broker_name)
-            if tolerant:
+            if skip_missing:
                 self.note_retriable_error(error)
             else:
                 error.topic, error.queue = error.topic or queue.topic, error.queue or str(queue)
                 raise error
 
-        connections = {name: self.offsets.connection(name) for name in {queue.broker_name for queue in wanted}}
-        told = self.offsets.bounds(wanted, deadline, note, read_from, grace_s)
-        silent = frozenset[str]() if grace_s is None else self.offsets.late
-        brokers = (data for route in routes.values() for data in route.brokers.values())
-        orphans = frozenset(data.broker_name for data in brokers if not data.own_master)
+        connections = {name: self.offsets.connection(name) for name in {queue.broker_name for queue in queues}}
+        fetched_bounds = self.offsets.bounds(queues, deadline, note_error, read_from, grace_s)
+        timed_out = frozenset[str]() if grace_s is None else self.offsets.late
+        broker_data = (data for route in routes.values() for data in route.brokers.values())
+        without_master = frozenset(data.broker_name for data in broker_data if not data.own_master)
         group, offsets = self._options.group, self.offsets
         bounds = with_compaction_minimum(
-            lambda low, said: offsets.kept_from(group, low, deadline, said), told, read, silent | orphans, note
+            lambda low, said: offsets.kept_from(group, low, deadline, said),
+            fetched_bounds,
+            positions,
+            timed_out | without_master,
+            note_error,
         )
-        left = {queue.topic for queue in bounds}
-        for (topic, broker_name), error in forgotten.items():
-            if topic not in left and topic not in self._checkpoint_brokers and not tolerant:
+        topics_with_queues = {queue.topic for queue in bounds}
+        for (topic, broker_name), error in missing_topics.items():
+            if topic not in topics_with_queues and topic not in self._checkpoint_brokers and not skip_missing:
                 raise error
             if (topic, broker_name) not in self._view.topics_missing_on_broker:
                 logger.info("broker %s does not know topic %s, although the route names it", broker_name, topic)
-        gone = frozenset(forgotten)
+        gone = frozenset(missing_topics)
         return QueuesView(
             bounds,
             topics_missing_on_broker=gone,
-            brokers_without_master=orphans,
-            timed_out_brokers=silent,
+            brokers_without_master=without_master,
+            timed_out_brokers=timed_out,
             connections=connections,
         )
 
     def _allocated(
-        self, queues: list[MessageQueue], may_lack: Container[str], there: list[MessageQueue] | None
+        self, queues: list[MessageQueue], topics_without_queues: Container[str], all_queues: list[MessageQueue] | None
     ) -> list[MessageQueue]:
         """Return ``queues`` without those of other environments, and without those that the strategy gives to no partition."""
-        covered, left_out = partitioning.allocated_queues(
-            self._options, queues, self._environment_queues, may_lack, there
+        allocated, unallocated = partitioning.allocated_queues(
+            self._options, queues, self._environment_queues, topics_without_queues, all_queues
         )
         if self._options.environment is not None:
-            self._environment_queues.update(covered)
-        if left_out != self._unallocated and left_out:
-            logger.warning("the allocation strategy gives these queues to no partition: %s", queues_text(left_out))
-        self._unallocated = left_out
-        return covered
+            self._environment_queues.update(allocated)
+        if unallocated != self._unallocated and unallocated:
+            logger.warning("the allocation strategy gives these queues to no partition: %s", queues_text(unallocated))
+        self._unallocated = unallocated
+        return allocated
 
     def removed_queue_ends(self, queues: Iterable[MessageQueue], view: QueuesView) -> dict[MessageQueue, int]:
         """Return those of ``queues`` that their broker does not read any more, with the end that the broker reports."""
         return self._removed_queues.ends(queues, view, self.known_routes)
 
-    def _keep_view(self, view: QueuesView, took_s: float = 0.0) -> QueuesView:
-        quiet = view.bounds == self._view.bounds
-        longest = max(_MAX_POLL_INTERVAL_S, min(_MAX_SLOW_POLL_INTERVAL_S, _MAX_INTERVAL_PER_POLL_DURATION * took_s))
-        self._poll_interval_s = (
-            min(longest, max(self._poll_interval_s * 2, 5 * took_s)) if quiet else _MIN_POLL_INTERVAL_S
+    def _keep_view(self, view: QueuesView, duration_s: float = 0.0) -> QueuesView:
+        unchanged = view.bounds == self._view.bounds
+        max_interval_s = max(
+            _MAX_POLL_INTERVAL_S, min(_MAX_SLOW_POLL_INTERVAL_S, _MAX_INTERVAL_PER_POLL_DURATION * duration_s)
         )
-        self._polled_at_s, self._poll_duration_s = self.clock.now(), took_s
+        self._poll_interval_s = (
+            min(max_interval_s, max(self._poll_interval_s * 2, 5 * duration_s)) if unchanged else _MIN_POLL_INTERVAL_S
+        )
+        self._polled_at_s, self._poll_duration_s = self.clock.now(), duration_s
         self._view = view
         return view
 
@@ -471,10 +488,10 @@ def _matching_topics(routes: RouteReader, options: Options) -> tuple[str, ...]:
 
 
 def with_compaction_minimum(
-    ask: Callable[[Sequence[MessageQueue], OnError], Mapping[MessageQueue, int]],
+    fetch_first_kept: Callable[[Sequence[MessageQueue], OnError], Mapping[MessageQueue, int]],
     bounds: Bounds,
     positions: Positions,
-    silent: Container[str],
+    unavailable_brokers: Container[str],
     on_error: OnError,
 ) -> dict[MessageQueue, QueueBounds]:
     """Return ``bounds`` with the first offsets that brokers keep of compaction topics.
@@ -483,31 +500,35 @@ def with_compaction_minimum(
     Brokers are asked about queues whose position is before the minimum. Messages that compaction removed are no loss. If a
     broker does not answer, its queues are omitted.
     """
-    low = [q for q, b in bounds.items() if b.min_offset > positions.get(q, 0) and q.broker_name not in silent]
+    below_minimum = [
+        q for q, b in bounds.items() if b.min_offset > positions.get(q, 0) and q.broker_name not in unavailable_brokers
+    ]
     unknown: set[MessageQueue] = set()
 
-    def note(error: RocketMQError, queue: MessageQueue) -> None:
+    def note_error(error: RocketMQError, queue: MessageQueue) -> None:
         unknown.add(queue)
         on_error(error, queue)
 
-    kept = ask(low, note) if low else {}
+    first_kept = fetch_first_kept(below_minimum, note_error) if below_minimum else {}
     return {
-        queue: of._replace(min_offset=min(of.min_offset, kept[queue], positions.get(queue, kept[queue])))
-        if queue in kept
-        else of
-        for queue, of in bounds.items()
+        queue: queue_bounds._replace(
+            min_offset=min(queue_bounds.min_offset, first_kept[queue], positions.get(queue, first_kept[queue]))
+        )
+        if queue in first_kept
+        else queue_bounds
+        for queue, queue_bounds in bounds.items()
         if queue not in unknown
     }
 
 
 def topic_missing_everywhere(offsets: OffsetReader, topic: str, brokers: Iterable[str], deadline: Deadline) -> bool:
     """Whether each of these brokers answers that it does not have the topic."""
-    asked = [MessageQueue(topic, name, 0) for name in brokers]
-    unknown = set()
+    asked_queues = [MessageQueue(topic, name, 0) for name in brokers]
+    missing_queues = set()
 
-    def note(error: RocketMQError, queue: MessageQueue) -> None:
+    def note_error(error: RocketMQError, queue: MessageQueue) -> None:
         if isinstance(error, TopicNotFound):
-            unknown.add(queue)
+            missing_queues.add(queue)
 
-    offsets.bounds(asked, deadline, note)
-    return unknown == {*asked}
+    offsets.bounds(asked_queues, deadline, note_error)
+    return missing_queues == {*asked_queues}

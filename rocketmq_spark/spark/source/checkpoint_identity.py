@@ -75,38 +75,42 @@ def filter_of(record: Mapping[str, object]) -> dict[str, object]:
     return {name: record[name] for name in ("sql", "tags") if name in record}
 
 
-def check_checkpoint(options: Options, begin: Offsets) -> None:
+def check_checkpoint(options: Options, start: Offsets) -> None:
     """Raise ``CheckpointMismatch`` if the positions belong to another namespace, environment or set of topics than the options.
 
     Without this check, a query with a forgotten environment variable would omit queues, or read other queues from positions that
     mean nothing there. A query that waits for its first topic has no positions yet; its namespace and environment are compared.
     """
-    if not (begin.positions or begin.source_identity):
+    if not (start.positions or start.source_identity):
         return
-    was, now = begin.source_identity, source_identity(options)
-    pairs = []
-    if was.get("namespace", now["namespace"]) != now["namespace"]:
-        pairs.append(
+    recorded, current = start.source_identity, source_identity(options)
+    differences = []
+    if recorded.get("namespace", current["namespace"]) != current["namespace"]:
+        differences.append(
             (
-                _namespace_text(was),
-                _namespace_text(now),
-                "option 'namespace'" if was["namespace"] else "an empty option 'namespace'",
+                _namespace_text(recorded),
+                _namespace_text(current),
+                "option 'namespace'" if recorded["namespace"] else "an empty option 'namespace'",
             )
         )
-    of, mine = _environment_key(was), _environment_key(now)
-    if of != mine and (of or not _legacy_identity_matches(options, begin)):
-        pairs.append(
-            (_environment_text(of), _environment_text(mine), "option 'environment' (or variable ROCKETMQ_ENVIRONMENT)")
+    recorded_environment, environment = _environment_key(recorded), _environment_key(current)
+    if recorded_environment != environment and (recorded_environment or not _legacy_identity_matches(options, start)):
+        differences.append(
+            (
+                _environment_text(recorded_environment),
+                _environment_text(environment),
+                "option 'environment' (or variable ROCKETMQ_ENVIRONMENT)",
+            )
         )
-    elif was.get("environments") != now.get("environments") and not _layout_was_added(options, begin):
-        pairs.append((_layout_text(was), _layout_text(now), "option 'environments'"))
-    if pairs:
-        before, here, names = (" and ".join(words) for words in zip(*pairs, strict=True))
+    elif recorded.get("environments") != current.get("environments") and not _layout_was_added(options, start):
+        differences.append((_layout_text(recorded), _layout_text(current), "option 'environments'"))
+    if differences:
+        recorded_text, current_text, names = (" and ".join(words) for words in zip(*differences, strict=True))
         raise CheckpointMismatch(
-            f"the checkpoint is of {before}, and this query of {here}",
+            f"the checkpoint is of {recorded_text}, and this query of {current_text}",
             remedy=f"Start it with {names} as before, or with a new checkpointLocation",
         )
-    topics = sorted({queue.topic for queue in begin.positions})
+    topics = sorted({queue.topic for queue in start.positions})
     if topics and options.fail_on_data_loss == "fail" and not any(is_subscribed(options, topic) for topic in topics):
         raise CheckpointMismatch(
             f"the checkpoint is of {_topics_text(topics)}, and this query of {_subscription_text(options)}",
@@ -115,14 +119,16 @@ def check_checkpoint(options: Options, begin: Offsets) -> None:
         )
 
 
-def check_clusters(options: Options, begin: Offsets, clusters: Sequence[str]) -> None:
+def check_clusters(options: Options, start: Offsets, clusters: Sequence[str]) -> None:
     """Raise ``CheckpointMismatch`` if the positions belong to another cluster, whose topics have other messages.
 
     If ``failOnDataLoss`` is ``warn`` or ``ignore``, log a warning instead.
     """
-    if not (was := other_clusters(begin.source_identity, clusters)):
+    if not (recorded := other_clusters(start.source_identity, clusters)):
         return
-    text = f"the checkpoint is of cluster {', '.join(map(str, was))}, and this query of cluster {', '.join(clusters)}"
+    text = (
+        f"the checkpoint is of cluster {', '.join(map(str, recorded))}, and this query of cluster {', '.join(clusters)}"
+    )
     if options.fail_on_data_loss != "fail":
         logger.warning("%s: the positions are those of the checkpoint's cluster", text)
         return
@@ -133,17 +139,17 @@ def check_clusters(options: Options, begin: Offsets, clusters: Sequence[str]) ->
     )
 
 
-def other_clusters(reads: Mapping[str, object], clusters: Sequence[str]) -> list[str]:
-    """Return the clusters that the identity ``reads`` records if none of them is in ``clusters``; otherwise an empty list."""
-    was = reads.get("clusters")
-    return was if isinstance(was, list) and clusters and not {*was} & {*clusters} else []
+def other_clusters(identity: Mapping[str, object], clusters: Sequence[str]) -> list[str]:
+    """Return the clusters that the identity ``identity`` records if none of them is in ``clusters``; otherwise an empty list."""
+    recorded = identity.get("clusters")
+    return recorded if isinstance(recorded, list) and clusters and not {*recorded} & {*clusters} else []
 
 
-def is_other_source(options: Options, of: Offsets) -> bool:
+def is_other_source(options: Options, offsets: Offsets) -> bool:
     """Whether offsets were written by a source with another namespace, environment or group than the options have."""
-    was, now = of.source_identity, source_identity(options)
-    other = any(name in was and was[name] != now.get(name) for name in ("namespace", "group"))
-    return other or _environment_key(was) != _environment_key(now)
+    recorded, current = offsets.source_identity, source_identity(options)
+    differs = any(name in recorded and recorded[name] != current.get(name) for name in ("namespace", "group"))
+    return differs or _environment_key(recorded) != _environment_key(current)
 
 
 def _namespace_text(record: Mapping[str, object]) -> str:
@@ -170,39 +176,39 @@ def _layout_text(record: Mapping[str, object]) -> str:
     return f"environment {record['environment']!r} " + (f"of {layout}" if layout else "by its number alone")
 
 
-def _layout_was_added(options: Options, begin: Offsets) -> bool:
+def _layout_was_added(options: Options, start: Offsets) -> bool:
     """Whether offsets that record no layout have only positions of queues that the environment of the options owns."""
-    mine = environment_of(options)
-    if "environments" in begin.source_identity or mine is None or mine.by_position:
+    environment = environment_of(options)
+    if "environments" in start.source_identity or environment is None or environment.by_position:
         return False
-    return _owns_all_positions(mine, begin)
+    return _owns_all_positions(environment, start)
 
 
-def _legacy_identity_matches(options: Options, begin: Offsets) -> bool:
+def _legacy_identity_matches(options: Options, start: Offsets) -> bool:
     """Whether offsets of an older release, which record no environment, may belong to the environment of the options."""
-    mine = environment_of(options)
-    if mine is None:
+    environment = environment_of(options)
+    if environment is None:
         return False
-    if begin.environment:
-        return set(begin.environment.values()) == {mine.number}
-    if mine.by_position:
+    if start.environment:
+        return set(start.environment.values()) == {environment.number}
+    if environment.by_position:
         # ``check_environment_queues`` compares the queues when brokers have answered.
-        return _lacks_environment_record(begin)
-    return _owns_all_positions(mine, begin)
+        return _lacks_environment_record(start)
+    return _owns_all_positions(environment, start)
 
 
-def _owns_all_positions(mine: Environment, begin: Offsets) -> bool:
+def _owns_all_positions(environment: Environment, start: Offsets) -> bool:
     """Whether an environment owns all queues with a position, except those of retry and dead-letter topics."""
-    queues = _without_special_topics(begin.positions)
-    return set(mine.owned(queues, may_lack={q.topic for q in queues})) == queues
+    queues = _without_special_topics(start.positions)
+    return set(environment.owned(queues, may_lack={q.topic for q in queues})) == queues
 
 
-def _lacks_environment_record(begin: Offsets) -> bool:
+def _lacks_environment_record(start: Offsets) -> bool:
     """Whether offsets may have been written by a release that did not record environments."""
     return (
-        not begin.environment
-        and "namespace" not in begin.source_identity
-        and "environment" not in begin.source_identity
+        not start.environment
+        and "namespace" not in start.source_identity
+        and "environment" not in start.source_identity
     )
 
 
@@ -210,14 +216,19 @@ def _without_special_topics(queues: Iterable[MessageQueue]) -> set[MessageQueue]
     return {queue for queue in queues if not queue.topic.startswith(_SPECIAL_PREFIXES)}
 
 
-def check_environment_queues(options: Options, begin: Offsets, owned: Collection[MessageQueue]) -> None:
+def check_environment_queues(options: Options, start: Offsets, owned: Collection[MessageQueue]) -> None:
     """Raise ``CheckpointMismatch`` if offsets without a recorded environment have positions of other queues than ``owned``, the
     queues that the environment of the options owns by its number.
     """
-    mine = environment_of(options)
-    if mine is None or not mine.by_position or not begin.positions or not _lacks_environment_record(begin):
+    environment = environment_of(options)
+    if (
+        environment is None
+        or not environment.by_position
+        or not start.positions
+        or not _lacks_environment_record(start)
+    ):
         return
-    queues, topics = _without_special_topics(begin.positions), {queue.topic for queue in begin.positions}
+    queues, topics = _without_special_topics(start.positions), {queue.topic for queue in start.positions}
     expected = {queue for queue in _without_special_topics(owned) if queue.topic in topics}
     if queues != expected:
         raise CheckpointMismatch(
@@ -227,8 +238,8 @@ def check_environment_queues(options: Options, begin: Offsets, owned: Collection
         )
 
 
-def _environment_text(named: tuple[object, ...]) -> str:
-    return f"environment {' with '.join(map(repr, named))}" if named else "no environment"
+def _environment_text(key: tuple[object, ...]) -> str:
+    return f"environment {' with '.join(map(repr, key))}" if key else "no environment"
 
 
 class RecordedPattern(NamedTuple):
@@ -238,56 +249,60 @@ class RecordedPattern(NamedTuple):
     include_internal: bool
 
 
-def recorded_pattern(reads: Mapping[str, object]) -> RecordedPattern | None:
+def recorded_pattern(identity: Mapping[str, object]) -> RecordedPattern | None:
     """Return the pattern in an identity; None if the source names its topics, or if an older release wrote the identity."""
-    pattern = reads.get("subscribePattern")
-    return RecordedPattern(pattern, bool(reads.get("includeInternal"))) if isinstance(pattern, str) else None
+    pattern = identity.get("subscribePattern")
+    return RecordedPattern(pattern, bool(identity.get("includeInternal"))) if isinstance(pattern, str) else None
 
 
-def recorded_topics(reads: Mapping[str, object]) -> set[str]:
+def recorded_topics(identity: Mapping[str, object]) -> set[str]:
     """Return the topics in an identity; empty if the source has a pattern, or if an older release wrote the identity.
 
     When the batch was planned, each of these topics existed or was known to be deleted.
     """
-    choices = (reads.get("subscribe"), reads.get("assign"))
-    return {str(topic) for topics in choices if isinstance(topics, list | Mapping) for topic in topics}
+    subscriptions = (identity.get("subscribe"), identity.get("assign"))
+    return {str(topic) for topics in subscriptions if isinstance(topics, list | Mapping) for topic in topics}
 
 
-def recorded_queues(reads: Mapping[str, object]) -> set[MessageQueue]:
+def recorded_queues(identity: Mapping[str, object]) -> set[MessageQueue]:
     """Return the assigned queues in an identity. When the batch was planned, each existed or was known to be deleted."""
-    if "assign" not in reads:
+    if "assign" not in identity:
         return set()
     try:
-        return {*assignment(json.dumps(reads["assign"]))}
+        return {*assignment(json.dumps(identity["assign"]))}
     except ValueError as e:
-        raise OffsetError(f"reads/assign: {reads['assign']!r} cannot be used; expected {e}") from e
+        raise OffsetError(f"reads/assign: {identity['assign']!r} cannot be used; expected {e}") from e
 
 
-def queues_of_next_batch(of: Offsets, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+def queues_of_next_batch(offsets: Offsets, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
     """Return those of ``queues`` that a source with these offsets reads in its next batch."""
     candidates = list(queues)
-    known = [queue for queue in candidates if queue in of.positions]
-    if of.source_identity.get("newQueues") is False:
+    with_position = [queue for queue in candidates if queue in offsets.positions]
+    if offsets.source_identity.get("newQueues") is False:
         if not partitioning.allocates_every_queue(
-            of.plan.get("allocationStrategy")
+            offsets.plan.get("allocationStrategy")
         ):  # the strategy may omit new queues
-            return known
-        assigned = recorded_queues(of.source_identity)
-        return [queue for queue in candidates if queue in of.positions or queue in assigned]
-    if "environment" not in of.source_identity or of.source_identity.get("environmentMode") == "suffix":
+            return with_position
+        assigned = recorded_queues(offsets.source_identity)
+        return [queue for queue in candidates if queue in offsets.positions or queue in assigned]
+    if "environment" not in offsets.source_identity or offsets.source_identity.get("environmentMode") == "suffix":
         return candidates
-    mine = _recorded_environment(of)
-    return known if mine is None else mine.owned(candidates, of.environment, {queue.topic for queue in candidates})
+    environment = _recorded_environment(offsets)
+    return (
+        with_position
+        if environment is None
+        else environment.owned(candidates, offsets.environment, {queue.topic for queue in candidates})
+    )
 
 
-def _recorded_environment(of: Offsets) -> Environment | None:
+def _recorded_environment(offsets: Offsets) -> Environment | None:
     """Return the environment that offsets record; None if an older release wrote them, which did not record its queues."""
-    name, layout = str(of.source_identity["environment"]), of.source_identity.get("environments")
+    name, layout = str(offsets.source_identity["environment"]), offsets.source_identity.get("environments")
     if isinstance(layout, list):
-        pairs = (text.rpartition(":") for text in map(str, layout))
+        listed = (text.rpartition(":") for text in map(str, layout))
         return Environment(
-            name, listed=frozenset((broker.replace("*", ANY_BROKER), int(id_)) for broker, _, id_ in pairs)
+            name, listed=frozenset((broker.replace("*", ANY_BROKER), int(queue_id)) for broker, _, queue_id in listed)
         )
-    if isinstance(layout, int) or of.environment:
+    if isinstance(layout, int) or offsets.environment:
         return Environment.of(name, layout)
     return None

@@ -34,15 +34,15 @@ def _count_text(parts: Sequence[OffsetRange]) -> str:
     return f"{'at least ' if len(sizes) < len(parts) else ''}{sum(sizes)}"
 
 
-def report_data_loss(policy: str, lost: Sequence[tuple[OffsetRange, Cause]]) -> None:
+def report_data_loss(policy: str, losses: Sequence[tuple[OffsetRange, Cause]]) -> None:
     """Raise ``DataLossError``, or log one line, depending on ``policy``, which is ``fail``, ``warn`` or ``ignore``."""
-    if not lost:
+    if not losses:
         return
-    shown = "; ".join(f"{_range_text(part)} ({cause.value})" for part, cause in lost[:10])
-    more = f" and {len(lost) - 10} more" if len(lost) > 10 else ""
-    text = f"{_count_text([part for part, _ in lost])} offsets cannot be read any more: {shown}{more}"
+    ranges_text = "; ".join(f"{_range_text(part)} ({cause.value})" for part, cause in losses[:10])
+    more_text = f" and {len(losses) - 10} more" if len(losses) > 10 else ""
+    text = f"{_count_text([part for part, _ in losses])} offsets cannot be read any more: {ranges_text}{more_text}"
     if policy == "fail":
-        first = lost[0][0].queue
-        remedy = _REMEDY_OF_RESET if any(cause is Cause.WENT_BACK for _, cause in lost) else _REMEDY
+        first = losses[0][0].queue
+        remedy = _REMEDY_OF_RESET if any(cause is Cause.WENT_BACK for _, cause in losses) else _REMEDY
         raise DataLossError(text, topic=first.topic, queue=str(first), remedy=remedy)
     logger.log(logging.WARNING if policy == "warn" else logging.INFO, "%s; failOnDataLoss=%s", text, policy)

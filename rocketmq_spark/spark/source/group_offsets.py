@@ -44,80 +44,82 @@ class GroupOffsets:
         self._warned_of_other_committer = False
         self._next_check_s = 0.0
 
-    def commit(self, positions: Positions, reads: Mapping[str, object] = MappingProxyType({})) -> None:
+    def commit(self, positions: Positions, source_identity: Mapping[str, object] = MappingProxyType({})) -> None:
         """Commit the positions that changed. Retriable failures are retried by a later call; other errors are raised.
 
-        ``reads`` is the source identity of the positions: positions of another cluster are not committed. A broker that hangs
-        delays the call only for a moment.
+        ``source_identity`` is the source identity of the positions: positions of another cluster are not committed. A broker that
+        hangs delays the call only for a moment.
         """
         if "group" not in self._options.given:
             return
-        waiting = self._failed_offsets if self._now() < self._retry_at_s else {}
-        changed = {q: o for q, o in positions.items() if self._committed.get(q) != o and waiting.get(q) != o}
-        if self._checked_members and not changed:
+        delayed = self._failed_offsets if self._now() < self._retry_at_s else {}
+        changed_offsets = {q: o for q, o in positions.items() if self._committed.get(q) != o and delayed.get(q) != o}
+        if self._checked_members and not changed_offsets:
             return
-        routed = self._of_existing_topics(changed, reads)
+        offsets_to_commit = self._of_existing_topics(changed_offsets, source_identity)
         if not self._checked_members:
             self._checked_members = True
             self._warn_of_members(positions)
-        self._warn_of_other_committer(routed)
-        failed = self._commit_each(routed)
+        self._warn_of_other_committer(offsets_to_commit)
+        failed = self._commit_each(offsets_to_commit)
         # If a broker did not answer, its offset is unknown. Queues without a position are read by another process now.
-        known = {q: offset for q, offset in {**self._committed, **routed}.items() if q in positions}
-        self._committed = {q: offset for q, offset in known.items() if q not in failed}
+        now_committed = {q: offset for q, offset in {**self._committed, **offsets_to_commit}.items() if q in positions}
+        self._committed = {q: offset for q, offset in now_committed.items() if q not in failed}
         for error in failed.values():
             if not error.retriable:
                 raise error
-        self._schedule_retry(positions, changed, failed)
+        self._schedule_retry(positions, changed_offsets, failed)
 
     def _commit_each(self, offsets: Positions) -> dict[MessageQueue, RocketMQError]:
-        group, within_s = self._options.group, self._options.request_timeout
+        group, timeout_s = self._options.group, self._options.request_timeout
         committer = session.committer(self._options)
-        failed = committer.commit_each(group, offsets, Deadline.after(within_s), COMMIT_GRACE_S)
-        unknown = {q: offsets[q] for q, error in failed.items() if isinstance(error, GroupNotFound)}
-        if unknown:
+        failed = committer.commit_each(group, offsets, Deadline.after(timeout_s), COMMIT_GRACE_S)
+        of_unknown_group = {q: offsets[q] for q, error in failed.items() if isinstance(error, GroupNotFound)}
+        if of_unknown_group:
             try:
-                self._create_group(unknown)
+                self._create_group(of_unknown_group)
             except RocketMQError as e:
                 if not e.retriable:
                     raise
-                return {**failed, **dict.fromkeys(unknown, e)}
-            again = committer.commit_each(group, unknown, Deadline.after(within_s), COMMIT_GRACE_S)
-            failed = {**{q: error for q, error in failed.items() if q not in unknown}, **again}
+                return {**failed, **dict.fromkeys(of_unknown_group, e)}
+            failed_again = committer.commit_each(group, of_unknown_group, Deadline.after(timeout_s), COMMIT_GRACE_S)
+            failed = {**{q: error for q, error in failed.items() if q not in of_unknown_group}, **failed_again}
         return failed
 
     def _schedule_retry(
-        self, positions: Positions, changed: Positions, failed: Mapping[MessageQueue, RocketMQError]
+        self, positions: Positions, changed_offsets: Positions, failed: Mapping[MessageQueue, RocketMQError]
     ) -> None:
         """Remember the failed offsets for the next attempt. Logs one line at the first failure, and one when all are stored."""
-        sent, waited = {**self._failed_offsets, **changed}, self._failed_offsets
-        self._failed_offsets = {q: o for q, o in sent.items() if q in positions and self._committed.get(q) != o}
+        unfinished, failed_before = {**self._failed_offsets, **changed_offsets}, self._failed_offsets
+        self._failed_offsets = {q: o for q, o in unfinished.items() if q in positions and self._committed.get(q) != o}
         if failed and not self._is_failing:
             self._is_failing = True
             error = next(iter(failed.values()))
             logger.warning("the offsets of group %s are committed later: %s", self._options.group, error)
         if not self._failed_offsets:
-            if self._is_failing and waited.keys() & self._committed.keys():  # otherwise only their queues disappeared
+            if (
+                self._is_failing and failed_before.keys() & self._committed.keys()
+            ):  # otherwise only their queues disappeared
                 logger.warning("the offsets of group %s can be committed again", self._options.group)
             self._is_failing, self._retry_pause_s = False, _MIN_RETRY_PAUSE_S
-        if self._failed_offsets.keys() & changed.keys():
+        if self._failed_offsets.keys() & changed_offsets.keys():
             self._retry_at_s = self._now() + self._retry_pause_s
             self._retry_pause_s = min(2 * self._retry_pause_s, _MAX_RETRY_PAUSE_S)
 
     def _warn_of_other_committer(self, offsets: Positions) -> None:
         """Warn once if another process, most likely another query, commits offsets of the group."""
-        mine = {q: self._committed[q] for q in sorted(offsets) if q in self._committed}
-        if self._warned_of_other_committer or not mine or self._now() < self._next_check_s:
+        committed_before = {q: self._committed[q] for q in sorted(offsets) if q in self._committed}
+        if self._warned_of_other_committer or not committed_before or self._now() < self._next_check_s:
             return
         self._next_check_s = self._now() + _CHECK_INTERVAL_S
-        queue = next(iter(mine))
+        queue = next(iter(committed_before))
         try:
             deadline = Deadline.after(min(COMMIT_GRACE_S, self._options.request_timeout))
             committed = session.offsets(self._options).committed(self._options.group, [queue], deadline)[queue]
         except RocketMQError:
             return  # a later call checks again
         # The source and a ``GroupOffsetListener`` commit the same offsets, in any order.
-        if committed is not None and committed not in (mine[queue], offsets[queue]):
+        if committed is not None and committed not in (committed_before[queue], offsets[queue]):
             self._warned_of_other_committer = True
             logger.warning(
                 "group %s: the offset of %s was stored as %d by this query and is %d now: another query or consumer uses the "
@@ -125,24 +127,26 @@ class GroupOffsets:
                 "own group",
                 self._options.group,
                 queue,
-                mine[queue],
+                committed_before[queue],
                 committed,
             )
 
-    def _of_existing_topics(self, positions: Positions, reads: Mapping[str, object]) -> dict[MessageQueue, int]:
+    def _of_existing_topics(
+        self, positions: Positions, source_identity: Mapping[str, object]
+    ) -> dict[MessageQueue, int]:
         """Return the positions of topics that exist in their cluster. A listener may have no route yet, so this fetches it."""
-        known, routes = set(), session.routes(self._options)
+        existing, routes = set(), session.routes(self._options)
         for topic in sorted({queue.topic for queue in positions}):
             try:
                 route = routes.get(topic)
             except RocketMQError as e:
                 logger.info("the offsets of topic %s are not committed now: %s", topic, e)
                 continue
-            if others := checkpoint_identity.other_clusters(reads, checkpoint_identity.clusters_of([route])):
+            if others := checkpoint_identity.other_clusters(source_identity, checkpoint_identity.clusters_of([route])):
                 logger.info("topic %s is of cluster %s: its offsets are not committed", topic, ", ".join(others))
             else:
-                known.add(topic)
-        return {queue: offset for queue, offset in positions.items() if queue.topic in known}
+                existing.add(topic)
+        return {queue: offset for queue, offset in positions.items() if queue.topic in existing}
 
     def _create_group(self, offsets: Positions) -> None:
         """Create the group on the brokers of ``offsets``, which do not have it. Other brokers keep their settings of it."""

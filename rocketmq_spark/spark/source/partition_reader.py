@@ -100,20 +100,20 @@ def replica_mismatches(
     if not starts:
         return frozenset()
     deadline = Deadline.after(options.request_timeout)
-    unsure: set[MessageQueue] = set()
+    mismatched: set[MessageQueue] = set()
 
-    def of_master(error: RocketMQError, queue: MessageQueue) -> None:
+    def note_master_error(error: RocketMQError, queue: MessageQueue) -> None:
         if error.broker_code is not None:
-            unsure.add(queue)
+            mismatched.add(queue)
 
-    def of_slave(error: RocketMQError, queue: MessageQueue) -> None:
-        unsure.add(queue)
+    def note_slave_error(error: RocketMQError, queue: MessageQueue) -> None:
+        mismatched.add(queue)
 
-    at_masters = offsets.store_times_ms(options.group, starts, deadline, on_error=of_master)
+    at_masters = offsets.store_times_ms(options.group, starts, deadline, on_error=note_master_error)
     # Unless only slaves are read, tasks can read the master, so a slave that hangs must not delay each batch for long.
-    soon = deadline if options.read_from == "slave" else deadline.within(_SLAVE_TIMEOUT_S)
-    at_slaves = offsets.store_times_ms(options.group, starts, soon, "slave", of_slave)
-    return frozenset(unsure.union(queue for queue, ms in at_slaves.items() if at_masters.get(queue, ms) != ms))
+    slave_deadline = deadline if options.read_from == "slave" else deadline.within(_SLAVE_TIMEOUT_S)
+    at_slaves = offsets.store_times_ms(options.group, starts, slave_deadline, "slave", note_slave_error)
+    return frozenset(mismatched.union(queue for queue, ms in at_slaves.items() if at_masters.get(queue, ms) != ms))
 
 
 def _has_master_and_slave(routes: RouteReader, broker_name: str) -> bool:
@@ -127,29 +127,33 @@ def _has_master_and_slave(routes: RouteReader, broker_name: str) -> bool:
 def input_partitions(
     routes: RouteReader,
     tasks: Sequence[Iterable[OffsetRange]],
-    differing: Collection[MessageQueue] = (),
+    mismatched_queues: Collection[MessageQueue] = (),
     end: Offsets | None = None,
     numbers: Mapping[MessageQueue, int] = MappingProxyType({}),
 ) -> list[RangePartition]:
     """Return the partitions of a batch, each with the addresses that its task needs. ``end`` is the end of a stream's batch, and
     ``numbers`` are the partition numbers of the queues with ``kafkaColumns``.
     """
-    known: dict[str, str] = {}
+    addresses_by_broker: dict[str, str] = {}
     for broker_name in {r.queue.broker_name for task in tasks for r in task}:
         try:
-            known[broker_name] = routes.address(broker_name)
+            addresses_by_broker[broker_name] = routes.address(broker_name)
         except RocketMQError as e:
             logger.info("tasks look up broker %s themselves: %s", broker_name, e)
-    planned = []
+    partitions = []
     for task in tasks:
-        names = sorted({r.queue.broker_name for r in task} & known.keys())
-        others = frozenset(r.queue for r in task if r.queue in differing)
-        addresses = tuple((name, known[name]) for name in names)
-        seen = () if end is None else [(end.positions[r.queue], end.newest_store_ms.get(r.queue, 0)) for r in task]
-        queue_ends, newest_ms = zip(*seen, strict=True) if seen else ((), ())
-        of_queues = tuple(numbers[r.queue] for r in task) if numbers else ()
-        planned.append(RangePartition(tuple(task), addresses, others, queue_ends, newest_ms, of_queues))
-    return planned
+        broker_names = sorted({r.queue.broker_name for r in task} & addresses_by_broker.keys())
+        mismatched_of_task = frozenset(r.queue for r in task if r.queue in mismatched_queues)
+        addresses = tuple((name, addresses_by_broker[name]) for name in broker_names)
+        batch_ends = (
+            () if end is None else [(end.positions[r.queue], end.newest_store_ms.get(r.queue, 0)) for r in task]
+        )
+        queue_ends, newest_ms = zip(*batch_ends, strict=True) if batch_ends else ((), ())
+        task_numbers = tuple(numbers[r.queue] for r in task) if numbers else ()
+        partitions.append(
+            RangePartition(tuple(task), addresses, mismatched_of_task, queue_ends, newest_ms, task_numbers)
+        )
+    return partitions
 
 
 def read_partition(
@@ -169,52 +173,60 @@ def read_partition(
     # Imported here, because the driver starts a new process for each stream, which need not wait for it.
     from rocketmq_spark.columnar.decode.decoder import Decoder
 
-    decoded = kafka.columns_to_decode(columns) if options.kafka_columns else columns
+    decoded_columns = kafka.columns_to_decode(columns) if options.kafka_columns else columns
     numbers = dict(zip((r.queue for r in partition.ranges), partition.partition_numbers, strict=False))
     puller = session.puller(options)
     addresses = dict(partition.addresses)
-    bad = Bad(options.bad_message)
-    lost = on_loss or functools.partial(_handle_loss, options, puller)
+    bad_messages = Bad(options.bad_message)
+    handle_loss = on_loss or functools.partial(_handle_loss, options, puller)
     # Cached for each topic, because the answer may change, and the pulls of one connection have one filter.
-    at_brokers = functools.cache(
-        lambda broker, topic, wanted: puller.at_brokers(MessageQueue(topic, broker, 0), wanted)
+    broker_filter = functools.cache(
+        lambda broker, topic, pull_filter: puller.at_brokers(MessageQueue(topic, broker, 0), pull_filter)
     )
-    seen = dict(
+    batch_ends = dict(
         zip(
             (r.queue for r in partition.ranges),
             zip(partition.queue_ends, partition.newest_ms, strict=True),
             strict=False,  # a batch read has none
         )
     )
-    by_place = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
-    for (broker_name, filtered, wanted, differs), group in groupby(
-        by_place, key=lambda r: (*_pull_key(options, at_brokers, r), r.queue in partition.mismatched_queues)
+    sorted_ranges = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
+    for (broker_name, topic_filter, pull_filter, is_mismatched), group in groupby(
+        sorted_ranges, key=lambda r: (*_pull_key(options, broker_filter, r), r.queue in partition.mismatched_queues)
     ):
-        mine = replace(puller, read_from="master") if differs else puller
+        range_puller = replace(puller, read_from="master") if is_mismatched else puller
         ranges = list(group)
-        recreated = _recreation_check(options, ranges, seen)
-        pulls = reading.read(mine, ranges, lost, wanted, addresses.get(broker_name), recreated)
+        recreation_check = _recreation_check(options, ranges, batch_ends)
+        pulls = reading.read(
+            range_puller, ranges, handle_loss, pull_filter, addresses.get(broker_name), recreation_check
+        )
         decoder = Decoder(
-            pulls.queues, decoded, options.include_properties, filtered, pulls.on_holes, pulls.bounded, bad
+            pulls.queues,
+            decoded_columns,
+            options.include_properties,
+            topic_filter,
+            pulls.on_holes,
+            pulls.bounded,
+            bad_messages,
         )
         with _with_waiting_advice(broker_name, streaming):
-            for fetched in pulls.fetch():
-                for batch in filter(len, decoder.batches(fetched, _BATCH_BYTES)):
+            for buffer in pulls.fetch():
+                for batch in filter(len, decoder.batches(buffer, _BATCH_BYTES)):
                     yield kafka.kafka_batch(batch, columns, broker_name, numbers) if options.kafka_columns else batch
-    bad.summary()
+    bad_messages.summary()
 
 
 def _recreation_check(
-    options: Options, ranges: Sequence[OffsetRange], seen: Mapping[MessageQueue, tuple[int, int]]
+    options: Options, ranges: Sequence[OffsetRange], batch_ends: Mapping[MessageQueue, tuple[int, int]]
 ) -> RecreatedTopics | None:
-    newest_ms = [seen[r.queue][1] if r.queue in seen else 0 for r in ranges]
+    newest_ms = [batch_ends[r.queue][1] if r.queue in batch_ends else 0 for r in ranges]
     if not any(newest_ms):
         return None
     from rocketmq_spark.pull.recreated import (
         RecreatedTopics,  # here, because it needs numpy, and commands import this module
     )
 
-    return RecreatedTopics(ranges, newest_ms, lambda queue: _is_topic_recreated(options, queue, *seen[queue]))
+    return RecreatedTopics(ranges, newest_ms, lambda queue: _is_topic_recreated(options, queue, *batch_ends[queue]))
 
 
 def _is_topic_recreated(options: Options, queue: MessageQueue, end: int, newest_ms: int) -> bool:
@@ -248,15 +260,15 @@ def _with_waiting_advice(broker_name: str, streaming: bool) -> Iterator[None]:
         raise
 
 
-def add_waiting_advice(error: RocketMQError, whom: str, streaming: bool) -> None:
+def add_waiting_advice(error: RocketMQError, broker: str, streaming: bool) -> None:
     """Add ``waiting_advice`` to the remedy of ``error``, after its own remedy, such as the one for an unreachable address."""
-    error.remedy = f"{error.remedy or f'Start {whom}'}. {waiting_advice(whom, streaming)}"
+    error.remedy = f"{error.remedy or f'Start {broker}'}. {waiting_advice(broker, streaming)}"
 
 
-def waiting_advice(whom: str, streaming: bool) -> str:
+def waiting_advice(broker: str, streaming: bool) -> str:
     """Return advice after a broker did not answer within ``readDeadline``. A stream cannot skip a batch that is planned."""
     remedy = (
-        f"Nothing is lost: a task waits for {whom} as long as option 'readDeadline' says, and then Spark "
+        f"Nothing is lost: a task waits for {broker} as long as option 'readDeadline' says, and then Spark "
         "repeats the task; with master local[*] it does not, with local[*,4] it does"
     )
     if not streaming:
@@ -265,14 +277,14 @@ def waiting_advice(whom: str, streaming: bool) -> str:
 
 
 def _pull_key(
-    options: Options, at_brokers: Callable[[str, str, Filter], Filter], r: OffsetRange
+    options: Options, broker_filter: Callable[[str, str, Filter], Filter], r: OffsetRange
 ) -> tuple[str, Filter, Filter]:
-    queue, filtered = r.queue, subscription.filter_of_topic(options, r.queue.topic)
-    return queue.broker_name, filtered, at_brokers(queue.broker_name, queue.topic, filtered)
+    queue, topic_filter = r.queue, subscription.filter_of_topic(options, r.queue.topic)
+    return queue.broker_name, topic_filter, broker_filter(queue.broker_name, queue.topic, topic_filter)
 
 
-def _handle_loss(options: Options, puller: Puller, part: OffsetRange, cause: Cause) -> None:
+def _handle_loss(options: Options, puller: Puller, lost_range: OffsetRange, cause: Cause) -> None:
     if cause is Cause.WENT_BACK:
         with contextlib.suppress(RocketMQError):  # if the broker does not answer, the cause stays as it is
-            cause = Cause.NOT_KEPT if puller.compacted(part.queue) else cause
-    data_loss.report_data_loss(options.fail_on_data_loss, [(part, cause)])
+            cause = Cause.NOT_KEPT if puller.compacted(lost_range.queue) else cause
+    data_loss.report_data_loss(options.fail_on_data_loss, [(lost_range, cause)])

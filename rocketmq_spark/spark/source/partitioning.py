@@ -109,30 +109,34 @@ def partition_id(number: int) -> str:
 def allocated_queues(
     options: Options,
     queues: Sequence[MessageQueue],
-    kept: Collection[MessageQueue] = (),
-    may_lack: Container[str] = (),
-    there: Sequence[MessageQueue] | None = None,
+    owned_before: Collection[MessageQueue] = (),
+    topics_without_queues: Container[str] = (),
+    all_queues: Sequence[MessageQueue] | None = None,
 ) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
     """Return the queues that the source reads, and the queues that the strategy allocates to no partition.
 
-    ``kept`` are queues that the environment of the source owned before. ``may_lack`` are topics of which the environment may have
-    no queue now. If ``queues`` come from option ``assign``, ``there`` has all queues of their topics, which determine the queues
-    of the environment. Raises ``OptionError`` for an assigned queue of another environment.
+    ``owned_before`` are queues that the environment of the source owned before. ``topics_without_queues`` are topics of which the
+    environment may have no queue now. If ``queues`` come from option ``assign``, ``all_queues`` has all queues of their topics,
+    which determine the queues of the environment. Raises ``OptionError`` for an assigned queue of another environment.
     """
-    mine = environment_of(options)
-    if mine is not None:
-        owned = mine.owned(queues if there is None else there, kept, may_lack)
-        if there is not None:
-            owned = _assigned_of_environment(mine, queues, owned)
-        left = frozenset(queues) - set(owned) if options.allocation_strategy == "environment" else frozenset()
-        if left:
-            return owned, left
+    environment = environment_of(options)
+    if environment is not None:
+        owned = environment.owned(queues if all_queues is None else all_queues, owned_before, topics_without_queues)
+        if all_queues is not None:
+            owned = _assigned_of_environment(environment, queues, owned)
+        unallocated = frozenset(queues) - set(owned) if options.allocation_strategy == "environment" else frozenset()
+        if unallocated:
+            return owned, unallocated
         queues = owned
     if allocates_every_queue(options.allocation_strategy) or not queues:
         return sorted(queues), frozenset()
-    count = options.num_partitions or len(queues)
-    shared = {queue for share in _allocate_partitions(Partitioning.of(options), queues, count) for queue in share}
-    return sorted(shared), frozenset(queues) - shared
+    partitions = options.num_partitions or len(queues)
+    allocated = {
+        queue
+        for of_partition in _allocate_partitions(Partitioning.of(options), queues, partitions)
+        for queue in of_partition
+    }
+    return sorted(allocated), frozenset(queues) - allocated
 
 
 def allocates_every_queue(allocation_strategy: object) -> bool:
@@ -141,67 +145,74 @@ def allocates_every_queue(allocation_strategy: object) -> bool:
 
 
 def _assigned_of_environment(
-    mine: Environment, assigned: Sequence[MessageQueue], owned: Collection[MessageQueue]
+    environment: Environment, assigned: Sequence[MessageQueue], owned: Collection[MessageQueue]
 ) -> list[MessageQueue]:
-    others = sorted(set(assigned) - set(owned))
-    if others:
+    not_owned = sorted(set(assigned) - set(owned))
+    if not_owned:
         raise OptionError(
-            f"option 'assign' names {', '.join(map(str, others))}, which environment {mine.name!r} does not own; expected "
+            f"option 'assign' names {', '.join(map(str, not_owned))}, which environment {environment.name!r} does not own; "
+            f"expected "
             f"any of {', '.join(map(str, owned)) or 'none'}"
         )
     return sorted(assigned)
 
 
-def _allocate_partitions(rules: Partitioning, queues: Sequence[MessageQueue], count: int) -> list[list[MessageQueue]]:
+def _allocate_partitions(
+    partitioning: Partitioning, queues: Sequence[MessageQueue], count: int
+) -> list[list[MessageQueue]]:
     """Return the queues of each partition. As in Java, the strategy allocates the queues of each topic separately."""
-    if rules.allocation_strategy == "environment":  # this strategy gives all queues to each consumer
+    if partitioning.allocation_strategy == "environment":  # this strategy gives all queues to each consumer
         return [sorted(queues)]
     consumers = [partition_id(i) for i in range(count)]
-    config = _strategy_config(rules, consumers)
-    shares: dict[str, list[MessageQueue]] = {consumer: [] for consumer in consumers}
+    config = _strategy_config(partitioning, consumers)
+    queues_of: dict[str, list[MessageQueue]] = {consumer: [] for consumer in consumers}
     for _, of_topic in groupby(sorted(queues), key=lambda queue: queue.topic):
-        for consumer, share in allocate_all(rules.allocation_strategy, list(of_topic), consumers, **config).items():
-            shares[consumer] += share
-    return [shares[consumer] for consumer in consumers]
+        for consumer, queues_of_topic in allocate_all(
+            partitioning.allocation_strategy, list(of_topic), consumers, **config
+        ).items():
+            queues_of[consumer] += queues_of_topic
+    return [queues_of[consumer] for consumer in consumers]
 
 
-def _strategy_config(rules: Partitioning, consumers: Sequence[str]) -> dict[str, Any]:
-    rooms = rules.partition_rooms
+def _strategy_config(partitioning: Partitioning, consumers: Sequence[str]) -> dict[str, Any]:
+    rooms = partitioning.partition_rooms
     config: dict[str, Any] = {
-        "allocationConfig": rules.allocation_config,
-        "machineRooms": list(rules.machine_rooms) or None,
+        "allocationConfig": partitioning.allocation_config,
+        "machineRooms": list(partitioning.machine_rooms) or None,
         "partitionRooms": dict(zip(consumers, cycle(rooms), strict=False)) if rooms else None,
-        "environment": rules.environment,
-        "environments": rules.environments,
+        "environment": partitioning.environment,
+        "environments": partitioning.environments,
     }
     return {name: value for name, value in config.items() if value is not None}
 
 
-def partition_count(rules: Partitioning, ranges: Sequence[OffsetRange]) -> int:
+def partition_count(partitioning: Partitioning, ranges: Sequence[OffsetRange]) -> int:
     """Return the number of partitions: enough for the backlog, at most one per queue."""
-    if rules.num_partitions is not None:
-        return rules.num_partitions
+    if partitioning.num_partitions is not None:
+        return partitioning.num_partitions
     rows = _rows(ranges)
-    return max(1, min(len(ranges), -(-rows // rules.rows_per_task)))
+    return max(1, min(len(ranges), -(-rows // partitioning.rows_per_task)))
 
 
-def plan_tasks(rules: Partitioning, queues: Iterable[MessageQueue], ranges: Sequence[OffsetRange]) -> list[Task]:
+def plan_tasks(partitioning: Partitioning, queues: Iterable[MessageQueue], ranges: Sequence[OffsetRange]) -> list[Task]:
     """Return the tasks. Each range is in exactly one task, and no task is empty."""
     ranges = [r for r in ranges if r.size > 0]
     if not ranges:
         return []
-    wanted = {r.queue: r for r in ranges}
-    shares = _allocate_partitions(rules, sorted(dict.fromkeys((*queues, *wanted))), partition_count(rules, ranges))
+    range_of = {r.queue: r for r in ranges}
+    partitions = _allocate_partitions(
+        partitioning, sorted(dict.fromkeys((*queues, *range_of))), partition_count(partitioning, ranges)
+    )
     planned: list[Task] = []
-    left: Mapping[MessageQueue, OffsetRange] = dict(wanted)
-    for share in shares:
-        task = [left.pop(queue) for queue in dict.fromkeys(share) if queue in left]  # type: ignore[attr-defined]
+    unplanned: Mapping[MessageQueue, OffsetRange] = dict(range_of)
+    for of_partition in partitions:
+        task = [unplanned.pop(queue) for queue in dict.fromkeys(of_partition) if queue in unplanned]  # type: ignore[attr-defined]
         if task:
             planned.append(task)
     # With fewer partitions than at the start of the run, the strategy may omit queues; they get a task of their own.
-    if left:
-        planned.append(sorted(left.values()))
-    return split(planned, rules.min_partitions, rules.max_records_per_partition, rules.max_tasks)
+    if unplanned:
+        planned.append(sorted(unplanned.values()))
+    return split(planned, partitioning.min_partitions, partitioning.max_records_per_partition, partitioning.max_tasks)
 
 
 def split(tasks: Sequence[Task], min_tasks: int | None, max_rows: int | None, max_tasks: int = MAX_TASKS) -> list[Task]:
@@ -217,13 +228,13 @@ def split(tasks: Sequence[Task], min_tasks: int | None, max_rows: int | None, ma
     if min_tasks is None or min_tasks <= len(tasks):
         return list(tasks)
     total = sum(_rows(task) for task in tasks)
-    whole = [task for task in tasks if _part_count(_rows(task), total, min_tasks) == 1]
-    small = {id(task) for task in whole}
-    rest_rows = total - sum(_rows(task) for task in whole)
-    rest_min_tasks = max(min_tasks - len(whole), 1)
+    unsplit = [task for task in tasks if _part_count(_rows(task), total, min_tasks) == 1]
+    small = {id(task) for task in unsplit}
+    split_rows = total - sum(_rows(task) for task in unsplit)
+    split_min_tasks = max(min_tasks - len(unsplit), 1)
     result: list[Task] = []
     for task in tasks:
-        parts = 1 if id(task) in small else _part_count(_rows(task), rest_rows, rest_min_tasks)
+        parts = 1 if id(task) in small else _part_count(_rows(task), split_rows, split_min_tasks)
         result += _split_task(task, parts)
     return result
 
@@ -241,21 +252,21 @@ def _split_task(task: Task, parts: int) -> list[Task]:
     if parts <= 1:
         return [task]
     rows = _rows(task)
-    pieces: dict[int, Task] = defaultdict(list)
-    bounds, remaining, at = [], rows, 0
+    parts_by_index: dict[int, Task] = defaultdict(list)
+    bounds, remaining, part_end = [], rows, 0
     for part in range(parts):
         size = remaining // (parts - part)
         remaining -= size
-        at += size
-        bounds.append(at)
-    part, seen = 0, 0
+        part_end += size
+        bounds.append(part_end)
+    part, rows_before = 0, 0
     for r in task:
         start = r.start
         while start < r.end:
-            while bounds[part] <= seen:
+            while bounds[part] <= rows_before:
                 part += 1
-            size = min(r.end - start, bounds[part] - seen)
-            pieces[part].append(OffsetRange(r.queue, start, start + size))
+            size = min(r.end - start, bounds[part] - rows_before)
+            parts_by_index[part].append(OffsetRange(r.queue, start, start + size))
             start += size
-            seen += size
-    return [pieces[part] for part in sorted(pieces)]
+            rows_before += size
+    return [parts_by_index[part] for part in sorted(parts_by_index)]

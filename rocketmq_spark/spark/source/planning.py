@@ -55,15 +55,15 @@ class QueuesView:
         }
 
 
-def drop_unsubscribed(begin: Offsets, topics: Collection[str]) -> Offsets:
-    """Return ``begin`` without topics that the options no longer choose; unchanged if no topic is known now."""
-    if not topics or all(queue.topic in topics for queue in begin.positions):
-        return begin
-    kept = {queue: position for queue, position in begin.positions.items() if queue.topic in topics}
-    return Offsets(kept, {}, {q: mark for q, mark in begin.newest_store_ms.items() if q in kept}, begin.source_identity)
+def drop_unsubscribed(start: Offsets, topics: Collection[str]) -> Offsets:
+    """Return ``start`` without topics that the options no longer choose; unchanged if no topic is known now."""
+    if not topics or all(queue.topic in topics for queue in start.positions):
+        return start
+    kept = {queue: position for queue, position in start.positions.items() if queue.topic in topics}
+    return Offsets(kept, {}, {q: mark for q, mark in start.newest_store_ms.items() if q in kept}, start.source_identity)
 
 
-def without_stale_replicas(begin: Offsets, view: QueuesView) -> QueuesView:
+def without_stale_replicas(start: Offsets, view: QueuesView) -> QueuesView:
     """Return the view without queues of slaves that lack the message at the position, and without new queues of slaves. These
     queues wait for their master.
     """
@@ -72,21 +72,21 @@ def without_stale_replicas(begin: Offsets, view: QueuesView) -> QueuesView:
     kept = {
         queue: bounds
         for queue, bounds in view.bounds.items()
-        if queue.broker_name not in view.brokers_without_master or _has_next_messages(queue, bounds, begin)
+        if queue.broker_name not in view.brokers_without_master or _has_next_messages(queue, bounds, start)
     }
     return replace(view, bounds=kept)
 
 
-def _has_next_messages(queue: MessageQueue, bounds: QueueBounds, begin: Offsets) -> bool:
+def _has_next_messages(queue: MessageQueue, bounds: QueueBounds, start: Offsets) -> bool:
     """Whether a slave has the next messages of a queue, or the queue was read to its end.
 
     If the newest message of the slave is older than the messages that were read, the topic was deleted and created again, and the
     slave still has the old topic.
     """
-    position = begin.positions.get(queue, -1)
+    position = start.positions.get(queue, -1)
     if not bounds.min_offset <= position <= bounds.max_offset:
         return False
-    return position == bounds.max_offset or bounds.last_update_ms >= begin.newest_store_ms.get(queue, 0)
+    return position == bounds.max_offset or bounds.last_update_ms >= start.newest_store_ms.get(queue, 0)
 
 
 def without_timed_out(view: QueuesView) -> QueuesView:
@@ -98,114 +98,119 @@ def without_timed_out(view: QueuesView) -> QueuesView:
     )
 
 
-def pending_queues(begin: Offsets, view: QueuesView, frozen: Positions | None) -> list[MessageQueue]:
+def pending_queues(start: Offsets, view: QueuesView, target_ends: Positions | None) -> list[MessageQueue]:
     """Return the queues that an AvailableNow run has not read to its ends, and that have no messages to read now."""
     return [
         queue
-        for queue, end in (frozen or {}).items()
+        for queue, end in (target_ends or {}).items()
         if not view.is_topic_deleted(queue)
-        and end > begin.positions.get(queue, 0)
-        and _lags_behind_target(queue, end, begin, view)
+        and end > start.positions.get(queue, 0)
+        and _lags_behind_target(queue, end, start, view)
     ]
 
 
-def _lags_behind_target(queue: MessageQueue, end: int, begin: Offsets, view: QueuesView) -> bool:
+def _lags_behind_target(queue: MessageQueue, end: int, start: Offsets, view: QueuesView) -> bool:
     """Whether a queue that must be read to ``end`` has no messages to read now, as on a slave that lags behind its master."""
     bounds = view.bounds.get(queue)
     if bounds is None or queue.broker_name not in view.brokers_without_master:
         return bounds is None
-    return bounds.max_offset < end and begin.positions.get(queue, bounds.min_offset) >= bounds.max_offset
+    return bounds.max_offset < end and start.positions.get(queue, bounds.min_offset) >= bounds.max_offset
 
 
 def apply_queue_changes(
-    begin: Offsets,
+    start: Offsets,
     view: QueuesView,
-    frozen: Positions | None,
-    remade: Iterable[MessageQueue] = (),
-    hidden: Mapping[MessageQueue, int] | None = None,
+    target_ends: Positions | None,
+    recreated: Iterable[MessageQueue] = (),
+    removed: Mapping[MessageQueue, int] | None = None,
 ) -> tuple[Offsets, list[Loss]]:
-    """Return ``begin`` adapted to changes of its queues, and the losses. Returns ``begin`` itself if no position changed.
+    """Return ``start`` adapted to changes of its queues, and the losses. Returns ``start`` itself if no position changed.
 
     Queues of deleted topics lose their position; queues that were created again are read from their first message. The offsets
-    alone do not show that the queues in ``remade`` were created again. The queues in ``hidden`` are no longer read by their
+    alone do not show that the queues in ``recreated`` were created again. The queues in ``removed`` are no longer read by their
     broker, which still reports their ends. If such an end is before the position, the topic was created again with fewer queues,
     and the queue loses its position.
     """
-    hidden = dict(sorted((hidden or {}).items()))
-    vanished = {q for q, end in hidden.items() if end < begin.positions[q]}
-    back = [
-        *ranges_past_end(begin.positions, view.bounds),
-        *(OffsetRange(q, end, begin.positions[q]) for q, end in hidden.items() if q in vanished),
+    removed = dict(sorted((removed or {}).items()))
+    vanished = {q for q, end in removed.items() if end < start.positions[q]}
+    past_end = [
+        *ranges_past_end(start.positions, view.bounds),
+        *(OffsetRange(q, end, start.positions[q]) for q, end in removed.items() if q in vanished),
     ]
-    restart = {part.queue: view.bounds[part.queue].min_offset for part in back if part.queue not in vanished}
+    new_starts = {part.queue: view.bounds[part.queue].min_offset for part in past_end if part.queue not in vanished}
     # The loss includes the messages after the position that an AvailableNow run had to read.
-    until = {part.queue: max(part.end, (frozen or {}).get(part.queue, 0)) for part in back}
-    losses = [(OffsetRange(part.queue, part.start, until[part.queue]), Cause.WENT_BACK) for part in back]
-    losses += [(part, Cause.WENT_BACK) for part in lost_target_ranges(begin, view, frozen, hidden)]
-    for queue in remade:
-        losses.append((_loss_of_unknown_size(begin, queue), Cause.WENT_BACK))
-        restart[queue] = view.bounds[queue].min_offset
-    gone = view.deleted_topics or view.topics_missing_on_broker
-    dropped = sorted(queue for queue in begin.positions if view.is_topic_deleted(queue)) if gone else []
-    losses += [(_loss_of_unknown_size(begin, queue), Cause.TOPIC_DELETED) for queue in dropped]
-    unread = {q: end for q, end in hidden.items() if end > begin.positions[q]}
-    losses += [(OffsetRange(q, begin.positions[q], end), Cause.QUEUE_GONE) for q, end in unread.items()]
-    if not restart and not dropped and not unread and not vanished:
-        return begin, losses
-    begins = {**restart, **unread}
-    leaving = vanished.union(dropped)
-    positions = {q: position for q, position in begin.positions.items() if q not in leaving} | begins
+    loss_ends = {part.queue: max(part.end, (target_ends or {}).get(part.queue, 0)) for part in past_end}
+    losses = [(OffsetRange(part.queue, part.start, loss_ends[part.queue]), Cause.WENT_BACK) for part in past_end]
+    losses += [(part, Cause.WENT_BACK) for part in lost_target_ranges(start, view, target_ends, removed)]
+    for queue in recreated:
+        losses.append((_loss_of_unknown_size(start, queue), Cause.WENT_BACK))
+        new_starts[queue] = view.bounds[queue].min_offset
+    any_deleted = view.deleted_topics or view.topics_missing_on_broker
+    deleted_queues = sorted(queue for queue in start.positions if view.is_topic_deleted(queue)) if any_deleted else []
+    losses += [(_loss_of_unknown_size(start, queue), Cause.TOPIC_DELETED) for queue in deleted_queues]
+    unread_ends = {q: end for q, end in removed.items() if end > start.positions[q]}
+    losses += [(OffsetRange(q, start.positions[q], end), Cause.QUEUE_GONE) for q, end in unread_ends.items()]
+    if not new_starts and not deleted_queues and not unread_ends and not vanished:
+        return start, losses
+    moved = {**new_starts, **unread_ends}
+    dropped = vanished.union(deleted_queues)
+    positions = {q: position for q, position in start.positions.items() if q not in dropped} | moved
     # After a position was moved, messages before it may be newer than any message that was read.
-    marks = {queue: mark for queue, mark in begin.newest_store_ms.items() if queue not in begins and queue in positions}
-    return Offsets(positions, begins, marks, begin.source_identity), losses
+    newest_store_ms = {
+        queue: mark for queue, mark in start.newest_store_ms.items() if queue not in moved and queue in positions
+    }
+    return Offsets(positions, moved, newest_store_ms, start.source_identity), losses
 
 
-def _loss_of_unknown_size(begin: Offsets, queue: MessageQueue) -> OffsetRange:
+def _loss_of_unknown_size(start: Offsets, queue: MessageQueue) -> OffsetRange:
     """The loss at a position that is no longer valid. An empty range stands for an unknown number of offsets."""
-    return OffsetRange(queue, begin.positions[queue], begin.positions[queue])
+    return OffsetRange(queue, start.positions[queue], start.positions[queue])
 
 
 def lost_target_ranges(
-    begin: Offsets, view: QueuesView, frozen: Positions | None, hidden: Mapping[MessageQueue, int]
+    start: Offsets, view: QueuesView, target_ends: Positions | None, removed: Mapping[MessageQueue, int]
 ) -> list[OffsetRange]:
     """Return the messages that existed when an AvailableNow run began, and that the queue does not have any more."""
-    frozen = frozen or {}
+    target_ends = target_ends or {}
     return [
-        OffsetRange(queue, now, frozen[queue])
-        for queue, now in sorted(capped_target(view, frozen, hidden).items())
-        if begin.positions.get(queue, 0) <= now < frozen[queue]
+        OffsetRange(queue, end, target_ends[queue])
+        for queue, end in sorted(capped_target(view, target_ends, removed).items())
+        if start.positions.get(queue, 0) <= end < target_ends[queue]
     ]
 
 
-def capped_target(view: QueuesView, frozen: Positions, hidden: Mapping[MessageQueue, int]) -> Positions:
+def capped_target(view: QueuesView, target_ends: Positions, removed: Mapping[MessageQueue, int]) -> Positions:
     """Return the ends of an AvailableNow run, lowered to the current ends, so that a loss is reported once."""
     bounds = view.master_bounds()
-    reported = {**hidden, **{queue: bounds[queue].max_offset for queue in frozen if queue in bounds}}
-    return {queue: min(end, reported.get(queue, end)) for queue, end in frozen.items()}
+    reported_ends = {**removed, **{queue: bounds[queue].max_offset for queue in target_ends if queue in bounds}}
+    return {queue: min(end, reported_ends.get(queue, end)) for queue, end in target_ends.items()}
 
 
-def readable_ends(view: QueuesView, frozen: Positions | None) -> dict[MessageQueue, int]:
+def readable_ends(view: QueuesView, target_ends: Positions | None) -> dict[MessageQueue, int]:
     """Return the ends up to which the batch may read. An AvailableNow end is lowered if the queue ends before it now."""
-    if frozen is None:
+    if target_ends is None:
         return view.ends()
-    return {q: min(end, view.bounds[q].max_offset) for q, end in frozen.items() if q in view.bounds}
+    return {q: min(end, view.bounds[q].max_offset) for q, end in target_ends.items() if q in view.bounds}
 
 
-def batch_end(begin: Offsets, after: Offsets, end: Offsets, view: QueuesView, initial: Offsets | None) -> Offsets:
+def batch_end(start: Offsets, adapted: Offsets, end: Offsets, view: QueuesView, initial: Offsets | None) -> Offsets:
     """Return ``end`` with the starts of new queues and the newest store times.
 
-    ``after`` is the result of ``apply_queue_changes`` for ``begin``.
+    ``adapted`` is the result of ``apply_queue_changes`` for ``start``.
     """
-    start = {**({} if after is begin else after.new_queue_starts), **({} if end is after else end.new_queue_starts)}
-    whole = Offsets(end.positions, start)
-    if initial is not None and begin == initial:
-        whole = with_initial_starts(initial, whole)
-    return replace(whole, newest_store_ms=newest_store_ms(whole.positions, after, view.bounds))
+    new_queue_starts = {
+        **({} if adapted is start else adapted.new_queue_starts),
+        **({} if end is adapted else end.new_queue_starts),
+    }
+    complete = Offsets(end.positions, new_queue_starts)
+    if initial is not None and start == initial:
+        complete = with_initial_starts(initial, complete)
+    return replace(complete, newest_store_ms=newest_store_ms(complete.positions, adapted, view.bounds))
 
 
 def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[list[OffsetRange], list[Loss]]:
     """Return the ranges without messages that retention deleted and without deleted topics, and these losses."""
-    deleted = (
+    deleted_ranges = (
         [r for r in ranges if view.is_topic_deleted(r.queue)]
         if view.deleted_topics or view.topics_missing_on_broker
         else []
@@ -213,9 +218,9 @@ def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[li
     truncated_ranges = truncated(ranges, view.master_bounds())
     losses = [
         *((part, Cause.TRUNCATED) for part in truncated_ranges),
-        *((part, Cause.TOPIC_DELETED) for part in deleted),
+        *((part, Cause.TOPIC_DELETED) for part in deleted_ranges),
     ]
-    return without_lost(ranges, [*truncated_ranges, *deleted]), losses
+    return without_lost(ranges, [*truncated_ranges, *deleted_ranges]), losses
 
 
 def logged_end(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) -> Offsets:
@@ -224,7 +229,7 @@ def logged_end(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) ->
 
 
 def drop_recreated(
-    ranges: Sequence[OffsetRange], view: QueuesView, remade: Collection[MessageQueue]
+    ranges: Sequence[OffsetRange], view: QueuesView, recreated: Collection[MessageQueue]
 ) -> tuple[list[OffsetRange], list[Loss]]:
     """Return the ranges without queues that were created again while the query was down, and these losses: at the same offsets,
     such a queue has other messages.
@@ -232,8 +237,12 @@ def drop_recreated(
     If a queue ends before its range, the next batch reads it from its first message, so this batch omits it, too.
     """
     bounds = view.master_bounds()
-    lost = {r.queue for r in ranges if r.queue in remade or (r.queue in bounds and bounds[r.queue].max_offset < r.end)}
-    return [r for r in ranges if r.queue not in lost], [(r, Cause.WENT_BACK) for r in ranges if r.queue in lost]
+    lost_queues = {
+        r.queue for r in ranges if r.queue in recreated or (r.queue in bounds and bounds[r.queue].max_offset < r.end)
+    }
+    return [r for r in ranges if r.queue not in lost_queues], [
+        (r, Cause.WENT_BACK) for r in ranges if r.queue in lost_queues
+    ]
 
 
 logger = logging.getLogger(__name__)
@@ -246,21 +255,22 @@ ASSUMED_MESSAGE_BYTES = 4 << 20
 SAMPLED_QUEUES = 4
 
 
-def next_end(begin: Offsets, ends: Positions, begins: Positions, max_offsets: int | None = None) -> Offsets:
-    """Return the end of a batch from ``begin`` to at most ``ends``; ``begin`` itself if there are no new messages or queues.
+def next_end(start: Offsets, ends: Positions, first_offsets: Positions, max_offsets: int | None = None) -> Offsets:
+    """Return the end of a batch from ``start`` to at most ``ends``; ``start`` itself if there are no new messages or queues.
 
-    New queues start at ``begins``. A queue without new messages keeps its position, and no position decreases. ``max_offsets`` is
-    divided among the queues in proportion to their backlogs, with at least one message each, as in Spark's Kafka source.
+    New queues start at ``first_offsets``. A queue without new messages keeps its position, and no position decreases.
+    ``max_offsets`` is divided among the queues in proportion to their backlogs, with at least one message each, as in Spark's
+    Kafka source.
     """
-    positions = dict(begin.positions)
-    fresh = {queue: begins[queue] for queue in ends if queue not in positions}
-    positions.update(fresh)
-    waiting = backlog(positions, ends)
-    if not waiting and not fresh:
-        return begin
-    for queue, count in rate_limit(waiting, max_offsets).items():
+    positions = dict(start.positions)
+    new_queues = {queue: first_offsets[queue] for queue in ends if queue not in positions}
+    positions.update(new_queues)
+    backlogs = backlog(positions, ends)
+    if not backlogs and not new_queues:
+        return start
+    for queue, count in rate_limit(backlogs, max_offsets).items():
         positions[queue] += count
-    return Offsets(positions, fresh)
+    return Offsets(positions, new_queues)
 
 
 def backlog(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
@@ -268,18 +278,18 @@ def backlog(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
     return {q: end - at for q, end in ends.items() if (at := positions.get(q)) is not None and end > at}
 
 
-def from_min_offsets(begin: Offsets, bounds: Bounds) -> Offsets:
-    """Return ``begin`` with positions raised to the minimum offsets: deleted messages must not use up the limit of a batch."""
-    low = {q: bounds[q].min_offset for q, p in begin.positions.items() if q in bounds and p < bounds[q].min_offset}
-    return replace(begin, positions={**begin.positions, **low}, new_queue_starts={}) if low else begin
+def from_min_offsets(start: Offsets, bounds: Bounds) -> Offsets:
+    """Return ``start`` with positions raised to the minimum offsets: deleted messages must not use up the limit of a batch."""
+    low = {q: bounds[q].min_offset for q, p in start.positions.items() if q in bounds and p < bounds[q].min_offset}
+    return replace(start, positions={**start.positions, **low}, new_queue_starts={}) if low else start
 
 
-def rate_limit(waiting: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
+def rate_limit(backlogs: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
     """Return how many offsets of its backlog each queue may read: at least one, also if the backlog is small."""
-    total = sum(waiting.values())
+    total = sum(backlogs.values())
     if max_offsets is None or total <= max_offsets:
-        return dict(waiting)
-    return {queue: min(count, max(1, max_offsets * count // total)) for queue, count in sorted(waiting.items())}
+        return dict(backlogs)
+    return {queue: min(count, max(1, max_offsets * count // total)) for queue, count in sorted(backlogs.items())}
 
 
 def with_initial_starts(initial: Offsets, end: Offsets) -> Offsets:
@@ -296,12 +306,12 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     # PySpark 4.0 and 4.1 plan this empty batch at each restart. The recorded starts belong to the batch before it.
     if start == end:
         return []
-    between = []
+    batch_ranges = []
     for queue in sorted(end.positions):
-        begin, until = end.new_queue_starts.get(queue, start.positions.get(queue)), end.positions[queue]
-        if begin is not None and until > begin:
-            between.append(OffsetRange(queue, begin, until))
-    return between
+        first, last = end.new_queue_starts.get(queue, start.positions.get(queue)), end.positions[queue]
+        if first is not None and last > first:
+            batch_ranges.append(OffsetRange(queue, first, last))
+    return batch_ranges
 
 
 def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
@@ -319,8 +329,8 @@ def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
 
 def combined_start(start: Offsets, end: Offsets) -> Offsets:
     """Return ``start`` with the source identity of ``end``, and with the starts of queues that were new after ``start``."""
-    begins = {**dict.fromkeys(end.positions, 0), **start.positions, **end.new_queue_starts}
-    return replace(start, positions=begins, source_identity={**start.source_identity, **end.source_identity})
+    positions = {**dict.fromkeys(end.positions, 0), **start.positions, **end.new_queue_starts}
+    return replace(start, positions=positions, source_identity={**start.source_identity, **end.source_identity})
 
 
 def ranges_past_end(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
@@ -331,43 +341,45 @@ def ranges_past_end(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
     ]
 
 
-def truncated(planned: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange]:
+def truncated(ranges: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange]:
     """Return the parts of the ranges before the minimum offsets, which retention deleted."""
     return [
         OffsetRange(r.queue, r.start, min(r.end, bounds[r.queue].min_offset))
-        for r in planned
-        if (there := bounds.get(r.queue)) is not None and r.start < there.min_offset
+        for r in ranges
+        if (queue_bounds := bounds.get(r.queue)) is not None and r.start < queue_bounds.min_offset
     ]
 
 
-def without_lost(planned: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
+def without_lost(ranges: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
     """Return the ranges without the offsets up to the end of ``lost`` in each queue, and without empty ranges."""
-    begins: dict[MessageQueue, int] = {}
+    lost_until: dict[MessageQueue, int] = {}
     for part in lost:
-        begins[part.queue] = max(part.end, begins.get(part.queue, 0))
-    if not begins:
-        return [r for r in planned if r.end > r.start]
-    cut = [OffsetRange(r.queue, max(r.start, begins.get(r.queue, r.start)), r.end) for r in planned]
-    return [r for r in cut if r.size > 0]
+        lost_until[part.queue] = max(part.end, lost_until.get(part.queue, 0))
+    if not lost_until:
+        return [r for r in ranges if r.end > r.start]
+    shortened = [OffsetRange(r.queue, max(r.start, lost_until.get(r.queue, r.start)), r.end) for r in ranges]
+    return [r for r in shortened if r.size > 0]
 
 
 def newest_store_ms(positions: Positions, before: Offsets, bounds: Bounds) -> dict[MessageQueue, int]:
     """Return the newest store time of each queue that has been read; see ``offsets``.
 
-    The time in ``before`` remains valid while the queue has unread messages, or nothing was read since. Otherwise, messages that
-    were read since may be newer: with the old time, they would look like those of a topic that was created again. If a queue was
-    read to its end, the time is that of its last message, also if the clock of the broker was set back.
+    If the bounds have a store time, the later of it and the time in ``before`` counts while the queue has unread messages. At the
+    end of the queue, the store time of the bounds counts, also if the clock of the broker was set back.
+
+    If the bounds have no store time, the time in ``before`` counts unless a message that still exists was read since: it may be
+    newer, and would look like a message of a topic that was created again.
     """
-    marked = {}
+    newest_by_queue = {}
     for queue, position in positions.items():
-        known = before.newest_store_ms.get(queue, 0)
-        if (there := bounds.get(queue)) is not None:
-            first, end, newest = there
-            stays = position < end if newest > 0 else position in (before.positions.get(queue), first)
-            known = max(newest, known if stays else 0)
-        if position > 0 and known > 0:
-            marked[queue] = known
-    return marked
+        newest_before = before.newest_store_ms.get(queue, 0)
+        if (queue_bounds := bounds.get(queue)) is not None:
+            first, end, newest_ms = queue_bounds
+            is_valid = position < end if newest_ms > 0 else position in (before.positions.get(queue), first)
+            newest_before = max(newest_ms, newest_before if is_valid else 0)
+        if position > 0 and newest_before > 0:
+            newest_by_queue[queue] = newest_before
+    return newest_by_queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +405,7 @@ class ReadLimitPolicy:
 
     def max_offsets(
         self,
-        waiting: Mapping[MessageQueue, int],
+        backlogs: Mapping[MessageQueue, int],
         limits: TriggerLimits,
         sample: Callable[[MessageQueue], tuple[int, int]],
         now: float,
@@ -402,14 +414,14 @@ class ReadLimitPolicy:
 
         ``sample`` returns the size in bytes of some unread messages of a queue, and the number of offsets that they span.
         """
-        total = sum(waiting.values())
+        total = sum(backlogs.values())
         if total and now - self._planned_at_s < self._max_delay_s and total < (limits.min_offsets or 0):
             return 0
         if not total or limits.max_bytes is None:
             return limits.max_offsets
-        self._update_message_bytes(waiting, sample)
-        fitting = max(1, int(limits.max_bytes / (self._message_bytes or ASSUMED_MESSAGE_BYTES)))
-        return fitting if limits.max_offsets is None else min(limits.max_offsets, fitting)
+        self._update_message_bytes(backlogs, sample)
+        max_by_bytes = max(1, int(limits.max_bytes / (self._message_bytes or ASSUMED_MESSAGE_BYTES)))
+        return max_by_bytes if limits.max_offsets is None else min(limits.max_offsets, max_by_bytes)
 
     def batch_planned(self, now: float) -> None:
         """Note that a batch was planned at ``now``."""
@@ -426,13 +438,13 @@ class ReadLimitPolicy:
         return not self._message_bytes
 
     def _update_message_bytes(
-        self, waiting: Mapping[MessageQueue, int], sample: Callable[[MessageQueue], tuple[int, int]]
+        self, backlogs: Mapping[MessageQueue, int], sample: Callable[[MessageQueue], tuple[int, int]]
     ) -> None:
-        largest = sorted(waiting, key=lambda queue: -waiting[queue])[:SAMPLED_QUEUES]
-        samples = [sample(queue) for queue in largest]
+        sampled_queues = sorted(backlogs, key=lambda queue: -backlogs[queue])[:SAMPLED_QUEUES]
+        samples = [sample(queue) for queue in sampled_queues]
         messages = sum(count for _, count in samples)
         if not messages:
             return
         mean = sum(size for size, _ in samples) / messages
-        known = self._message_bytes
-        self._message_bytes = mean if known is None else known + _SAMPLE_WEIGHT * (mean - known)
+        estimate = self._message_bytes
+        self._message_bytes = mean if estimate is None else estimate + _SAMPLE_WEIGHT * (mean - estimate)

@@ -31,60 +31,62 @@ class ProgressReporter:
         self._samples: list[tuple[int, Bounds]] = []
         self._losses: dict[str, dict[str, int | None]] = {}
 
-    def add_losses(self, parts: Iterable[Loss]) -> None:
+    def add_losses(self, losses: Iterable[Loss]) -> None:
         """Count losses that the query skips. An empty range stands for an unknown number of offsets."""
-        for part, cause in parts:
+        for part, cause in losses:
             of_cause = self._losses.setdefault(cause.name.lower(), {"ranges": 0, "offsets": 0})
-            so_far = of_cause["offsets"]
+            offsets_before = of_cause["offsets"]
             of_cause["ranges"] = (of_cause["ranges"] or 0) + 1
-            of_cause["offsets"] = None if so_far is None or part.size <= 0 else so_far + part.size
+            of_cause["offsets"] = None if offsets_before is None or part.size <= 0 else offsets_before + part.size
 
     def report(self, view: QueuesView, end: Offsets | None, now_ms: int) -> dict[str, Any]:
         """Return the report. ``end`` is the end of the last batch; before the first batch it is None, and the lag is unknown."""
         self._add_sample(view.bounds, now_ms)
-        away = {q for q in end.positions if q not in view.bounds and not view.is_topic_deleted(q)} if end else set()
+        unavailable = (
+            {q for q in end.positions if q not in view.bounds and not view.is_topic_deleted(q)} if end else set()
+        )
         answering = {queue.broker_name for queue in view.bounds}
         return {
             **self._lag(view.bounds, end, now_ms),
             "queues": len(view.bounds),
-            "queuesAway": len(away),
-            "brokersAway": sorted({queue.broker_name for queue in away} - answering),
+            "queuesAway": len(unavailable),
+            "brokersAway": sorted({queue.broker_name for queue in unavailable} - answering),
             "losses": {cause: dict(counts) for cause, counts in sorted(self._losses.items())},
         }
 
     def _lag(self, bounds: Bounds, end: Offsets | None, now_ms: int) -> dict[str, int | None]:
         if end is None or not bounds:
             return {"lag": None, "behindMs": None}
-        at = {q: max(end.positions.get(q, b.min_offset), b.min_offset) for q, b in bounds.items()}
-        waiting = backlog(at, {queue: b.max_offset for queue, b in bounds.items()})
-        while len(self._samples) > 1 and _is_read(self._samples[1][1], at):
+        positions = {q: max(end.positions.get(q, b.min_offset), b.min_offset) for q, b in bounds.items()}
+        backlogs = backlog(positions, {queue: b.max_offset for queue, b in bounds.items()})
+        while len(self._samples) > 1 and _is_read(self._samples[1][1], positions):
             del self._samples[0]
-        since = [self._first_seen_ms(queue, at[queue]) for queue in waiting]
-        known = [ms for ms in since if ms is not None]
-        behind_ms = None if len(known) < len(since) else now_ms - min(known, default=now_ms)
-        return {"lag": sum(waiting.values()), "behindMs": behind_ms}
+        first_seen = [self._first_seen_ms(queue, positions[queue]) for queue in backlogs]
+        known_times = [ms for ms in first_seen if ms is not None]
+        behind_ms = None if len(known_times) < len(first_seen) else now_ms - min(known_times, default=now_ms)
+        return {"lag": sum(backlogs.values()), "behindMs": behind_ms}
 
     def _first_seen_ms(self, queue: Any, offset: int) -> int | None:
         """Return when a sample first had the message at ``offset``; None if the first sample of its queue had it."""
-        seen = ((ms, bounds[queue].max_offset) for ms, bounds in self._samples if queue in bounds)
-        first = next(seen, None)
-        if first is None or first[1] > offset:
+        ends = ((ms, bounds[queue].max_offset) for ms, bounds in self._samples if queue in bounds)
+        first_sample = next(ends, None)
+        if first_sample is None or first_sample[1] > offset:
             return None
-        return next((ms for ms, max_offset in seen if max_offset > offset), None)
+        return next((ms for ms, max_offset in ends if max_offset > offset), None)
 
     def _add_sample(self, bounds: Bounds, now_ms: int) -> None:
         if self._samples and self._samples[-1][1] == bounds:
             return
-        looks = self._samples
-        looks.append((now_ms, bounds))
-        if len(looks) > max(3, min(_MAX_SAMPLES, _MAX_SAMPLED_QUEUES // max(1, len(bounds)))):
+        samples = self._samples
+        samples.append((now_ms, bounds))
+        if len(samples) > max(3, min(_MAX_SAMPLES, _MAX_SAMPLED_QUEUES // max(1, len(bounds)))):
             # The sample with the closest neighbours is removed. The first two stay, because they show the oldest unread message.
-            del looks[min(range(2, len(looks) - 1), key=lambda i: looks[i + 1][0] - looks[i - 1][0])]
+            del samples[min(range(2, len(samples) - 1), key=lambda i: samples[i + 1][0] - samples[i - 1][0])]
 
 
-def _is_read(bounds: Bounds, at: dict[Any, int]) -> bool:
+def _is_read(bounds: Bounds, positions: dict[Any, int]) -> bool:
     """Whether all messages that a sample had are read."""
-    return all(at.get(queue, b.max_offset) >= b.max_offset for queue, b in bounds.items())
+    return all(positions.get(queue, b.max_offset) >= b.max_offset for queue, b in bounds.items())
 
 
 PERIOD_S = 60.0
@@ -116,8 +118,8 @@ class LagLog:
         lag = figures.get("lag")
         if lag is None:  # unknown
             return
-        first, self._first = self._first, False
-        if first and self._limits and lag:
+        is_first, self._first = self._first, False
+        if is_first and self._limits and lag:
             # Spark does not pass the trigger to a reader, so queries with other triggers get this line, too.
             logger.warning(
                 "%s leaves %d messages unread after the first batch of this run. With trigger(availableNow=True) or "
@@ -126,10 +128,10 @@ class LagLog:
                 " and ".join(f"option {name!r}" for name in self._limits),
                 lag,
             )
-        elif not first:
-            grew = self._lag is not None and lag > self._lag
+        elif not is_first:
+            has_grown = self._lag is not None and lag > self._lag
             logger.log(
-                logging.WARNING if grew else logging.INFO,
+                logging.WARNING if has_grown else logging.INFO,
                 "%d messages are unread after this batch, previously %s; behindMs: %s",
                 lag,
                 "unknown" if self._lag is None else self._lag,

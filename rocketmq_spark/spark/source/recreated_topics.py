@@ -43,107 +43,121 @@ class RecreationEvidence(enum.Enum):
     UNDECIDED = "only the message before the position can show it"
 
 
-def evidence_of(position: int, mark: int, bounds: QueueBounds) -> RecreationEvidence:
-    """Return what the bounds of a queue show that was read up to ``position``. ``mark`` is its known store time; 0: unknown."""
+def evidence_of(position: int, newest_read_ms: int, bounds: QueueBounds) -> RecreationEvidence:
+    """Return what the bounds of a queue show that was read up to ``position``. ``newest_read_ms`` is its known store time; 0:
+    unknown.
+    """
     if position > bounds.max_offset:
         return RecreationEvidence.ENDS_BEFORE
     if position <= bounds.min_offset:
         return RecreationEvidence.EXPIRED
-    if not mark:
+    if not newest_read_ms:
         return RecreationEvidence.NO_STORE_TIME
     newest_ms = bounds.last_update_ms
     if newest_ms <= 0:  # a Proxy does not report it
         return RecreationEvidence.UNDECIDED
-    if newest_ms <= mark:
+    if newest_ms <= newest_read_ms:
         return RecreationEvidence.SAME
     return RecreationEvidence.RECREATED if position == bounds.max_offset else RecreationEvidence.UNDECIDED
 
 
-def evidence_by_queue(read: Offsets, bounds: Bounds) -> dict[MessageQueue, RecreationEvidence]:
+def evidence_by_queue(offsets: Offsets, bounds: Bounds) -> dict[MessageQueue, RecreationEvidence]:
     """Return the evidence for each queue that has a position and bounds."""
-    marks = read.newest_store_ms
+    newest_read_ms = offsets.newest_store_ms
     return {
-        queue: evidence_of(position, marks.get(queue, 0), there)
-        for queue, position in read.positions.items()
-        if (there := bounds.get(queue)) is not None
+        queue: evidence_of(position, newest_read_ms.get(queue, 0), queue_bounds)
+        for queue, position in offsets.positions.items()
+        if (queue_bounds := bounds.get(queue)) is not None
     }
 
 
 def queues_to_probe(
-    seen: Mapping[MessageQueue, RecreationEvidence],
-    watched: Collection[TopicBroker],
-    stayed: Callable[[MessageQueue], bool] = lambda queue: False,
+    evidence: Mapping[MessageQueue, RecreationEvidence],
+    checked: Collection[TopicBroker],
+    is_unchanged: Callable[[MessageQueue], bool] = lambda queue: False,
 ) -> list[MessageQueue]:
     """Return the undecided queues about which brokers must be asked.
 
-    ``watched`` has the topics and brokers that the last plan checked: one undecided queue is enough for each of them, and none if
-    another queue is the same as before, or if ``stayed`` is true for an undecided one. If a queue of them was recreated, all of
-    their undecided queues are returned.
+    ``checked`` has the topics and brokers that the last plan checked: one undecided queue is enough for each of them, and none if
+    another queue is the same as before, or if ``is_unchanged`` is true for an undecided one. If a queue of them was recreated,
+    all of their undecided queues are returned.
     """
-    of_share: dict[TopicBroker, list[MessageQueue]] = {}
-    same, changed = set[TopicBroker](), set[TopicBroker]()
-    for queue, one in seen.items():
-        if one is RecreationEvidence.UNDECIDED:
-            of_share.setdefault(queue[:2], []).append(queue)
-        elif one is RecreationEvidence.SAME:
-            same.add(queue[:2])
-        elif one is RecreationEvidence.ENDS_BEFORE or one is RecreationEvidence.RECREATED:
-            changed.add(queue[:2])
-    asked: list[MessageQueue] = []
-    for mine, queues in of_share.items():
-        if mine not in watched or mine in changed:
-            asked += queues
-        elif mine not in same and not any(map(stayed, queues)):
-            asked.append(min(queues))
-    return asked
+    undecided: dict[TopicBroker, list[MessageQueue]] = {}
+    unchanged, recreated = set[TopicBroker](), set[TopicBroker]()
+    for queue, queue_evidence in evidence.items():
+        if queue_evidence is RecreationEvidence.UNDECIDED:
+            undecided.setdefault(queue[:2], []).append(queue)
+        elif queue_evidence is RecreationEvidence.SAME:
+            unchanged.add(queue[:2])
+        elif queue_evidence is RecreationEvidence.ENDS_BEFORE or queue_evidence is RecreationEvidence.RECREATED:
+            recreated.add(queue[:2])
+    to_probe: list[MessageQueue] = []
+    for key, queues in undecided.items():
+        if key not in checked or key in recreated:
+            to_probe += queues
+        elif key not in unchanged and not any(map(is_unchanged, queues)):
+            to_probe.append(min(queues))
+    return to_probe
 
 
 def recreated_queues(
-    seen: Mapping[MessageQueue, RecreationEvidence], younger: Iterable[MessageQueue]
+    evidence: Mapping[MessageQueue, RecreationEvidence], with_newer_message: Iterable[MessageQueue]
 ) -> list[MessageQueue]:
-    """Return the queues that were recreated: those that the evidence or the brokers (``younger``) show, and the queues without a
-    known store time of the same topic and broker.
+    """Return the queues that were recreated: those that the evidence or the brokers (``with_newer_message``) show, and the queues
+    without a known store time of the same topic and broker.
     """
-    proven = {*younger, *(queue for queue, one in seen.items() if one is RecreationEvidence.RECREATED)}
-    beside = topic_brokers([*proven, *(queue for queue, one in seen.items() if one is RecreationEvidence.ENDS_BEFORE)])
-    if not beside:
+    recreated = {
+        *with_newer_message,
+        *(queue for queue, queue_evidence in evidence.items() if queue_evidence is RecreationEvidence.RECREATED),
+    }
+    recreated_brokers = topic_brokers(
+        [
+            *recreated,
+            *(queue for queue, queue_evidence in evidence.items() if queue_evidence is RecreationEvidence.ENDS_BEFORE),
+        ]
+    )
+    if not recreated_brokers:
         return []
     return sorted(
-        proven.union(
-            q for q, one in seen.items() if one is RecreationEvidence.NO_STORE_TIME and topic_broker(q) in beside
+        recreated.union(
+            q
+            for q, queue_evidence in evidence.items()
+            if queue_evidence is RecreationEvidence.NO_STORE_TIME and topic_broker(q) in recreated_brokers
         )
     )
 
 
-def queues_to_stamp(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
+def queues_to_stamp(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
     """Return the queues whose last read message must be fetched to learn its store time, because the bounds do not show it.
 
     If a queue has unread messages, its newest message may be older than those that were read, because the clock of the broker may
     have been set back. For a compaction topic whose log has expired, brokers report no time. If the server reports no store times
     at all, one queue of each topic and broker without a known store time is enough.
     """
-    begun = {
-        queue: there
-        for queue, position in read.positions.items()
-        if (there := bounds.get(queue)) is not None and position > there.min_offset
-        if position < there.max_offset or there.last_update_ms <= 0
+    candidates = {
+        queue: queue_bounds
+        for queue, position in offsets.positions.items()
+        if (queue_bounds := bounds.get(queue)) is not None and position > queue_bounds.min_offset
+        if position < queue_bounds.max_offset or queue_bounds.last_update_ms <= 0
     }
-    signs = [q for q, of in begun.items() if of.last_update_ms]
-    untold = [q for q, of in begun.items() if not of.last_update_ms]
-    marked = topic_brokers(queue for queue in untold if queue in read.newest_store_ms)
-    lowest = {topic_broker(queue): queue for queue in sorted(untold, reverse=True) if topic_broker(queue) not in marked}
-    return sorted([*signs, *lowest.values()])
+    with_times = [q for q, queue_bounds in candidates.items() if queue_bounds.last_update_ms]
+    without_times = [q for q, queue_bounds in candidates.items() if not queue_bounds.last_update_ms]
+    known = topic_brokers(queue for queue in without_times if queue in offsets.newest_store_ms)
+    lowest = {
+        topic_broker(queue): queue for queue in sorted(without_times, reverse=True) if topic_broker(queue) not in known
+    }
+    return sorted([*with_times, *lowest.values()])
 
 
-def fully_expired(read: Offsets, bounds: Bounds) -> list[MessageQueue]:
+def fully_expired(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
     """Return the queues without a known store time whose messages are all deleted. If such a queue later has a message before its
     position, it was recreated.
     """
     return [
         queue
-        for queue, position in read.positions.items()
+        for queue, position in offsets.positions.items()
         if queue in bounds
-        and queue not in read.newest_store_ms
+        and queue not in offsets.newest_store_ms
         and bounds[queue].last_update_ms < 0
         and 0 < position <= bounds[queue].min_offset
     ]
@@ -189,38 +203,41 @@ class RecreationWatch:
         self._checked, self._last_check = topic_brokers(bounds), (self._now_ms(), bounds)
 
     def check(
-        self, read: Offsets, bounds: Bounds, deadline: Deadline, connections: Mapping[str, object] | None = None
+        self, offsets: Offsets, bounds: Bounds, deadline: Deadline, connections: Mapping[str, object] | None = None
     ) -> RecreationResult:
-        """Return the queues of ``read`` that were recreated, or whose broker lost the end of its store and stored new messages.
+        """Return the queues of ``offsets`` that were recreated, or whose broker lost the end of its store and stored new
+        messages.
 
         ``connections`` are the connections of the brokers before ``bounds`` were fetched, by default the present ones.
         """
-        interrupted = self._reconnected_brokers(bounds, connections or {})
+        reconnected = self._reconnected_brokers(bounds, connections or {})
         # Of all queues of a recreated topic, only one that was missing at the last check may have an old position.
         returned = topic_brokers(
-            queue for queue in read.positions if queue in bounds and queue not in self._last_check[1]
+            queue for queue in offsets.positions if queue in bounds and queue not in self._last_check[1]
         )
-        self._checked = frozenset(one for one in self._checked - returned if one[1] not in interrupted)
-        seen = evidence_by_queue(read, bounds)
+        self._checked = frozenset(key for key in self._checked - returned if key[1] not in reconnected)
+        evidence = evidence_by_queue(offsets, bounds)
         unanswered: dict[TopicBroker, RocketMQError] = {}
-        asked = queues_to_probe(seen, self._checked, self._unchanged_since_last_check(bounds))
-        found = self._with_younger_messages(read, asked, deadline, unanswered)
-        suspicious = topic_brokers(found) & self._checked
-        if suspicious:
-            rest = {
+        to_probe = queues_to_probe(evidence, self._checked, self._unchanged_since_last_check(bounds))
+        with_newer_message = self._with_younger_messages(offsets, to_probe, deadline, unanswered)
+        recreated_brokers = topic_brokers(with_newer_message) & self._checked
+        if recreated_brokers:
+            others = {
                 queue
-                for queue, one in seen.items()
-                if one is RecreationEvidence.UNDECIDED and topic_broker(queue) in suspicious
-            } - {*asked}
-            found += self._with_younger_messages(read, rest, deadline, unanswered)
+                for queue, key in evidence.items()
+                if key is RecreationEvidence.UNDECIDED and topic_broker(queue) in recreated_brokers
+            } - {*to_probe}
+            with_newer_message += self._with_younger_messages(offsets, others, deadline, unanswered)
         # If a broker did not answer for a topic, the plan omits all of its queues there, also those that were surely recreated.
-        changed = [queue for queue in recreated_queues(seen, found) if topic_broker(queue) not in unanswered]
+        recreated = [
+            queue for queue in recreated_queues(evidence, with_newer_message) if topic_broker(queue) not in unanswered
+        ]
         # Recreated queues are checked again, because a batch that waits for more messages is planned again from the same start.
         # A queue that ended before its position may have grown past it until then.
-        ended = topic_brokers(queue for queue, one in seen.items() if one is RecreationEvidence.ENDS_BEFORE)
-        self._checked = topic_brokers(bounds) - unanswered.keys() - topic_brokers(changed) - ended
+        ending_before = topic_brokers(queue for queue, key in evidence.items() if key is RecreationEvidence.ENDS_BEFORE)
+        self._checked = topic_brokers(bounds) - unanswered.keys() - topic_brokers(recreated) - ending_before
         self._last_check = self._now_ms(), bounds
-        return RecreationResult(changed, unanswered)
+        return RecreationResult(recreated, unanswered)
 
     def _unchanged_since_last_check(self, bounds: Bounds) -> Callable[[MessageQueue], bool]:
         """Return a function that tells whether a queue has the minimum offset of the last check, and this offset is not 0.
@@ -228,15 +245,19 @@ class RecreationWatch:
         Such a queue was not recreated: a recreated queue begins at 0, and its first messages expire much later. Always false over
         a Proxy, which hides that a broker restarted: a broker that lost the end of its store still has the same minimum offset.
         """
-        when_ms, before = self._last_check
-        if not 0 <= self._now_ms() - when_ms < _UNCHANGED_MS:
+        checked_at_ms, bounds_before = self._last_check
+        if not 0 <= self._now_ms() - checked_at_ms < _UNCHANGED_MS:
             return lambda queue: False
 
-        def stayed(queue: MessageQueue) -> bool:
-            there, was = bounds[queue], before.get(queue)
-            return was is not None and 0 < there.min_offset == was.min_offset and there.last_update_ms != 0
+        def is_unchanged(queue: MessageQueue) -> bool:
+            queue_bounds, bounds_then = bounds[queue], bounds_before.get(queue)
+            return (
+                bounds_then is not None
+                and 0 < queue_bounds.min_offset == bounds_then.min_offset
+                and queue_bounds.last_update_ms != 0
+            )
 
-        return stayed
+        return is_unchanged
 
     def _reconnected_brokers(self, bounds: Bounds, connections: Mapping[str, object]) -> set[str]:
         """Return the brokers with another connection than at the last check: they may have crashed and restarted.
@@ -244,47 +265,51 @@ class RecreationWatch:
         ``connections`` may be older than the present connections. Then the next check reports the broker again.
         """
         before, now = self._connections, self._connections_of(bounds)
-        self._connections = {**now, **{name: known for name, known in connections.items() if name in now}}
+        self._connections = {**now, **{name: connection for name, connection in connections.items() if name in now}}
         return {name for name, connection in now.items() if before.get(name) != connection}
 
     def _connections_of(self, bounds: Bounds) -> dict[str, object]:
         reader = self._reader()
         return {name: reader.connection(name) for name in {queue.broker_name for queue in bounds}}
 
-    def newest_store_ms(self, read: Offsets, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
+    def newest_store_ms(self, offsets: Offsets, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
         """Return the newest store times that the bounds do not show, for the queues of ``queues_to_stamp`` and ``fully_expired``.
         Queues whose broker does not answer are omitted.
         """
-        last = {queue: read.positions[queue] - 1 for queue in queues_to_stamp(read, bounds)}
-        deadline = with_client_overhead(deadline, len(last))
-        stored = self._reader().store_times_ms(self._group, last, deadline) if last else {}
-        marks = {queue: max(stored_ms, bounds[queue].last_update_ms) for queue, stored_ms in stored.items()}
-        return marks | dict.fromkeys(fully_expired(read, bounds), self._now_ms())
+        last_read = {queue: offsets.positions[queue] - 1 for queue in queues_to_stamp(offsets, bounds)}
+        deadline = with_client_overhead(deadline, len(last_read))
+        stored = self._reader().store_times_ms(self._group, last_read, deadline) if last_read else {}
+        newest_ms = {queue: max(stored_ms, bounds[queue].last_update_ms) for queue, stored_ms in stored.items()}
+        return newest_ms | dict.fromkeys(fully_expired(offsets, bounds), self._now_ms())
 
     def _with_younger_messages(
         self,
-        read: Offsets,
-        asked: Iterable[MessageQueue],
+        offsets: Offsets,
+        queues: Iterable[MessageQueue],
         deadline: Deadline,
         unanswered: dict[TopicBroker, RocketMQError],
     ) -> list[MessageQueue]:
-        """Return those of ``asked`` whose message before the position is newer than the known store time."""
-        marks = {queue: read.newest_store_ms[queue] for queue in asked}
-        if not marks:
+        """Return those of ``queues`` whose message before the position is newer than the known store time."""
+        newest_read_ms = {queue: offsets.newest_store_ms[queue] for queue in queues}
+        if not newest_read_ms:
             return []
-        deadline = with_client_overhead(deadline, len(marks))
+        deadline = with_client_overhead(deadline, len(newest_read_ms))
 
-        def note(error: RocketMQError, queue: MessageQueue) -> None:
+        def note_error(error: RocketMQError, queue: MessageQueue) -> None:
             unanswered.setdefault(topic_broker(queue), error)
 
         reader = self._reader()
-        first = reader.search_offsets({queue: mark + 1 for queue, mark in marks.items()}, deadline, note)
-        suspected = sorted(queue for queue, offset in first.items() if offset < read.positions[queue])
-        last = {queue: read.positions[queue] - 1 for queue in suspected if topic_broker(queue) not in unanswered}
+        first_newer = reader.search_offsets(
+            {queue: mark + 1 for queue, mark in newest_read_ms.items()}, deadline, note_error
+        )
+        suspected = sorted(queue for queue, offset in first_newer.items() if offset < offsets.positions[queue])
+        last_read = {
+            queue: offsets.positions[queue] - 1 for queue in suspected if topic_broker(queue) not in unanswered
+        }
         # Old brokers answer with the nearest message, so all of several hundred queues may be suspected: one call asks for all.
-        stored = reader.store_times_ms(self._group, last, deadline) if last else {}
-        found = []
-        for queue, offset in last.items():
+        stored = reader.store_times_ms(self._group, last_read, deadline) if last_read else {}
+        recreated = []
+        for queue, offset in last_read.items():
             if topic_broker(queue) in unanswered:
                 continue
             # The clocks of masters differ, and old brokers answer with the nearest message, so the message before the position
@@ -294,10 +319,10 @@ class RecreationWatch:
                 if stored_ms is None:
                     stored_ms = reader.store_time_ms(self._group, queue, offset, deadline)
                 if stored_ms is None:
-                    stored_ms = reader.store_time_ms(self._group, queue, first[queue], deadline)
+                    stored_ms = reader.store_time_ms(self._group, queue, first_newer[queue], deadline)
             except RocketMQError as e:
-                note(e, queue)
+                note_error(e, queue)
                 continue
-            if stored_ms is not None and stored_ms > marks[queue]:
-                found.append(queue)
-        return found
+            if stored_ms is not None and stored_ms > newest_read_ms[queue]:
+                recreated.append(queue)
+        return recreated

@@ -55,39 +55,41 @@ class RemovedQueues:
         A name server may have an old route that lacks new queues, so the broker itself is asked, unless it is unavailable. A
         broker that hangs takes at most a sixth of the time.
         """
-        away = view.timed_out_brokers | view.brokers_without_master
-        gone: dict[TopicBroker, set[MessageQueue]] = {}
+        unavailable_brokers = view.timed_out_brokers | view.brokers_without_master
+        candidates: dict[TopicBroker, set[MessageQueue]] = {}
         for queue in queues:
-            present = queue in view.bounds or queue.broker_name in away
-            if not present and subscription.is_removed_queue(routes.get(queue.topic), queue):
-                gone.setdefault(topic_broker(queue), set()).add(queue)
-        found: dict[MessageQueue, int] = {}
-        for one, mine in sorted(gone.items()):
-            ends = self._ends_at_broker(one, mine, routes[one[0]])
-            found.update({queue: ends[queue] for queue in mine if queue in ends})
-        return found
+            is_skipped = queue in view.bounds or queue.broker_name in unavailable_brokers
+            if not is_skipped and subscription.is_removed_queue(routes.get(queue.topic), queue):
+                candidates.setdefault(topic_broker(queue), set()).add(queue)
+        removed: dict[MessageQueue, int] = {}
+        for key, candidates_of_key in sorted(candidates.items()):
+            ends = self._ends_at_broker(key, candidates_of_key, routes[key[0]])
+            removed.update({queue: ends[queue] for queue in candidates_of_key if queue in ends})
+        return removed
 
     def _ends_at_broker(
-        self, one: TopicBroker, queues: set[MessageQueue], route: TopicRoute
+        self, key: TopicBroker, queues: set[MessageQueue], route: TopicRoute
     ) -> Mapping[MessageQueue, int]:
-        by, now = (route, self._reader().connection(one[1])), self._clock.now()
-        signs = self._answers.get(one, _Answer())
-        if signs.route_and_connection == by and queues <= signs.queues and now < signs.valid_until:
-            return signs.ends
-        if now < self._retry_at.get(one[1], 0.0):
+        route_and_connection, now = (route, self._reader().connection(key[1])), self._clock.now()
+        answer = self._answers.get(key, _Answer())
+        if answer.route_and_connection == route_and_connection and queues <= answer.queues and now < answer.valid_until:
+            return answer.ends
+        if now < self._retry_at.get(key[1], 0.0):
             return {}
-        about = frozenset(queues) | (signs.queues if signs.route_and_connection == by else frozenset())
+        asked_queues = frozenset(queues) | (
+            answer.queues if answer.route_and_connection == route_and_connection else frozenset()
+        )
         try:
-            ends = self._fetch(*one, sorted(about))
+            ends = self._fetch(*key, sorted(asked_queues))
         except RocketMQError as e:
-            self._retry_at[one[1]] = self._clock.now() + 5 * (self._clock.now() - now)
+            self._retry_at[key[1]] = self._clock.now() + 5 * (self._clock.now() - now)
             self._note_error(e)
             return {}
-        self._answers[one] = _Answer(self._clock.now() + _ANSWER_VALID_S, by, about, ends)
+        self._answers[key] = _Answer(self._clock.now() + _ANSWER_VALID_S, route_and_connection, asked_queues, ends)
         return ends
 
     def _fetch(self, topic: str, broker_name: str, queues: list[MessageQueue]) -> dict[MessageQueue, int]:
         reader, deadline = self._reader(), Deadline.after(self._timeout_s)
-        read = reader.read_queues(topic, broker_name, deadline) or 0
-        unread = [queue for queue in queues if queue.queue_id >= read]
-        return reader.max_offsets(unread, deadline) if unread else {}
+        read_count = reader.read_queues(topic, broker_name, deadline) or 0
+        removed = [queue for queue in queues if queue.queue_id >= read_count]
+        return reader.max_offsets(removed, deadline) if removed else {}

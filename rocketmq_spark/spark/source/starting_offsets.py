@@ -174,17 +174,17 @@ def _start_at_committed(
 
 
 def resolve_offsets(
-    wanted: str | Mapping[MessageQueue | str, int], bounds: Bounds, option: str
+    value: str | Mapping[MessageQueue | str, int], bounds: Bounds, option: str
 ) -> dict[MessageQueue, int]:
     """Return the offsets for ``earliest``, ``latest`` or JSON offsets (−2 earliest, −1 latest) within ``bounds``.
 
     JSON must name every queue or its topic, and no others. A number below the minimum offset is kept: the missing messages are
     reported as data loss.
     """
-    if isinstance(wanted, str):
-        lowest = wanted == "earliest"
-        return {queue: b.min_offset if lowest else b.max_offset for queue, b in bounds.items()}
-    by_queue = _number_by_queue(wanted, bounds, option)
+    if isinstance(value, str):
+        from_start = value == "earliest"
+        return {queue: b.min_offset if from_start else b.max_offset for queue, b in bounds.items()}
+    by_queue = _number_by_queue(value, bounds, option)
     check_same_queues(by_queue, bounds, option)
     resolved = {}
     for queue, number in by_queue.items():
@@ -194,18 +194,18 @@ def resolve_offsets(
                 topic=queue.topic,
                 remedy="Give an offset up to the end, or -1 for the end",
             )
-        marks = {EARLIEST: bounds[queue].min_offset, LATEST: bounds[queue].max_offset}
-        resolved[queue] = marks.get(number, number)
+        sentinels = {EARLIEST: bounds[queue].min_offset, LATEST: bounds[queue].max_offset}
+        resolved[queue] = sentinels.get(number, number)
     return resolved
 
 
-def _number_by_queue(wanted: Mapping[MessageQueue | str, int], bounds: Bounds, option: str) -> dict[MessageQueue, int]:
+def _number_by_queue(value: Mapping[MessageQueue | str, int], bounds: Bounds, option: str) -> dict[MessageQueue, int]:
     """Return the number of each queue. The number of a topic applies to all of its queues."""
-    of_topics = {topic: number for topic, number in wanted.items() if isinstance(topic, str)}
+    of_topics = {topic: number for topic, number in value.items() if isinstance(topic, str)}
     if unknown := sorted(of_topics.keys() - {queue.topic for queue in bounds}):
         raise OffsetError(f"option {option!r} names topics that are not read: {', '.join(unknown)}")
     by_queue = {queue: of_topics[queue.topic] for queue in bounds if queue.topic in of_topics}
-    return by_queue | {queue: number for queue, number in wanted.items() if not isinstance(queue, str)}
+    return by_queue | {queue: number for queue, number in value.items() if not isinstance(queue, str)}
 
 
 _REMEDY_OF_MISSING_QUEUES = {
@@ -215,9 +215,9 @@ _REMEDY_OF_MISSING_QUEUES = {
 }
 
 
-def check_same_queues(wanted: Iterable[MessageQueue], bounds: Bounds, option: str) -> None:
-    """Raise ``OffsetError`` unless ``wanted`` has exactly the queues that the source reads."""
-    named = set(wanted)
+def check_same_queues(queues: Iterable[MessageQueue], bounds: Bounds, option: str) -> None:
+    """Raise ``OffsetError`` unless ``queues`` has exactly the queues that the source reads."""
+    named = set(queues)
     if missing := bounds.keys() - named:
         raise OffsetError(
             f"option {option!r} must name every queue; it lacks {queues_text(missing)}",

@@ -127,112 +127,118 @@ class Stream:
     def _resolve_start(self) -> Offsets:
         catalog, options = self._catalog, self._options
         view, offsets = fetch_bounds_of_masters(catalog), catalog.offsets
-        bounds, began = view.bounds, self._new_watch()
-        began.start(view.master_bounds())
+        bounds, initial_watch = view.bounds, self._new_watch()
+        initial_watch.start(view.master_bounds())
         retry_until_deadline(catalog, lambda: self._check_filter(bounds))
         _warn_if_no_topic(options, bounds)
-        begin = retry_until_deadline(
+        start = retry_until_deadline(
             catalog, lambda: starting_offsets(offsets, options, bounds, planning_deadline(options))
         )
-        with_compaction_start(catalog, options, view, begin)  # the first plan may use the view that this fetches
-        marks = planning.newest_store_ms(begin, Offsets({}), bounds)
-        marks |= self._recreation_watch.newest_store_ms(Offsets(begin), bounds, Deadline.after(options.request_timeout))
-        self._validated, self._initial_watch = True, began
-        return Offsets(begin, {}, marks, _source_identity(options, catalog), catalog.environment)
+        with_compaction_start(catalog, options, view, start)  # the first plan may use the view that this fetches
+        newest_store_ms = planning.newest_store_ms(start, Offsets({}), bounds)
+        newest_store_ms |= self._recreation_watch.newest_store_ms(
+            Offsets(start), bounds, Deadline.after(options.request_timeout)
+        )
+        self._validated, self._initial_watch = True, initial_watch
+        return Offsets(start, {}, newest_store_ms, _source_identity(options, catalog), catalog.environment)
 
     def _new_watch(self) -> RecreationWatch:
         return RecreationWatch(lambda: self._catalog.offsets, self._options.group)
 
-    def latestOffset(self, begin: Offsets, limits: TriggerLimits, finished: bool = True) -> Offsets:
-        """Return the end of the next batch, or ``begin`` itself if there is no batch.
+    def latestOffset(self, start: Offsets, limits: TriggerLimits, finished: bool = True) -> Offsets:
+        """Return the end of the next batch, or ``start`` itself if there is no batch.
 
-        ``finished``: Spark has processed everything before ``begin``, so ``begin`` may be committed as the offsets of the group.
+        ``finished``: Spark has processed everything before ``start``, so ``start`` may be committed as the offsets of the group.
         """
-        self._last_end = self._next_end(begin, limits, finished)
+        self._last_end = self._next_end(start, limits, finished)
         return self._last_end
 
-    def _next_end(self, begin: Offsets, limits: TriggerLimits, finished: bool) -> Offsets:
-        if self._start_error is not None and begin == self._initial_offset:
+    def _next_end(self, start: Offsets, limits: TriggerLimits, finished: bool) -> Offsets:
+        if self._start_error is not None and start == self._initial_offset:
             raise self._start_error
-        self._validate(begin)
-        self._catalog.set_checkpoint_offsets(begin, self._available_now_ends)
+        self._validate(start)
+        self._catalog.set_checkpoint_offsets(start, self._available_now_ends)
         if self._available_now_requested:
             self._available_now_ends = retry_until_deadline(
                 self._catalog, lambda: fetch_bounds_of_masters(self._catalog).ends()
             )
             self._available_now_requested = False
         if finished:
-            self._group_offsets.commit(begin.positions)
+            self._group_offsets.commit(start.positions)
         if self._available_now_ends is not None:
-            return retry_until_deadline(self._catalog, lambda: self._plan_end(begin, limits))
+            return retry_until_deadline(self._catalog, lambda: self._plan_end(start, limits))
         try:
-            return self._plan_end(begin, limits)
+            return self._plan_end(start, limits)
         except RocketMQError as e:
             self._catalog.note_retriable_error(e)
         self._clock.sleep(_RETRY_PAUSE_S)
-        return begin
+        return start
 
-    def _plan_end(self, begin: Offsets, limits: TriggerLimits) -> Offsets:
-        if self._idle_at is not None and self._idle_at[1] is begin and self._available_now_ends is None:
+    def _plan_end(self, start: Offsets, limits: TriggerLimits) -> Offsets:
+        if self._idle_at is not None and self._idle_at[1] is start and self._available_now_ends is None:
             self._catalog.wait_for_next_poll(_MAX_IDLE_WAIT_S)
-        if self._delayed_start is begin:
+        if self._delayed_start is start:
             self._clock.sleep(_MAX_IDLE_WAIT_S)
-        view = self._wait_for_view(begin)
-        if self._idle_at is not None and self._idle_at[0] is view and self._idle_at[1] is begin:
-            return begin
+        view = self._wait_for_view(start)
+        if self._idle_at is not None and self._idle_at[0] is view and self._idle_at[1] is start:
+            return start
         self._check_filter(view.bounds)
         if self._unlogged_queues:
-            self._unlogged_queues -= kafka_partitions.partition_numbers(begin.partitions).keys()
+            self._unlogged_queues -= kafka_partitions.partition_numbers(start.partitions).keys()
         if self._unlogged_queues:
             # An empty batch logs the numbers of the repeated batch now, because the next batch may come days later, in another
             # run.
-            return replace(begin, new_queue_starts={}, partitions=self._runs_between(begin, begin))
-        moved, readable = self._apply_queue_changes(begin, planning.without_timed_out(view))
-        ends = planning.readable_ends(readable, self._available_now_ends)
-        begins = {queue: readable.bounds[queue].min_offset for queue in ends}
-        live = planning.from_min_offsets(moved, readable.bounds)
-        waiting = planning.backlog({**begins, **live.positions}, ends)
+            return replace(start, new_queue_starts={}, partitions=self._runs_between(start, start))
+        adapted, readable_view = self._apply_queue_changes(start, planning.without_timed_out(view))
+        ends = planning.readable_ends(readable_view, self._available_now_ends)
+        first_offsets = {queue: readable_view.bounds[queue].min_offset for queue in ends}
+        from_minimum = planning.from_min_offsets(adapted, readable_view.bounds)
+        backlog = planning.backlog({**first_offsets, **from_minimum.positions}, ends)
         if self._available_now_ends is not None:
             # Up to fixed ends, a wait brings no more messages.
             limits = replace(limits, min_offsets=None)
         max_offsets = self._read_limit_policy.max_offsets(
-            waiting, limits, lambda queue: self._sample_size(queue, moved, begins[queue]), self._clock.now()
+            backlog, limits, lambda queue: self._sample_size(queue, adapted, first_offsets[queue]), self._clock.now()
         )
         if max_offsets == 0:
-            self._delayed_start, self._idle_at = begin, None
-            return begin
-        if waiting and limits.max_bytes is not None and self._read_limit_policy.has_no_sample:
+            self._delayed_start, self._idle_at = start, None
+            return start
+        if backlog and limits.max_bytes is not None and self._read_limit_policy.has_no_sample:
             self._warned_of_size_estimate = self._warned_of_size_estimate or _warn_of_size_estimate(limits.max_bytes)
-        end = planning.next_end(live, ends, begins, max_offsets)
-        if end is begin:
-            self._idle_at = None if waiting or self._recreation_unknown else (view, begin)
-            if not (waiting or view.timed_out_brokers or moved.positions.keys() - readable.bounds.keys()):
+        end = planning.next_end(from_minimum, ends, first_offsets, max_offsets)
+        if end is start:
+            self._idle_at = None if backlog or self._recreation_unknown else (view, start)
+            if not (backlog or view.timed_out_brokers or adapted.positions.keys() - readable_view.bounds.keys()):
                 self._read_limit_policy.nothing_to_read(self._clock.now())
-            return begin
-        end = planning.batch_end(begin, moved, end, readable, self._initial_offset)
-        marks = self._recreation_watch.newest_store_ms(
-            end, readable.bounds, Deadline.after(self._options.request_timeout)
+            return start
+        end = planning.batch_end(start, adapted, end, readable_view, self._initial_offset)
+        newest_store_ms = self._recreation_watch.newest_store_ms(
+            end, readable_view.bounds, Deadline.after(self._options.request_timeout)
         )
-        end = replace(end, newest_store_ms={**end.newest_store_ms, **marks}) if marks else end
+        end = replace(end, newest_store_ms={**end.newest_store_ms, **newest_store_ms}) if newest_store_ms else end
         self._read_limit_policy.batch_planned(self._clock.now())
         return replace(
             end,
             source_identity=_source_identity(self._options, self._catalog),
             environment=self._catalog.environment,
             plan=self._partitioning.to_json(),
-            partitions=self._runs_between(begin, end),
+            partitions=self._runs_between(start, end),
         )
 
-    def _runs_between(self, begin: Offsets, end: Offsets) -> QueueRuns:
+    def _runs_between(self, start: Offsets, end: Offsets) -> QueueRuns:
         """Return the queues by partition number for ``kafkaColumns``: the runs of the checkpoint and of this run, with new queues
         appended. Without the option, the runs of the checkpoint are returned unchanged.
         """
-        topics = {queue.topic for queue in (*begin.positions, *end.positions)}
-        kept = {topic: runs for topic, runs in {**begin.partitions, **self._partition_runs}.items() if topic in topics}
+        topics = {queue.topic for queue in (*start.positions, *end.positions)}
+        logged_runs = {
+            topic: runs for topic, runs in {**start.partitions, **self._partition_runs}.items() if topic in topics
+        }
         if not self._options.kafka_columns:
-            return kept
-        there = self._catalog.numbered_queues(topics, begun=kept)
-        self._partition_runs = kafka_partitions.with_new_queues(kept, (*there, *begin.positions, *end.positions))
+            return logged_runs
+        routed_queues = self._catalog.numbered_queues(topics, numbered_topics=logged_runs)
+        self._partition_runs = kafka_partitions.with_new_queues(
+            logged_runs, (*routed_queues, *start.positions, *end.positions)
+        )
         return self._partition_runs
 
     def _numbers_for_batch(self, end: Offsets, queues: set[MessageQueue]) -> Mapping[MessageQueue, int]:
@@ -243,52 +249,54 @@ class Stream:
         if not self._options.kafka_columns:
             return {}
         numbers = kafka_partitions.partition_numbers(end.partitions)
-        if not (lacking := queues - numbers.keys()):
+        if not (unnumbered := queues - numbers.keys()):
             return numbers
-        self._unlogged_queues |= lacking
+        self._unlogged_queues |= unnumbered
         return kafka_partitions.partition_numbers(self._runs_between(end, end))
 
-    def _wait_for_view(self, begin: Offsets) -> QueuesView:
+    def _wait_for_view(self, start: Offsets) -> QueuesView:
         """Return the current view. An AvailableNow run waits for brokers that have messages before its ends.
 
         Raises ``BrokerNotFound`` if such a broker does not answer within ``readDeadline``.
         """
         deadline = Deadline.after(self._options.read_deadline)
         while True:
-            recent = self._catalog.latest(patient=self._available_now_ends is not None)
-            view = planning.without_stale_replicas(begin, recent)
-            missing = planning.pending_queues(begin, view, self._available_now_ends)
-            unread = self._catalog.removed_queue_ends(missing, view)
-            missing = [queue for queue in missing if queue not in unread]
-            if not missing:
-                self._log_unavailable_queues(begin, recent, view)
+            polled = self._catalog.latest(wait_for_all=self._available_now_ends is not None)
+            view = planning.without_stale_replicas(start, polled)
+            pending = planning.pending_queues(start, view, self._available_now_ends)
+            removed = self._catalog.removed_queue_ends(pending, view)
+            pending = [queue for queue in pending if queue not in removed]
+            if not pending:
+                self._log_unavailable_queues(start, polled, view)
                 return view
             if deadline.expired:
-                cause, first = self._catalog.retriable_failures.first, missing[0]
-                why = subscription.unavailable_reason(self._catalog.known_routes.get(first.topic), first)
+                cause, first_queue = self._catalog.retriable_failures.first, pending[0]
+                reason = subscription.unavailable_reason(self._catalog.known_routes.get(first_queue.topic), first_queue)
                 raise BrokerNotFound(
-                    f"no broker answers for {queues_text(missing)}, which this run must read to its end",
+                    f"no broker answers for {queues_text(pending)}, which this run must read to its end",
                     cause.addr if cause else None,
-                    remark=cause.message if cause else why,
+                    remark=cause.message if cause else reason,
                     remedy="Check the brokers, or raise option 'readDeadline'",
                 ) from cause
             self._clock.sleep(_RETRY_PAUSE_S)
 
-    def _log_unavailable_queues(self, begin: Offsets, recent: QueuesView, view: QueuesView) -> None:
+    def _log_unavailable_queues(self, start: Offsets, polled: QueuesView, view: QueuesView) -> None:
         if (
             self._last_unavailable_check is not None
-            and self._last_unavailable_check[0] is begin
-            and self._last_unavailable_check[1] is recent
+            and self._last_unavailable_check[0] is start
+            and self._last_unavailable_check[1] is polled
         ):
             return
-        self._last_unavailable_check = begin, recent
+        self._last_unavailable_check = start, polled
         topics = set(self._catalog.topics_or_last_known())
-        wanted = (queue for queue in begin.positions if queue.topic in topics and not view.is_topic_deleted(queue))
+        subscribed_queues = (
+            queue for queue in start.positions if queue.topic in topics and not view.is_topic_deleted(queue)
+        )
         self._unavailable_queues.update(
-            wanted,
+            subscribed_queues,
             view.bounds,
             lambda q: subscription.unavailable_reason(self._catalog.known_routes.get(q.topic), q),
-            ends=self._available_now_ends is not None,
+            run_ends=self._available_now_ends is not None,
         )
 
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -326,17 +334,17 @@ class Stream:
             checkpoint_identity.check_checkpoint(self._options, end)
         # Only a restart repeats several batches as one. Batch 0 is read from the starts that its end records, because ``start``
         # is resolved again from the starting options, and may differ.
-        begun = planning.new_queue_ranges(start, end) if logged_before and start != self._initial_offset else []
-        ranges = sorted([*planning.ranges(start, end), *begun])
+        new_ranges = planning.new_queue_ranges(start, end) if logged_before and start != self._initial_offset else []
+        ranges = sorted([*planning.ranges(start, end), *new_ranges])
         if not ranges:
             return []
         # The tasks of a batch depend on its log entry alone. If messages were lost, a task has fewer rows, or none: the other
         # tasks, and those of the next source of a union, keep their numbers, which are part of the ids of exactly-once.
-        planned = partitioning.plan_tasks(self._logged_partitioning(end, ranges), end.positions, ranges)
+        planned_tasks = partitioning.plan_tasks(self._logged_partitioning(end, ranges), end.positions, ranges)
         if self._start_error is not None and start == self._initial_offset:
             start = replace(end, positions=end.new_queue_starts)
-        known = planning.combined_start(start, end) if logged_before or end.new_queue_starts else start
-        self._catalog.set_checkpoint_offsets(known)
+        known_offsets = planning.combined_start(start, end) if logged_before or end.new_queue_starts else start
+        self._catalog.set_checkpoint_offsets(known_offsets)
         losses: list[Loss] = []
         if not logged_before:
             view = self._catalog.latest(same_batch=True)
@@ -346,17 +354,23 @@ class Stream:
             checkpoint_identity.check_environment_queues(self._options, end, self._catalog.environment)
             ranges, lost = planning.drop_recreated(ranges, view, self._recreated_since(end, view, ranges))
             losses += self._report_losses(lost)
-        self._validate(known, view)
+        self._validate(known_offsets, view)
         self._start_error = None  # a batch was logged, so the starting options have no effect any more
-        before = planning.truncated(begun, view.master_bounds())  # no loss: a new queue starts with its first message
-        ranges = planning.without_lost(ranges, before)
+        expired_ranges = planning.truncated(
+            new_ranges, view.master_bounds()
+        )  # no loss: a new queue starts with its first message
+        ranges = planning.without_lost(ranges, expired_ranges)
         ranges, lost = planning.readable_ranges(ranges, view)
         losses += self._report_losses(lost)
-        others = partition_reader.replica_mismatches(self._options, self._catalog.routes, self._catalog.offsets, ranges)
-        lost_ranges = [*before, *(lost_range for lost_range, _ in losses)]
-        left = [planning.without_lost(task, lost_ranges) for task in planned]
-        numbers = self._numbers_for_batch(end, {part.queue for part in ranges})
-        return partition_reader.input_partitions(self._catalog.routes, left, others, end, numbers)
+        mismatched = partition_reader.replica_mismatches(
+            self._options, self._catalog.routes, self._catalog.offsets, ranges
+        )
+        lost_ranges = [*expired_ranges, *(lost_range for lost_range, _ in losses)]
+        remaining_tasks = [planning.without_lost(task, lost_ranges) for task in planned_tasks]
+        partition_numbers = self._numbers_for_batch(end, {part.queue for part in ranges})
+        return partition_reader.input_partitions(
+            self._catalog.routes, remaining_tasks, mismatched, end, partition_numbers
+        )
 
     def _logged_partitioning(self, end: Offsets, ranges: Sequence[OffsetRange]) -> Partitioning:
         """Return the options that split the batch into tasks when its end was logged. Warns if the end does not record an option;
@@ -364,60 +378,62 @@ class Stream:
 
         A batch of one row is one task with any options, so it causes no warning.
         """
-        logged, unknown = partitioning.logged_partitioning(end.plan, self._partitioning)
-        if unknown and not self._warned_of_split and sum(r.size for r in ranges) > 1:
+        logged, unusable_names = partitioning.logged_partitioning(end.plan, self._partitioning)
+        if unusable_names and not self._warned_of_split and sum(r.size for r in ranges) > 1:
             self._warned_of_split = True
             logger.warning(
                 "the offset of this batch does not say what decided its tasks (%s): another version of rocketmq-spark planned "
                 "the batch, or another callable as allocationStrategy did. The present options decide now. If the options "
                 "changed since the first attempt, a sink with deliveryGuarantee=exactly-once may store rows of this batch twice",
-                ", ".join(unknown),
+                ", ".join(unusable_names),
             )
         return logged
 
-    def _report_losses(self, lost: Sequence[Loss]) -> Sequence[Loss]:
-        """Report ``lost`` and return it. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
-        data_loss.report_data_loss(self._options.fail_on_data_loss, lost)
-        self._progress.add_losses(lost)
-        return lost
+    def _report_losses(self, losses: Sequence[Loss]) -> Sequence[Loss]:
+        """Report ``losses`` and return it. Raises ``DataLossError`` if option ``failOnDataLoss`` says so."""
+        data_loss.report_data_loss(self._options.fail_on_data_loss, losses)
+        self._progress.add_losses(losses)
+        return losses
 
     def _recreated_since(self, end: Offsets, view: QueuesView, ranges: Sequence[OffsetRange]) -> list[MessageQueue]:
         """Return the queues of a logged batch whose topics were created again while the query was down."""
-        logged, bounds = planning.logged_end(ranges, end, view), view.master_bounds()
+        logged_end, bounds = planning.logged_end(ranges, end, view), view.master_bounds()
         watch = self._new_watch()  # not the stream's own watch, which must start with all queues
 
-        def look() -> list[MessageQueue]:
-            found = watch.check(logged, bounds, planning_deadline(self._options))
-            for error in found.unanswered.values():
+        def check() -> list[MessageQueue]:
+            result = watch.check(logged_end, bounds, planning_deadline(self._options))
+            for error in result.unanswered.values():
                 raise error
-            return found.recreated
+            return result.recreated
 
-        return retry_until_deadline(self._catalog, look)
+        return retry_until_deadline(self._catalog, check)
 
-    def _validate(self, begin: Offsets, view: QueuesView | None = None) -> None:
+    def _validate(self, start: Offsets, view: QueuesView | None = None) -> None:
         """Check the checkpoint and the options once per run, with the bounds of ``view``, by default of a new poll."""
         if self._validated:
             return
         options = self._options
-        self._catalog.set_checkpoint_offsets(begin)
+        self._catalog.set_checkpoint_offsets(start)
         catalog = self._catalog
         bounds = (view or retry_until_deadline(catalog, catalog.fetch_all)).bounds
-        checkpoint_identity.check_clusters(options, begin, _known_clusters(catalog))
-        checkpoint_identity.check_environment_queues(options, begin, catalog.environment)
+        checkpoint_identity.check_clusters(options, start, _known_clusters(catalog))
+        checkpoint_identity.check_environment_queues(options, start, catalog.environment)
         retry_until_deadline(catalog, lambda: self._check_filter(bounds))
         _warn_if_no_topic(options, bounds)
         self._validated = True
         if options.given & {"starting_offsets", "starting_timestamp", "starting_offsets_by_timestamp"}:
             logger.warning("the query continues from its checkpoint; starting options have no effect")
-        was, now = (
-            checkpoint_identity.filter_of(begin.source_identity),
+        filter_before, filter_now = (
+            checkpoint_identity.filter_of(start.source_identity),
             checkpoint_identity.filter_of(checkpoint_identity.source_identity(options)),
         )
-        if was != now:
-            logger.warning("the filter changed from %s to %s since the last run", was, now)
-        added = sorted({queue.topic for queue in bounds} - {queue.topic for queue in begin.positions})
-        if added:
-            logger.warning("topics that are not in the checkpoint start at their first offset: %s", ", ".join(added))
+        if filter_before != filter_now:
+            logger.warning("the filter changed from %s to %s since the last run", filter_before, filter_now)
+        new_topics = sorted({queue.topic for queue in bounds} - {queue.topic for queue in start.positions})
+        if new_topics:
+            logger.warning(
+                "topics that are not in the checkpoint start at their first offset: %s", ", ".join(new_topics)
+            )
 
     def _check_filter(self, bounds: Bounds) -> None:
         """Let brokers check the filter once per run, when there is a queue: at first, a pattern may match no topic."""
@@ -425,54 +441,56 @@ class Stream:
             check_filter(self._options, bounds)
             self._filter_checked = True
 
-    def _apply_queue_changes(self, begin: Offsets, view: QueuesView) -> tuple[Offsets, QueuesView]:
-        """Return ``begin`` adapted to changes of its queues, and the view without queues that cannot be planned now.
+    def _apply_queue_changes(self, start: Offsets, view: QueuesView) -> tuple[Offsets, QueuesView]:
+        """Return ``start`` adapted to changes of its queues, and the view without queues that cannot be planned now.
 
         Reports losses: raises ``DataLossError`` if option ``failOnDataLoss`` says so.
         """
-        known = self._drop_unsubscribed(begin)
+        subscribed = self._drop_unsubscribed(start)
         if self._initial_watch is not None:
             # If the first batch was logged by an earlier run, its start is older than what the initial watch has seen.
             self._recreation_watch, self._initial_watch = (
-                self._initial_watch if begin == self._initial_offset else self._recreation_watch,
+                self._initial_watch if start == self._initial_offset else self._recreation_watch,
                 None,
             )
         # All requests together get the time of one, so a broker that hangs does not delay the queues of others.
         deadline = Deadline.after(self._options.request_timeout)
-        found = self._recreation_watch.check(known, view.master_bounds(), deadline, view.connections)
-        view = self._without_unanswered(view, found.unanswered)
-        hidden = self._catalog.removed_queue_ends(
-            (queue for queue in known.positions if queue not in view.bounds), view
+        result = self._recreation_watch.check(subscribed, view.master_bounds(), deadline, view.connections)
+        view = self._without_unanswered(view, result.unanswered)
+        removed = self._catalog.removed_queue_ends(
+            (queue for queue in subscribed.positions if queue not in view.bounds), view
         )
-        moved, lost = planning.apply_queue_changes(known, view, self._available_now_ends, found.recreated, hidden)
-        if lost and self._available_now_ends is not None:
-            self._available_now_ends = planning.capped_target(view, self._available_now_ends, hidden)
-        self._report_new_losses(begin, lost)
-        return moved, view
+        adapted, losses = planning.apply_queue_changes(
+            subscribed, view, self._available_now_ends, result.recreated, removed
+        )
+        if losses and self._available_now_ends is not None:
+            self._available_now_ends = planning.capped_target(view, self._available_now_ends, removed)
+        self._report_new_losses(start, losses)
+        return adapted, view
 
-    def _report_new_losses(self, begin: Offsets, lost: list[Loss]) -> None:
-        """Report each loss once per start: while a batch waits for more messages, each plan from ``begin`` finds it again."""
-        fail = self._options.fail_on_data_loss == "fail"
-        reported = (
+    def _report_new_losses(self, start: Offsets, losses: list[Loss]) -> None:
+        """Report each loss once per start: while a batch waits for more messages, each plan from ``start`` finds it again."""
+        must_fail = self._options.fail_on_data_loss == "fail"
+        reported_before = (
             self._reported_losses[1]
-            if self._reported_losses is not None and self._reported_losses[0] is begin
+            if self._reported_losses is not None and self._reported_losses[0] is start
             else frozenset()
         )
-        new = [part for part in lost if fail or part not in reported]
-        data_loss.report_data_loss(self._options.fail_on_data_loss, new)
-        self._progress.add_losses(new)
-        self._reported_losses = (begin, reported.union(lost)) if lost else self._reported_losses
+        new_losses = [part for part in losses if must_fail or part not in reported_before]
+        data_loss.report_data_loss(self._options.fail_on_data_loss, new_losses)
+        self._progress.add_losses(new_losses)
+        self._reported_losses = (start, reported_before.union(losses)) if losses else self._reported_losses
 
-    def _drop_unsubscribed(self, begin: Offsets) -> Offsets:
-        known = planning.drop_unsubscribed(begin, set(self._catalog.topics_or_last_known()))
-        if known is not begin:
-            left = sorted({q.topic for q in begin.positions} - {q.topic for q in known.positions})
-            if left != self._unsubscribed_topics:
+    def _drop_unsubscribed(self, start: Offsets) -> Offsets:
+        subscribed = planning.drop_unsubscribed(start, set(self._catalog.topics_or_last_known()))
+        if subscribed is not start:
+            unsubscribed = sorted({q.topic for q in start.positions} - {q.topic for q in subscribed.positions})
+            if unsubscribed != self._unsubscribed_topics:
                 logger.warning(
-                    "topics that are no longer subscribed to are removed from the offsets: %s", ", ".join(left)
+                    "topics that are no longer subscribed to are removed from the offsets: %s", ", ".join(unsubscribed)
                 )
-            self._unsubscribed_topics = left
-        return known
+            self._unsubscribed_topics = unsubscribed
+        return subscribed
 
     def _without_unanswered(self, view: QueuesView, unanswered: Mapping[TopicBroker, RocketMQError]) -> QueuesView:
         """Return ``view`` without queues whose broker did not answer whether they were created again. Raises the error in an
@@ -487,8 +505,8 @@ class Stream:
             return view
         return replace(view, bounds={q: b for q, b in view.bounds.items() if topic_broker(q) not in unanswered})
 
-    def _sample_size(self, queue: MessageQueue, begin: Offsets, minimum: int) -> tuple[int, int]:
-        offset = max(begin.positions.get(queue, minimum), minimum)
+    def _sample_size(self, queue: MessageQueue, start: Offsets, minimum: int) -> tuple[int, int]:
+        offset = max(start.positions.get(queue, minimum), minimum)
         try:
             # A short deadline, because an estimate is enough, and the messages of other queues must not wait for it.
             deadline = Deadline.after(min(1.0, self._options.request_timeout))

@@ -94,16 +94,16 @@ def check_sql(
     options: Options,
     queues: Iterable[MessageQueue],
     deadline: Deadline,
-    batched: Callable[[MessageQueue], bool],
+    is_batch_topic: Callable[[MessageQueue], bool],
 ) -> None:
     """Let one broker of each topic compile its SQL expression. Raises ``OptionError`` with the broker's message."""
     if options.sql is None:
         return
-    there = {queue.topic: queue for queue in queues}
+    queue_of_topic = {queue.topic: queue for queue in queues}
     # A topic that matches the pattern later is read without another check, so its expression is checked now.
-    named = options.sql if isinstance(options.sql, dict) and there else ()
-    later = {topic: min(there.values()) for topic in named if is_subscribed(options, topic)}
-    for topic, queue in sorted({**later, **there}.items()):
+    named_topics = options.sql if isinstance(options.sql, dict) and queue_of_topic else ()
+    later_topics = {topic: min(queue_of_topic.values()) for topic in named_topics if is_subscribed(options, topic)}
+    for topic, queue in sorted({**later_topics, **queue_of_topic}.items()):
         sql, broker = filter_of_topic(options, topic), queue.broker_name
         if not sql:
             continue
@@ -129,7 +129,7 @@ def check_sql(
                 "invalid one with every message",
                 remedy="Connect to the brokers, or filter with option 'tags'",
             )
-        if topic in there and batched(queue):
+        if topic in queue_of_topic and is_batch_topic(queue):
             raise of_batch_topic(sql, topic)
 
 
@@ -164,46 +164,48 @@ class PatternOptions(Protocol):
 
 def matching_topics(options: PatternOptions, topics: Iterable[str], internal: set[str]) -> tuple[str, ...]:
     """Return the topics that match the pattern, without topics of RocketMQ itself. ``internal``: their names in this cluster."""
-    found = matching_names(options.subscribe_pattern or "", topics)
-    return tuple(topic for topic in found if _is_allowed(options, topic, internal))
+    matching = matching_names(options.subscribe_pattern or "", topics)
+    return tuple(topic for topic in matching if _is_allowed(options, topic, internal))
 
 
 def _is_allowed(options: PatternOptions, topic: str, internal: set[str]) -> bool:
     return options.include_internal if topic.startswith(_SPECIAL_PREFIXES) else names.is_user_topic(topic, internal)
 
 
-def plus_checkpoint_topics(options: Options, topics: tuple[str, ...], known: Collection[str]) -> tuple[str, ...]:
-    """Return ``topics`` with the topics in ``known`` that match, although name servers do not list them any more."""
-    unlisted = set(known) - set(topics)
+def plus_checkpoint_topics(
+    options: Options, topics: tuple[str, ...], checkpoint_topics: Collection[str]
+) -> tuple[str, ...]:
+    """Return ``topics`` with the topics in ``checkpoint_topics`` that match, although name servers do not list them any more."""
+    unlisted = set(checkpoint_topics) - set(topics)
     if not unlisted:
         return topics
-    found = matching_names(options.subscribe_pattern or "", unlisted)
-    return *topics, *sorted(t for t in found if options.include_internal or not t.startswith(_SPECIAL_PREFIXES))
+    matching = matching_names(options.subscribe_pattern or "", unlisted)
+    return *topics, *sorted(t for t in matching if options.include_internal or not t.startswith(_SPECIAL_PREFIXES))
 
 
 def readable_queues(
-    options: Options, route: TopicRoute, tolerant: bool, known: Container[MessageQueue] = ()
+    options: Options, route: TopicRoute, skip_missing: bool, checkpoint_queues: Container[MessageQueue] = ()
 ) -> list[MessageQueue]:
-    """Return the queues of a topic that the source reads. Raises an error if queues are missing, unless ``tolerant``.
+    """Return the queues of a topic that the source reads. Raises an error if queues are missing, unless ``skip_missing``.
 
-    ``known`` are queues that existed before. If the broker of such an assigned queue left the route, the source waits for it, so
-    the queue is no error.
+    ``checkpoint_queues`` are queues that existed before. If the broker of such an assigned queue left the route, the source waits
+    for it, so the queue is no error.
     """
     if route.static:
         raise OptionError(
             f"topic {route.topic!r} is a static topic (logical queues mapped over brokers), which cannot be read",
             remedy="Name topics with ordinary queues",
         )
-    queues, left = route.readable(), set[MessageQueue]()
+    queues, waited_for = route.readable(), set[MessageQueue]()
     if options.assign:
-        mine = {queue for queue in options.assign if queue.topic == route.topic}
-        absent = mine - set(queues)
-        unknown = {queue for queue in absent if queue not in known}
-        if unknown and not tolerant:
+        assigned = {queue for queue in options.assign if queue.topic == route.topic}
+        missing = assigned - set(queues)
+        unknown = {queue for queue in missing if queue not in checkpoint_queues}
+        if unknown and not skip_missing:
             raise OptionError(f"option 'assign' names queues that do not exist: {queues_text(unknown)}")
-        left = {queue for queue in absent if queue.broker_name not in route.brokers}
-        queues = sorted(mine & set(queues))
-    if not queues and not left and not tolerant:
+        waited_for = {queue for queue in missing if queue.broker_name not in route.brokers}
+        queues = sorted(assigned & set(queues))
+    if not queues and not waited_for and not skip_missing:
         raise RouteNotFound("no queue of the topic is readable: no read permission", topic=route.topic)
     return queues
 
@@ -216,18 +218,18 @@ class ReadableQueues:
         self._by_topic: dict[str, tuple[TopicRoute, list[MessageQueue]]] = {}
 
     def of_routes(
-        self, routes: Iterable[TopicRoute], tolerant: bool, known: Container[MessageQueue] = ()
+        self, routes: Iterable[TopicRoute], skip_missing: bool, checkpoint_queues: Container[MessageQueue] = ()
     ) -> list[MessageQueue]:
-        before, self._by_topic = self._by_topic, {}
-        found: list[MessageQueue] = []
+        cached, self._by_topic = self._by_topic, {}
+        queues: list[MessageQueue] = []
         for route in routes:
-            kept = before.get(route.topic)
-            if kept is None or kept[0] is not route:
-                kept = route, readable_queues(self._options, route, tolerant, known)
-            if kept[1] and not self._options.assign:  # missing assigned queues must be found at each call
-                self._by_topic[route.topic] = kept
-            found += kept[1]
-        return found
+            entry = cached.get(route.topic)
+            if entry is None or entry[0] is not route:
+                entry = route, readable_queues(self._options, route, skip_missing, checkpoint_queues)
+            if entry[1] and not self._options.assign:  # missing assigned queues must be found at each call
+                self._by_topic[route.topic] = entry
+            queues += entry[1]
+        return queues
 
 
 def _queue_data(route: TopicRoute | None, queue: MessageQueue) -> QueueData | None:

@@ -57,9 +57,9 @@ def fetch_bounds_of_masters(catalog: OffsetCache) -> QueuesView:
     """
     deadline = Deadline.after(catalog.read_deadline_s)
     view = catalog.fetch_all()
-    while alone := sorted({queue.broker_name for queue in view.bounds} & view.brokers_without_master):
+    while without_master := sorted({queue.broker_name for queue in view.bounds} & view.brokers_without_master):
         error = BrokerNotFound(
-            f"only slaves of {', '.join(alone)} are up, which may lack messages that the master has",
+            f"only slaves of {', '.join(without_master)} are up, which may lack messages that the master has",
             remedy="Start the master, or raise option 'readDeadline' to wait longer for it",
         )
         if deadline.expired:
@@ -87,21 +87,32 @@ class UnavailableQueuesLog:
         self._unavailable: set[MessageQueue] = set()
 
     def update(
-        self, wanted: Iterable[MessageQueue], bounds: Bounds, why: Callable[[MessageQueue], str], ends: bool = False
+        self,
+        queues: Iterable[MessageQueue],
+        bounds: Bounds,
+        reason_of: Callable[[MessageQueue], str],
+        run_ends: bool = False,
     ) -> None:
-        """Log the changes since the last call. ``why`` returns the reason for a queue. ``ends``: the run ends without them."""
-        absent = {queue for queue in wanted if queue not in bounds}
-        went, back = absent - self._unavailable, {queue for queue in self._unavailable - absent if queue in bounds}
-        self._unavailable = absent
-        if went:
-            said = "the run ends without" if ends else "the stream waits for"
-            logger.warning("%s queues that it cannot read now: %s", said, _grouped_by_reason(went, why))
-        if back:
-            logger.warning("the stream can read these queues again: %s", queues_text(back))
+        """Log the changes since the last call. ``reason_of`` returns the reason for a queue. ``run_ends``: the run ends without
+        them.
+        """
+        unavailable = {queue for queue in queues if queue not in bounds}
+        newly_unavailable, available_again = (
+            unavailable - self._unavailable,
+            {queue for queue in self._unavailable - unavailable if queue in bounds},
+        )
+        self._unavailable = unavailable
+        if newly_unavailable:
+            action = "the run ends without" if run_ends else "the stream waits for"
+            logger.warning(
+                "%s queues that it cannot read now: %s", action, _grouped_by_reason(newly_unavailable, reason_of)
+            )
+        if available_again:
+            logger.warning("the stream can read these queues again: %s", queues_text(available_again))
 
 
-def _grouped_by_reason(queues: Iterable[MessageQueue], why: Callable[[MessageQueue], str]) -> str:
+def _grouped_by_reason(queues: Iterable[MessageQueue], reason_of: Callable[[MessageQueue], str]) -> str:
     reasons: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
-        reasons.setdefault(why(queue), []).append(queue)
-    return "; ".join(f"{queues_text(of_reason)} ({reason})" for reason, of_reason in reasons.items())
+        reasons.setdefault(reason_of(queue), []).append(queue)
+    return "; ".join(f"{queues_text(queues_of_reason)} ({reason})" for reason, queues_of_reason in reasons.items())
