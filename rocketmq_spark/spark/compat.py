@@ -54,12 +54,12 @@ CLASSES = {
 def _load_class(name: str) -> type | None:
     module = CLASSES[name]
     try:
-        loaded: type | None = getattr(importlib.import_module(module), name, None)
+        class_: type | None = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as e:
         if e.name != module:  # the module exists, but a package that it imports does not
             raise
         return None
-    return loaded
+    return class_
 
 
 _loaded = {name: _load_class(name) for name in CLASSES}

@@ -57,8 +57,8 @@ class RocketMQDataSource(compat.DataSource):
         compat.require('a batch read with format("rocketmq")', "DataSourceReader")
         from rocketmq_spark.spark.source.batch_reader import PrunedReader, RocketMQReader, pushdown_enabled
 
-        kind = PrunedReader if self._options.predicate_pushdown and pushdown_enabled() else RocketMQReader
-        return kind(*self._source("batch source", schema))
+        reader_class = PrunedReader if self._options.predicate_pushdown and pushdown_enabled() else RocketMQReader
+        return reader_class(*self._source("batch source", schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
         compat.require('a stream from format("rocketmq")', "DataSourceStreamReader")
@@ -66,10 +66,10 @@ class RocketMQDataSource(compat.DataSource):
 
         # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable without comments.
         may_be_null = ("nullable", "containsNull", "valueContainsNull")
-        plain = not any(f'"{name}":false' in schema.json() for name in may_be_null) and not any(
+        is_plain = not any(f'"{name}":false' in schema.json() for name in may_be_null) and not any(
             f.metadata for f in schema
         )
-        return RocketMQStreamReader(*self._source("stream source", schema), supports_prefetch=plain)
+        return RocketMQStreamReader(*self._source("stream source", schema), supports_prefetch=is_plain)
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         compat.require('a write with format("rocketmq")', "DataSourceArrowWriter")

@@ -70,8 +70,8 @@ def read_rocketmq(
     pickled = [(bytearray(pickle.dumps(partition)),) for partition in planned]
     # With as many slices as rows, each task has one row. ``createDataFrame`` runs no job, because it gets the schema.
     rows: Any = context.parallelize(pickled, len(pickled)) if pickled else []
-    carried = spark.createDataFrame(rows, "task binary")
-    return map_in_arrow(carried, functools.partial(_read, checked, columns), ddl(columns), _FORMAT)
+    tasks = spark.createDataFrame(rows, "task binary")
+    return map_in_arrow(tasks, functools.partial(_read, checked, columns), ddl(columns), _FORMAT)
 
 
 def _read(options: Options, columns: tuple[Column, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -115,7 +115,7 @@ def test_who_waits_for_an_outcome_hears_that_spark_does_not_want_it_any_more() -
         return asked[-1]
 
     once._is_abandoned = over
-    writer._once, writer._options = once, cast(Any, type("Given", (), {"send_timeout": 60.0}))
+    writer._exactly_once, writer._options = once, cast(Any, type("Given", (), {"send_timeout": 60.0}))
     writer._outcomes = queues.SimpleQueue()
     with pytest.raises(ClosedError, match="Spark has abandoned this task"):
         writer._next_outcome()
@@ -125,7 +125,7 @@ def test_who_waits_for_an_outcome_hears_that_spark_does_not_want_it_any_more() -
 def test_the_error_of_a_task_counts_what_had_its_answer_when_another_batch_failed() -> None:
     writer = TaskWriter.__new__(TaskWriter)
     outgoing = Outgoing("T", SendRequest("g", b"x"), 3.0)
-    writer._once, writer._counts, writer._pending_outcomes, writer._outcomes = (
+    writer._exactly_once, writer._counts, writer._pending_outcomes, writer._outcomes = (
         None,
         TaskCounts(),
         3,
@@ -145,7 +145,7 @@ def test_a_task_that_fails_gives_up_its_batches_before_it_hangs_up() -> None:
     writer, done = TaskWriter.__new__(TaskWriter), list[str]()
     writer._pending_outcomes, writer._outcomes = 0, queues.SimpleQueue()
     writer._engine = cast(Any, SimpleNamespace(close=lambda *_, **__: done.append("given up")))
-    writer._once = cast(Any, SimpleNamespace(end_sending=lambda: done.append("hung up")))
+    writer._exactly_once = cast(Any, SimpleNamespace(end_sending=lambda: done.append("hung up")))
     with pytest.raises(ZeroDivisionError):
         writer.write(1 // each for each in (0,))  # type: ignore[arg-type, misc]
     assert done == ["given up", "hung up"]

@@ -552,17 +552,17 @@ def test_the_note_is_made_by_the_first_pickling_and_its_answer_stays(make_timerl
     unused = RocketMQStreamWriter(options, schema, str(sink.path))
     assert not (sink.path / batch_notes.NOTES_FOLDER).exists()
     first = RocketMQStreamWriter(options, schema, str(sink.path))
-    plans = [pickle.loads(pickle.dumps(first))._writer.exactly_once for _ in range(2)]
+    plans = [pickle.loads(pickle.dumps(first))._writer.plan for _ in range(2)]
     assert plans[0] == plans[1]
     assert not plans[0].is_repeat
-    assert pickle.loads(pickle.dumps(unused))._writer.exactly_once.is_repeat, "it comes after a batch that was begun"
+    assert pickle.loads(pickle.dumps(unused))._writer.plan.is_repeat, "it comes after a batch that was begun"
 
 
 def test_each_batch_write_is_another_job(make_timerless_topic: Make, sink: Sink) -> None:
     options = sink.options(topic=make_timerless_topic(queues=1))
     assert plan_job(options).name != plan_job(options).name
     writer = RocketMQWriter(options, from_arrow_schema(frame(body=["x"]).schema))
-    plans = [pickle.loads(pickle.dumps(writer))._writer.exactly_once for _ in range(2)]
+    plans = [pickle.loads(pickle.dumps(writer))._writer.plan for _ in range(2)]
     assert plans[0] == plans[1]
     assert not plans[0].streaming
 

@@ -147,30 +147,30 @@ def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchNa
 
 
 def begin_batch(
-    folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], within: str = "", settle_s: float = 0.0
+    folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], scope: str = "", settle_s: float = 0.0
 ) -> BegunBatch:
     """Return the existing note of the batch, or a new one with ``ends``, which is durable when this returns.
 
     A note with another epoch or other offsets belongs to a batch that was rewound, and is replaced.
     """
     path = f"{NOTES_FOLDER}/{name.number}/{name.write}"
-    there = _read_note(folder, path)
-    if there is not None and there.belongs_to(name):
-        return BegunBatch(there, True)
-    made = BatchNote(name, ends(), within, settle_s)
-    if there is not None:
-        folder.replace(path, made.to_bytes())
-        return BegunBatch(made, False)
-    if folder.create(path, made.to_bytes()):
+    existing = _read_note(folder, path)
+    if existing is not None and existing.belongs_to(name):
+        return BegunBatch(existing, True)
+    note = BatchNote(name, ends(), scope, settle_s)
+    if existing is not None:
+        folder.replace(path, note.to_bytes())
+        return BegunBatch(note, False)
+    if folder.create(path, note.to_bytes()):
         _purge(folder)
-        return BegunBatch(made, False)
-    there = _read_note(folder, path)
-    if there is None or not there.belongs_to(name):
+        return BegunBatch(note, False)
+    existing = _read_note(folder, path)
+    if existing is None or not existing.belongs_to(name):
         raise OffsetError(
             f"{folder.name}/{path} was written by another process meanwhile",
             remedy="Run one query with this checkpoint at a time",
         )
-    return BegunBatch(there, True)
+    return BegunBatch(existing, True)
 
 
 def _read_note(folder: Folder, path: str) -> BatchNote | None:
@@ -182,8 +182,8 @@ def _read_note(folder: Folder, path: str) -> BatchNote | None:
 
 def notes_of_batch(folder: Folder, name: BatchName) -> list[BatchNote]:
     """Return the notes of all writes of a batch."""
-    found = [_read_note(folder, path) for path in _note_paths(folder, name.number)]
-    return [note for note in found if note is not None and note.belongs_to(name)]
+    notes = [_read_note(folder, path) for path in _note_paths(folder, name.number)]
+    return [note for note in notes if note is not None and note.belongs_to(name)]
 
 
 def _note_paths(folder: Folder, number: int) -> list[str]:
@@ -192,14 +192,14 @@ def _note_paths(folder: Folder, number: int) -> list[str]:
     )
 
 
-def add_queues(folder: Folder, note: BatchNote, now: QueueEnds, settle_s: float = 0.0) -> BatchNote:
-    """Add the ends ``now`` of queues that the note lacks, to which no task has sent. Durable when this returns."""
-    made = replace(note, ends=note.ends.with_others(now), settle_s=max(note.settle_s, settle_s))
-    if made != note:
+def add_queues(folder: Folder, note: BatchNote, current_ends: QueueEnds, settle_s: float = 0.0) -> BatchNote:
+    """Add the ends ``current_ends`` of queues that the note lacks, to which no task has sent. Durable when this returns."""
+    extended = replace(note, ends=note.ends.with_others(current_ends), settle_s=max(note.settle_s, settle_s))
+    if extended != note:
         path = f"{NOTES_FOLDER}/{note.name.number}/{note.name.write}"
-        for each in (_backup_path(path), path):
-            folder.replace(each, made.to_bytes())
-    return made
+        for target in (_backup_path(path), path):
+            folder.replace(target, extended.to_bytes())
+    return extended
 
 
 def _backup_path(path: str) -> str:
@@ -213,10 +213,10 @@ def batch_status(folder: Folder, write: str) -> str:
     if folder.read_bytes("metadata") is None and not folder.files("offsets"):
         return "the query was not started yet"
     name = batch_name(folder, write)
-    finished = folder.read_bytes(f"commits/{name.number}") is not None
-    there = _note_paths(folder, name.number) if finished else notes_of_batch(folder, name)
-    state = "finished" if finished else "begun"
-    return f"batch {name.number} is {state}, {'with' if there else 'without'} a note"
+    is_finished = folder.read_bytes(f"commits/{name.number}") is not None
+    notes = _note_paths(folder, name.number) if is_finished else notes_of_batch(folder, name)
+    state = "finished" if is_finished else "begun"
+    return f"batch {name.number} is {state}, {'with' if notes else 'without'} a note"
 
 
 def epoch(folder: Folder) -> int:

@@ -51,14 +51,14 @@ class LoggedBatch(NamedTuple):
 
         If no source would remain, the batch is returned unchanged, because the brokers of its clusters may be unavailable.
         """
-        others = {
-            at: checkpoint_identity.other_clusters(offsets.source_identity, sorted(clusters))
-            for at, offsets in self.sources.items()
+        other_clusters = {
+            source: checkpoint_identity.other_clusters(offsets.source_identity, sorted(clusters))
+            for source, offsets in self.sources.items()
         }
-        mine = {at: offsets for at, offsets in self.sources.items() if not others[at]}
-        if not mine:
+        kept = {source: offsets for source, offsets in self.sources.items() if not other_clusters[source]}
+        if not kept:
             return self, []
-        return self._replace(sources=mine), sorted({name for names in others.values() for name in names})
+        return self._replace(sources=kept), sorted({name for names in other_clusters.values() for name in names})
 
 
 class BatchRead(NamedTuple):
@@ -76,16 +76,16 @@ class BatchRead(NamedTuple):
     @property
     def size(self) -> int | None:
         """Number of offsets that the batch read; None if the range of a queue is unknown."""
-        return None if self.unknown else sum(part.size for part in self.ranges)
+        return None if self.unknown else sum(range_.size for range_ in self.ranges)
 
 
-def lowest_positions(several: Iterable[Positions]) -> dict[MessageQueue, int]:
-    """Return the lowest position of each queue in ``several``."""
-    found: dict[MessageQueue, int] = {}
-    for positions in several:
+def lowest_positions(all_positions: Iterable[Positions]) -> dict[MessageQueue, int]:
+    """Return the lowest position of each queue in ``all_positions``."""
+    lowest: dict[MessageQueue, int] = {}
+    for positions in all_positions:
         for queue, position in positions.items():
-            found[queue] = min(position, found.get(queue, position))
-    return found
+            lowest[queue] = min(position, lowest.get(queue, position))
+    return lowest
 
 
 def logged_times_ms(folder: Folder, log: str) -> dict[int, int]:
@@ -99,10 +99,10 @@ def last_batch(folder: Folder, committed: bool = True) -> LoggedBatch | None:
 
     Raises ``OffsetError`` if the folder is not a checkpoint.
     """
-    begun = planned_batches(folder)
+    batches = planned_batches(folder)
     if committed:
-        begun &= logged_times_ms(folder, "commits").keys()
-    return read_batch(folder, max(begun)) if begun else None
+        batches &= logged_times_ms(folder, "commits").keys()
+    return read_batch(folder, max(batches)) if batches else None
 
 
 def planned_batches(folder: Folder) -> set[int]:
@@ -116,15 +116,15 @@ def planned_batches(folder: Folder) -> set[int]:
 
 def uncommitted_batch(folder: Folder) -> BatchRead | None:
     """Return the planned but unfinished batch with its ranges: it is running, or the next start repeats it. None without one."""
-    begun = planned_batches(folder)
-    number = max(begun, default=None)
+    batches = planned_batches(folder)
+    number = max(batches, default=None)
     if number is None or number in logged_times_ms(folder, "commits"):
         return None
     batch = read_batch(folder, number)
     # With asynchronous progress tracking the batch before may not be logged. Spark then repeats all batches since the last one.
-    earlier = max((n for n in begun if n < number), default=None)
-    before = None if earlier is None else read_batch(folder, earlier)
-    return BatchRead(batch, *_ranges_after(before, batch), None)
+    previous_number = max((n for n in batches if n < number), default=None)
+    previous = None if previous_number is None else read_batch(folder, previous_number)
+    return BatchRead(batch, *_ranges_after(previous, batch), None)
 
 
 def read_batch(folder: Folder, number: int) -> LoggedBatch:
@@ -166,16 +166,16 @@ def _damaged_entry(folder: Folder, path: str) -> OffsetError:
 
 def history(folder: Folder) -> list[BatchRead]:
     """Return all batches that the checkpoint still has, oldest first, with the ranges that each of them read."""
-    done = logged_times_ms(folder, "commits")
+    committed_ms = logged_times_ms(folder, "commits")
     batches = list(_existing_batches(folder))
-    found = []
-    before: LoggedBatch | None = None
+    reads = []
+    previous: LoggedBatch | None = None
     for batch in batches:
-        follows = before is not None and before.number == batch.number - 1
-        ranges, unknown = _ranges_after(before if follows else None, batch)
-        found.append(BatchRead(batch, ranges, unknown, done.get(batch.number)))
-        before = batch
-    return found
+        is_next = previous is not None and previous.number == batch.number - 1
+        ranges, unknown = _ranges_after(previous if is_next else None, batch)
+        reads.append(BatchRead(batch, ranges, unknown, committed_ms.get(batch.number)))
+        previous = batch
+    return reads
 
 
 def _existing_batches(folder: Folder) -> Iterator[LoggedBatch]:
@@ -188,14 +188,19 @@ def _existing_batches(folder: Folder) -> Iterator[LoggedBatch]:
                 raise
 
 
-def _ranges_after(before: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[OffsetRange], list[MessageQueue]]:
+def _ranges_after(previous: LoggedBatch | None, batch: LoggedBatch) -> tuple[list[OffsetRange], list[MessageQueue]]:
     starts: dict[SourceId, Positions] = {}
     for source, offsets in batch.sources.items():
-        old = None if before is None else before.sources.get(source)
-        if old == offsets:  # the batch has no new messages: its entry repeats the starts of an earlier batch
+        previous_offsets = None if previous is None else previous.sources.get(source)
+        if (
+            previous_offsets == offsets
+        ):  # the batch has no new messages: its entry repeats the starts of an earlier batch
             starts[source] = offsets.positions
         else:
-            starts[source] = {**(old.positions if old is not None else {}), **offsets.new_queue_starts}
+            starts[source] = {
+                **(previous_offsets.positions if previous_offsets is not None else {}),
+                **offsets.new_queue_starts,
+            }
     return batch_ranges(starts, batch)
 
 
@@ -206,16 +211,16 @@ def batch_ranges(
 
     Omits empty ranges, and returns equal ranges of two sources once, because Spark logs the one source of a self-join twice.
     """
-    found: dict[OffsetRange, None] = {}
-    unknown: dict[MessageQueue, None] = {}
+    ranges: dict[OffsetRange, None] = {}
+    without_start: dict[MessageQueue, None] = {}
     for source, offsets in end.sources.items():
-        begins = starts.get(source, {})
-        for queue, at in sorted(offsets.positions.items()):
-            if queue not in begins:
-                unknown[queue] = None
-            elif begins[queue] < at:
-                found[OffsetRange(queue, begins[queue], at)] = None
-    return list(found), list(unknown)
+        source_starts = starts.get(source, {})
+        for queue, end_offset in sorted(offsets.positions.items()):
+            if queue not in source_starts:
+                without_start[queue] = None
+            elif source_starts[queue] < end_offset:
+                ranges[OffsetRange(queue, source_starts[queue], end_offset)] = None
+    return list(ranges), list(without_start)
 
 
 def _planned_ms(lines: list[str]) -> int | None:

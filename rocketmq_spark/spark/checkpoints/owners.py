@@ -28,9 +28,9 @@ def check_owner(location: str) -> None:
     """Raise ``OffsetError`` for root if other users may change the checkpoint. Other users get one warning, because they cannot
     change the mode of some folders, such as a volume of Kubernetes.
     """
-    if (found := exposure(location)) is None:
+    if (exposed := exposure(location)) is None:
         return
-    problem, remedy = found
+    problem, remedy = exposed
     if os.geteuid() == folders.ROOT:
         raise OffsetError(f"root does not use the checkpoint {location}: {problem}", remedy=remedy)
     text = "the checkpoint %s: %s. %s"
@@ -45,20 +45,20 @@ def exposure(location: str) -> tuple[str, str] | None:
     path = _local_path(location)
     if path is None:
         return None
-    above = next(folders.exposures(path), None)
-    found = above or next(folders.exposures_of(path, _files_to_check(path)), None)
-    if found is None:
+    parent_exposure = next(folders.exposures(path), None)
+    exposed = parent_exposure or next(folders.exposures_of(path, _files_to_check(path)), None)
+    if exposed is None:
         return None
-    change = "chmod go-w" if found.uid is None else f"chown -h {os.geteuid()}"
-    place = found.path
-    if above is None:
-        change, place = change.replace(" ", " -R ", 1), path
-    elif found.uid is None and found.status.st_mode & stat.S_ISVTX and path.is_relative_to(place):
+    command = "chmod go-w" if exposed.uid is None else f"chown -h {os.geteuid()}"
+    target = exposed.path
+    if parent_exposure is None:
+        command, target = command.replace(" ", " -R ", 1), path
+    elif exposed.uid is None and exposed.status.st_mode & stat.S_ISVTX and path.is_relative_to(target):
         # Nothing has this name now, and in a sticky folder only the user who creates it may replace it.
-        change, place = "mkdir -m 700", place / path.relative_to(place).parts[0]
+        command, target = "mkdir -m 700", target / path.relative_to(target).parts[0]
     return (
-        f"{found.who} may change {found.path}, and so decide what the query reads, skips and writes again",
-        f"Run: {change} {shlex.quote(str(place))}, or name a new folder, in one that only you and root may change",
+        f"{exposed.who} may change {exposed.path}, and so decide what the query reads, skips and writes again",
+        f"Run: {command} {shlex.quote(str(target))}, or name a new folder, in one that only you and root may change",
     )
 
 

@@ -86,16 +86,20 @@ def drift(
     return drifts
 
 
-def _drift_state(position: int | None, bound: QueueBounds, made_again: bool) -> tuple[DriftState, int | None]:
+def _drift_state(position: int | None, queue_bounds: QueueBounds, recreated: bool) -> tuple[DriftState, int | None]:
     if position is None:
-        return DriftState.NEW, bound.max_offset - bound.min_offset
-    if made_again:
-        return DriftState.RECREATED, bound.max_offset - bound.min_offset
-    if position > bound.max_offset:
-        return DriftState.WENT_BACK, position - bound.max_offset
-    if position < bound.min_offset:
-        return DriftState.LOST, bound.min_offset - position
-    return (DriftState.BEHIND, bound.max_offset - position) if position < bound.max_offset else (DriftState.READ, 0)
+        return DriftState.NEW, queue_bounds.max_offset - queue_bounds.min_offset
+    if recreated:
+        return DriftState.RECREATED, queue_bounds.max_offset - queue_bounds.min_offset
+    if position > queue_bounds.max_offset:
+        return DriftState.WENT_BACK, position - queue_bounds.max_offset
+    if position < queue_bounds.min_offset:
+        return DriftState.LOST, queue_bounds.min_offset - position
+    return (
+        (DriftState.BEHIND, queue_bounds.max_offset - position)
+        if position < queue_bounds.max_offset
+        else (DriftState.READ, 0)
+    )
 
 
 _LOG_FOLDERS = ("commits", "offsets")
@@ -123,45 +127,51 @@ def choose_batch(history: Sequence[BatchRead], number: int | None, before_ms: in
     """Return the batch to rewind to: by number, or the last one that began by ``before_ms``, so that all messages stored after
     that time are read again. Raises ``OffsetError`` if the batch is not in the checkpoint or not finished.
     """
-    done = {read.batch.number: read.batch for read in history if read.done_ms is not None}
-    if not done:
+    finished = {read.batch.number: read.batch for read in history if read.done_ms is not None}
+    if not finished:
         raise OffsetError(
             "no batch of this query is finished", remedy="There is nothing to go back to: delete the folder"
         )
-    kept = f"batches {min(done)} to {max(done)} are kept and done"
+    finished_text = f"batches {min(finished)} to {max(finished)} are kept and done"
     if number is not None:
-        if number not in done:
-            raise OffsetError(f"there is no batch {number} to go back to: {kept}", remedy="Name one of these")
-        return done[number]
+        if number not in finished:
+            raise OffsetError(f"there is no batch {number} to go back to: {finished_text}", remedy="Name one of these")
+        return finished[number]
     assert before_ms is not None
-    early = [batch for batch in done.values() if batch.planned_ms is not None and batch.planned_ms <= before_ms]
-    if not early:
-        first = next(iter(done.values())).planned_ms
+    candidates = [
+        batch for batch in finished.values() if batch.planned_ms is not None and batch.planned_ms <= before_ms
+    ]
+    if not candidates:
+        first = next(iter(finished.values())).planned_ms
         raise OffsetError(
-            f"no batch in the checkpoint began at or before {_time_text(before_ms)}: {kept}, the first of them began at "
+            f"no batch in the checkpoint began at or before {_time_text(before_ms)}: {finished_text}, the first of them began at "
             f"{_time_text(first)}",
             remedy="To read from further back, start a query with another checkpointLocation and option 'startingTimestamp'",
         )
-    return max(early, key=lambda batch: batch.number)
+    return max(candidates, key=lambda batch: batch.number)
 
 
 def plan_rewind(folder: Folder, history: Sequence[BatchRead], batch: LoggedBatch) -> RewindPlan:
     """Return what to remove to rewind to the end of ``batch``. Raises ``OffsetError`` if the state after it was removed."""
     files = folder.files(recursive=True)
-    again = [read.batch.number for read in history if read.batch.number > batch.number]
+    rolled_back = [read.batch.number for read in history if read.batch.number > batch.number]
     logs = {
         path: (number, log)
-        for number in again
+        for number in rolled_back
         for log in _LOG_FOLDERS
         for path in _entry_files(log, number)
         if path in files
     }
     states = {path: int(match[2]) for path in files if (match := _STATE_FILE.fullmatch(path))}
     _check_state_versions(states, batch.number + 1)
-    late = {path: (version - 1, "made") for path, version in states.items() if version > batch.number + 1}
+    late_states = {path: (version - 1, "made") for path, version in states.items() if version > batch.number + 1}
     saved = [path for path in files if _LOG_FILE.fullmatch(path)]
     return RewindPlan(
-        batch, again, _ranges_to_repeat(history, batch), _in_removal_order({**logs, **late}), sorted({*saved, *late})
+        batch,
+        rolled_back,
+        _ranges_to_repeat(history, batch),
+        _in_removal_order({**logs, **late_states}),
+        sorted({*saved, *late_states}),
     )
 
 
@@ -209,14 +219,14 @@ def _ranges_to_repeat(history: Sequence[BatchRead], batch: LoggedBatch) -> list[
 
 def _check_state_versions(states: Mapping[str, int], version: int) -> None:
     """Raise if a state store has lost the version that the next batch loads."""
-    kept: dict[str, set[int]] = {}
+    versions: dict[str, set[int]] = {}
     for path, number in states.items():
-        kept.setdefault(path.rpartition("/")[0], set()).add(number)
-    lacking = sorted(store for store, numbers in kept.items() if version not in numbers)
-    if lacking:
+        versions.setdefault(path.rpartition("/")[0], set()).add(number)
+    incomplete = sorted(store for store, numbers in versions.items() if version not in numbers)
+    if incomplete:
         raise OffsetError(
-            f"the query keeps state, and version {version} of it is gone in {lacking[0]}"
-            + (f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""),
+            f"the query keeps state, and version {version} of it is gone in {incomplete[0]}"
+            + (f" and {len(incomplete) - 1} more" if len(incomplete) > 1 else ""),
             remedy="Rewind to a later batch, or start the query with another checkpointLocation",
         )
 

@@ -108,26 +108,26 @@ def explain(exception: BaseException) -> str:
     the column that replaces it; the last line of a Python error in a task; the first line of the exception.
     """
     chain = list(_chain(exception))
-    for one in chain:
-        if isinstance(one, RocketMQError):
-            return _one_line(str(one))
-    texts = [str(one) for one in chain]
+    for error in chain:
+        if isinstance(error, RocketMQError):
+            return _one_line(str(error))
+    texts = [str(error) for error in chain]
     for text in texts:
-        ours = _ERROR_LINE.findall(text)
-        if ours:
-            return _one_line(ours[-1])
+        error_lines = _ERROR_LINE.findall(text)
+        if error_lines:
+            return _one_line(error_lines[-1])
     for text in texts:
-        for known, remedy in _KNOWN_PROBLEMS:
-            found = next((line for line in _lines(text) if re.search(known, line)), None)
-            if found is not None:
-                return f"{_one_line(found).rstrip('.')}: {remedy}"
+        for pattern, remedy in _KNOWN_PROBLEMS:
+            matching = next((line for line in _lines(text) if re.search(pattern, line)), None)
+            if matching is not None:
+                return f"{_one_line(matching).rstrip('.')}: {remedy}"
     for text in texts:
         if unresolved := _unresolved(text):
             return unresolved
     for text in texts:
-        said = _PYTHON_ERROR.findall(text) if "Traceback (most recent call last)" in text else ()
-        if said:
-            return _one_line(said[-1])
+        python_errors = _PYTHON_ERROR.findall(text) if "Traceback (most recent call last)" in text else ()
+        if python_errors:
+            return _one_line(python_errors[-1])
     return next(
         (_one_line(line) for text in texts for line in text.splitlines() if line.strip()), type(exception).__name__
     )
@@ -179,11 +179,11 @@ def _replacement_of_column(name: str, error: str) -> str:
 def _chain(exception: BaseException) -> Iterator[BaseException]:
     """Yield the exception, then its causes."""
     seen: set[int] = set()
-    one: BaseException | None = exception
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or one.__context__
+    error: BaseException | None = exception
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _one_line(text: str) -> str:

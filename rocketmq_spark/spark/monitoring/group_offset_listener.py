@@ -70,17 +70,17 @@ class GroupOffsetListener(StreamingQueryListener):
         """Retry failed commits while the query of ``event`` is idle."""
         self._commit(event.runId)
 
-    def _own_offsets(self, logged: object) -> Offsets:
+    def _own_offsets(self, log_entry: object) -> Offsets:
         from rocketmq_spark.spark.source import checkpoint_identity
 
         try:
-            end = Offsets.from_json(logged)
+            end = Offsets.from_json(log_entry)
         except OffsetError:
             return Offsets({})  # another format's source
         if checkpoint_identity.is_other_source(self._options, end):
             return Offsets({})
-        mine = {q: o for q, o in end.positions.items() if not self._topics or q.topic in self._topics}
-        return replace(end, positions=mine)
+        own_positions = {q: o for q, o in end.positions.items() if not self._topics or q.topic in self._topics}
+        return replace(end, positions=own_positions)
 
     def _commit(self, run: UUID) -> None:
         for end in self._finished_offsets.get(run, []):

@@ -140,7 +140,7 @@ class QueryMetrics:
             yield name("idle_timestamp_seconds"), {}, self._idle_at_s
         if not last:
             return
-        known = {
+        values = {
             "progress_timestamp_seconds": self._progress_at_s,
             "lag_messages": last["lag"],
             "behind_seconds": None if last["behindMs"] is None else last["behindMs"] / 1000,
@@ -151,7 +151,7 @@ class QueryMetrics:
             "batches_total": self._batches,
             "batch_seconds": None if last["batchMs"] is None else last["batchMs"] / 1000,
         }
-        yield from ((name(which), {}, float(value)) for which, value in known.items() if value is not None)
+        yield from ((name(metric), {}, float(value)) for metric, value in values.items() if value is not None)
         reported = last["sources"] and last["losses"] is not None
         for cause in (cause.name.lower() for cause in Cause if reported):
             counts = last["losses"].get(cause, {"ranges": 0, "offsets": 0})
@@ -176,11 +176,13 @@ class QueryMetrics:
 
 def metric_families(queries: Iterable[QueryMetrics]) -> list[exposition.Family]:
     """Return the metrics of ``queries``, grouped by name for the text format."""
-    found: dict[str, list[tuple[dict[str, str], float]]] = {metric.name: [] for metric in METRICS}
-    for figures in queries:
-        for name, labels, value in figures.samples():
-            found[name].append(({"query": figures.query, **labels}, value))
-    return [exposition.Family(*metric, found[metric.name]) for metric in METRICS if found[metric.name]]
+    samples_by_name: dict[str, list[tuple[dict[str, str], float]]] = {metric.name: [] for metric in METRICS}
+    for metrics in queries:
+        for name, labels, value in metrics.samples():
+            samples_by_name[name].append(({"query": metrics.query, **labels}, value))
+    return [
+        exposition.Family(*metric, samples_by_name[metric.name]) for metric in METRICS if samples_by_name[metric.name]
+    ]
 
 
 def metrics_table() -> str:
@@ -269,44 +271,44 @@ class MetricsListener(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Update the metrics of the query with the figures of the batch of ``event``, and write the files."""
         raw = json.loads(event.progress.json)
-        run = str(event.progress.runId)
+        run_id = str(event.progress.runId)
         with self._lock:
             if (
-                run not in self._queries and run not in self._replaced_runs
+                run_id not in self._queries and run_id not in self._replaced_runs
             ):  # it was running when the listener was added
                 self._start_run(event.progress)
-            figures = self._queries.get(run) or self._metrics_of(event.progress)
-            line = figures.progress(raw, time.time())
+            metrics = self._queries.get(run_id) or self._metrics_of(event.progress)
+            line = metrics.progress(raw, time.time())
         self._write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Note that the query of ``event`` runs no batch, because it has nothing to read."""
         with self._lock:
-            if (figures := self._queries.get(str(event.runId))) is None:
+            if (metrics := self._queries.get(str(event.runId))) is None:
                 return
-            figures.idle(time.time())
+            metrics.idle(time.time())
         self._write()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Note that the query of ``event`` ended. Its metrics stay until a query of its name starts, or 100 others have ended."""
         with self._lock:
-            if (figures := self._queries.get(str(event.runId))) is not None:
-                figures.active = False
-            ended = [run for run, each in self._queries.items() if not each.active]
-            for run in ended[:-_ENDED_QUERIES]:
-                del self._queries[run]
+            if (metrics := self._queries.get(str(event.runId))) is not None:
+                metrics.active = False
+            ended = [run_id for run_id, metrics_of_run in self._queries.items() if not metrics_of_run.active]
+            for run_id in ended[:-_ENDED_QUERIES]:
+                del self._queries[run_id]
         self._write()
 
-    def _start_run(self, of: QueryStartedEvent | StreamingQueryProgress) -> None:
+    def _start_run(self, event: QueryStartedEvent | StreamingQueryProgress) -> None:
         """Replace the previous run with the same name, whatever its checkpoint: only the label ``query`` separates metrics."""
-        figures = self._metrics_of(of)
-        for run in [run for run, known in self._queries.items() if known.query == figures.query]:
+        metrics = self._metrics_of(event)
+        for run in [run for run, other in self._queries.items() if other.query == metrics.query]:
             del self._queries[run]
             self._replaced_runs.append(run)
-        self._queries[str(of.runId)] = figures
+        self._queries[str(event.runId)] = metrics
 
-    def _metrics_of(self, of: QueryStartedEvent | StreamingQueryProgress) -> QueryMetrics:
-        name = of.name or str(of.id)
+    def _metrics_of(self, event: QueryStartedEvent | StreamingQueryProgress) -> QueryMetrics:
+        name = event.name or str(event.id)
         return QueryMetrics(name, self._writer if self._writer_query in (None, name) else None)
 
     def _write(self, line: str = "") -> None:

@@ -62,14 +62,14 @@ def _is_running(status: Mapping[str, Any]) -> bool:
     return bool(status.get("isTriggerActive")) and str(status.get("message", "")).startswith("Processing")
 
 
-def _age_ms(latest: Mapping[str, Any], now: datetime) -> int | None:
+def _age_ms(progress: Mapping[str, Any], now: datetime) -> int | None:
     """How long ago the last trigger ended, computed from its start and duration, which Spark reports."""
     try:
-        begun = datetime.fromisoformat(latest["timestamp"])
-        took = timedelta(milliseconds=latest["durationMs"]["triggerExecution"])
+        started = datetime.fromisoformat(progress["timestamp"])
+        duration = timedelta(milliseconds=progress["durationMs"]["triggerExecution"])
     except (KeyError, TypeError, ValueError):
         return None
-    return max(0, round((now - begun - took) / timedelta(milliseconds=1)))
+    return max(0, round((now - started - duration) / timedelta(milliseconds=1)))
 
 
 def end_offsets(progress: StreamingQueryProgress) -> list[Any]:

@@ -83,16 +83,20 @@ _REASON_TOPIC_COLUMN = "each task finds the topics in column 'topic' by itself"
 
 
 def _row_column(field: StructField) -> RowColumn:
-    kind = field.dataType
-    found = next((word for each, word in _COLUMN_KINDS.items() if isinstance(kind, each)), "")
-    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StringType):
-        found = columns.TEXTS
-    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
-        parts = [(part.name.lower(), type(part.dataType)) for part in kind.elementType.fields]
-        found = kafka.HEADERS if parts == [("key", StringType), ("value", BinaryType)] else ""
-    if isinstance(kind, MapType) and isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType):
-        found = columns.TEXT_MAP
-    return RowColumn(field.name, found, kind.simpleString())
+    spark_type = field.dataType
+    kind = next((column_kind for type_, column_kind in _COLUMN_KINDS.items() if isinstance(spark_type, type_)), "")
+    if isinstance(spark_type, ArrayType) and isinstance(spark_type.elementType, StringType):
+        kind = columns.TEXTS
+    if isinstance(spark_type, ArrayType) and isinstance(spark_type.elementType, StructType):
+        parts = [(part.name.lower(), type(part.dataType)) for part in spark_type.elementType.fields]
+        kind = kafka.HEADERS if parts == [("key", StringType), ("value", BinaryType)] else ""
+    if (
+        isinstance(spark_type, MapType)
+        and isinstance(spark_type.keyType, StringType)
+        and isinstance(spark_type.valueType, StringType)
+    ):
+        kind = columns.TEXT_MAP
+    return RowColumn(field.name, kind, spark_type.simpleString())
 
 
 def check_columns(
@@ -206,49 +210,49 @@ def check_topic_names(options: Options, names: Iterable[str]) -> None:
     if options.topic_names == EXACT:
         return
     try:
-        given = TopicNames(options.topic_names, names)
+        topic_names = TopicNames(options.topic_names, names)
     except ValueError as e:
         raise OptionError(
             f"{e}; tasks of this write have stored rows of both there",
             remedy="Rename one of the two in the column 'topic', and write the batch again",
         ) from None
     connection = session.connection_key(options)
-    names_by_key = {(connection, given.rocketmq_name(name)): name for name in given.seen}
+    names_by_key = {(connection, topic_names.rocketmq_name(name)): name for name in topic_names.seen}
     with process.lock():
-        kept: dict[tuple[object, str], str] = process.kept(_NAMES_KEY)
-        others: dict[str, str] = {}
+        names_kept: dict[tuple[object, str], str] = process.kept(_NAMES_KEY)
+        earlier_names: dict[str, str] = {}
         for key, name in names_by_key.items():
-            other = kept.get(key)
-            if other is not None:
-                del kept[key]  # the newest is the last
-            if other is None or other == name:
-                kept[key] = name
+            earlier_name = names_kept.get(key)
+            if earlier_name is not None:
+                del names_kept[key]  # the newest is the last
+            if earlier_name is None or earlier_name == name:
+                names_kept[key] = name
             else:
-                kept[key] = _ALREADY_WARNED
-                if other != _ALREADY_WARNED:
-                    others[name] = other
-        while len(kept) > _MAX_NAMED:
-            del kept[next(iter(kept))]
-    for name, other in others.items():
+                names_kept[key] = _ALREADY_WARNED
+                if earlier_name != _ALREADY_WARNED:
+                    earlier_names[name] = earlier_name
+        while len(names_kept) > _MAX_NAMED:
+            del names_kept[next(iter(names_kept))]
+    for name, earlier_name in earlier_names.items():
         logger.warning(
             "this write stored rows of topic %r in topic %s, and an earlier write of this process rows of %r: two topics are one "
             "there. If that is not intended, use one name in the column 'topic' of all writes",
             name,
-            given.rocketmq_name(name),
-            other,
+            topic_names.rocketmq_name(name),
+            earlier_name,
         )
 
 
-def check_topic(sender: Sender, topic: str, options: Options, expected: bool = False) -> None:
+def check_topic(sender: Sender, topic: str, options: Options, must_exist: bool = False) -> None:
     """Checks that rows can be sent to ``topic``: it exists and has a writable queue.
 
     If no name server answers, no broker is registered, or the topic has no master, the check waits as long as a send would
     wait, and then raises the first error. A topic is unknown if name servers reported that ``numRetries`` times while brokers
-    were registered. With ``expected`` (the topic existed before) the check waits, because brokers register one by one after a
+    were registered. With ``must_exist`` (the topic existed before) the check waits, because brokers register one by one after a
     name server was restarted.
     """
     _wait_for_route(
-        sender, topic, options, expected, lambda deadline, again: sender.publish_queues(topic, deadline, again)
+        sender, topic, options, must_exist, lambda deadline, refresh: sender.publish_queues(topic, deadline, refresh)
     )
 
 
@@ -259,34 +263,37 @@ def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[Messa
     queues = tuple(
         _wait_for_route(sender, topic, options, True, lambda deadline, _: sender.numbered_queues(topic, deadline))
     )
-    numbers = tuple((name, sum(1 for _ in of)) for name, of in itertools.groupby(queues, lambda one: one.broker_name))
+    counts = tuple(
+        (name, sum(1 for _ in broker_queues))
+        for name, broker_queues in itertools.groupby(queues, lambda queue: queue.broker_name)
+    )
     key = session.connection_key(options), topic  # exactly-once writes have another sender for each batch
     with process.lock():
-        kept: dict[tuple[object, str], _QueueCounts] = process.kept(_NUMBERS_KEY)
-        previous = kept.get(key, ())
+        counts_kept: dict[tuple[object, str], _QueueCounts] = process.kept(_NUMBERS_KEY)
+        previous = counts_kept.get(key, ())
         if previous:
-            del kept[key]
-        kept[key] = numbers  # the newest is the last
-        while sum(1 + len(noted) for noted in kept.values()) > _MAX_NUMBERED:
-            del kept[next(iter(kept))]
-    if not _keeps_numbers(numbers, previous):
+            del counts_kept[key]
+        counts_kept[key] = counts  # the newest is the last
+        while sum(1 + len(kept_counts) for kept_counts in counts_kept.values()) > _MAX_NUMBERED:
+            del counts_kept[next(iter(counts_kept))]
+    if not _keeps_numbers(counts, previous):
         logger.warning(
             "the partition numbers of topic %s changed since the last write of this process: now %s, before %s. Brokers that are "
             "down have no numbers",
             topic,
-            _numbers_text(numbers),
+            _numbers_text(counts),
             _numbers_text(previous),
         )
     return queues
 
 
-def _keeps_numbers(now: _QueueCounts, before: _QueueCounts) -> bool:
+def _keeps_numbers(counts: _QueueCounts, earlier: _QueueCounts) -> bool:
     """Whether each earlier number still belongs to the same queue."""
-    last = len(before) - 1
-    if last < 0 or len(now) <= last:
+    last = len(earlier) - 1
+    if last < 0 or len(counts) <= last:
         return last < 0
-    (name, count), (name_before, count_before) = now[last], before[last]
-    return now[:last] == before[:last] and name == name_before and count >= count_before
+    (name, count), (name_before, count_before) = counts[last], earlier[last]
+    return counts[:last] == earlier[:last] and name == name_before and count >= count_before
 
 
 def _numbers_text(numbers: _QueueCounts) -> str:
@@ -300,18 +307,18 @@ def _wait_for_route(
     sender: Sender,
     topic: str,
     options: Options,
-    expected: bool,
-    ask: Callable[[Deadline, bool], Sequence[MessageQueue]],
+    must_exist: bool,
+    fetch: Callable[[Deadline, bool], Sequence[MessageQueue]],
 ) -> Sequence[MessageQueue]:
     """Call ``ask(deadline, refresh)`` until it returns, the topic proves missing, or ``sendTimeout`` ends. ``refresh`` is true
     after a failure.
     """
     deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, options.retry_interval), 2.0)
     first: RocketMQError | None = None
-    unknown, registered = 0, False
+    times_unknown, has_brokers = 0, False
     while True:
         try:
-            return ask(deadline, first is not None)
+            return fetch(deadline, first is not None)
         except RocketMQError as error:
             e = error
         missing = isinstance(e, RouteNotFound)
@@ -320,19 +327,19 @@ def _wait_for_route(
         if first is None:
             first = e
             logger.warning("topic %s cannot be checked yet: %s", topic, e)
-        unknown += missing and registered  # does not count if brokers registered between the two requests
-        registered = registered or (missing and _any_broker(sender))
-        final = unknown >= max(1, options.num_retries) and not expected
-        if final or deadline.expired:
-            raise _route_error(sender, e if final else first, None if final else options.send_timeout)
+        times_unknown += missing and has_brokers  # does not count if brokers registered between the two requests
+        has_brokers = has_brokers or (missing and _any_broker(sender))
+        is_unknown = times_unknown >= max(1, options.num_retries) and not must_exist
+        if is_unknown or deadline.expired:
+            raise _route_error(sender, e if is_unknown else first, None if is_unknown else options.send_timeout)
         deadline.pause(next(pauses))
 
 
 def _route_error(sender: Sender, cause: RocketMQError, waited_s: float | None) -> RocketMQError:
     if isinstance(cause, RouteNotFound):
         cause = sender.missing_topic(cause)
-    waited = "" if waited_s is None else f"; waited for {waited_s:g} s, option 'sendTimeout'"
-    message, topic = f"{cause.message}{waited}", cause.topic
+    waited_text = "" if waited_s is None else f"; waited for {waited_s:g} s, option 'sendTimeout'"
+    message, topic = f"{cause.message}{waited_text}", cause.topic
     return type(cause)(message, cause.addr, cause.broker_code, topic, remark=cause.remark, remedy=cause.remedy)
 
 
@@ -343,36 +350,40 @@ def check_timers(
 
     With ``longDelay=dmq`` nothing is checked, because each row is sent in the way that its brokers support.
     """
-    wanted = [names[name] for name in TIMERS if name in names]
-    if not wanted or options.long_delay == "dmq":
+    timer_columns = [names[name] for name in TIMERS if name in names]
+    if not timer_columns or options.long_delay == "dmq":
         return
     deadline = Deadline.after(options.request_timeout)
     if brokers is None:
         brokers = {queue.broker_name for queue in sender.publish_queues(topic, deadline)}
-    if without := timer_cache(sender, options).missing(topic, brokers, deadline):
-        refused = no_timers(f"column {' and '.join(map(repr, wanted))}", without, topic)
-        raise OptionError(refused.message, topic=topic, remedy=refused.remedy)
+    if brokers_without := timer_cache(sender, options).missing(topic, brokers, deadline):
+        problem = no_timers(f"column {' and '.join(map(repr, timer_columns))}", brokers_without, topic)
+        raise OptionError(problem.message, topic=topic, remedy=problem.remedy)
 
 
 def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
     """Over gRPC, check that the topic accepts the type of message that these columns make: a Proxy rejects others."""
-    taken = session.message_types(options, topic, Deadline.after(options.request_timeout))
-    if not taken:
+    accepted_types = session.message_types(options, topic, Deadline.after(options.request_timeout))
+    if not accepted_types:
         return
-    delays = [name for name in exactly_once_checks.DELAY_COLUMNS if name in names]
-    wanted = transport.message_type(bool(delays), "shardingkey" in names, "priority" in names)
-    makers = {TopicType.DELAY: delays, TopicType.FIFO: ["shardingkey"], TopicType.PRIORITY: ["priority"]}
-    by = " and ".join(repr(names[name]) for name in makers.get(wanted, []))
-    if wanted not in taken:
+    delay_columns = [name for name in exactly_once_checks.DELAY_COLUMNS if name in names]
+    message_type = transport.message_type(bool(delay_columns), "shardingkey" in names, "priority" in names)
+    columns_by_type = {
+        TopicType.DELAY: delay_columns,
+        TopicType.FIFO: ["shardingkey"],
+        TopicType.PRIORITY: ["priority"],
+    }
+    columns_text = " and ".join(repr(names[name]) for name in columns_by_type.get(message_type, []))
+    if message_type not in accepted_types:
         raise OptionError(
-            f"option 'topic' is {topic!r}, which takes messages of type {' or '.join(sorted(taken))}; "
-            + (f"column {by} of the DataFrame makes" if by else "the columns of the DataFrame make")
-            + f" {wanted} ones",
+            f"option 'topic' is {topic!r}, which takes messages of type {' or '.join(sorted(accepted_types))}; "
+            + (f"column {columns_text} of the DataFrame makes" if columns_text else "the columns of the DataFrame make")
+            + f" {message_type} ones",
             topic=topic,
-            remedy=f"Make a topic with attribute message.type={wanted}"
+            remedy=f"Make a topic with attribute message.type={message_type}"
             + (
-                f", or write without {by}"
-                if by
+                f", or write without {columns_text}"
+                if columns_text
                 else ", or add the columns that the type needs: keys, delays or priorities"
             ),
         )
@@ -404,8 +415,8 @@ def check_brokers(options: Options, names: Mapping[str, str], once_per_process: 
         check_timers(sender, options.topic, options, names)
         check_types(options, options.topic, names)
     except RocketMQError as e:
-        waits = once_per_process or (options.on_send_failure == "spool" and passing(e, sender))
-        if not waits or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _any_broker(sender)):
+        may_wait = once_per_process or (options.on_send_failure == "spool" and passing(e, sender))
+        if not may_wait or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _any_broker(sender)):
             raise
         logger.warning("topic %s cannot be checked now: %s", options.topic, e)
         return
@@ -420,13 +431,13 @@ def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
     """
     if options.topic is None or not by_position(options):
         return {}
-    how, sender = producer_settings(options), session.sender(options)
-    assert how.environment is not None
-    kept = owned(sender, how.environment)
-    if options.topic not in kept:
+    sink_settings, sender = producer_settings(options), session.sender(options)
+    assert sink_settings.environment is not None
+    owned_queues = owned(sender, sink_settings.environment)
+    if options.topic not in owned_queues:
         deadline = Deadline.after(options.send_timeout)
-        Topics(sender, how).awaited(options.topic, deadline, deadline.pause)
-    return {options.topic: kept[options.topic]}
+        Topics(sender, sink_settings).awaited(options.topic, deadline, deadline.pause)
+    return {options.topic: owned_queues[options.topic]}
 
 
 def partition_queues(options: Options, names: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
@@ -439,8 +450,8 @@ def partition_queues(options: Options, names: Mapping[str, str]) -> dict[str, tu
     return {options.topic: numbered_queues(session.sender(options), options.topic, options)}
 
 
-def _check_route_now(sender: Sender, topic: str, within_s: float) -> None:
-    deadline = Deadline.after(within_s)
+def _check_route_now(sender: Sender, topic: str, timeout_s: float) -> None:
+    deadline = Deadline.after(timeout_s)
     try:
         try:
             sender.publish_queues(topic, deadline)

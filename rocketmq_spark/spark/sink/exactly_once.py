@@ -93,42 +93,50 @@ def plan_batch(
     """
     folder = checkpoint_folder(checkpoint)
     name = batch_notes.batch_name(folder, write, number)
-    topics, within = exactly_once_checks.written_topics(options), _scope_text(options)
-    made = batch_notes.begin_batch(
-        folder, name, lambda: snapshot_queue_ends(options), within, options.exactly_once_settle
+    topics, scope = exactly_once_checks.written_topics(options), _scope_text(options)
+    begun = batch_notes.begin_batch(
+        folder, name, lambda: snapshot_queue_ends(options), scope, options.exactly_once_settle
     )
-    ends = made.note.ends
-    before = made.note.scope
-    if before != within or not set(ends.topics) <= set(topics):
+    ends = begun.note.ends
+    noted_scope = begun.note.scope
+    if noted_scope != scope or not set(ends.topics) <= set(topics):
         raise OptionError(
-            f"batch {name.number} was begun for {', '.join(ends.topics)}{before}, and the query now writes to "
-            f"{', '.join(topics)}{within}; the note of the batch is "
+            f"batch {name.number} was begun for {', '.join(ends.topics)}{noted_scope}, and the query now writes to "
+            f"{', '.join(topics)}{scope}; the note of the batch is "
             f"{folder.name}/{batch_notes.NOTES_FOLDER}/{name.number}/{name.write}",
             remedy=_REMEDY_OF_OTHER_TOPICS,
         )
-    if not made.existed:
+    if not begun.existed:
         return ExactlyOncePlan(name, ends)
-    hashes = _read_stored_hashes(options, name, made.note)
-    found = hashes.by_partition()
+    hashes = _read_stored_hashes(options, name, begun.note)
+    hashes_by_partition = hashes.by_partition()
     try:
-        now = snapshot_queue_ends(options)
+        current_ends = snapshot_queue_ends(options)
     except RocketMQError as e:
         if not e.retriable or ends.topics != topics:
             raise
         logger.warning("batch %d goes to the queues of its note, although there may be others now: %s", name.number, e)
-        now = ends
-    ends = batch_notes.add_queues(folder, made.note, now, options.exactly_once_settle).ends
-    return ExactlyOncePlan(name, ends, True, True, found, hashes.places() if found is None else None, hashes.counts)
+        current_ends = ends
+    ends = batch_notes.add_queues(folder, begun.note, current_ends, options.exactly_once_settle).ends
+    return ExactlyOncePlan(
+        name,
+        ends,
+        True,
+        True,
+        hashes_by_partition,
+        hashes.places() if hashes_by_partition is None else None,
+        hashes.counts,
+    )
 
 
 def _scope_text(options: Options) -> str:
     """Return the namespace and environment as text: in others, the same names belong to other topics or queues."""
-    words = [f"namespace {options.namespace!r}"] if options.namespace else []
+    parts = [f"namespace {options.namespace!r}"] if options.namespace else []
     if options.environment is not None:
         layout = f"environments={layout_text(options.environments)}" if options.environments else ""
-        how = [options.environment_mode, layout]
-        words.append(f"environment {options.environment!r} ({', '.join(filter(None, how))})")
-    return f" in {', '.join(words)}" if words else ""
+        details = [options.environment_mode, layout]
+        parts.append(f"environment {options.environment!r} ({', '.join(filter(None, details))})")
+    return f" in {', '.join(parts)}" if parts else ""
 
 
 def plan_job(options: Options) -> ExactlyOncePlan:
@@ -156,17 +164,17 @@ def snapshot_queue_ends(options: Options) -> QueueEnds:
 def _require_master(options: Options) -> Enough:
     """Return a check that a queue of the environment has a master, because the rows cannot be sent to other queues."""
     environment = checks.producer_settings(options).environment
-    kept = checks.environment_queues(options)
+    environment_queues = checks.environment_queues(options)
 
-    def enough(route: TopicRoute, led: Set[MessageQueue]) -> None:
+    def check(route: TopicRoute, with_master: Set[MessageQueue]) -> None:
         if environment is None:
             return
-        if route.topic not in kept:
-            environment.publish(route.readable(), [queue for queue in route.writable() if queue in led])
-        elif not led & set(kept[route.topic]):
-            raise BrokerNotFound(f"{kept[route.topic][0]} has no master now", topic=route.topic)
+        if route.topic not in environment_queues:
+            environment.publish(route.readable(), [queue for queue in route.writable() if queue in with_master])
+        elif not with_master & set(environment_queues[route.topic]):
+            raise BrokerNotFound(f"{environment_queues[route.topic][0]} has no master now", topic=route.topic)
 
-    return enough
+    return check
 
 
 def _check_topics(options: Options, ends: QueueEnds) -> bool:
@@ -193,15 +201,15 @@ def _check_topics(options: Options, ends: QueueEnds) -> bool:
 
 def _read_stored_hashes(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
     """Return the hashes of the rows of a batch that are stored. Waits for the longest settle time of all runs of the batch."""
-    hashes = BatchHashes(name.digest(), MAX_PLANNED_IDS)
-    tools = look_tools(options, placed=hashes.placed)
-    Look(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(hashes)
+    stored = BatchHashes(name.digest(), MAX_PLANNED_IDS)
+    tools = look_tools(options, placed=stored.placed)
+    Look(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(stored)
     logger.warning(
         "batch %d began earlier: %d of its rows are stored already, and will not be sent again",
         name.number,
-        hashes.count,
+        stored.count,
     )
-    return hashes
+    return stored
 
 
 class ExactlyOnceTask:
@@ -219,11 +227,11 @@ class ExactlyOnceTask:
         self.stored_ids = noted_ids(options, plan.ends)
         self._is_abandoned = worker_socket.watch_worker_socket()
 
-    def count_stored(self, tally: TaskCounts) -> None:
-        """Add to ``tally`` the number of stored messages, and of those that match no row."""
+    def count_stored(self, counts: TaskCounts) -> None:
+        """Add to ``counts`` the number of stored messages, and of those that match no row."""
         if self._stored_rows is not None:
-            tally.unmatched = self._stored_rows.left
-        tally.found, tally.found_of_batch = self._stored_count, sum(self.plan.stored_counts.values())
+            counts.unmatched = self._stored_rows.left
+        counts.found, counts.found_of_batch = self._stored_count, sum(self.plan.stored_counts.values())
 
     def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str], items: pa.Array, first: int = 0) -> Hashes:
         """Return the hashes of the rows of ``batch`` from ``first`` on. ``items`` are these rows, encoded without ids."""
@@ -238,14 +246,14 @@ class ExactlyOnceTask:
         """
         if self._stored_rows is None:
             return None
-        missing = self._stored_rows.missing(self.hashes(batch, columns, items()))
+        to_send = self._stored_rows.missing(self.hashes(batch, columns, items()))
         if MESSAGE_ID in columns and self._stored_rows.exceeded:
             raise MessageRefused(
                 f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored, but it "
                 "cannot be determined which",
                 remedy="Option 'messageId' must name a column that identifies a row",
             )
-        return None if missing.all() else missing
+        return None if to_send.all() else to_send
 
     def limited_sender(self, sender: Sender) -> Sender:
         """Return ``sender`` limited to the queues in the note. It stops sending when Spark abandons this attempt."""
@@ -348,14 +356,14 @@ class SnapshotSender:
         done(error)
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
-        found = self._sender.publish_queues(topic, deadline, refresh)
-        known = self._publish_queues.get(topic)
-        if known is None or known[0] is not found:
-            known = self._publish_queues[topic] = found, tuple(queue for queue in found if queue in self._queues)
-        if not known[1]:
+        routed = self._sender.publish_queues(topic, deadline, refresh)
+        cached = self._publish_queues.get(topic)
+        if cached is None or cached[0] is not routed:
+            cached = self._publish_queues[topic] = routed, tuple(queue for queue in routed if queue in self._queues)
+        if not cached[1]:
             raise BrokerNotFound(
                 "none of the queues that the topic had when the batch was begun takes messages now",
                 topic=topic,
                 remedy="Start the brokers that the topic had then",
             )
-        return known[1]
+        return cached[1]

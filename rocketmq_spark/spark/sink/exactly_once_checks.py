@@ -52,40 +52,40 @@ _CONFLICTING_OPTIONS: tuple[tuple[Callable[[Options], bool], str], ...] = (
 
 def option_problems(options: Options, columns: Collection[str]) -> list[str]:
     """Return the problems of a sink's options. ``columns`` are the names of the DataFrame's columns in lower case."""
-    found = []
+    problems = []
     if options.allowed_topics and options.topic is not None:
-        found.append(f"option 'allowedTopics' has no effect with option 'topic', which is {options.topic!r}")
+        problems.append(f"option 'allowedTopics' has no effect with option 'topic', which is {options.topic!r}")
     if not is_exactly_once(options):
         if "exactly_once_settle" in options.given:
-            found.append("option 'exactlyOnceSettle' has no effect without 'deliveryGuarantee' exactly-once")
-        return found
-    found += [
-        f"option 'deliveryGuarantee' is exactly-once, but {why}"
-        for refused, why in _CONFLICTING_OPTIONS
-        if refused(options)
+            problems.append("option 'exactlyOnceSettle' has no effect without 'deliveryGuarantee' exactly-once")
+        return problems
+    problems += [
+        f"option 'deliveryGuarantee' is exactly-once, but {reason}"
+        for conflicts, reason in _CONFLICTING_OPTIONS
+        if conflicts(options)
     ]
     delays = sorted(set(columns) & set(DELAY_COLUMNS))
     if delays:
-        found.append(
+        problems.append(
             f"option 'deliveryGuarantee' is exactly-once, but column {delays[0]!r} delays rows: a delayed row is not in its "
             "topic before it is due, so whether it is stored cannot be seen"
         )
     if options.topic is None and not options.allowed_topics:
-        found.append(
+        problems.append(
             "option 'deliveryGuarantee' is exactly-once, and rows name their topics: option 'allowedTopics' must list all of "
             "them, so that their ends can be noted before anything is sent"
         )
     if not extras.installed("xxhash"):
-        found.append(
+        problems.append(
             "option 'deliveryGuarantee' is exactly-once, but xxhash, which hashes rows, is not installed: "
             f"{extras.command(extras.ARROW)}"
         )
     if options.exactly_once_settle < MIN_SETTLE_S:
-        found.append(
+        problems.append(
             f"option 'exactlyOnceSettle' is {options.exactly_once_settle:g} s; expected at least {MIN_SETTLE_S:g} s, because "
             "a task that Spark has cancelled may still send for that long"
         )
-    return found
+    return problems
 
 
 def written_topics(options: Options) -> list[str]:
@@ -97,14 +97,14 @@ def check_settings(get: Callable[[str], str | None], streaming: bool, where: str
     """Raises ``OptionError`` if Spark's settings allow repeated stages or other partitions on a repeat, which the sink cannot
     detect. ``get`` returns a setting, or None if it is not set.
     """
-    wrong = [
+    wrong_settings = [
         f"{name}={value} (it is {get(name) or 'not set'})"
         for name, value in exactly_once_conf().items()
         if (get(name) or _DEFAULT_SETTINGS.get(name, "")).lower() != value and (streaming or name != ADAPTIVE)
     ]
-    if wrong:
+    if wrong_settings:
         raise OptionError(
-            f"option 'deliveryGuarantee' is exactly-once, but {where} lacks {', '.join(wrong)}",
+            f"option 'deliveryGuarantee' is exactly-once, but {where} lacks {', '.join(wrong_settings)}",
             remedy="Start the Spark context with exactly_once_conf(): SparkSession.builder.config(map=exactly_once_conf()). "
             "Set later, they change nothing",
         )
@@ -137,10 +137,10 @@ def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:
     if value is None:
         return
     try:
-        killed_s = duration(value)
+        kill_timeout_s = duration(value)
     except ValueError:  # a unit that only Spark knows, for longer times
-        killed_s = math.inf
-    if killed_s + IN_FLIGHT_S > settle_s:
+        kill_timeout_s = math.inf
+    if kill_timeout_s + IN_FLIGHT_S > settle_s:
         raise OptionError(
             f"option 'exactlyOnceSettle' is {settle_s:g} s, and {_KILL_TIMEOUT} is {value}: a cancelled task may send for "
             f"that long, "

@@ -182,26 +182,26 @@ def foreach_batch_writer(
 def _write(
     df: DataFrame, options: Options, what: str, is_micro_batch: bool, batch: QueryBatch | None = None
 ) -> Written:
-    names = checks.check_sink(options, df.schema)
-    checks.check_brokers(options, names, is_micro_batch)
-    log_choice(options, names, is_micro_batch)
+    columns = checks.check_sink(options, df.schema)
+    checks.check_brokers(options, columns, is_micro_batch)
+    log_choice(options, columns, is_micro_batch)
     _warn_of_speculation(df)
     if not exactly_once_checks.is_exactly_once(options):
-        return _run_write(df, options, names, None, what)
+        return _run_write(df, options, columns, None, what)
     _check_context(getattr(df.sparkSession, "_sc", None), options, batch is not None)
     if batch is None:
-        return _run_write(df, options, names, plan_job(options), what)
+        return _run_write(df, options, columns, plan_job(options), what)
     check_owner(batch.checkpoint)
     with _registered_write(df, batch, exactly_once_checks.written_topics(options)):
         plan = plan_batch(options, batch.checkpoint, batch.write, batch.number)
-        return _run_write(df, options, names, plan, what)
+        return _run_write(df, options, columns, plan, what)
 
 
 def _run_write(
-    df: DataFrame, options: Options, names: dict[str, str], plan: ExactlyOncePlan | None, what: str
+    df: DataFrame, options: Options, columns: dict[str, str], plan: ExactlyOncePlan | None, what: str
 ) -> Written:
-    positions, partitions = checks.environment_queues(options), checks.partition_queues(options, names)
-    send = functools.partial(_write_partition, options, names, positions, partitions, plan)
+    positions, partitions = checks.environment_queues(options), checks.partition_queues(options, columns)
+    send = functools.partial(_write_partition, options, columns, positions, partitions, plan)
     written, topic_names = Written(), list[str]()
     for row in map_in_arrow(df, send, _SCHEMA, 'write with df.write.format("rocketmq")').collect():
         brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
@@ -250,23 +250,23 @@ def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -
     folder = checkpoint_folder(batch.checkpoint)
     name = batch_notes.batch_name(folder, batch.write, batch.number)
     key, run = (name.query, name.write), _QueryRun.of(df)
-    mine = name, run
+    registered = name, run
     _check_unfinished(folder, name)
     _check_topics(folder, name, topics, run)
     with process.lock():
-        before = process.kept(_WRITES_KEY).get(key)
-        if before is not None and before[0] == name and run.may_equal(before[1]):
+        earlier_write = process.kept(_WRITES_KEY).get(key)
+        if earlier_write is not None and earlier_write[0] == name and run.may_equal(earlier_write[1]):
             raise OptionError(
                 f"batch {name.number} is written to {', '.join(topics)} a second time, and both writes have the name "
                 f"{name.write!r}: after a crash between them the second one would look stored",
                 remedy="Give each write of the batch a write_name of its own",
             )
-        process.kept(_WRITES_KEY)[key] = mine
+        process.kept(_WRITES_KEY)[key] = registered
     try:
         yield
     except BaseException:
         with process.lock():
-            if process.kept(_WRITES_KEY).get(key) is mine:
+            if process.kept(_WRITES_KEY).get(key) is registered:
                 del process.kept(_WRITES_KEY)[key]
         raise
 
@@ -288,14 +288,14 @@ def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _
     """
     if not _GENERATED_NAME.fullmatch(name.write):
         return
-    begun = batch_notes.notes_of_batch(folder, name)
-    if any(note.name == name for note in begun):
+    notes = batch_notes.notes_of_batch(folder, name)
+    if any(note.name == name for note in notes):
         return
-    for note in begun:
+    for note in notes:
         other = note.name
         with process.lock():
-            write = process.kept(_WRITES_KEY).get((other.query, other.write))
-        if write is not None and write[0] == other and run.may_equal(write[1]):
+            registered = process.kept(_WRITES_KEY).get((other.query, other.write))
+        if registered is not None and registered[0] == other and run.may_equal(registered[1]):
             continue  # another write of this run
         if _GENERATED_NAME.fullmatch(other.write) and set(note.ends.topics) & set(topics):
             raise OptionError(
@@ -310,17 +310,17 @@ def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _
 
 def _write_partition(
     options: Options,
-    names: dict[str, str],
-    positions: dict[str, tuple[MessageQueue, ...]],
-    partitions: dict[str, tuple[MessageQueue, ...]],
-    once: ExactlyOncePlan | None,
+    columns: dict[str, str],
+    environment_queues: dict[str, tuple[MessageQueue, ...]],
+    partition_queues: dict[str, tuple[MessageQueue, ...]],
+    plan: ExactlyOncePlan | None,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    done = write_task(options, names, positions, batches, once, partitions)
-    values: dict[str, Any] = {name: [getattr(done.written, name)] for name in _COUNTS}
-    brokers = json.dumps({name: asdict(part) for name, part in done.written.brokers.items()})
-    arrays = [pa.array(values[name], pa.int64()) for name in _COUNTS]
-    arrays += [pa.array([brokers]), pa.array([list(done.topic_names)], pa.list_(pa.string()))]
+    message = write_task(options, columns, environment_queues, batches, plan, partition_queues)
+    counts: dict[str, Any] = {name: [getattr(message.written, name)] for name in _COUNTS}
+    brokers = json.dumps({name: asdict(broker_counts) for name, broker_counts in message.written.brokers.items()})
+    arrays = [pa.array(counts[name], pa.int64()) for name in _COUNTS]
+    arrays += [pa.array([brokers]), pa.array([list(message.topic_names)], pa.list_(pa.string()))]
     yield pa.RecordBatch.from_arrays(arrays, names=[*_COUNTS, "brokers", "topic_names"])
 
 

@@ -112,29 +112,29 @@ def total(tasks: Iterable[Written | None]) -> Written:
     return written.of_all_tasks() if finished else written
 
 
-def warn_of_unmatched(written: Written, what: str) -> None:
+def warn_of_unmatched(written: Written, write: str) -> None:
     """Log one warning per batch with unmatched messages.
 
     Each unmatched message may be an earlier copy of a row that was sent again, because the row changed or moved to another task.
     """
     if written.unmatched:
-        twice = min(written.unmatched, written.rows)
+        maybe_twice = min(written.unmatched, written.rows)
         logger.warning(
             "%s: %d messages that an earlier attempt stored match no row of the repeat: rows of the source are lost, or the "
             "query produced other rows, or split them into other tasks. These messages stay in the topic; %s",
-            what,
+            write,
             written.unmatched,
-            f"up to {twice} rows may be there twice" if twice else "no row is there twice because of them",
+            f"up to {maybe_twice} rows may be there twice" if maybe_twice else "no row is there twice because of them",
         )
 
 
-def warn_of_omitted_headers(written: Written, what: str) -> None:
+def warn_of_omitted_headers(written: Written, write: str) -> None:
     """Log one warning per write with headers that were not stored."""
     if written.left_out:
         logger.warning(
             "%s: %d headers were left out, because they have no value, or a name that is empty, RocketMQ's own or has control "
             "characters, or because their row has a later header of the name; the tasks' logs (INFO) have the first names",
-            what,
+            write,
             written.left_out,
         )
 
@@ -142,12 +142,12 @@ def warn_of_omitted_headers(written: Written, what: str) -> None:
 def with_counts(error: RocketMQError, written: Written) -> RocketMQError:
     """Return ``error`` with the counts of its task, in the same line, because Spark shows only the last line of a traceback."""
     notes = [*getattr(error, "__notes__", ()), f"Acknowledged before that: {written}"]
-    whole = ". ".join([*(note.removesuffix(".") for note in notes), *([error.remedy] if error.remedy else [])])
-    same = type(error)(
-        error.message, error.addr, error.broker_code, error.topic, error.queue, error.remark, remedy=whole
+    remedy = ". ".join([*(note.removesuffix(".") for note in notes), *([error.remedy] if error.remedy else [])])
+    error_with_counts = type(error)(
+        error.message, error.addr, error.broker_code, error.topic, error.queue, error.remark, remedy=remedy
     )
-    same.__cause__ = error.__cause__
-    return same.with_traceback(error.__traceback__)
+    error_with_counts.__cause__ = error.__cause__
+    return error_with_counts.with_traceback(error.__traceback__)
 
 
 class TaskCounts:
@@ -159,17 +159,19 @@ class TaskCounts:
         self.left_out = self.unmatched = self.found = self.found_of_batch = 0
         self._brokers: dict[str, list[int]] = {}
 
-    def acknowledged(self, broker: str, rows: int, size: int, retries: int = 0, failed: Iterable[str] = ()) -> None:
-        """Count a batch that ``broker`` has stored. ``failed`` are the brokers of its failed attempts."""
+    def acknowledged(
+        self, broker: str, rows: int, size: int, retries: int = 0, failed_brokers: Iterable[str] = ()
+    ) -> None:
+        """Count a batch that ``broker`` has stored. ``failed_brokers`` are the brokers of its failed attempts."""
         self._rows += rows
         self._bytes += size
         self._batches += 1
         self._retries += retries
-        part = self._counts_of(broker)
-        part[0] += rows
-        part[1] += size
-        part[2] += 1
-        for name in failed:
+        broker_counts = self._counts_of(broker)
+        broker_counts[0] += rows
+        broker_counts[1] += size
+        broker_counts[2] += 1
+        for name in failed_brokers:
             self._counts_of(name)[3] += 1
 
     def spooled(self, rows: int) -> None:
@@ -187,8 +189,8 @@ class TaskCounts:
     def written(self) -> Written:
         brokers = {name: AtBroker(*counts) for name, counts in sorted(self._brokers.items())}
         counts = self._rows, self._bytes, self._batches, self._retries
-        once = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
-        return Written(*counts, brokers, self._spooled, *once, self.left_out)
+        exactly_once = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
+        return Written(*counts, brokers, self._spooled, *exactly_once, self.left_out)
 
     def _counts_of(self, broker: str) -> list[int]:
         return self._brokers.setdefault(broker, [0, 0, 0, 0])

@@ -41,14 +41,14 @@ class SinkChecks:
 
     def __init__(
         self,
-        given: Mapping[str, object],
-        names: Sequence[str],
+        options: Mapping[str, object],
+        columns: Sequence[str],
         make_sender: Callable[[Options], Sender] = session.sender,
     ) -> None:
-        self._options = options_table.parse(given).for_role("sink")
+        self._options = options_table.parse(options).for_role("sink")
         self._settings = checks.producer_settings(self._options)
-        self._names = names
-        self._columns = {"messageid" if name == "msgId" else name.lower(): name for name in names}
+        self._names = columns
+        self._columns = {"messageid" if name == "msgId" else name.lower(): name for name in columns}
         self._make_sender = make_sender
         self.max_bytes = self._settings.max_message_size
         self._topic_names = TopicNames(self._options.topic_names, self._options.written_topics)
@@ -57,12 +57,12 @@ class SinkChecks:
 
     def refusal(self, topic: str) -> str | None:
         """Return why no message can be sent to the topic, or None. Raises failures of requests, as the sink would."""
-        known = self._topic_problems.get(topic)
-        if known is None or known[0].expired:
+        cached = self._topic_problems.get(topic)
+        if cached is None or cached[0].expired:
             if len(self._topic_problems) >= _MAX_TOPICS:  # other users may name any number of topics
                 self._topic_problems.clear()
-            known = self._topic_problems[topic] = Deadline.after(_CACHE_S), self._topic_problem(topic)
-        return known[1]
+            cached = self._topic_problems[topic] = Deadline.after(_CACHE_S), self._topic_problem(topic)
+        return cached[1]
 
     def refused(self, rows: Sequence[Sequence[Any]]) -> dict[int, str]:
         """Return the reason for each row that the sink rejects, by number. Raises retriable errors, as the sink would."""
@@ -80,14 +80,14 @@ class SinkChecks:
             except (RocketMQError, ValueError, ArithmeticError) as e:
                 if getattr(e, "retriable", False):
                     raise
-                named = {numbers[i]: why for i, why in bad_rows.found()}
-                if not named and len(numbers) == 1:
-                    named = {numbers[0]: str(e)}
-            if not named:
+                bad = {numbers[i]: reason for i, reason in bad_rows.found()}
+                if not bad and len(numbers) == 1:
+                    bad = {numbers[0]: str(e)}
+            if not bad:
                 self._find_bad_rows(rows, numbers[: len(numbers) // 2], found)
                 numbers = numbers[len(numbers) // 2 :]
-            found |= named
-            numbers = [number for number in numbers if number not in named]
+            found |= bad
+            numbers = [number for number in numbers if number not in bad]
 
     def _check_rows(self, rows: Sequence[Sequence[Any]], bad_rows: BadRows) -> None:
         """Check rows as a task of the sink does. Raises an error for bad rows, and adds the rows that it can name to
@@ -99,21 +99,21 @@ class SinkChecks:
             bad_rows.raise_if_any()
         _, check = self._make_tools()
         check(batch, bad_rows, 0)
-        named = batch.column("topic").to_pylist()
+        topics = batch.column("topic").to_pylist()
         deadline = Deadline.after(_REQUEST_TIMEOUT_S)
-        taken = {topic: session.message_types(self._options, topic, deadline) for topic in set(named)}
-        for number, (topic, key) in enumerate(zip(named, batch.column("shardingKey").to_pylist(), strict=True)):
-            kind, kinds = transport.message_type(False, bool(key), False), taken[topic]
-            if kinds and kind not in kinds:
-                bad_rows.rows(np.array([number]), f"topic {topic} takes no {kind} messages")
+        accepted_types = {topic: session.message_types(self._options, topic, deadline) for topic in set(topics)}
+        for number, (topic, key) in enumerate(zip(topics, batch.column("shardingKey").to_pylist(), strict=True)):
+            message_type, topic_types = transport.message_type(False, bool(key), False), accepted_types[topic]
+            if topic_types and message_type not in topic_types:
+                bad_rows.rows(np.array([number]), f"topic {topic} takes no {message_type} messages")
         bad_rows.raise_if_any()
 
     def _batch(self, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-        parts = []
+        arrays = []
         for name, values in zip(self._names, zip(*rows, strict=True), strict=True):
-            held = [list(value.items()) for value in values] if name == "properties" else list(values)
-            parts.append(pa.array(held, _TYPES.get(name, pa.string())))
-        return pa.RecordBatch.from_arrays(parts, names=list(self._names))
+            cells = [list(value.items()) for value in values] if name == "properties" else list(values)
+            arrays.append(pa.array(cells, _TYPES.get(name, pa.string())))
+        return pa.RecordBatch.from_arrays(arrays, names=list(self._names))
 
     def _topic_problem(self, topic: str) -> str | None:
         topics, _ = self._make_tools()

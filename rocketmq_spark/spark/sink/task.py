@@ -64,8 +64,10 @@ ABANDONED_CHECK_S = 0.5
 def _fault_table(options: Options) -> FaultTable:
     """Return the process's table of slow and failing brokers. Without it, each short task would try the failing brokers again."""
     settings = checks.producer_settings(options)
-    how = settings.fault_tables, settings.send_latency_fault
-    return process.once("fault tables", (session.connection_key(options), *how), lambda: FaultTable(*how))
+    table_settings = settings.fault_tables, settings.send_latency_fault
+    return process.once(
+        "fault tables", (session.connection_key(options), *table_settings), lambda: FaultTable(*table_settings)
+    )
 
 
 class TaskWriter:
@@ -78,26 +80,28 @@ class TaskWriter:
     def __init__(
         self,
         options: Options,
-        names: Mapping[str, str],
-        partition: int | None = None,
-        positions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
-        once: ExactlyOnceTask | None = None,
-        partitions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
+        columns: Mapping[str, str],
+        partition_id: int | None = None,
+        environment_queues: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
+        exactly_once: ExactlyOnceTask | None = None,
+        partition_queues: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
     ) -> None:
         self._options = options
-        self._partition_queues = dict(partitions)
-        self._names = dict(names)
-        self._partition_id = partition
-        self._once = once
+        self._partition_queues = dict(partition_queues)
+        self._columns = dict(columns)
+        self._partition_id = partition_id
+        self._exactly_once = exactly_once
         self._topic_names = TopicNames(options.topic_names, options.written_topics)
-        self._sender = session.sender(options) if once is None else once.limited_sender(session.sender(options))
+        self._sender = (
+            session.sender(options) if exactly_once is None else exactly_once.limited_sender(session.sender(options))
+        )
         self._settings = checks.producer_settings(options)
         if self._settings.environment is not None:
-            note_positions(self._sender, self._settings.environment, positions)
+            note_positions(self._sender, self._settings.environment, environment_queues)
         self._spool = worker_spool(options, self._settings)
         self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _fault_table(options), self._spool)
-        if once is not None:
-            self._engine.confirming = Confirming(once.stored_ids, self._engine.timer)
+        if exactly_once is not None:
+            self._engine.confirming = Confirming(exactly_once.stored_ids, self._engine.timer)
         self._topics = self._engine.topics
         self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
         long_delays = LongDelays(
@@ -107,10 +111,10 @@ class TaskWriter:
             self._engine.timer.wall_ms,
             self.may_pass,
         )
-        ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if once is None else once.ids
+        ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if exactly_once is None else exactly_once.ids
         encoder = session.row_encoder(options)
         tools = RowTools(options, self._settings, self._sender, self._engine, encoder, long_delays)
-        self._rows = RowSender(tools, self._names, ids, self, numbered=self._numbered_queues)
+        self._rows = RowSender(tools, self._columns, ids, self, numbered=self._numbered_queues)
         self._from_kafka = KafkaRows(options.message_id) if options.kafka_columns else None
         self._counts = TaskCounts()
         self._pending_outcomes = 0
@@ -124,16 +128,16 @@ class TaskWriter:
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Send all rows and wait for all acknowledgements. Raises the first failure, with the counts of acknowledged rows."""
-        done = False
+        is_complete = False
         try:
             for batch in batches:
                 self._write_batch(batch)
                 self._first_row += len(batch)
             while self._pending_outcomes:
                 self._count_outcome()
-            if self._once is not None:
-                self._once.count_stored(self._counts)
-            done = True
+            if self._exactly_once is not None:
+                self._exactly_once.count_stored(self._counts)
+            is_complete = True
             return self._counts.written()
         except RocketMQError as e:
             while not self._outcomes.empty():
@@ -143,8 +147,8 @@ class TaskWriter:
             raise error from error.__cause__
         finally:
             self._engine.close(Deadline.after(0), keep=False)  # Spark repeats the unsent rows
-            if self._once is not None and not done:
-                self._once.end_sending()
+            if self._exactly_once is not None and not is_complete:
+                self._exactly_once.end_sending()
 
     def _write_batch(self, batch: pa.RecordBatch) -> None:
         """Send an Arrow batch. All of its rows are checked before any of them is sent."""
@@ -158,15 +162,15 @@ class TaskWriter:
                 self._check_timers(topic)
         checked, plan = self._check_rows(batch)
         encoded = self._rows.join(batch, checked, plan)
-        if self._once is not None:
-            if (missing := self._once.rows_to_send(encoded.joined, batch, self._names)) is not None:
-                batch, whole = batch.filter(pa.array(missing)), batch
-                self._counts.already_stored(len(whole) - len(batch))
+        if self._exactly_once is not None:
+            if (to_send := self._exactly_once.rows_to_send(encoded.joined, batch, self._columns)) is not None:
+                batch, all_rows = batch.filter(pa.array(to_send)), batch
+                self._counts.already_stored(len(all_rows) - len(batch))
                 if not len(batch):
                     return
                 checked, plan = self._check_rows(batch)
                 encoded = self._rows.join(batch, checked, plan)
-            self._rows.identify(encoded, checked, functools.partial(self._once.hashes, batch, self._names))
+            self._rows.identify(encoded, checked, functools.partial(self._exactly_once.hashes, batch, self._columns))
         self._rows.send(batch, checked, plan, encoded)
 
     def _with_sink_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -176,11 +180,11 @@ class TaskWriter:
             self._counts.left_out = self._from_kafka.left_out
         if self._options.empty_bodies == "mark":
             bad_rows = BadRows(self._first_row)
-            batch = empty_bodies.with_stand_ins(batch, self._names, bad_rows)
+            batch = empty_bodies.with_stand_ins(batch, self._columns, bad_rows)
             bad_rows.raise_if_any(self._partition_id)
         if self._options.topic is None:
             bad_rows = BadRows(self._first_row)
-            batch = with_rocketmq_topics(batch, self._names["topic"], self._topic_names, bad_rows)
+            batch = with_rocketmq_topics(batch, self._columns["topic"], self._topic_names, bad_rows)
             bad_rows.raise_if_any(self._partition_id)
         return batch
 
@@ -192,7 +196,7 @@ class TaskWriter:
         """Check that rows can be sent to the topic, once per task."""
         if topic not in self._checked_topics:
             try:
-                checks.check_topic(self._sender, topic, self._options, expected=topic == self._options.topic)
+                checks.check_topic(self._sender, topic, self._options, must_exist=topic == self._options.topic)
                 deadline = Deadline.after(self._options.send_timeout)
                 self._topics.awaited(topic, deadline, deadline.pause)
                 self._check_timers(topic)
@@ -211,7 +215,7 @@ class TaskWriter:
         return self._spool is not None and passing(error, self._sender)
 
     def _check_timers(self, topic: str) -> None:
-        checks.check_timers(self._sender, topic, self._options, self._names, self._topics.brokers_of(topic))
+        checks.check_timers(self._sender, topic, self._options, self._columns, self._topics.brokers_of(topic))
 
     def submit(self, outgoing: Outgoing) -> None:
         """Pass a batch to the engine. While the engine has no room, count the batches that have ended."""
@@ -230,17 +234,19 @@ class TaskWriter:
         """Return the number of rows and the outcome of the next batch that ends. Raises ``SendFailed`` if none ends in time,
         which is a bug of the engine.
         """
-        looks = 1 if self._once is None else LOOKS
-        patience = looks * self._options.send_timeout + LAST_RESORT_S
-        until = Deadline.after(patience)
-        while not until.expired:
+        allowed_lookups = 1 if self._exactly_once is None else LOOKS
+        timeout_s = allowed_lookups * self._options.send_timeout + LAST_RESORT_S
+        deadline = Deadline.after(timeout_s)
+        while not deadline.expired:
             with contextlib.suppress(queues.Empty):
-                return self._outcomes.get(timeout=until.remaining() if self._once is None else ABANDONED_CHECK_S)
-            if self._once is not None:
-                self._once.raise_if_abandoned()
-        under_way = self._engine.in_flight
+                return self._outcomes.get(
+                    timeout=deadline.remaining() if self._exactly_once is None else ABANDONED_CHECK_S
+                )
+            if self._exactly_once is not None:
+                self._exactly_once.raise_if_abandoned()
+        in_flight = self._engine.in_flight
         raise SendFailed(
-            f"{under_way.requests} batches of {under_way.bytes} bytes have had no outcome for {patience:g} s, longer "
+            f"{in_flight.requests} batches of {in_flight.bytes} bytes have had no outcome for {timeout_s:g} s, longer "
             "than 'sendTimeout' allows",
             remedy="This is a bug of rocketmq-spark: please report it with the worker's log",
         )
@@ -265,8 +271,8 @@ class TaskWriter:
             return
         if ended.confirmed:
             self._counts.confirmed(ended.confirmed)
-        failed = ended.brokers[:-1]
-        self._counts.acknowledged(ended.brokers[-1], rows, ended.outgoing.size, ended.attempts - 1, failed)
+        failed_brokers = ended.brokers[:-1]
+        self._counts.acknowledged(ended.brokers[-1], rows, ended.outgoing.size, ended.attempts - 1, failed_brokers)
 
 
 class TaskCommitMessage(WriterCommitMessage):
@@ -279,29 +285,33 @@ class TaskCommitMessage(WriterCommitMessage):
 
 def write_task(
     options: Options,
-    names: dict[str, str],
-    positions: dict[str, tuple[MessageQueue, ...]],
+    columns: dict[str, str],
+    environment_queues: dict[str, tuple[MessageQueue, ...]],
     batches: Iterable[pa.RecordBatch],
-    once: ExactlyOncePlan | None = None,
-    partitions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
+    plan: ExactlyOncePlan | None = None,
+    partition_queues: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
 ) -> TaskCommitMessage:
     """Send the rows of the calling task. A later attempt logs a warning that rows may be in the topic twice.
 
     Writers cannot see whether ``spark.speculation`` is on, but a speculative attempt has a number like an attempt after a
-    failure, and the same effect. With a plan in ``once``, a later attempt reads which rows are stored, and omits them.
+    failure, and the same effect. With a plan in ``plan``, a later attempt reads which rows are stored, and omits them.
     """
     task = TaskContext.get()
-    partition = task.partitionId() if task is not None else None
+    partition_id = task.partitionId() if task is not None else None
     attempt = task.attemptNumber() if task is not None else 0
-    if once is not None:
-        check_task(once, options.exactly_once_settle)
-        mine = ExactlyOnceTask(options, once, partition or 0, attempt)
-        return TaskWriter(options, names, partition, positions, mine, partitions).run(batches)
+    if plan is not None:
+        check_task(plan, options.exactly_once_settle)
+        exactly_once = ExactlyOnceTask(options, plan, partition_id or 0, attempt)
+        return TaskWriter(options, columns, partition_id, environment_queues, exactly_once, partition_queues).run(
+            batches
+        )
     if attempt > 0:
         logger.warning(
             "attempt %d of partition %s sends its rows again (a failure, or spark.speculation): rows of other attempts "
             "stay in the topic; option 'messageId' lets readers drop them",
             attempt,
-            partition,
+            partition_id,
         )
-    return TaskWriter(options, names, partition, positions, partitions=partitions).run(batches)
+    return TaskWriter(options, columns, partition_id, environment_queues, partition_queues=partition_queues).run(
+        batches
+    )

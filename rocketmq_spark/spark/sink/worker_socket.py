@@ -44,9 +44,9 @@ def watch_worker_socket() -> Callable[[], bool]:
 
 def abandoned_error() -> ClosedError:
     """Return the error for sends of an abandoned task. It has ``unsent``, because nothing has left this process."""
-    made = ClosedError("Spark has abandoned this task: the next attempt sends the rows that are not stored")
-    made.unsent = True
-    return made
+    error = ClosedError("Spark has abandoned this task: the next attempt sends the rows that are not stored")
+    error.unsent = True
+    return error
 
 
 def _worker_socket(frame: FrameType | None) -> int | None:

@@ -46,7 +46,7 @@ class _DriverWriter:
 
     def __init__(self, options: Options, schema: StructType, stream: bool, checkpoint: str | None = None) -> None:
         self.options = options
-        self.names = checks.check_sink(options, schema, stream)
+        self.columns = checks.check_sink(options, schema, stream)
         if stream and checkpoint is None and exactly_once_checks.is_exactly_once(options):
             raise OptionError(
                 "option 'deliveryGuarantee' is exactly-once, and the sink does not know the checkpoint: Spark does not "
@@ -60,23 +60,23 @@ class _DriverWriter:
         ):  # the rows are sent, so the commit must not fail because brokers are down
             if checkpoint is not None:
                 check_owner(checkpoint)
-            checks.check_brokers(options, self.names, once_per_process=stream)
-            log_choice(options, self.names, once=stream)
+            checks.check_brokers(options, self.columns, once_per_process=stream)
+            log_choice(options, self.columns, once=stream)
         self.environment_queues = checks.environment_queues(options)
         self.checkpoint = checkpoint
         self.partition_queues: dict[str, tuple[MessageQueue, ...]] | None = None
-        self.exactly_once: ExactlyOncePlan | None = None
+        self.plan: ExactlyOncePlan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         if self.partition_queues is None:
-            self.partition_queues = checks.partition_queues(self.options, self.names)
-        if self.exactly_once is None and exactly_once_checks.is_exactly_once(self.options):
-            self.exactly_once = plan_batch(self.options, self.checkpoint) if self.checkpoint else plan_job(self.options)
+            self.partition_queues = checks.partition_queues(self.options, self.columns)
+        if self.plan is None and exactly_once_checks.is_exactly_once(self.options):
+            self.plan = plan_batch(self.options, self.checkpoint) if self.checkpoint else plan_job(self.options)
         return self.__dict__.copy()
 
     def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
         return write_task(
-            self.options, self.names, self.environment_queues, iterator, self.exactly_once, self.partition_queues or {}
+            self.options, self.columns, self.environment_queues, iterator, self.plan, self.partition_queues or {}
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], what: str) -> None:
