@@ -22,7 +22,7 @@ from rocketmq_spark.spark.source.offsets import Offsets, Positions
 _VERSIONS = ("v1", "v2")
 _HEADER_LINES = 2  # lines before the first source
 
-# A source of a query: its place, or its name in a log of version 2.
+# Identifies a source of a query: its index, or its name in a log of version 2.
 SourceId = int | str
 
 
@@ -231,7 +231,7 @@ def _planned_ms(lines: list[str]) -> int | None:
 
 
 def _rocketmq_offsets(line: str) -> Offsets | None:
-    """The offsets in a line; None if it belongs to a source of another format. Raises ``ValueError`` for truncated JSON."""
+    """Return the offsets in a line; None if it belongs to a source of another format. Raises ``ValueError`` for truncated JSON."""
     try:
         value = json.loads(line)
     except ValueError:

@@ -208,7 +208,9 @@ def _entry_files(log: str, number: int) -> tuple[str, str]:
 
 
 def _ranges_to_repeat(history: Sequence[BatchRead], batch: LoggedBatch) -> list[OffsetRange]:
-    """The ranges from the end of ``batch`` to the end of the last one; queues added since start where they were first read."""
+    """Return the ranges from the end of ``batch`` to the end of the last batch. Queues that were added later start where they
+    were first read.
+    """
     later = [read.batch for read in history if read.batch.number > batch.number]
     starts: dict[SourceId, Positions] = {}
     for source in history[-1].batch.sources:

@@ -115,7 +115,11 @@ def plan_batch(
     except RocketMQError as e:
         if not e.retriable or ends.topics != topics:
             raise
-        logger.warning("batch %d goes to the queues of its note, although there may be others now: %s", name.number, e)
+        logger.warning(
+            "batch %d is sent only to the queues in its note, because new queues cannot be determined now: %s",
+            name.number,
+            e,
+        )
         current_ends = ends
     ends = batch_notes.add_queues(folder, begun.note, current_ends, options.exactly_once_settle).ends
     return ExactlyOncePlan(
@@ -308,8 +312,8 @@ def check_task(plan: ExactlyOncePlan, settle_s: float) -> None:
 class SnapshotSender:
     """A sender that uses only the queues in the note. Queues that were added since are used after the next plan.
 
-    It sends nothing once its attempt is ``given_up``, because the next attempt may have looked already. Senders of one process
-    with the same queues are equal, so that tasks share the objects that a process keeps for each sender.
+    After its attempt was abandoned, it sends nothing, because the next attempt may have read the stored ids already. Senders of
+    one process with the same queues are equal, so that tasks share the objects that a process keeps for each sender.
     """
 
     def __init__(
@@ -350,7 +354,7 @@ class SnapshotSender:
             f"the note of the batch lacks the end of {queue}: its broker had no master when the batch was begun",
             topic=queue.topic,
             queue=str(queue),
-            remedy="Start the query again, which notes it",
+            remedy="Start the query again: the note of the batch then has this queue",
         )
         error.unsent = True
         done(error)

@@ -145,7 +145,7 @@ def check_settle(get: Callable[[str], str | None], settle_s: float) -> None:
             f"option 'exactlyOnceSettle' is {settle_s:g} s, and {_KILL_TIMEOUT} is {value}: a cancelled task may send for "
             f"that long, "
             "even after its successor has checked what is stored",
-            remedy=f"Set exactlyOnceSettle to {IN_FLIGHT_S:g} s more than {_KILL_TIMEOUT}, or leave the latter at 2s",
+            remedy=f"Set exactlyOnceSettle to {IN_FLIGHT_S:g} s more than {_KILL_TIMEOUT}, or leave {_KILL_TIMEOUT} at 2s",
         )
 
 

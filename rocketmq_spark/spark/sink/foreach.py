@@ -258,7 +258,7 @@ def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -
         if earlier_write is not None and earlier_write[0] == name and run.may_equal(earlier_write[1]):
             raise OptionError(
                 f"batch {name.number} is written to {', '.join(topics)} a second time, and both writes have the name "
-                f"{name.write!r}: after a crash between them the second one would look stored",
+                f"{name.write!r}: after a crash between them, the rows of the second write would count as stored",
                 remedy="Give each write of the batch a write_name of its own",
             )
         process.kept(_WRITES_KEY)[key] = registered

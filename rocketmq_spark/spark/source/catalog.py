@@ -95,8 +95,8 @@ class OffsetCache:
         )
 
     def set_checkpoint_offsets(self, start: Offsets, target_queues: Iterable[MessageQueue] | None = None) -> None:
-        """Remember which topics existed: the topics of ``start``, and those of the queues ``target_queues``, which a run reads to
-        a fixed end. If one of these topics is missing now, it may have been deleted; its name is not misspelt.
+        """Remember which topics existed: the topics of ``start``, and those of ``target_queues``, which a run reads to a fixed
+        end. If one of these topics is missing now, it may have been deleted; its name is not misspelt.
 
         An environment that is given by its number keeps the queues that ``start`` records for it. Raises ``CheckpointMismatch``
         for positions of another query.

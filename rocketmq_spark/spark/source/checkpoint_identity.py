@@ -140,7 +140,7 @@ def check_clusters(options: Options, start: Offsets, clusters: Sequence[str]) ->
 
 
 def other_clusters(identity: Mapping[str, object], clusters: Sequence[str]) -> list[str]:
-    """Return the clusters that the identity ``identity`` records if none of them is in ``clusters``; otherwise an empty list."""
+    """Return the clusters in ``identity`` if none of them is in ``clusters``; otherwise an empty list."""
     recorded = identity.get("clusters")
     return recorded if isinstance(recorded, list) and clusters and not {*recorded} & {*clusters} else []
 
