@@ -15,7 +15,7 @@ from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, O
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.sink import checks, task
-from rocketmq_spark.spark.sink.exactly_once import SnapshotSender
+from rocketmq_spark.spark.sink.exactly_once import NotedQueuesSender
 from tests.live.writes import TYPES, frame, sink_options
 from tests.producer.scripted import ScriptedSender, Time, qs
 
@@ -268,7 +268,7 @@ def test_exactly_once_writes_warn_of_numbers_that_changed(use, caplog):
     sender, options = Numbered("b", "ab"), sink_options("x:1", topic="t")
     for noted in ("b:0-1", "a:0-1 b:0-1"):
         use(sender)
-        checks.numbered_queues(SnapshotSender(sender, qs(noted)), "t", options)
+        checks.numbered_queues(NotedQueuesSender(sender, qs(noted)), "t", options)
     (record,) = caplog.records
     assert "now 0 to 1 on a, 2 to 3 on b, before 0 to 1 on b" in record.getMessage()
 

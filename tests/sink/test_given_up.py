@@ -21,7 +21,7 @@ from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
 from rocketmq_spark.producer.confirming import EndKind, end_of
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
 from rocketmq_spark.spark.sink import checks, worker_socket
-from rocketmq_spark.spark.sink.exactly_once import ExactlyOnceTask, SnapshotSender, plan_job
+from rocketmq_spark.spark.sink.exactly_once import ExactlyOnceTask, NotedQueuesSender, plan_job
 from rocketmq_spark.spark.sink.report import TaskCounts
 from rocketmq_spark.spark.sink.task import TaskWriter
 from tests.fix_spark import Finished
@@ -73,7 +73,7 @@ class Keeping:
 
 def test_nothing_is_sent_when_spark_has_given_up_the_attempt() -> None:
     keeping, outcomes, over = Keeping(), list[Any](), False
-    sender = SnapshotSender(cast(Any, keeping), [QUEUE], lambda: over)
+    sender = NotedQueuesSender(cast(Any, keeping), [QUEUE], lambda: over)
     request = SendRequest("g", b"x", "")
     sender.send_async(QUEUE, request, Deadline.after(1), outcomes.append)
     assert (keeping.sent, outcomes) == ([QUEUE], [])
@@ -90,7 +90,7 @@ def test_queues_are_those_that_were_noted_of_the_newest_route() -> None:
     found: list[tuple[MessageQueue, ...]] = []
     inner = SimpleNamespace(publish_queues=lambda topic, deadline, refresh: found[-1])
     other, new = MessageQueue("t", "a", 1), MessageQueue("t", "a", 2)
-    sender = SnapshotSender(cast(Any, inner), [QUEUE, other])
+    sender = NotedQueuesSender(cast(Any, inner), [QUEUE, other])
     for route, noted in (((QUEUE, other, new), (QUEUE, other)), ((other, new), (other,)), ((QUEUE,), (QUEUE,))):
         found.append(route)
         assert sender.publish_queues("t", Deadline.after(1)) == noted
@@ -100,7 +100,7 @@ def test_tasks_of_one_process_with_other_queues_share_nothing() -> None:
     """Which of them are an environment's is counted in those that were noted."""
     inner = cast(Any, object())
     one, alike, more = (
-        SnapshotSender(inner, queues) for queues in ([QUEUE], [QUEUE], [QUEUE, MessageQueue("t", "a", 1)])
+        NotedQueuesSender(inner, queues) for queues in ([QUEUE], [QUEUE], [QUEUE, MessageQueue("t", "a", 1)])
     )
     assert one == alike != more
 

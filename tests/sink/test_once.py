@@ -40,7 +40,7 @@ from rocketmq_spark.spark.sink import checks, exactly_once, exactly_once_checks
 from rocketmq_spark.spark.sink.exactly_once import (
     ExactlyOncePlan,
     ExactlyOnceTask,
-    SnapshotSender,
+    NotedQueuesSender,
     plan_batch,
     plan_job,
 )
@@ -295,7 +295,7 @@ def test_nothing_goes_to_a_queue_that_was_not_noted() -> None:
     sender, outcomes = Asked(), list[Any]()
     request = SendRequest("g", b"x", "")
     for queue in (noted, other):
-        SnapshotSender(cast(Sender, sender), [noted]).send_async(queue, request, Deadline.after(1), outcomes.append)
+        NotedQueuesSender(cast(Sender, sender), [noted]).send_async(queue, request, Deadline.after(1), outcomes.append)
     assert sender.asked == [noted]
     (refused,) = outcomes
     assert end_of(refused) is EndKind.REFUSED
@@ -332,10 +332,10 @@ def test_tasks_of_a_process_share_what_an_environment_owns() -> None:
     how = checks.producer_settings(sink_options("x:1", topic="t", environment="2")).environment
     assert how is not None
     sender, queues = cast(Sender, object()), [MessageQueue("t", "a", i) for i in range(2)]
-    first = owned(SnapshotSender(sender, queues), how)  # type: ignore[arg-type]
-    assert owned(SnapshotSender(sender, queues[::-1]), how) is first  # type: ignore[arg-type]
-    assert owned(SnapshotSender(sender, queues[:1]), how) is not first  # type: ignore[arg-type]
-    assert owned(SnapshotSender(cast(Sender, object()), queues), how) is not first  # type: ignore[arg-type]
+    first = owned(NotedQueuesSender(sender, queues), how)  # type: ignore[arg-type]
+    assert owned(NotedQueuesSender(sender, queues[::-1]), how) is first  # type: ignore[arg-type]
+    assert owned(NotedQueuesSender(sender, queues[:1]), how) is not first  # type: ignore[arg-type]
+    assert owned(NotedQueuesSender(cast(Sender, object()), queues), how) is not first  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from rocketmq_spark.spark.source.recreated_topics import (
     RecreationWatch,
     evidence_of,
     fully_expired,
+    queues_needing_store_time,
     queues_to_probe,
-    queues_to_stamp,
     recreated_queues,
 )
 from tests.helpers import raising
@@ -363,10 +363,10 @@ def test_many_questions_get_the_time_that_this_side_needs():
 def test_one_queue_of_each_topic_and_broker_gets_a_mark():
     untold = dict.fromkeys((A, B, C, ELSEWHERE), QueueBounds(0, 30, 0))
     read = Offsets({A: 0, B: 10, C: 10, ELSEWHERE: 5})
-    assert queues_to_stamp(read, untold) == [B, ELSEWHERE]
-    assert queues_to_stamp(Offsets(read.positions, newest_store_ms={C: MARK}), untold) == [ELSEWHERE]
-    assert queues_to_stamp(read, dict.fromkeys(untold, QueueBounds(10, 30, 0))) == []
-    assert queues_to_stamp(read, {}) == []
+    assert queues_needing_store_time(read, untold) == [B, ELSEWHERE]
+    assert queues_needing_store_time(Offsets(read.positions, newest_store_ms={C: MARK}), untold) == [ELSEWHERE]
+    assert queues_needing_store_time(read, dict.fromkeys(untold, QueueBounds(10, 30, 0))) == []
+    assert queues_needing_store_time(read, {}) == []
 
 
 def test_marks_that_are_asked_for():
@@ -404,8 +404,8 @@ def test_a_mark_of_a_backlog_is_no_older_than_what_was_read():
     """The last message that was read is of before the clock was put back, and the newest one of after it."""
     read = Offsets({A: 0, B: 10, C: 30})
     bounds = dict.fromkeys((A, B, C), QueueBounds(0, 30, MARK))
-    assert queues_to_stamp(read, bounds) == [B]
-    assert queues_to_stamp(read, dict.fromkeys(bounds, QueueBounds(10, 30, MARK))) == []
+    assert queues_needing_store_time(read, bounds) == [B]
+    assert queues_needing_store_time(read, dict.fromkeys(bounds, QueueBounds(10, 30, MARK))) == []
     for stored_ms, mark in ((MARK + 5, MARK + 5), (400, MARK)):
         brokers = Brokers({B: 7}, {(B, 9): stored_ms})
         marks = RecreationWatch(lambda: brokers, "g").newest_store_ms(read, bounds, Deadline.after(1))  # noqa: B023

@@ -138,6 +138,9 @@ def _summed_losses(
         return None
     every = [(cause, counts) for report in known for cause, counts in report.items()]
     return {
-        cause: {name: _sum(counts[name] for of, counts in every if of == cause) for name in ("ranges", "offsets")}
+        cause: {
+            name: _sum(counts[name] for cause_of_count, counts in every if cause_of_count == cause)
+            for name in ("ranges", "offsets")
+        }
         for cause in sorted({cause for cause, _ in every})
     }

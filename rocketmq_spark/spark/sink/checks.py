@@ -344,13 +344,17 @@ def _route_error(sender: Sender, cause: RocketMQError, waited_s: float | None) -
 
 
 def check_timers(
-    sender: Sender, topic: str, options: Options, names: Mapping[str, str], brokers: Collection[str] | None = None
+    sender: Sender,
+    topic: str,
+    options: Options,
+    columns_by_role: Mapping[str, str],
+    brokers: Collection[str] | None = None,
 ) -> None:
     """Check that the topic's brokers have timers if rows may need them, because old brokers would deliver at once.
 
     With ``longDelay=dmq`` nothing is checked, because each row is sent in the way that its brokers support.
     """
-    timer_columns = [names[name] for name in TIMERS if name in names]
+    timer_columns = [columns_by_role[name] for name in TIMERS if name in columns_by_role]
     if not timer_columns or options.long_delay == "dmq":
         return
     deadline = Deadline.after(options.request_timeout)
@@ -361,19 +365,21 @@ def check_timers(
         raise OptionError(problem.message, topic=topic, remedy=problem.remedy)
 
 
-def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
+def check_types(options: Options, topic: str, columns_by_role: Mapping[str, str]) -> None:
     """Over gRPC, check that the topic accepts the type of message that these columns make: a Proxy rejects others."""
     accepted_types = session.message_types(options, topic, Deadline.after(options.request_timeout))
     if not accepted_types:
         return
-    delay_columns = [name for name in exactly_once_checks.DELAY_COLUMNS if name in names]
-    message_type = transport.message_type(bool(delay_columns), "shardingkey" in names, "priority" in names)
+    delay_columns = [name for name in exactly_once_checks.DELAY_COLUMNS if name in columns_by_role]
+    message_type = transport.message_type(
+        bool(delay_columns), "shardingkey" in columns_by_role, "priority" in columns_by_role
+    )
     columns_by_type = {
         TopicType.DELAY: delay_columns,
         TopicType.FIFO: ["shardingkey"],
         TopicType.PRIORITY: ["priority"],
     }
-    columns_text = " and ".join(repr(names[name]) for name in columns_by_type.get(message_type, []))
+    columns_text = " and ".join(repr(columns_by_role[name]) for name in columns_by_type.get(message_type, []))
     if message_type not in accepted_types:
         raise OptionError(
             f"option 'topic' is {topic!r}, which takes messages of type {' or '.join(sorted(accepted_types))}; "
@@ -394,7 +400,7 @@ def timer_cache(sender: Sender, options: Options) -> Timers:
     return Timers(sender, process.once(_TIMERS_KEY, session.connection_key(options), dict))
 
 
-def check_brokers(options: Options, names: Mapping[str, str], once_per_process: bool = False) -> None:
+def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per_process: bool = False) -> None:
     """Check the topic of option ``topic`` with its brokers. With ``once_per_process`` the check is not repeated.
 
     Spark creates a stream's writer for every micro-batch, and again to commit it. The later writers must not fail or wait while
@@ -403,7 +409,7 @@ def check_brokers(options: Options, names: Mapping[str, str], once_per_process: 
     if options.topic is None:
         return
     sender = session.sender(options)  # one for each cluster and namespace, and each environment with its own topics
-    key = (sender, options.topic, repr(sorted(names)))
+    key = (sender, options.topic, repr(sorted(columns_by_role)))
     checked = process.kept(_TOPICS_KEY)
     if once_per_process and key in checked:
         return
@@ -412,8 +418,8 @@ def check_brokers(options: Options, names: Mapping[str, str], once_per_process: 
             _check_route_now(sender, options.topic, options.request_timeout)
         else:
             check_topic(sender, options.topic, options)
-        check_timers(sender, options.topic, options, names)
-        check_types(options, options.topic, names)
+        check_timers(sender, options.topic, options, columns_by_role)
+        check_types(options, options.topic, columns_by_role)
     except RocketMQError as e:
         may_wait = once_per_process or (options.on_send_failure == "spool" and passing(e, sender))
         if not may_wait or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _any_broker(sender)):
@@ -440,12 +446,12 @@ def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
     return {options.topic: owned_queues[options.topic]}
 
 
-def partition_queues(options: Options, names: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
+def partition_queues(options: Options, columns_by_role: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
     """Return the queues of the topic in the order of Kafka's partitions if rows name partitions; empty if rows name their topics.
 
     The driver determines them for all tasks of a write: a change of the route must not give a number to another queue.
     """
-    if options.topic is None or kafka.PARTITION not in names:
+    if options.topic is None or kafka.PARTITION not in columns_by_role:
         return {}
     return {options.topic: numbered_queues(session.sender(options), options.topic, options)}
 

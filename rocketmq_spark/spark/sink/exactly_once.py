@@ -261,7 +261,7 @@ class ExactlyOnceTask:
 
     def limited_sender(self, sender: Sender) -> Sender:
         """Return ``sender`` limited to the queues in the note. It stops sending when Spark abandons this attempt."""
-        return cast(Sender, SnapshotSender(sender, self.plan.ends.queues, self._is_abandoned))
+        return cast(Sender, NotedQueuesSender(sender, self.plan.ends.queues, self._is_abandoned))
 
     def end_sending(self) -> None:
         """Close the connections after this attempt has failed: its data must not arrive after the next attempt has read ids."""
@@ -309,7 +309,7 @@ def check_task(plan: ExactlyOncePlan, settle_s: float) -> None:
         )
 
 
-class SnapshotSender:
+class NotedQueuesSender:
     """A sender that uses only the queues in the note. Queues that were added since are used after the next plan.
 
     After its attempt was abandoned, it sends nothing, because the next attempt may have read the stored ids already. Senders of
@@ -331,7 +331,7 @@ class SnapshotSender:
         return getattr(self._sender, name)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SnapshotSender) and (self._sender, self._queues) == (other._sender, other._queues)
+        return isinstance(other, NotedQueuesSender) and (self._sender, self._queues) == (other._sender, other._queues)
 
     def __hash__(self) -> int:
         return hash((self._sender, self._queues))

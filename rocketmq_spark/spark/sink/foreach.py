@@ -180,25 +180,25 @@ def foreach_batch_writer(
 
 
 def _write(
-    df: DataFrame, options: Options, what: str, is_micro_batch: bool, batch: QueryBatch | None = None
+    df: DataFrame, options: Options, write_text: str, is_micro_batch: bool, batch: QueryBatch | None = None
 ) -> Written:
     columns = checks.check_sink(options, df.schema)
     checks.check_brokers(options, columns, is_micro_batch)
     log_choice(options, columns, is_micro_batch)
     _warn_of_speculation(df)
     if not exactly_once_checks.is_exactly_once(options):
-        return _run_write(df, options, columns, None, what)
+        return _run_write(df, options, columns, None, write_text)
     _check_context(getattr(df.sparkSession, "_sc", None), options, batch is not None)
     if batch is None:
-        return _run_write(df, options, columns, plan_job(options), what)
+        return _run_write(df, options, columns, plan_job(options), write_text)
     check_owner(batch.checkpoint)
     with _registered_write(df, batch, exactly_once_checks.written_topics(options)):
         plan = plan_batch(options, batch.checkpoint, batch.write, batch.number)
-        return _run_write(df, options, columns, plan, what)
+        return _run_write(df, options, columns, plan, write_text)
 
 
 def _run_write(
-    df: DataFrame, options: Options, columns: dict[str, str], plan: ExactlyOncePlan | None, what: str
+    df: DataFrame, options: Options, columns: dict[str, str], plan: ExactlyOncePlan | None, write_text: str
 ) -> Written:
     positions, partitions = checks.environment_queues(options), checks.partition_queues(options, columns)
     send = functools.partial(_write_partition, options, columns, positions, partitions, plan)
@@ -208,9 +208,9 @@ def _run_write(
         written += Written(**{name: row[name] for name in _COUNTS}, brokers=brokers)
         topic_names += row["topic_names"]
     written = written.of_all_tasks()
-    logger.info("%s: %s", what, written)
-    warn_of_unmatched(written, what)
-    warn_of_omitted_headers(written, what)
+    logger.info("%s: %s", write_text, written)
+    warn_of_unmatched(written, write_text)
+    warn_of_omitted_headers(written, write_text)
     checks.check_topic_names(options, topic_names)
     return written
 

@@ -79,16 +79,16 @@ class _DriverWriter:
             self.options, self.columns, self.environment_queues, iterator, self.plan, self.partition_queues or {}
         )
 
-    def commit(self, messages: list[WriterCommitMessage | None], what: str) -> None:
-        self.log(messages, what)
+    def commit(self, messages: list[WriterCommitMessage | None], write: str) -> None:
+        self.log(messages, write)
         names = [name for message in messages if isinstance(message, TaskCommitMessage) for name in message.topic_names]
         checks.check_topic_names(self.options, names)
 
-    def log(self, messages: list[WriterCommitMessage | None], what: str) -> Written:
+    def log(self, messages: list[WriterCommitMessage | None], write: str) -> Written:
         written = total(message.written if isinstance(message, TaskCommitMessage) else None for message in messages)
-        logger.info("%s: %s", what, written)
-        warn_of_unmatched(written, what)
-        warn_of_omitted_headers(written, what)
+        logger.info("%s: %s", write, written)
+        warn_of_unmatched(written, write)
+        warn_of_omitted_headers(written, write)
         return written
 
 

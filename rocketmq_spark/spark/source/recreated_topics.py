@@ -127,7 +127,7 @@ def recreated_queues(
     )
 
 
-def queues_to_stamp(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
+def queues_needing_store_time(offsets: Offsets, bounds: Bounds) -> list[MessageQueue]:
     """Return the queues whose last read message must be fetched to learn its store time, because the bounds do not show it.
 
     If a queue has unread messages, its newest message may be older than those that were read, because the clock of the broker may
@@ -191,7 +191,7 @@ class RecreationWatch:
         self._group = group
         self._now_ms = now_ms
         # The topics and brokers that the last check found unchanged.
-        self._checked: frozenset[TopicBroker] = frozenset()
+        self._unchanged: frozenset[TopicBroker] = frozenset()
         # The time of the last check, and the bounds that it got.
         self._last_check: tuple[int, Bounds] = (0, {})
         # The connection of each broker at the last check.
@@ -200,7 +200,7 @@ class RecreationWatch:
     def start(self, bounds: Bounds) -> None:
         """Start a run whose known store times come from ``bounds``, so that the first check need not ask brokers."""
         self._connections = self._connections_of(bounds)
-        self._checked, self._last_check = topic_brokers(bounds), (self._now_ms(), bounds)
+        self._unchanged, self._last_check = topic_brokers(bounds), (self._now_ms(), bounds)
 
     def check(
         self, offsets: Offsets, bounds: Bounds, deadline: Deadline, connections: Mapping[str, object] | None = None
@@ -215,19 +215,19 @@ class RecreationWatch:
         returned = topic_brokers(
             queue for queue in offsets.positions if queue in bounds and queue not in self._last_check[1]
         )
-        self._checked = frozenset(key for key in self._checked - returned if key[1] not in reconnected)
+        self._unchanged = frozenset(key for key in self._unchanged - returned if key[1] not in reconnected)
         evidence = evidence_by_queue(offsets, bounds)
         unanswered: dict[TopicBroker, RocketMQError] = {}
-        to_probe = queues_to_probe(evidence, self._checked, self._unchanged_since_last_check(bounds))
-        with_newer_message = self._with_younger_messages(offsets, to_probe, deadline, unanswered)
-        recreated_brokers = topic_brokers(with_newer_message) & self._checked
+        to_probe = queues_to_probe(evidence, self._unchanged, self._unchanged_since_last_check(bounds))
+        with_newer_message = self._with_newer_messages(offsets, to_probe, deadline, unanswered)
+        recreated_brokers = topic_brokers(with_newer_message) & self._unchanged
         if recreated_brokers:
             others = {
                 queue
                 for queue, key in evidence.items()
                 if key is RecreationEvidence.UNDECIDED and topic_broker(queue) in recreated_brokers
             } - {*to_probe}
-            with_newer_message += self._with_younger_messages(offsets, others, deadline, unanswered)
+            with_newer_message += self._with_newer_messages(offsets, others, deadline, unanswered)
         # If a broker did not answer for a topic, the plan omits all of its queues there, also those that were surely recreated.
         recreated = [
             queue for queue in recreated_queues(evidence, with_newer_message) if topic_broker(queue) not in unanswered
@@ -235,7 +235,7 @@ class RecreationWatch:
         # Recreated queues are checked again, because a batch that waits for more messages is planned again from the same start.
         # A queue that ended before its position may have grown past it until then.
         ending_before = topic_brokers(queue for queue, key in evidence.items() if key is RecreationEvidence.ENDS_BEFORE)
-        self._checked = topic_brokers(bounds) - unanswered.keys() - topic_brokers(recreated) - ending_before
+        self._unchanged = topic_brokers(bounds) - unanswered.keys() - topic_brokers(recreated) - ending_before
         self._last_check = self._now_ms(), bounds
         return RecreationResult(recreated, unanswered)
 
@@ -273,16 +273,16 @@ class RecreationWatch:
         return {name: reader.connection(name) for name in {queue.broker_name for queue in bounds}}
 
     def newest_store_ms(self, offsets: Offsets, bounds: Bounds, deadline: Deadline) -> dict[MessageQueue, int]:
-        """Return the newest store times that the bounds do not show, for the queues of ``queues_to_stamp`` and ``fully_expired``.
-        Queues whose broker does not answer are omitted.
+        """Return the newest store times that the bounds do not show, for the queues of ``queues_needing_store_time`` and
+        ``fully_expired``. Queues whose broker does not answer are omitted.
         """
-        last_read = {queue: offsets.positions[queue] - 1 for queue in queues_to_stamp(offsets, bounds)}
+        last_read = {queue: offsets.positions[queue] - 1 for queue in queues_needing_store_time(offsets, bounds)}
         deadline = with_client_overhead(deadline, len(last_read))
         stored = self._reader().store_times_ms(self._group, last_read, deadline) if last_read else {}
         newest_ms = {queue: max(stored_ms, bounds[queue].last_update_ms) for queue, stored_ms in stored.items()}
         return newest_ms | dict.fromkeys(fully_expired(offsets, bounds), self._now_ms())
 
-    def _with_younger_messages(
+    def _with_newer_messages(
         self,
         offsets: Offsets,
         queues: Iterable[MessageQueue],

@@ -95,7 +95,7 @@ class Stream:
         # The losses that were reported for a start: while a batch waits for more messages, each plan finds them again.
         self._reported_losses: tuple[Offsets, frozenset[Loss]] | None = None
         # The view and the start of the last plan, if it found nothing to read.
-        self._idle_at: tuple[QueuesView, Offsets] | None = None
+        self._last_idle_plan: tuple[QueuesView, Offsets] | None = None
         # The start of the last plan, if it waits for ``minOffsetsPerTrigger``.
         self._delayed_start: Offsets | None = None
         self._progress = ProgressReporter()
@@ -175,12 +175,12 @@ class Stream:
         return start
 
     def _plan_end(self, start: Offsets, limits: TriggerLimits) -> Offsets:
-        if self._idle_at is not None and self._idle_at[1] is start and self._available_now_ends is None:
+        if self._last_idle_plan is not None and self._last_idle_plan[1] is start and self._available_now_ends is None:
             self._catalog.wait_for_next_poll(_MAX_IDLE_WAIT_S)
         if self._delayed_start is start:
             self._clock.sleep(_MAX_IDLE_WAIT_S)
         view = self._wait_for_view(start)
-        if self._idle_at is not None and self._idle_at[0] is view and self._idle_at[1] is start:
+        if self._last_idle_plan is not None and self._last_idle_plan[0] is view and self._last_idle_plan[1] is start:
             return start
         self._check_filter(view.bounds)
         if self._unlogged_queues:
@@ -201,13 +201,13 @@ class Stream:
             backlog, limits, lambda queue: self._sample_size(queue, adapted, first_offsets[queue]), self._clock.now()
         )
         if max_offsets == 0:
-            self._delayed_start, self._idle_at = start, None
+            self._delayed_start, self._last_idle_plan = start, None
             return start
         if backlog and limits.max_bytes is not None and self._read_limit_policy.has_no_sample:
             self._warned_of_size_estimate = self._warned_of_size_estimate or _warn_of_size_estimate(limits.max_bytes)
         end = planning.next_end(from_minimum, ends, first_offsets, max_offsets)
         if end is start:
-            self._idle_at = None if backlog or self._recreation_unknown else (view, start)
+            self._last_idle_plan = None if backlog or self._recreation_unknown else (view, start)
             if not (backlog or view.timed_out_brokers or adapted.positions.keys() - readable_view.bounds.keys()):
                 self._read_limit_policy.nothing_to_read(self._clock.now())
             return start
