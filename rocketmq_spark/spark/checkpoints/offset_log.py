@@ -231,7 +231,7 @@ def _planned_ms(lines: list[str]) -> int | None:
 
 
 def _rocketmq_offsets(line: str) -> Offsets | None:
-    """Return the offsets in a line; None if it belongs to a source of another format. Raises ``ValueError`` for truncated JSON."""
+    """Return the offsets in a line; None for a source of another format. Raises ``ValueError`` for truncated JSON."""
     try:
         value = json.loads(line)
     except ValueError:
