@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import click
 
-from rocketmq_spark.base.clock import utc_text
+from rocketmq_spark.base.clock import Deadline, utc_text
 from rocketmq_spark.base.process import dedicate, on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import Target, connected
-from rocketmq_spark.cli.numbers import FloatRange
+from rocketmq_spark.cli.numbers import FloatRange, SizeType
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.delay import DEAD_TOPIC, INNER_TOPIC
 from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
@@ -31,6 +31,7 @@ from rocketmq_spark.model.admin import GROUP
 
 if TYPE_CHECKING:
     from rocketmq_spark.options import Options
+    from rocketmq_spark.spool.copying import Copied
     from rocketmq_spark.spool.records import SpoolOwner
     from rocketmq_spark.spool.spool import SpoolEntry, SpoolReading
 
@@ -55,7 +56,7 @@ _SUMMARY = {
 
 @click.group(cls=CliGroup)
 def spool() -> None:
-    """Inspect, send or export the spool of a producer, or the spools of a sink's workers.
+    """Inspect, copy, send or export the spool of a producer, or the spools of a sink's workers.
 
     FOLDER is a spool, or a spoolDir that contains the spools of workers.
     """
@@ -192,13 +193,13 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
     assigned.
     """
     from rocketmq_spark import options
-    from rocketmq_spark.spool.store import Store
+    from rocketmq_spark.spool.lease import open_folder
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     failed: list[Exception] = []
     owners = _owners(parsed, delay_group)
     for path in _paths(folder):
-        with _collected(failed), _opened(path, functools.partial(Store, any_owner=True)) as store:
+        with _collected(failed), _opened(path, functools.partial(open_folder, any_owner=True)) as store:
             before, owner = owners(path)
             store.belong(owner, force=True)
             output.item({"path": str(path), "before": str(before), "owner": str(owner)}, f"{path}: {before} -> {owner}")
@@ -213,11 +214,11 @@ def repair(output: Output, folder: Path) -> None:
 
     Folders that another process uses are reported and not repaired; the others are repaired.
     """
-    from rocketmq_spark.spool.store import Store
+    from rocketmq_spark.spool.lease import open_folder
 
     failed: list[Exception] = []
     for path in _paths(folder):
-        with _collected(failed), _opened(path, functools.partial(Store, any_owner=True)) as store:
+        with _collected(failed), _opened(path, functools.partial(open_folder, any_owner=True)) as store:
             store.verify()
             row = {
                 "path": str(path),
@@ -228,6 +229,67 @@ def repair(output: Output, folder: Path) -> None:
             found = "damaged, and repaired" if store.damages else "not damaged"
             output.item(row, f"{path}: {found}; {row['waiting']} wait, {row['dead']} dead")
     _raise(output, failed)
+
+
+@spool.command()
+@_FOLDER
+@click.argument("copied_to", metavar="COPY", type=click.Path(path_type=Path))
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    help="Time limit for reading all spools of FOLDER, in seconds.",
+)
+@click.option(
+    "--max-bytes",
+    type=SizeType(),
+    default="4g",
+    show_default=True,
+    help="Limit of what is copied, each key and value counted with 512 bytes more.",
+)
+@click.pass_obj
+def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_bytes: int) -> None:
+    """Copy the spools in FOLDER, also those of other users, into the new folder COPY.
+
+    COPY must not exist; it belongs to you alone. A process with the rights of the owner reads; each entry is checked, and written
+    into a new database, so 'spool show' of the copy says what 'spool send' sends from it. FOLDER does not change: no process may
+    use it meanwhile, and you delete it when the copy is sent. COPY is a spool if FOLDER is one and has no others in it; otherwise
+    it has the spools worker-1, worker-2 and so on. The exit code is 1 if not everything could be copied.
+    """
+    from rocketmq_spark.spool.copying import CopyLimits, copy_spool, new_folder
+    from rocketmq_spark.spool.files import WORKER
+
+    failed: list[Exception] = []
+    paths = _paths(folder)
+    rows: list[tuple[dict[str, object], str]] = []
+    limits = CopyLimits(Deadline.after(timeout_s), max_bytes)
+    with new_folder(copied_to, folder) as new:
+        for number, path in enumerate(paths, 1):
+            name = "" if paths == [folder] else f"{WORKER}{number}"
+            with _collected(failed):
+                copied = copy_spool(path, new / name, limits)
+                for warning in copied.warnings:
+                    output.warning(f"{path}: {warning}")
+                row = {"path": str(path), "copy": str(copied_to / name), "waiting": copied.waiting, "dead": copied.dead}
+                text = f"{path} -> {row['copy']}: {copied.waiting} wait, {copied.dead} dead"
+                rows.append(({**row, "leftOut": copied.left_out, "damaged": copied.is_damaged}, text))
+                failed += _not_copied(path, copied)
+    for values, line in rows:
+        output.item(values, line)
+    _raise(output, failed)
+
+
+def _not_copied(path: Path, copied: Copied) -> list[SpoolError]:
+    """The error if not all of a spool was copied."""
+    what = [f"{count} entries were left out: {reason}" for reason, count in copied.left_out.items()]
+    if copied.is_damaged:
+        what.insert(0, "it is damaged, and not all of it could be read")
+    if not what:
+        return []
+    remedy = "The spool still has the rest; look at the copy before you send it"
+    return [SpoolError(f"the spool in {path} was copied in part: {'; '.join(what)}", remedy=remedy)]
 
 
 def _raise(output: Output, failed: Sequence[Exception]) -> None:

@@ -51,14 +51,14 @@ class ListenerTraces:
         return functools.partial(self._call, listener, settings)
 
     def _in_turn(self, settings: ConsumerSettings, messages: Any, context: Any) -> Ended:
-        call = _made(_Call, settings, messages, context)
+        call = _made(_ListenerCall, settings, messages, context)
         if call is None:
             return lambda outcome: None
         self._append(call.before)
         return functools.partial(self._append, call.after)
 
     def _call(self, listener: Listener, settings: ConsumerSettings, messages: Any, context: Any) -> object:
-        call = _made(_Call, settings, messages, context)
+        call = _made(_ListenerCall, settings, messages, context)
         if call is None:
             return listener(messages, context)
         self._append(call.before)
@@ -87,7 +87,7 @@ def _made(make: Callable[..., T], *of: Any) -> T | None:
     return made
 
 
-class _Call:
+class _ListenerCall:
     """One call of a listener."""
 
     def __init__(self, settings: ConsumerSettings, messages: Sequence[ReceivedMessage], context: Any) -> None:

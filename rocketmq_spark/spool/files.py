@@ -145,6 +145,8 @@ LOG = ".log"
 # Prefixes of folders in a ``spoolDir`` that are spools themselves: of a worker of a sink, and of one that is being removed.
 WORKER, EMPTIED = "worker-", "emptied-"
 OF_OTHERS = (WORKER, EMPTIED)
+# The file in a worker's folder that names the machine of its process; see ``lease``.
+HOST = "HOST"
 # Space that RocksDB needs itself: it writes a table from its log when it opens, and merges tables while it runs.
 RESERVE_BYTES = 64 << 20
 ASK_S, ASK_BYTES = 0.05, 1 << 20  # how long, and for how many more bytes, an answer about the disk's room is used
@@ -304,8 +306,9 @@ def look_first(path: Path) -> str:
     """Return the instruction for sending the messages of another user. It begins with a small letter, as part of a sentence."""
     name, copy = shlex.quote(str(path)), f"~/{shlex.quote(f'{path.absolute().name}-copy')}"
     return (
-        "copy it to a new folder of yours, look at the copy and send the copy, because its owner can change it until it is sent, "
-        f"and messages are sent with the keys of whoever sends them: cp -RH {name} {copy} && "
+        "copy it as root to a new folder, look at the copy and send the copy, because only root and its owner can open it, its "
+        "owner can change it until it is sent, and messages are sent with the keys of whoever sends them: "
+        f"rocketmq-spark spool copy {name} {copy} && "
         f"rocketmq-spark spool show {copy} --records, and then: rocketmq-spark spool send {copy}"
     )
 

@@ -26,22 +26,22 @@ from rocketmq_spark.ports import Resender
 from rocketmq_spark.queues.selection import is_built_in
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.lanes import Schedule, SteadyClock
+from rocketmq_spark.spool.pending import all_pending, first_due_ms
 from rocketmq_spark.spool.records import (
     DEAD,
-    PENDING,
     RECORD,
     TOTALS,
-    Due,
     Record,
     RecordState,
     SpoolOwner,
     Totals,
     behind,
     decoded,
+    due_in,
     numbered,
     sequence_of,
 )
-from rocketmq_spark.spool.recovery import ALL_KEYS, database_to_read
+from rocketmq_spark.spool.recovery import ALL_KEYS, contradiction, database_to_read
 from rocketmq_spark.spool.redelivery import MAX_OUT, PAGE, Redelivery
 from rocketmq_spark.spool.store import Store
 
@@ -162,8 +162,13 @@ class SpoolReading:
         if data is None:
             return None if self.is_damaged else Totals()
         found = Totals.decode(data)
-        if found is None:
-            self._db.damage = self._db.damage or "its totals are impossible"
+        problem: str | None = "its totals are impossible"
+        if found is not None:
+            try:
+                problem = contradiction(self._db)
+            except Damaged as e:
+                problem = e.message
+        self._db.damage = self._db.damage or problem
         return found
 
     @property
@@ -179,16 +184,17 @@ class SpoolReading:
     @property
     def first_due_ms(self) -> int | None:
         """The first due time, in ms since 1970, or None."""
-        first = next(self._db.scan(PENDING, behind(PENDING)), None)
-        return None if first is None else Due.parse(first[0]).due_ms
+        return first_due_ms(self._db)
 
     def entries(self) -> Iterator[SpoolEntry]:
         """All records: pending ones by due time, then those behind them and then dead ones, in the order of storing."""
-        for key, value in self._db.scan(PENDING, behind(PENDING)):
-            due = Due.parse(key)
-            yield SpoolEntry(due.sequence, "pending", due.due_ms, _state(value), self._record(due.sequence))
-        pending = {sequence_of(key) for key, _ in self._db.scan(PENDING, behind(PENDING))}
         dead = {sequence_of(key) for key, _ in self._db.scan(DEAD, behind(DEAD))}
+        places = sorted((due_in(key), key) for key, _ in all_pending(self._db))
+        for due, key in places:
+            if due.sequence not in dead:
+                state = _state(self._db.get(key) or b"")
+                yield SpoolEntry(due.sequence, "pending", due.due_ms, state, self._record(due.sequence))
+        pending = {due.sequence for due, _ in places}
         # All keys: a repair after damage anywhere may bring records back that are not shown here, so all damage must be found.
         for key, data in self._db.scan(*ALL_KEYS):
             if not key.startswith(RECORD):
@@ -199,6 +205,10 @@ class SpoolReading:
         for sequence in sorted(dead):
             value = self._db.get(numbered(DEAD, sequence)) or b""
             yield SpoolEntry(sequence, "dead", None, _state(value), self._record(sequence))
+
+    def stored(self) -> Iterator[tuple[bytes, bytes]]:
+        """All readable keys with their values, as they are stored."""
+        return self._db.scan(*ALL_KEYS)
 
     def close(self) -> None:
         self._db.close()

@@ -66,6 +66,27 @@ def test_export_gives_bodies_and_properties_of_all(run: Run, folder: Path) -> No
     assert (first["properties"]["TAGS"], first["properties"]["mine"], first["group"]) == ("t", "1", "g_cli")
 
 
+def test_a_copy_shows_the_same_records_and_is_sent(
+    rocketmq: LocalBroker, run: Run, folder: Path, topic: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    (told,) = documents(run("spool", "copy", str(folder), str(copy), "--json").stdout)
+    assert told == {
+        "path": str(folder), "copy": str(copy), "waiting": 3, "dead": 1, "leftOut": {}, "damaged": False
+    }  # fmt: skip
+    for command in (("export",), ("show", "--records")):
+        rows = [
+            documents(run("spool", command[0], str(path), *command[1:], "--json").stdout) for path in (folder, copy)
+        ]
+        source, copied = ([{**row, "path": "", "oldestDueAge": 0} for row in found] for found in rows)
+        assert source == copied
+    run("spool", "assign", str(copy))
+    (done,) = documents(run("spool", "send", str(copy), "--json").stdout)
+    assert (done["sent"], done["left"], done["dead"]) == (3, 0, 1)
+    assert sorted(each.body for each in stored(rocketmq, topic, 3)) == [b"any", b"first", b"second"]
+    assert documents(run("spool", "show", str(folder), "--json").stdout)[0]["depth"] == 3
+
+
 def test_what_one_cluster_was_to_get_is_not_sent_to_another_unless_it_is_assigned(
     rocketmq: LocalBroker, run: Run, folder: Path, topic: str
 ) -> None:

@@ -91,11 +91,13 @@ def test_a_damaged_note_may_have_been_handed_out(folder: Folder, tmp_path: Path)
     path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
     whole = path.read_bytes()
     flipped = [whole.replace(b'"0": 7', b'"0": 6'), whole.replace(name.offsets.hex().encode(), b"00" * 16)]
-    for content in (*(whole[:cut] for cut in (0, 1, len(whole) // 2, len(whole) - 2)), *flipped):
+    wrong = [b'{"v": "token"}', b'{"v": Infinity}', b"[" * 200_000]
+    for content in (*(whole[:cut] for cut in (0, 1, len(whole) // 2, len(whole) - 2)), *flipped, *wrong):
         assert content != whole
         path.write_bytes(content)
-        with pytest.raises(UnprovedError, match=r"its note .*/checkpoint/rocketmq/0/sink is damaged"):
+        with pytest.raises(UnprovedError, match=r"its note .*/checkpoint/rocketmq/0/sink is damaged") as error:
             batch_notes.begin_batch(folder, name, lambda: LATER)
+        assert "token" not in str(error.value)
         assert path.read_bytes() == content
     path.write_bytes(whole)
     assert batch_notes.begin_batch(folder, name, lambda: LATER) == (BatchNote(name, ENDS), True)

@@ -103,9 +103,26 @@ def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
     for text in ("something", "v3\n{}\norders:{}"):
         (tmp_path / "offsets" / "0").write_text(text)
         with pytest.raises(
-            OffsetError, match=r"offsets/0 begins with '(something|v3)'; expected the version.*v1 or v2"
+            OffsetError, match=r"offsets/0 does not begin with the version of Spark's offset log, v1 or v2"
         ):
             last_batch(open_folder(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"token", b"v1\n{}\ntoken\xff", b'v1\n{}\n{"v":1,"topics":{"t":{"a":{"0":"token"}}}}', b"v2\n{}\ntoken"],
+    ids=[*"abcd"],
+)
+def test_an_error_about_an_entry_contains_no_text_of_it(tmp_path: Path, content: bytes) -> None:
+    """``lag --serve`` shows the error to everyone who can connect to its port."""
+    entry(tmp_path, 0)
+    (tmp_path / "offsets" / "0").write_bytes(content)
+    with pytest.raises(OffsetError, match="offsets/0") as error:
+        last_batch(open_folder(str(tmp_path)))
+    shown: BaseException | None = error.value
+    while shown is not None:
+        assert not any(part in str(shown) for part in ("token", "0xff"))
+        shown = shown.__cause__
 
 
 @pytest.mark.parametrize(
@@ -123,6 +140,16 @@ def test_a_damaged_entry_is_not_taken_for_one_without_a_source(tmp_path: Path, c
     for look in (last_batch, history):
         with pytest.raises(OffsetError, match=r"offsets/1 is damaged.*Restore that file"):
             look(open_folder(str(tmp_path)))
+
+
+def test_json_that_is_nested_too_deep_is_damaged(tmp_path: Path) -> None:
+    deep = "[" * 200_000
+    entry(tmp_path, 0, '{"topics":' + deep)
+    with pytest.raises(OffsetError, match="offsets/0 is damaged"):
+        last_batch(open_folder(str(tmp_path)))
+    for head in (deep, '{"batchTimestampMs":Infinity}'):
+        (tmp_path / "offsets" / "0").write_text(f"v1\n{head}\n{ours(7)}")
+        assert read_batch(open_folder(str(tmp_path)), 0).planned_ms is None
 
 
 def test_sources_of_version_2_are_told_apart_by_name(tmp_path: Path) -> None:

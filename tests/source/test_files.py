@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from rocketmq_spark.errors import OffsetError
-from rocketmq_spark.spark.checkpoints.files import open_folder
+from rocketmq_spark.spark.checkpoints import files
+from rocketmq_spark.spark.checkpoints.files import Folder, open_folder
 
 
 @pytest.fixture(params=["path", "address"])
@@ -43,6 +46,38 @@ def test_what_goes_wrong_names_the_folder(name: str) -> None:
         open_folder(name).read("b")
     with pytest.raises(OffsetError, match="odd://x cannot be reached"):
         open_folder("odd://x")
+
+
+@pytest.mark.parametrize("planted", ["link", "folder", "pipe"])
+def test_only_regular_files_of_the_folder_are_read(name: str, tmp_path: Path, planted: str) -> None:
+    """Another user may own the folder, and a link of that user may lead to a file that only root may read."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "1").write_text("token")
+    made = tmp_path / "made"
+    if planted == "folder":
+        (made / "a").rename(tmp_path / "before")
+        (made / "a").symlink_to(tmp_path / "secret")
+    else:
+        (made / "a" / "1").unlink()
+        os.mkfifo(made / "a" / "1") if planted == "pipe" else (made / "a" / "1").symlink_to(tmp_path / "secret" / "1")
+    problem = "it is no file.*a/1" if planted == "pipe" else "a/1 is not read: .* is a link.*Replace the link"
+    for read in (open_folder(name).read, open_folder(name).read_bytes):
+        with pytest.raises(OffsetError, match=problem):
+            read("a/1")
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_file_of_more_bytes_than_the_limit_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    monkeypatch.setattr(files, "_FILE_BYTES", 1 << 20)
+    remote = Folder("other://made", SubTreeFileSystem(str(tmp_path), LocalFileSystem()), "")
+    read = (open_folder(str(tmp_path)) if is_local else remote).read_bytes
+    (tmp_path / "a").write_bytes(bytes(1 << 20))
+    assert read("a") == bytes(1 << 20)
+    os.truncate(tmp_path / "a", (1 << 20) + 1)
+    with pytest.raises(OffsetError, match="/a is not read: it has more than 1 MiB, the limit"):
+        read("a")
 
 
 @pytest.mark.parametrize(

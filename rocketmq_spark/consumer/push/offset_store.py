@@ -92,10 +92,14 @@ def _written_at(path: Path) -> float:
 
 
 class LocalOffsets:
-    """The offsets in the file ``path``. A consumer locks the file with ``hold`` before it changes the offsets."""
+    """The offsets in the file ``path``. A consumer locks the file with ``hold`` before it changes the offsets.
 
-    def __init__(self, path: Path) -> None:
+    ``depth``: how many folders lie above the file, ``localOffsetsDir`` included.
+    """
+
+    def __init__(self, path: Path, depth: int = 4) -> None:
         self._path = path
+        self._depth = depth
         self._backup = path.with_name(f"{path.name}.bak")
         self._lock_path = path.with_name(f"{path.name}.lock")
         self._lock: tuple[int, tuple[int, int, int]] | None = None
@@ -105,7 +109,7 @@ class LocalOffsets:
 
     def hold(self) -> None:
         """Lock the file until ``release``, or until the process ends. Raises ``OptionError`` if another consumer has a lock, and
-        ``OffsetError`` if the file or its lock belongs to another user.
+        ``OffsetError`` if the file, its lock or a folder above belongs to another user.
         """
         if self._lock is not None:
             return
@@ -154,7 +158,7 @@ class LocalOffsets:
 
     def earlier(self) -> LocalOffsets:
         """Return the group's file of earlier releases, which stored the offsets of all clusters in one file."""
-        return LocalOffsets(self._path.parents[1] / self._path.name)
+        return LocalOffsets(self._path.parents[1] / self._path.name, self._depth - 1)
 
     def take_over(self) -> None:
         """If this file does not exist, replace it by the group's file for another list of this cluster's name servers.
@@ -191,15 +195,19 @@ class LocalOffsets:
         return [other for other in others if other._foreign() is None]
 
     def _foreign(self) -> folders.Foreign | None:
-        places = (*self._path.parents[1::-1], self._path, self._backup, self._lock_path)
+        above = self._path.parents[: self._depth]  # the owner of each can rename the folders in it
+        places = (*reversed(above), self._path, self._backup, self._lock_path)
         return next(filter(None, map(folders.foreign, places)), None)
 
     def check_owner(self) -> None:
-        """Raise ``OffsetError`` if another user owns the file: that user could skip messages of this one."""
+        """Raise ``OffsetError`` if another user owns the file, or a folder up to ``localOffsetsDir``: that user could skip
+        messages of this one.
+        """
         if (other := self._foreign()) is not None:
             raise OffsetError(
                 f"the offsets in {self._path} are not used: {other}",
-                remedy="If you trust them, make them yours with chown -R, or choose another 'localOffsetsDir'",
+                remedy="Choose another 'localOffsetsDir'. If you trust them, let root first move them below a "
+                "folder that only root may change, and give them to you there",
             )
 
     def warn_if_shared(self) -> None:

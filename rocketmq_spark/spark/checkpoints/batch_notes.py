@@ -76,9 +76,9 @@ class BatchNote:
                 )
                 ends, settle_s = QueueEnds.from_json(value), float(value.get("settle", 0.0))
                 return cls(name, ends, value.get("within", ""), settle_s, version)
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise UnprovedError(
-                f"what is stored of the unfinished batch cannot be proved: its note {path} is damaged ({type(e).__name__}: {e})",
+                f"what is stored of the unfinished batch cannot be proved: its note {path} is damaged ({type(e).__name__})",
                 remedy=f"Restore that file, {AT_LEAST_ONCE}",
             ) from None
         raise OptionError(
@@ -123,7 +123,7 @@ def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchNa
     metadata = folder.read_bytes("metadata")
     try:
         query = str(json.loads(metadata or b"")["id"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise OptionError(
             f"{folder.name} is not the checkpoint of a query: its file 'metadata' has no id",
             remedy="Give the writer's checkpointLocation, as Spark has it",

@@ -1,6 +1,7 @@
 """Reads and writes the files of a checkpoint, which is local or at ``s3://``, ``hdfs://``, ``gs://`` or ``abfs://``.
 
-Failures are an ``OffsetError`` that names the folder.
+Failures are an ``OffsetError`` that names the folder. Errors contain no text of files, because ``lag --serve`` shows errors to
+strangers.
 """
 
 from __future__ import annotations
@@ -57,18 +58,47 @@ class Folder:
             return bool(self._system.get_file_info(self._path(below)).type == FileType.Directory)
 
     def read(self, path: str) -> str:
-        with self._with_folder_name(), self._system.open_input_stream(self._path(path)) as stream:
-            return str(stream.read(), "utf-8")
+        """Return the text of a file. No error contains any of it: the file may be another one than the command's user meant."""
+        try:
+            return str(self._content(path), "utf-8")
+        except UnicodeDecodeError:
+            raise OffsetError(f"{self.name}/{path} is damaged: it is not UTF-8 text", remedy=RESTORE_FILE) from None
 
     def read_bytes(self, path: str) -> bytes | None:
         """Return the content of a file; None if it does not exist."""
         try:
-            with self._with_folder_name(), self._system.open_input_stream(self._path(path), compression=None) as stream:
-                return bytes(stream.read())
+            return self._content(path)
         except OffsetError as e:
             if isinstance(e.__cause__, FileNotFoundError):
                 return None
             raise
+
+    def _content(self, path: str) -> bytes:
+        """Read a file. Raises ``OffsetError`` for a file of more than ``_FILE_BYTES``, and on a local disk for links, pipes and
+        devices, because another user may have put them into the folder.
+        """
+        with self._with_folder_name(), self._open_file(path) as stream:
+            content = bytes(stream.read(_FILE_BYTES + 1))
+        if len(content) > _FILE_BYTES:
+            raise OffsetError(
+                f"{self.name}/{path} is not read: it has more than {_FILE_BYTES >> 20} MiB, the limit",
+                remedy=RESTORE_FILE,
+            )
+        return content
+
+    def _open_file(self, path: str) -> Any:
+        if not self._is_local:
+            return self._system.open_input_stream(self._path(path), compression=None)
+        try:
+            with self._open_parent(path) as (at, name):
+                return open(folders.open_regular(name, at=at), "rb")
+        except OSError as e:
+            if e.errno == errno.ELOOP:
+                raise OffsetError(
+                    f"{self.name}/{path} is not read: {e.filename} is a link, which could lead to files of other users",
+                    remedy="Replace the link by the folder or file to which it leads",
+                ) from e
+            raise OSError(e.errno, e.strerror, self._path(path)) from e
 
     def create(self, path: str, content: bytes) -> bool:
         """Create a file atomically and durably; returns False if it exists."""
@@ -225,6 +255,9 @@ class Folder:
 
 
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+# The largest file that is read: an entry of 100,000 queues has about 8 MB.
+_FILE_BYTES = 64 << 20
+RESTORE_FILE = "Restore that file, or start the query with another checkpointLocation"
 
 
 def _copy_file(name: str, at: int, to: int) -> None:

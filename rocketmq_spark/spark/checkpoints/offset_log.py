@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.checkpoints.files import Folder
+from rocketmq_spark.spark.checkpoints.files import RESTORE_FILE, Folder
 from rocketmq_spark.spark.source import checkpoint_identity
 from rocketmq_spark.spark.source.offsets import Offsets, Positions
 
@@ -136,14 +136,14 @@ def read_batch(folder: Folder, number: int) -> LoggedBatch:
         raise _damaged_entry(folder, path)
     if version not in _VERSIONS:
         raise OffsetError(
-            f"{folder.name}/{path} begins with {version!r}; expected the version of Spark's offset log, v1 or v2",
+            f"{folder.name}/{path} does not begin with the version of Spark's offset log, v1 or v2",
             remedy="If a newer Spark wrote it, upgrade rocketmq-spark",
         )
     try:
         logged = map(_split_name, lines[_HEADER_LINES:]) if version == "v2" else enumerate(lines[_HEADER_LINES:])
         found = {source: _rocketmq_offsets(text) for source, text in logged}
-    except ValueError as e:
-        raise _damaged_entry(folder, path) from e
+    except (ValueError, RecursionError):  # RecursionError: JSON that is nested too deep
+        raise _damaged_entry(folder, path) from None
     sources: dict[SourceId, Offsets] = {at: offsets for at, offsets in found.items() if offsets is not None}
     return LoggedBatch(number, sources, _planned_ms(lines[1:2]))
 
@@ -160,7 +160,7 @@ def _damaged_entry(folder: Folder, path: str) -> OffsetError:
     """The error for an incomplete entry: Spark writes entries atomically, with a line for each source."""
     return OffsetError(
         f"{folder.name}/{path} is damaged: it is incomplete, perhaps because its writer was killed",
-        remedy="Restore that file, or start the query with another checkpointLocation",
+        remedy=RESTORE_FILE,
     )
 
 
@@ -226,7 +226,7 @@ def batch_ranges(
 def _planned_ms(lines: list[str]) -> int | None:
     try:
         return int(json.loads(lines[0])["batchTimestampMs"])
-    except (IndexError, KeyError, TypeError, ValueError):
+    except (IndexError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 
