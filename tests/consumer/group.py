@@ -387,7 +387,7 @@ class GroupBench:
         self.numbers = itertools.count(1)
 
     def consumer(self, name: str | None = None, **settings: Any) -> tuple[BaseConsumer, FakeMember]:
-        port = FakeMember(self.brokers, name or f"m{next(self.partition_numbers)}")
+        port = FakeMember(self.brokers, name or f"m{next(self.numbers)}")
         timers = self.timers[port.client_id] = []
 
         def timer(_: str) -> ManualTimer:

@@ -226,16 +226,16 @@ def test_queries_of_one_process_that_send_in_different_ways_have_spools_of_their
 def test_a_worker_whose_folder_another_machine_has_taken_uses_a_new_one(tmp_path: Path) -> None:
     given = {"nameServer": "127.0.0.1:1", "topic": "T", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
     parsed = options.parse(given).for_role("sink")
-    first = worker_spool(parsed, checks.settings(parsed))
+    first = worker_spool(parsed, checks.producer_settings(parsed))
     assert isinstance(first, SendSpool)
     assert isinstance(first.store, LeasedStore)
     note = first.path / HOST
     note.write_text(note.read_text().replace(first.path.name, "as of another process"))
     first.store._lease.touch()
-    second = worker_spool(parsed, checks.settings(parsed))
+    second = worker_spool(parsed, checks.producer_settings(parsed))
     assert isinstance(second, SendSpool)
     assert second.path != first.path
-    assert worker_spool(parsed, checks.settings(parsed)) is second
+    assert worker_spool(parsed, checks.producer_settings(parsed)) is second
 
 
 def test_what_another_worker_left_is_sent_by_one_whose_own_spool_is_empty_and_asleep(

@@ -17,7 +17,7 @@ from rocketmq_spark.options.parsing import assignment
 from rocketmq_spark.queues.environment import ANY_BROKER, Environment, environment_of
 from rocketmq_spark.spark.source import partitioning
 from rocketmq_spark.spark.source.offsets import Offsets, queues_text
-from rocketmq_spark.spark.source.subscription import _SPECIAL_PREFIXES, _subscription_text, _topics_text, is_subscribed
+from rocketmq_spark.spark.source.subscription import SPECIAL_PREFIXES, is_subscribed, subscription_text, topics_text
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def check_checkpoint(options: Options, start: Offsets) -> None:
     topics = sorted({queue.topic for queue in start.positions})
     if topics and options.fail_on_data_loss == "fail" and not any(is_subscribed(options, topic) for topic in topics):
         raise CheckpointMismatch(
-            f"the checkpoint is of {_topics_text(topics)}, and this query of {_subscription_text(options)}",
+            f"the checkpoint is of {topics_text(topics)}, and this query of {subscription_text(options)}",
             remedy="Start it with a new checkpointLocation, or subscribe to a topic of the checkpoint, too. With "
             "failOnDataLoss=warn the query drops the checkpoint's positions and reads its own topics from their first message",
         )
@@ -213,7 +213,7 @@ def _lacks_environment_record(start: Offsets) -> bool:
 
 
 def _without_special_topics(queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-    return {queue for queue in queues if not queue.topic.startswith(_SPECIAL_PREFIXES)}
+    return {queue for queue in queues if not queue.topic.startswith(SPECIAL_PREFIXES)}
 
 
 def check_environment_queues(options: Options, start: Offsets, owned: Collection[MessageQueue]) -> None:

@@ -33,7 +33,7 @@ from rocketmq_spark.wire.properties import parse_subscription
 
 logger = logging.getLogger(__name__)
 
-_SPECIAL_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX)
+SPECIAL_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX)
 
 
 def filter_of_topic(options: Options, topic: str) -> Filter:
@@ -142,13 +142,13 @@ def is_subscribed(options: Options, topic: str) -> bool:
     return bool(plus_checkpoint_topics(options, (), [topic]))
 
 
-def _subscription_text(options: Options) -> str:
+def subscription_text(options: Options) -> str:
     if options.subscribe_pattern is not None:
         return f"topics that match {options.subscribe_pattern!r}"
-    return _topics_text(sorted({queue.topic for queue in options.assign} if options.assign else options.subscribe))
+    return topics_text(sorted({queue.topic for queue in options.assign} if options.assign else options.subscribe))
 
 
-def _topics_text(topics: Sequence[str]) -> str:
+def topics_text(topics: Sequence[str]) -> str:
     more = f" and {len(topics) - 10} more" if len(topics) > 10 else ""
     return f"topic{'s' if len(topics) > 1 else ''} {', '.join(topics[:10])}{more}"
 
@@ -169,7 +169,7 @@ def matching_topics(options: PatternOptions, topics: Iterable[str], internal: se
 
 
 def _is_allowed(options: PatternOptions, topic: str, internal: set[str]) -> bool:
-    return options.include_internal if topic.startswith(_SPECIAL_PREFIXES) else names.is_user_topic(topic, internal)
+    return options.include_internal if topic.startswith(SPECIAL_PREFIXES) else names.is_user_topic(topic, internal)
 
 
 def plus_checkpoint_topics(
@@ -180,7 +180,7 @@ def plus_checkpoint_topics(
     if not unlisted:
         return topics
     matching = matching_names(options.subscribe_pattern or "", unlisted)
-    return *topics, *sorted(t for t in matching if options.include_internal or not t.startswith(_SPECIAL_PREFIXES))
+    return *topics, *sorted(t for t in matching if options.include_internal or not t.startswith(SPECIAL_PREFIXES))
 
 
 def readable_queues(
