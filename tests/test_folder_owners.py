@@ -48,9 +48,9 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(pwd, "getpwuid", account)
     monkeypatch.setattr(pwd, "getpwall", lambda: [account(uid) for uid in USERS])
-    folders._primary_users.cache_clear()
+    folders.primary_users.cache_clear()
     yield
-    folders._primary_users.cache_clear()
+    folders.primary_users.cache_clear()
 
 
 @pytest.mark.usefixtures("groups")

@@ -330,7 +330,7 @@ def _is_private(gid: int, uid: int) -> bool:
     """
     if gid == ROOT:  # also the group of all users of an image for OpenShift
         return True
-    if not _primary_users().get(gid, set()) <= {uid, ROOT}:
+    if not primary_users().get(gid, set()) <= {uid, ROOT}:
         return False
     try:
         group = grp.getgrgid(gid)
@@ -348,7 +348,7 @@ def _is_private(gid: int, uid: int) -> bool:
 
 
 @functools.cache  # a directory service may have very many accounts
-def _primary_users() -> dict[int, set[int]]:
+def primary_users() -> dict[int, set[int]]:
     """The accounts that have a group as their primary group, by the group: they are not among its members (``gr_mem``)."""
     found: dict[int, set[int]] = {}
     for account in pwd.getpwall():

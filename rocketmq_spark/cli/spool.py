@@ -93,7 +93,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
             )
             if records:
                 for entry in reading.entries():
-                    row = _row_of(path, entry)
+                    row = _shown(path, entry, _row_of)
                     output.item(row, _line(row))
             if damage := _damage_of(path, reading):
                 rows[-1]["damaged"] = True
@@ -118,7 +118,7 @@ def export(output: Output, folder: Path) -> None:
     for path in _paths(folder):
         with _collected(failed), _opened(path, SpoolReading) as reading:
             for entry in reading.entries():
-                row = {**_row_of(path, entry), **_content(entry)}
+                row = _shown(path, entry, _row_of, lambda _, entry: _content(entry))
                 output.item(row, json.dumps(row, ensure_ascii=False))
                 count += 1
             failed += _damage_of(path, reading)
@@ -390,6 +390,19 @@ def _paths(folder: Path) -> list[Path]:
     if not found:
         raise SpoolError(f"there is no spool in {folder}", remedy="Name the folder of option 'spoolDir'")
     return in_order(found)
+
+
+def _shown(path: Path, entry: SpoolEntry, *parts: Callable[[Path, SpoolEntry], dict[str, object]]) -> dict[str, object]:
+    """The row of a record. Who may write to a folder decides what is in a record: if that causes any error, the row has the
+    error, and the command shows the other records.
+    """
+    row: dict[str, object] = {"path": str(path), "record": entry.sequence, "standing": entry.standing}
+    for part in parts:
+        try:
+            row |= part(path, entry)
+        except Exception as e:  # noqa: BLE001 - see above
+            row["error"] = f"{type(e).__name__}: {e}"
+    return row
 
 
 def _row_of(path: Path, entry: SpoolEntry) -> dict[str, object]:

@@ -52,11 +52,14 @@ from rocketmq_spark.spool.records import (
     sequence_of,
 )
 from rocketmq_spark.spool.recovery import Salvaged, derive, stored_totals
+from rocketmq_spark.spool.spool import SEND_KIND, send_of
 
 # Longer entries are not copied; what is no record has much shorter values.
 MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
 # What an entry counts beside its bytes: the memory of ``derive``, and of RocksDB.
 ENTRY_BYTES = 512
+# The delay service writes two marks for each record. ``derive`` needs much memory for each, which no limit counts.
+MOST_MARKS = 2
 _MAX_END_BYTES = 1 << 16
 _PENDING = (PENDING, UNINDEXED)
 _PORTION, _PORTION_BYTES = 1000, 8 << 20
@@ -193,6 +196,7 @@ UNKNOWN = "of a kind that this release does not know"
 OUT_OF_ORDER = "twice, or out of order"
 TOO_LONG = "too long"
 UNREADABLE_RECORD = "records that cannot be read"
+TOO_MANY_MARKS = "records with more marks than this package writes"
 UNREADABLE_STATE = "states of records that cannot be read"
 UNREADABLE_OWNER = "owners that cannot be read"
 WITHOUT_RECORD = "states of records that are not there"
@@ -242,7 +246,9 @@ class CheckedEntries:
         if value is None or (area != RECORD and len(value) > MAX_SMALL_BYTES):
             return TOO_LONG
         if area == RECORD:
-            return None if _is_numbered(key) and _is_record(value) else UNREADABLE_RECORD
+            if not _is_numbered(key) or not _is_record(value):
+                return UNREADABLE_RECORD
+            return TOO_MANY_MARKS if len(Record.decode(value).marks) > MOST_MARKS else None
         if area == DEAD:
             return None if _is_numbered(key) and _is_state(value) else UNREADABLE_STATE
         if area in _PENDING:
@@ -284,7 +290,17 @@ def _is_record(value: bytes) -> bool:
         isinstance(record, Record)
         and record.encode() == value
         and max(record.stored_ms, record.first_due_ms or 0) < MOST
+        and (record.kind != SEND_KIND or _is_send(record))
     )
+
+
+def _is_send(record: Record) -> bool:
+    """Whether ``show`` can show the send, and a process can send it."""
+    try:
+        send_of(record)
+    except DecodeError:
+        return False
+    return True
 
 
 def _is_state(value: bytes) -> bool:

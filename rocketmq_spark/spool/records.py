@@ -179,6 +179,9 @@ _HEAD = struct.Struct(">BI")  # version, checksum of the rest
 _REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
 _LENGTH = struct.Struct(">H")
 _STATE = struct.Struct(">BHQH")  # version, tries, since when, length of the target
+_MOST_TRIES = (
+    65535  # a file may say so; one more must not be an error, because other records are settled in the same write
+)
 _TOTALS = struct.Struct(">B7Q")
 MOST = 1 << 62  # of anything that is counted; Python's ``len`` has twice as much
 
@@ -270,7 +273,7 @@ class RecordState(NamedTuple):
     reason: str = ""
 
     def encode(self) -> bytes:
-        head = _STATE.pack(VERSION, self.tries, self.since_ms, 0)
+        head = _STATE.pack(VERSION, min(self.tries, _MOST_TRIES), self.since_ms, 0)
         return head + self.reason.encode(errors="replace") if self.reason else head
 
     @classmethod

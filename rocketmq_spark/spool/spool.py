@@ -102,9 +102,33 @@ def send_of(record: Record) -> SpooledSend:
             raise DecodeError(
                 f"selector {selector!r} is none of RocketMQ's, and code that a file names is not executed"
             )
-        return SpooledSend(head["topic"], request, queue, tuple(head["msgIds"]), selector, head.get("arg"))
+        send = SpooledSend(head["topic"], request, queue, tuple(head["msgIds"]), selector, head.get("arg"))
+        if not _has_types_of_a_send(send):
+            raise DecodeError(f"a send of {len(data)} bytes has values of other types than this package writes")
+        return send
     except (struct.error, ValueError, KeyError, TypeError, RecursionError) as e:
         raise DecodeError(f"a send of {len(data)} bytes cannot be read: {e!r}") from e
+
+
+def _has_types_of_a_send(send: SpooledSend) -> bool:
+    """Whether the values from a file, which may be any JSON, are texts and numbers where a send has these."""
+    request, queue = send.request, send.queue
+    texts = (send.topic, request.group, request.properties, *send.msg_ids, *(() if queue is None else queue[:2]))
+    most, optional = request.max_reconsume_times, () if queue is None else (queue.queue_id,)
+    numbers = (
+        request.sys_flag,
+        request.flag,
+        request.born_timestamp_ms,
+        request.reconsume_times,
+        request.default_topic_queues,
+        *optional,
+        *(() if most is None else (most,)),
+    )
+    return (
+        all(type(text) is str for text in texts)
+        and all(type(number) is int for number in numbers)
+        and type(request.batch) is bool
+    )
 
 
 def lane_of(send: SpooledSend) -> bytes:

@@ -248,7 +248,7 @@ def test_offsets_in_a_folder_of_another_user_are_not_used(
 
 
 @pytest.mark.parametrize("above", [1, 2], ids=["client", "localOffsetsDir"])
-def test_offsets_of_earlier_releases_in_a_folder_of_another_user_are_not_used(
+def test_earlier_offsets_below_a_folder_of_others_are_not_used(
     path: Path, monkeypatch: pytest.MonkeyPatch, above: int
 ) -> None:
     earlier = LocalOffsets(path).earlier()

@@ -27,6 +27,7 @@ from rocketmq_spark.spool.records import (
     Dead,
     Done,
     Record,
+    RecordState,
     RetryLater,
     SpoolOwner,
     Verdict,
@@ -432,3 +433,14 @@ def _all(path: Path) -> list[tuple[bytes, bytes]]:
     found = list(store._db.scan(b"\0", b"\xff"))
     store.close()
     return found
+
+
+def test_a_record_with_the_most_tries_stops_no_other_one(tmp_path: Path) -> None:
+    """A file may say that many. Others were sent, and would be sent again."""
+    with contextlib.closing(Store(tmp_path, sync="never")) as store:
+        store.add([(record(b"sent"), 1), (record(b"tried"), 1)])
+        sent, tried = store.take(1, 2)
+        tried = tried._replace(state=RecordState(65535, 1))
+        store.settle([(sent, Done()), (tried, RetryLater(1, "away"))], 1)
+        (left,) = store.take(1, 2)
+    assert (left.record.payload, left.state.tries) == (b"tried", 65535)
