@@ -76,7 +76,7 @@ def test_everything_wrong_is_in_one_error():
         ({}, {"environments": "3"}, "option 'environments' needs option 'environment'"),
         ({}, {"environment": "4", "environments": "3"}, "option 'environment' is '4'; expected a whole number from 1 to 3"),
         ({"topic": None}, {"topic": None, "environment": "2"}, "option 'environment' is '2' without option 'environments', so"),
-        ({"topic": None}, {"topic": None, "environment": "2"}, "each task learns from column 'topic' by itself"),
+        ({"topic": None}, {"topic": None, "environment": "2"}, "each task finds the topics in column 'topic' by itself"),
         ({"topic": None}, {"topic": None, "environment": "2"}, 'or to their queues, such as {"2": {"broker-a": [0]}}'),
         ({}, {"queueSelector": "no.such:selector"}, "option 'queueSelector' is 'no.such:selector'"),
         ({}, {"queueSelector": "os:sep"}, "expected a callable, found str"),
@@ -95,7 +95,7 @@ def test_an_environment_by_its_number_needs_somebody_who_remembers_its_queues():
     """A batch is counted for by its driver, a stream's writer is made anew for each micro-batch."""
     by_number = sink_options("x:1", topic="t", environment="2")
     checks.check_sink(by_number, schema(body=None))
-    with pytest.raises(OptionError, match=r"Spark makes the writer of a stream anew .*foreach_batch_writer"):
+    with pytest.raises(OptionError, match=r"Spark creates the writer of a stream again .*foreach_batch_writer"):
         checks.check_sink(by_number, schema(body=None), stream=True)
     for more in ({"environments": "3"}, {"environmentMode": "suffix"}):
         options = sink_options("x:1", environment="2", **more)

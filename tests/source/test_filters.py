@@ -395,11 +395,11 @@ def test_a_checkpoint_of_the_same_environment_is_taken(given, offsets):
         (Offsets({QUEUE: 1, DEAD: 2}), {QUEUE, DEAD}, None),
         (Offsets({QUEUE: 1}, source_identity={"tags": "a"}), {QUEUE, MessageQueue("u", "broker-a", 5)}, None),
         (Offsets({}), {QUEUE}, None),
-        (Offsets({OTHER: 1}), {QUEUE}, "is of t/broker-a/1; this query of environment '1' reads t/broker-a/0"),
+        (Offsets({OTHER: 1}), {QUEUE}, "positions of t/broker-a/1; this query of environment '1' reads t/broker-a/0"),
         (
             Offsets({QUEUE: 1, OTHER: 1}),
             {QUEUE},
-            "is of t/broker-a/0, t/broker-a/1; this query of environment '1' reads t/",
+            "positions of t/broker-a/0, t/broker-a/1; this query of environment '1' reads t/",
         ),
         (Offsets({QUEUE: 1}), set(), "reads none of these topics"),
         (Offsets({OTHER: 1}, environment={OTHER: 1}), {QUEUE}, None),  # what is written down was compared before

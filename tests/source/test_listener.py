@@ -67,9 +67,7 @@ def test_queues_of_another_namespace_environment_or_group_are_left_alone(listeni
     """They have the same names there."""
     listener, committed = listening(**given)
     mine = checkpoint_identity.source_identity(listener._options)
-    listener.onQueryProgress(
-        progress(*(json.dumps({**json.loads(END), "source_identity": reads}) for reads in (theirs, mine)))
-    )
+    listener.onQueryProgress(progress(*(json.dumps({**json.loads(END), "reads": reads}) for reads in (theirs, mine))))
     assert committed == [{T: 5, U: 7}]
 
 

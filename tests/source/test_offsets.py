@@ -64,7 +64,13 @@ def test_equal_offsets_are_equal_texts(offsets, random):
         random.shuffle(items)
         return dict(items)
 
-    parts = (offsets.positions, offsets.start, offsets.newest_store_ms, offsets.source_identity, offsets.environment)
+    parts = (
+        offsets.positions,
+        offsets.new_queue_starts,
+        offsets.newest_store_ms,
+        offsets.source_identity,
+        offsets.environment,
+    )
     again = Offsets(*(shuffled(part) for part in parts), partitions=offsets.partitions)
     assert canonical(again.to_json()) == canonical(offsets.to_json())
 

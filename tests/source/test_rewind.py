@@ -85,7 +85,7 @@ def go(query: Folder, number: int) -> tuple[rewind.RewindPlan, Folder]:
 
 def test_nothing_is_removed_where_numpy_is_missing(query: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(query.files(recursive=True))
-    monkeypatch.delattr(checkpoints, "notes", raising=False)
+    monkeypatch.delattr(checkpoints, "batch_notes", raising=False)
     monkeypatch.setitem(sys.modules, "rocketmq_spark.spark.checkpoints.batch_notes", None)
     with pytest.raises(ModuleNotFoundError):
         go(query, 1)

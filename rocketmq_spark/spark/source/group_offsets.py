@@ -123,8 +123,8 @@ class GroupOffsets:
             self._warned_of_other_committer = True
             logger.warning(
                 "group %s: the offset of %s was stored as %d by this query and is %d now: another query or consumer uses the "
-                "group, or an operator reset it. Two queries with one group overwrite each other's offsets; give each its "
-                "own group",
+                "group, or an operator reset it. Two queries with one group overwrite each other's offsets; give each a "
+                "group of its own",
                 self._options.group,
                 queue,
                 committed_before[queue],
