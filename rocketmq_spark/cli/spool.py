@@ -193,13 +193,13 @@ def assign(output: Output, target: Target, folder: Path, delay_group: str | None
     assigned.
     """
     from rocketmq_spark import options
-    from rocketmq_spark.spool.lease import open_folder
+    from rocketmq_spark.spool.store import Store
 
     parsed = options.parse({"group": GROUP, **target.settings()}).for_role("producer")
     failed: list[Exception] = []
     owners = _owners(parsed, delay_group)
     for path in _paths(folder):
-        with _collected(failed), _opened(path, functools.partial(open_folder, any_owner=True)) as store:
+        with _collected(failed), _opened(path, functools.partial(Store, any_owner=True)) as store:
             before, owner = owners(path)
             store.belong(owner, force=True)
             output.item({"path": str(path), "before": str(before), "owner": str(owner)}, f"{path}: {before} -> {owner}")
@@ -214,11 +214,11 @@ def repair(output: Output, folder: Path) -> None:
 
     Folders that another process uses are reported and not repaired; the others are repaired.
     """
-    from rocketmq_spark.spool.lease import open_folder
+    from rocketmq_spark.spool.store import Store
 
     failed: list[Exception] = []
     for path in _paths(folder):
-        with _collected(failed), _opened(path, functools.partial(open_folder, any_owner=True)) as store:
+        with _collected(failed), _opened(path, functools.partial(Store, any_owner=True)) as store:
             store.verify()
             row = {
                 "path": str(path),

@@ -12,7 +12,6 @@ import importlib
 import json
 import logging
 import os
-import shlex
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,9 +33,8 @@ from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.queues.environment import Environment, by_position, environment_of, layout_text
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.session import SPOOLS, connection_key, sender
-from rocketmq_spark.spool import lease
 from rocketmq_spark.spool.database import Database, in_use, is_database
-from rocketmq_spark.spool.files import EMPTIED, HOST, OF_OTHERS, WORKER, look_first
+from rocketmq_spark.spool.files import EMPTIED, OF_OTHERS, WORKER, look_first
 from rocketmq_spark.spool.lanes import Joins
 from rocketmq_spark.spool.records import LASTING, RECORD, Done, Record, SpoolOwner, behind
 from rocketmq_spark.spool.recovery import DAMAGED, held
@@ -161,10 +159,7 @@ def _adoptable(folder: Path) -> list[Path]:
         if reason is not None:
             process.once("foreign spools", path, functools.partial(_warn_of_foreign, path, reason))
         elif not in_use(path):
-            if (who := lease.elsewhere(path)) is None:
-                found.append(path)
-            else:
-                process.once("spools of other machines", path, functools.partial(_warn_of_machine, path, who))
+            found.append(path)
     return found
 
 
@@ -173,13 +168,6 @@ def _warn_of_foreign(path: Path, reason: object, count: int = 1) -> None:
     logger.warning(
         "the spool in %s is left alone%s: %s. If no process uses it, %s", path, more, reason, look_first(path)
     )
-
-
-def _warn_of_machine(path: Path, who: str) -> None:
-    logger.warning(
-        "the spool in %s is left alone: %s. A later task takes it over then; so does: rocketmq-spark spool send %s",
-        path, who, shlex.quote(str(path)),
-    )  # fmt: skip
 
 
 def claim(folder: Path, make: Callable[[Path], Store]) -> Store:
@@ -231,7 +219,7 @@ def _remove(path: Path) -> None:
     with held(path):
         db = Database(path, read_only=True)
         try:
-            left = next(db.scan(RECORD, behind(RECORD)), None) or db.gaps or db.damage or (path / HOST).exists()
+            left = next(db.scan(RECORD, behind(RECORD)), None) or db.gaps or db.damage
         finally:
             db.close()
         if not left:  # otherwise another process used it in between
@@ -272,8 +260,7 @@ def open_store(path: Path, options: Options, spool: SpoolSettings | None = None,
     """
     if spool is not None:
         confined(path, "spoolDir")  # RocksDB opens files by their names, so that a link there would lead it elsewhere
-    how = {"any_owner": lent} if spool is None else {"sync": spool.sync, "max_bytes": spool.max_bytes}
-    store = lease.open_folder(path, **how)
+    store = Store(path, spool.sync, spool.max_bytes) if spool is not None else Store(path, any_owner=lent)
     try:
         environment, noted = environment_of(options), _noted(store)
         if environment is not None and not environment.by_position:
@@ -390,7 +377,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
     key = (spool, owner_of(options), options.environments, connection_key(options), settings)
     with process.entry_lock(SPOOLS, spool.folder):
         kept: dict[object, SendSpool] = process.kept(SPOOLS)
-        if key not in kept or kept[key].store.is_lost:
+        if key not in kept:
             send = sender(options)  # first: if it fails, no store is open
             kept[key] = resending(claim(spool.folder, make), send, settings)
         mine = kept[key]

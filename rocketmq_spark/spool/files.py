@@ -145,8 +145,6 @@ LOG = ".log"
 # Prefixes of folders in a ``spoolDir`` that are spools themselves: of a worker of a sink, and of one that is being removed.
 WORKER, EMPTIED = "worker-", "emptied-"
 OF_OTHERS = (WORKER, EMPTIED)
-# The file in a worker's folder that names the machine of its process; see ``lease``.
-HOST = "HOST"
 # Space that RocksDB needs itself: it writes a table from its log when it opens, and merges tables while it runs.
 RESERVE_BYTES = 64 << 20
 ASK_S, ASK_BYTES = 0.05, 1 << 20  # how long, and for how many more bytes, an answer about the disk's room is used

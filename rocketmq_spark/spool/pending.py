@@ -50,6 +50,7 @@ class PendingIndex:
         self._leased = leased
         self._firsts: dict[bytes, Due] = {}
         self._heap: list[tuple[Due, bytes]] = []  # an entry is valid if ``_firsts`` has the same due time
+        self._queued: set[tuple[Due, bytes]] = set()  # the entries of the heap: none is in it twice
         self._inexact: set[bytes] = set()
         for key in _group_keys(db):
             pending = PendingPlace.parse(key)
@@ -141,21 +142,26 @@ class PendingIndex:
             top = heap[0]
             if self._firsts.get(top[1]) == top[0]:
                 return top
-            heapq.heappop(heap)
+            self._queued.discard(heapq.heappop(heap))
         return None
 
     def _set(self, group: bytes, due: Due) -> None:
         self._firsts[group] = due
-        heapq.heappush(self._heap, (due, group))
+        self._push((due, group))
 
     def _move(self, group: bytes, due: Due | None) -> None:
         """Replace the first entry of the heap, which is that of ``group``."""
+        self._queued.discard(heapq.heappop(self._heap))
         if due is None:
             del self._firsts[group]
-            heapq.heappop(self._heap)
         else:
-            self._firsts[group] = due
-            heapq.heapreplace(self._heap, (due, group))
+            self._set(group, due)
+
+    def _push(self, entry: tuple[Due, bytes]) -> None:
+        """A later record of a group stays in the heap while an earlier one is the first, and becomes the first again."""
+        if entry not in self._queued:
+            self._queued.add(entry)
+            heapq.heappush(self._heap, entry)
 
 
 def _group_keys(db: Database) -> Iterator[bytes]:

@@ -26,7 +26,7 @@ from rocketmq_spark.base.folders import PRIVATE, copy_regular, open_lock
 from rocketmq_spark.errors import DecodeError, SpoolError, SpoolFull
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import OPEN_IT, WHOLE, Damaged, Database, rebuild
-from rocketmq_spark.spool.files import FULL, HOST, mirror, not_readable, sync_folder
+from rocketmq_spark.spool.files import FULL, mirror, not_readable, sync_folder
 from rocketmq_spark.spool.records import (
     DEAD,
     LASTING,
@@ -215,7 +215,7 @@ def _exchange(path: Path) -> Path:
 
 
 def _files(path: Path) -> list[Path]:
-    return [file for file in path.iterdir() if file.is_file() and file.name not in ("LOCK", HOST)]
+    return [file for file in path.iterdir() if file.is_file() and file.name != "LOCK"]
 
 
 _NAMED = 20
@@ -297,7 +297,8 @@ def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
         change.deletes += [numbered(DEAD, sequence)] if sequence in dead else []
         change.deletes += [ordered(lanes[sequence], sequence)] if sequence in lanes else []
     change.deletes += [key for key, _ in db.scan(ORDER, behind(ORDER)) if number(key) in dead]
-    stale = [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence not in kept - dead]
+    alive = kept - dead
+    stale = [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence not in alive]
     # Settled records may have been recovered, too. Then neither places without a record nor earlier totals say how many are lost.
     rebuilt = frozenset() if salvaged is None else salvaged.rebuilt
     lost = [] if rebuilt & {PENDING, UNINDEXED, DEAD, ORDER} else lost

@@ -88,11 +88,6 @@ class Store:
         """The number of records that are neither settled nor dead."""
         return self.totals.depth
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether another process has taken the folder; see ``lease.LeasedStore``."""
-        return False
-
     def holds(self, lane: bytes) -> bool:
         """Whether the lane has a record that is not settled yet."""
         return lane in self._lanes

@@ -19,8 +19,6 @@ from rocketmq_spark.session.spools import open_store, resending, spools, worker_
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.spark.sink.task import TaskWriter
-from rocketmq_spark.spool.files import HOST
-from rocketmq_spark.spool.lease import LeasedStore
 from rocketmq_spark.spool.spool import SendSpool, SpoolReading, record_of, send_of
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 from rocketmq_spark.wire.messages import decode_batch
@@ -221,21 +219,6 @@ def test_queries_of_one_process_that_send_in_different_ways_have_spools_of_their
         found.append(spool)
     assert found[0] is found[3]
     assert len({spool.path for spool in found}) == 3
-
-
-def test_a_worker_whose_folder_another_machine_has_taken_uses_a_new_one(tmp_path: Path) -> None:
-    given = {"nameServer": "127.0.0.1:1", "topic": "T", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
-    parsed = options.parse(given).for_role("sink")
-    first = worker_spool(parsed, checks.producer_settings(parsed))
-    assert isinstance(first, SendSpool)
-    assert isinstance(first.store, LeasedStore)
-    note = first.path / HOST
-    note.write_text(note.read_text().replace(first.path.name, "as of another process"))
-    first.store._lease.touch()
-    second = worker_spool(parsed, checks.producer_settings(parsed))
-    assert isinstance(second, SendSpool)
-    assert second.path != first.path
-    assert worker_spool(parsed, checks.producer_settings(parsed)) is second
 
 
 def test_what_another_worker_left_is_sent_by_one_whose_own_spool_is_empty_and_asleep(

@@ -226,3 +226,14 @@ def test_totals_without_places_are_those_of_an_empty_store(tmp_path: Path) -> No
         db.write([(TOTALS, Totals(7).encode())])
     with contextlib.closing(Store(tmp_path, "never")) as one:
         assert (one.damages, one.totals.next_sequence) == (0, 7)
+
+
+def test_memory_does_not_grow_with_records_that_pass(store: Store) -> None:
+    """One record of a target is due later; many others come and go before it."""
+    store.add([(record(b"late", target="t"), LATER)])
+    for number in range(200):
+        store.add([(record(b"soon", target="t"), number)])
+        (work,) = store.take(number, 1)
+        store.settle([(work, Done())], number)
+    assert store.next_due_ms() == LATER
+    assert len(store._pending._heap) <= 3
