@@ -118,7 +118,7 @@ def export(output: Output, folder: Path) -> None:
     for path in _paths(folder):
         with _collected(failed), _opened(path, SpoolReading) as reading:
             for entry in reading.entries():
-                row = _shown(path, entry, _row_of, lambda _, entry: _content(entry))
+                row = _shown(path, entry, _row_of, _content)
                 output.item(row, json.dumps(row, ensure_ascii=False))
                 count += 1
             failed += _damage_of(path, reading)
@@ -392,29 +392,26 @@ def _paths(folder: Path) -> list[Path]:
     return in_order(found)
 
 
-def _shown(path: Path, entry: SpoolEntry, *parts: Callable[[Path, SpoolEntry], dict[str, object]]) -> dict[str, object]:
-    """The row of a record. Who may write to a folder decides what is in a record: if that causes any error, the row has the
-    error, and the command shows the other records.
+def _shown(path: Path, entry: SpoolEntry, *parts: Callable[[SpoolEntry], dict[str, object]]) -> dict[str, object]:
+    """The row of a record. The users who may write to a folder decide what is in a record: if that causes any error, the row has
+    the error, and the command shows the other records.
     """
     row: dict[str, object] = {"path": str(path), "record": entry.sequence, "standing": entry.standing}
     for part in parts:
         try:
-            row |= part(path, entry)
+            row |= part(entry)
         except Exception as e:  # noqa: BLE001 - see above
             row["error"] = f"{type(e).__name__}: {e}"
     return row
 
 
-def _row_of(path: Path, entry: SpoolEntry) -> dict[str, object]:
+def _row_of(entry: SpoolEntry) -> dict[str, object]:
     """What is known of a record, with null for what is not."""
     from rocketmq_spark.errors import DecodeError
     from rocketmq_spark.spool.spool import SEND_KIND, send_of
 
     record, state = entry.record, entry.state
     row: dict[str, object] = {
-        "path": str(path),
-        "record": entry.sequence,
-        "standing": entry.standing,
         "due": None if entry.due_ms is None else utc_text(entry.due_ms),
         "tries": None if state is None else state.tries,
         "reason": (state.reason or None) if state is not None else None,

@@ -28,7 +28,7 @@ from rocketmq_spark.spool.records import (
     ordered,
 )
 
-_NEW = RecordState(0, 0)  # in a lane; a pending record has the time of its own
+_NEW = RecordState(0, 0)  # the state of a new record in its lane; it gets a time when it becomes pending
 
 
 class AtomicChange:

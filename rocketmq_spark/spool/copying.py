@@ -246,9 +246,7 @@ class CheckedEntries:
         if value is None or (area != RECORD and len(value) > MAX_SMALL_BYTES):
             return TOO_LONG
         if area == RECORD:
-            if not _is_numbered(key) or not _is_record(value):
-                return UNREADABLE_RECORD
-            return TOO_MANY_MARKS if len(Record.decode(value).marks) > MOST_MARKS else None
+            return _record_problem(value) if _is_numbered(key) else UNREADABLE_RECORD
         if area == DEAD:
             return None if _is_numbered(key) and _is_state(value) else UNREADABLE_STATE
         if area in _PENDING:
@@ -284,22 +282,22 @@ def _is_due(key: bytes) -> bool:
     return well_formed and max(due_in(key)) < MOST
 
 
-def _is_record(value: bytes) -> bool:
+def _record_problem(value: bytes) -> str | None:
     record = decoded(value)
-    return (
-        isinstance(record, Record)
-        and record.encode() == value
-        and max(record.stored_ms, record.first_due_ms or 0) < MOST
-        and (record.kind != SEND_KIND or _is_send(record))
-    )
+    if not isinstance(record, Record) or record.encode() != value:
+        return UNREADABLE_RECORD
+    if max(record.stored_ms, record.first_due_ms or 0) >= MOST or not _is_usable(record):
+        return UNREADABLE_RECORD
+    return TOO_MANY_MARKS if len(record.marks) > MOST_MARKS else None
 
 
-def _is_send(record: Record) -> bool:
-    """Whether ``show`` can show the send, and a process can send it."""
-    try:
-        send_of(record)
-    except DecodeError:
-        return False
+def _is_usable(record: Record) -> bool:
+    """False for a send that ``show`` cannot show and no process can send."""
+    if record.kind == SEND_KIND:
+        try:
+            send_of(record)
+        except DecodeError:
+            return False
     return True
 
 

@@ -305,7 +305,7 @@ def look_first(path: Path) -> str:
     name, copy = shlex.quote(str(path)), f"~/{shlex.quote(f'{path.absolute().name}-copy')}"
     return (
         "copy it as root to a new folder, look at the copy and send the copy, because only root and its owner can open it, its "
-        "owner can change it until it is sent, and messages are sent with the keys of whoever sends them: "
+        "owner can change it until it is sent, and its messages are sent with the keys of the user who runs the command: "
         f"rocketmq-spark spool copy {name} {copy} && "
         f"rocketmq-spark spool show {copy} --records, and then: rocketmq-spark spool send {copy}"
     )

@@ -41,6 +41,7 @@ from rocketmq_spark.spool.records import (
     marked,
     numbered,
     ordered,
+    pending_place,
     place_of,
     sequence_of,
 )
@@ -154,8 +155,8 @@ Joins = Callable[[Record], Callable[[Record], bool]]
 
 
 class Behind(NamedTuple):
-    """A record that is sent together with the one before it in its lane; ``size`` is what counts against ``max_bytes``. Its
-    ``state`` tells of failures in a store that it was moved from.
+    """A record that is sent together with the one before it in its lane; ``size`` is what counts against ``max_bytes``, and
+    ``state`` has the failures in the store from which the record was moved.
     """
 
     sequence: int
@@ -322,12 +323,9 @@ def leave(db: Database, change: AtomicChange, lane: bytes, gone: Sequence[int], 
     change.deletes += [ordered(lane, sequence) for sequence in gone]
     for key, value in db.scan(ordered(lane, gone[-1] + 1), ordered(lane, LAST)):
         following = sequence_of(key)
-        record, due = decoded(db.get(numbered(RECORD, following))), Due(now_ms, following)
+        record = decoded(db.get(numbered(RECORD, following)))
         state = RecordState.known(value)._replace(since_ms=now_ms)
-        pending = (
-            record.pending(due, failed=state.tries > 0) if isinstance(record, Record) else PendingPlace("", False, due)
-        )
-        change.pend(pending, state.encode())
+        change.pend(pending_place(record, Due(now_ms, following), failed=state.tries > 0), state.encode())
         return True
     return False
 

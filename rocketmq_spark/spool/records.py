@@ -179,9 +179,8 @@ _HEAD = struct.Struct(">BI")  # version, checksum of the rest
 _REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
 _LENGTH = struct.Struct(">H")
 _STATE = struct.Struct(">BHQH")  # version, tries, since when, length of the target
-_MOST_TRIES = (
-    65535  # a file may say so; one more must not be an error, because other records are settled in the same write
-)
+# A file may have this number. One more must not be an error, because other records are settled in the same write.
+_MOST_TRIES = 65535
 _TOTALS = struct.Struct(">B7Q")
 MOST = 1 << 62  # of anything that is counted; Python's ``len`` has twice as much
 
@@ -470,6 +469,11 @@ def due_of(identity: bytes) -> int:
     """The original due time of the record with this identity, in ms since 1970."""
     due_ms: int = _SEQUENCE.unpack_from(identity)[0]
     return due_ms
+
+
+def pending_place(record: Record | DecodeError, due: Due, failed: bool = False) -> PendingPlace:
+    """The place of a pending record; without a target if the record cannot be read. ``failed``: after an attempt."""
+    return record.pending(due, failed) if isinstance(record, Record) else PendingPlace("", False, due)
 
 
 def decoded(data: bytes | None) -> Record | DecodeError:

@@ -52,6 +52,7 @@ from rocketmq_spark.spool.records import (
     lane_of,
     numbered,
     ordered,
+    pending_place,
 )
 from rocketmq_spark.spool.records import sequence_of as number
 
@@ -278,10 +279,8 @@ def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
         totals.depth += 1
         totals.size += len(data)
         due_ms = record.first_due_ms if isinstance(record, Record) else None
-        place = pending.get(sequence)
-        if place is None:
-            due = Due(totals.last_ms if due_ms is None else due_ms, sequence)
-            place = record.pending(due) if isinstance(record, Record) else PendingPlace("", False, due)
+        due = Due(totals.last_ms if due_ms is None else due_ms, sequence)
+        place = pending.get(sequence) or pending_place(record, due)
         change.remark(data, place.due)
         if lane and sequence not in lanes:
             change.puts.append((ordered(lane, sequence), b""))
@@ -312,22 +311,22 @@ def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
 
 def _places(db: Database, dead: Container[int]) -> tuple[dict[int, PendingPlace], list[bytes]]:
     """The places of pending records, and obsolete keys, which are back because the block with their deletion was lost."""
-    places = sorted(
-        (PendingPlace.parse(key) for key, _ in db.scan(PENDING, behind(PENDING))), key=lambda place: place.due
-    )
+    places = sorted(_pending_places(db), key=lambda place: place.due)
     pending = {place.due.sequence: place for place in reversed(places)}
     return pending, [
         place.key for place in places if pending[place.due.sequence] is not place or place.due.sequence in dead
     ]
 
 
+def _pending_places(db: Database) -> Iterator[PendingPlace]:
+    return (PendingPlace.parse(key) for key, _ in db.scan(PENDING, behind(PENDING)))
+
+
 def pending_now(db: Database, sequences: Collection[int]) -> dict[int, PendingPlace | None]:
     """The place of each of these records; None for a missing record, or one that waits behind another one."""
     if not sequences:
         return {}
-    found = {
-        place.due.sequence: place for place in (PendingPlace.parse(key) for key, _ in db.scan(PENDING, behind(PENDING)))
-    }
+    found = {place.due.sequence: place for place in _pending_places(db)}
     return {sequence: found.get(sequence) for sequence in sequences}
 
 
@@ -387,13 +386,16 @@ def _totals(db: Database) -> Totals:
 
 
 def needs_repair(db: Database) -> bool:
-    """Whether the totals of a store are damaged, or missing although it has records, or were written by an earlier release that
-    repaired the store and did not find its pending records.
+    """Whether the entries of a store contradict each other, or its totals are damaged, or missing although it has records, or
+    were written by an earlier release that repaired the store and did not find its pending records.
     """
     data = db.get(TOTALS)
-    if stored_totals(db) is None:
-        return data is not None or next(db.scan(RECORD, behind(RECORD)), None) is not None
-    return data is not None and data[0] == VERSION and next(db.scan(PENDING, behind(PENDING)), None) is not None
+    if data is not None and Totals.decode(data) is None:
+        return True
+    uncounted = RECORD if data is None else PENDING if data[0] == VERSION else None
+    if uncounted is not None and next(db.scan(uncounted, behind(uncounted)), None) is not None:
+        return True
+    return contradiction(db) is not None
 
 
 def stored_totals(db: Database) -> Totals | None:

@@ -338,7 +338,7 @@ class Store:
     def _load(self, salvaged: Salvaged | None) -> None:
         db = Database(self.path)
         try:
-            damaged = salvaged is not None or recovery.needs_repair(db) or recovery.contradiction(db) is not None
+            damaged = salvaged is not None or recovery.needs_repair(db)
             migrate(db, damaged)
             if damaged:
                 self.damages += 1
