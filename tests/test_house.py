@@ -56,13 +56,15 @@ ORDER = {
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release portions stream commits envelope_records queue_records service node",
-    "spark": "checkpoints monitoring sink source tuning compat spark_options context_settings"
-    " source.kafka_partitions source.offsets source.patterns source.planner source.partitioning"
-    " source.decisions source.filters source.recreation source.catalog source.waiting source.commit source.tasks"
-    " source.stream source.reached source.lag_log source.readers source.checks map_in_arrow read"
-    " checkpoints.owners checkpoints.entries checkpoints.notes checkpoints.rewind sink.report sink.guarantee"
-    " sink.checks sink.refusals sink.once sink.task datasource sink.foreach monitoring.queries"
-    " monitoring.listeners",
+    "spark": "checkpoints monitoring sink source conf compat spark_options context_settings"
+    " source.kafka_partitions source.offsets source.starting_offsets source.partitioning source.data_loss"
+    " source.planning source.progress source.subscription source.checkpoint_identity source.recreated_topics"
+    " source.removed_queues source.catalog source.waiting source.group_offsets source.partition_reader"
+    " source.prefetch source.stream source.batch_starts source.batch_reader source.stream_reader source.checks"
+    " map_in_arrow read checkpoints.owners checkpoints.files checkpoints.offset_log checkpoints.batch_notes"
+    " checkpoints.rewind sink.report sink.worker_socket sink.exactly_once_checks sink.checks sink.row_checks"
+    " sink.exactly_once sink.task sink.writer datasource sink.foreach monitoring.explain monitoring.queries"
+    " monitoring.group_offset_listener monitoring.metrics_listener",
     "grpc_proxy": "facts protos channel outgoing proxy member transactions sender",
     "columnar": "decode encode arrow decode.schema decode.property_columns decode.stored_messages decode.inner"
     " decode.properties decode.rows decode.decoder decode.kafka encode.properties encode.columns"
@@ -111,27 +113,29 @@ BANNED = {
 OUTSIDE = {
     "pyspark": "spark.context_settings daemon spark.compat spark.datasource spark.map_in_arrow spark.read"
     " columnar.decode.schema spark.sink"
-    " spark.source.tasks"
-    " spark.monitoring.listeners spark.monitoring.queries cli delay.stream notebook",
+    " spark.source.prefetch"
+    " spark.monitoring.group_offset_listener spark.monitoring.metrics_listener spark.monitoring.queries cli delay.stream"
+    " notebook",
     **dict.fromkeys(("matplotlib", "IPython"), "notebook"),
     "opentelemetry": "session.telemetry",
     "py4j": "spark.datasource",
-    "pyarrow": "wire.compression columnar stored spark.read spark.source.patterns spark.source.tasks"
-    " spark.checkpoints.entries spark.sink"
+    "pyarrow": "wire.compression columnar stored spark.read spark.source.subscription spark.source.partition_reader"
+    " spark.source.prefetch spark.checkpoints.files spark.sink"
     " producer.rows",
     "numpy": "remoting.bulk pull.answers pull.recreated columnar stored spark.sink producer.rows",
     "xxhash": "columnar.encode.content_ids",
-    "prometheus_client": "base.exposition spark.monitoring.listeners",
+    "prometheus_client": "base.exposition spark.monitoring.metrics_listener",
     "grpc": "grpc_proxy.channel",
     "google": "grpc_proxy.protos",
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",
-    "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.guarantee localbroker.maven",
+    "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.worker_socket localbroker.maven",
     "ssl": "base.tls_files remoting.endpoint localbroker.maven",
-    "select": "remoting.endpoint spool.copying spark.sink.guarantee cli.demo.job",
-    "subprocess": "localbroker spool.copying cli.background cli.demo.process_session cli.demo.driver spark.tuning",
-    "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.listeners remoting.endpoint"
+    "select": "remoting.endpoint spool.copying spark.sink.worker_socket cli.demo.job",
+    "subprocess": "localbroker spool.copying cli.background cli.demo.process_session cli.demo.driver spark.conf",
+    "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.metrics_listener"
+    " remoting.endpoint"
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
     " producer.batching producer.destination producer.attempts"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
@@ -145,7 +149,7 @@ OUTSIDE = {
     " session.telemetry",
     "time": "base.clock base.threads base.retry base.tls_files remoting.endpoint remoting.connection remoting.pool client.calls"
     " client.route client.questions delay.node delay.stream grpc_proxy.channel grpc_proxy.proxy grpc_proxy.sender client.instance"
-    " client.sender spool.spool consumer.pull.polls session.telemetry localbroker cli spark.monitoring.listeners aio",
+    " client.sender spool.spool consumer.pull.polls session.telemetry localbroker cli spark.monitoring.metrics_listener aio",
     "asyncio": "aio",
     "multiprocessing": "",
 }
@@ -182,7 +186,7 @@ class Module(NamedTuple):
 
     @property
     def inner(self) -> str:
-        """The name without the package's: ``source.readers``; ``__init__`` for the package itself."""
+        """The name without the package's: ``source.batch_reader``; ``__init__`` for the package itself."""
         return self.name.partition(".")[2] or "__init__"
 
     @property
@@ -325,7 +329,7 @@ def test_what_spark_imports_is_light(package):
     assert {name for name in init.imports(top_level=True) if name.startswith("rocketmq_spark")} <= {
         "rocketmq_spark",
         "rocketmq_spark.base.extras",
-        "rocketmq_spark.spark.tuning",
+        "rocketmq_spark.spark.conf",
     }
 
 
@@ -335,8 +339,8 @@ _FILES = [
     "consumer.push.offset_store",
     "consumer.push.rebalancing.stacks_of_threads",
     "spark.checkpoints",
-    "spark.monitoring.listeners.MetricsListener",
-    "spark.tuning",
+    "spark.monitoring.metrics_listener.MetricsListener",
+    "spark.conf",
 ]
 
 
@@ -378,13 +382,13 @@ def test_root_gets_its_rights_back_only_after_plain_files():
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("rights_of")
     }
-    assert blocks == {"spark.checkpoints.entries"}
+    assert blocks == {"spark.checkpoints.files"}
 
 
 # What may be called while all threads of a process wait: it takes no time.
 _AT_ONCE = re.compile(
     r"(process\.)?kept|(\w+|self\._masters|here\.kinds|here\.entries|process\.kept\(_\w+\))\.(get|setdefault|clear|items|values)"
-    r"|(run\.may_be|self\._masters\.(move_to_end|popitem|values)|contextlib\.suppress|Deadline\.after|threading\.RLock)"
+    r"|(run\.may_equal|self\._masters\.(move_to_end|popitem|values)|contextlib\.suppress|Deadline\.after|threading\.RLock)"
     r"|dict|len|next|iter|sum|', '\.join|OptionError"
 )
 

@@ -12,7 +12,7 @@ import pytest
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.errors import OffsetError
-from rocketmq_spark.spark.checkpoints.entries import Folder
+from rocketmq_spark.spark.checkpoints.files import Folder
 from tests import users
 from tests.source.test_rewind import go, query, state
 
