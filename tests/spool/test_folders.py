@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shlex
 import subprocess
 import sys
@@ -235,6 +236,47 @@ def test_an_empty_folder_is_removed_when_it_is_closed_and_with_its_lock(
     assert adopt(tmp_path, mine, make, NOW_MS) == 3
     assert (there, locked) == ([True], ["True"])
     assert list(tmp_path.iterdir()) == [mine.path]
+    mine.close()
+
+
+def test_only_a_folder_that_is_marked_as_emptied_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Others may rename folders in a ``spoolDir`` with mode 0777, or in one that they own."""
+    fill(tmp_path / "worker-1", 3)
+    (tmp_path / "worker-1").rename(tmp_path / "emptied-1")
+    live = make(tmp_path / "worker-3")
+    live.add([(record(b"7"), 1)])
+    live.path.rename(tmp_path / "emptied-3")
+    killed = tmp_path / "emptied-2"
+    (killed / "lost").mkdir(parents=True)
+    for name in ("CURRENT", "emptied", "lost/000004.sst"):
+        (killed / name).touch()
+    mine = make(tmp_path / "worker-2")
+    for _ in range(2):
+        assert adopt(tmp_path, mine, make, NOW_MS) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["emptied-1", "emptied-3", "worker-2"]
+    for name in ("emptied-1", "emptied-3"):
+        [_] = [line for line in caplog.messages if line.startswith(f"{tmp_path / name} is left alone: ")]
+    live.close()
+    for name in ("1", "3"):
+        (tmp_path / f"emptied-{name}").rename(tmp_path / f"worker-{name}")
+    assert adopt(tmp_path, mine, make, NOW_MS) == 4
+    mine.close()
+
+
+def test_the_mark_of_an_emptied_folder_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "worker-1", 3)
+    mine = make(tmp_path / "worker-2")
+    unlink, left = os.unlink, []
+
+    def killed(name: str, *, dir_fd: int) -> None:
+        left.append(set(os.listdir(dir_fd)))
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", killed)
+    assert adopt(tmp_path, mine, make, NOW_MS) == 3
+    assert len(left) > 3
+    assert all("emptied" in names for names in left)
+    assert left[-1] == {"emptied"}
     mine.close()
 
 
