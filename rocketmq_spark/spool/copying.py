@@ -64,6 +64,7 @@ _MAX_END_BYTES = 1 << 16
 _PENDING = (PENDING, UNINDEXED)
 _PORTION, _PORTION_BYTES = 1000, 8 << 20
 _READ_BYTES = 1 << 18
+_ENVIRONMENT = {"PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "TMPDIR"}
 _END_S = 5.0  # how long a reader that was killed may take to end: it may hang in a file system of its user
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from rocketmq_spark.spool.owner_reader import main; main(sys.argv[1])"
@@ -387,7 +388,12 @@ class _Pipe:
 
 
 def _reader(path: Path) -> PythonCall:
-    return python("-c", _PROGRAM, str(path), *filter(os.path.isabs, sys.path))
+    call = python("-c", _PROGRAM, str(path), *filter(os.path.isabs, sys.path))
+    # No secrets: the owner of the files may control the process.
+    env = {
+        name: value for name, value in call["env"].items() if name in _ENVIRONMENT or name.startswith(("LC_", "PYTHON"))
+    }
+    return {**call, "env": env}
 
 
 @contextlib.contextmanager
