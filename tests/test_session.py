@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.client.calls import Credentials
-from rocketmq_spark.consumer.result import Context, replying
+from rocketmq_spark.consumer.result import Context, with_replier
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
@@ -198,7 +198,7 @@ def test_a_child_of_a_listener_does_not_reply_over_its_parent_s_connections():
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
         broker.on(Request.SEND_REPLY_MESSAGE_V2, ok(msgId="0", queueId="0", queueOffset="0"))
         consumer = consumers.Consumer(broker.address, "g")
-        context = replying(Context(MessageQueue("t", "broker-a", 0)), [question()], consumer._make.replier)
+        context = with_replier(Context(MessageQueue("t", "broker-a", 0)), [question()], consumer._make.replier)
         context.reply(b"yes")
         child = os.fork()
         if child == 0:

@@ -40,22 +40,22 @@ class QueueLock:
         self._connection: object = None
         self._lost = False
 
-    def grant(self, asked_ms: int, connection: object) -> None:
+    def grant(self, requested_ms: int, connection: object) -> None:
         """Note a lock that was requested at ``asked_ms``. The broker's time began at that moment or later."""
-        self.granted_ms, self._connection, self._lost = asked_ms, connection, False
+        self.granted_ms, self._connection, self._lost = requested_ms, connection, False
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         """Note that the broker refused the lock."""
         self._lost = True
 
-    def held(self, now_ms: int, connection: object) -> bool:
+    def is_held(self, now_ms: int, connection: object) -> bool:
         """Whether this member certainly has the lock. ``connection`` is the one to the broker now, None if there is none."""
         if self.granted_ms is None or self._lost or connection is None or connection != self._connection:
             return False
         return now_ms - self.granted_ms <= LOCK_EXPIRES_MS
 
 
-def once_more(message: ReceivedMessage, times: int = 1) -> ReceivedMessage:
+def with_next_attempt(message: ReceivedMessage, times: int = 1) -> ReceivedMessage:
     """Return the message with its number of attempts increased, for redeliveries that no broker counts.
 
     Its sender chose the number that is stored: it may be negative, or the largest one.
@@ -63,23 +63,23 @@ def once_more(message: ReceivedMessage, times: int = 1) -> ReceivedMessage:
     return replace(message, reconsume_times=min(max(0, message.reconsume_times) + times, MAX_INT))
 
 
-def slices(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[ReceivedMessage, ...]]:
+def in_batches(messages: Sequence[ReceivedMessage], size: int) -> Iterator[tuple[ReceivedMessage, ...]]:
     """Return consecutive parts of at most ``size`` messages, as tuples, so that listeners cannot change them.
 
     Several threads may take parts at the same time, which a generator would refuse. Each part is returned once, and not held.
     """
     if size > 1:
-        parts = deque([tuple(messages[start : start + size]) for start in range(0, len(messages), size)])
-        return map(operator.call, repeat(parts.popleft, len(parts)))
-    line = deque(messages)  # no tuples yet: each run of the garbage collector would look at those that wait
+        batches = deque([tuple(messages[start : start + size]) for start in range(0, len(messages), size)])
+        return map(operator.call, repeat(batches.popleft, len(batches)))
+    remaining = deque(messages)  # no tuples yet: each run of the garbage collector would look at those that wait
 
-    def single(_: int) -> tuple[ReceivedMessage]:
-        return (line.popleft(),)
+    def next_message(_: int) -> tuple[ReceivedMessage]:
+        return (remaining.popleft(),)
 
-    return map(single, range(len(line)))
+    return map(next_message, range(len(remaining)))
 
 
-class CachedOffsets:
+class MessageCache:
     """Items of one queue, sorted by offset: messages, or ``Rows``. They wait, are taken, or are finished."""
 
     def __init__(self) -> None:
@@ -88,22 +88,22 @@ class CachedOffsets:
         self._waiting: dict[int, Any] = {}  # messages, or ``Rows``
         self._taken: dict[int, Any] = {}
         self._bodies: dict[int, bytes] = {}  # the bodies as pulled: a listener may change its message
-        self._dead: set[int] = set()  # taken messages that are dead letters
-        self._alone: set[int] = set()  # messages that are taken alone
-        self._sorted: deque[int] = deque()
-        self._put_end: int | None = None  # the offset after the last one that was put
+        self._dead_letters: set[int] = set()  # taken messages that are dead letters
+        self._taken_alone: set[int] = set()  # messages that are taken alone
+        self._sorted_offsets: deque[int] = deque()
+        self._end_of_last_put: int | None = None  # the offset after the last one that was put
 
     def put(self, messages: Iterable[Any]) -> int:
         """Add pulled messages; returns how many are new. A message with a known offset replaces the earlier one."""
-        new = 0
+        new_count = 0
         for message in messages:
-            if not self._place(message):
-                new += 1
+            if not self._insert(message):
+                new_count += 1
                 self.count += 1
                 self.bytes += len(message.body)
                 self._bodies[message.queue_offset] = message.body
-                self._put_end = message.queue_offset + 1
-        return new
+                self._end_of_last_put = message.queue_offset + 1
+        return new_count
 
     def remove(self, messages: Sequence[ReceivedMessage]) -> int | None:
         """Remove finished messages; returns the offset to commit, never beyond an unfinished one. None if nothing was cached."""
@@ -113,18 +113,18 @@ class CachedOffsets:
         for message in messages:
             offset = message.queue_offset
             if waiting.pop(offset, None) is not None:
-                self._uncount(offset)
-        return self._next()
+                self._subtract(offset)
+        return self._next_offset()
 
     def take(self, count: int) -> Sequence[ReceivedMessage]:
         """Take up to ``count`` messages from the front, for one call. They are neither waiting nor finished then."""
         taken: list[ReceivedMessage] = []
         while len(taken) < count and (message := self.first()) is not None:
-            if (alone := message.queue_offset in self._alone) and taken:
+            if (taken_alone := message.queue_offset in self._taken_alone) and taken:
                 break
             taken.append(self._waiting.pop(message.queue_offset))
             self._taken[message.queue_offset] = message
-            if alone:
+            if taken_alone:
                 break
         return tuple(taken)
 
@@ -134,37 +134,37 @@ class CachedOffsets:
         Dead letters after a message that waits again stay taken until it is finished, because the offset must not pass it.
         """
         first = self.first()
-        done = [offset for offset in self._taken if first is None or offset < first.queue_offset]
-        if not done:
+        committed = [offset for offset in self._taken if first is None or offset < first.queue_offset]
+        if not committed:
             return None
-        end = self._end(self._taken[max(done)])
-        for offset in done:
+        end = self._end_offset(self._taken[max(committed)])
+        for offset in committed:
             del self._taken[offset]
-            self._uncount(offset)
-        self._dead.difference_update(done)
-        self._alone.difference_update(done)
+            self._subtract(offset)
+        self._dead_letters.difference_update(committed)
+        self._taken_alone.difference_update(committed)
         return end
 
     def rollback(self) -> None:
         """Put all taken messages back, except dead letters, which a broker has."""
-        self.put_back([message for offset, message in self._taken.items() if offset not in self._dead])
+        self.put_back([message for offset, message in self._taken.items() if offset not in self._dead_letters])
 
-    def put_back(self, messages: Sequence[Any], alone: bool = False) -> None:
+    def put_back(self, messages: Sequence[Any], one_by_one: bool = False) -> None:
         """Put these taken messages back, with their new number of attempts.
 
         ``alone``: each is taken alone from now on, so that it does not make others fail.
         """
         for message in sorted(messages, key=lambda m: m.queue_offset, reverse=True):
             if self._taken.pop(message.queue_offset, None) is not None:
-                self._place(message)
-                if alone:
-                    self._alone.add(message.queue_offset)
+                self._insert(message)
+                if one_by_one:
+                    self._taken_alone.add(message.queue_offset)
 
-    def bury(self, messages: Sequence[ReceivedMessage]) -> None:
+    def mark_dead_letters(self, messages: Sequence[ReceivedMessage]) -> None:
         """Mark these taken messages as dead letters, which are not put back."""
-        self._dead.update(message.queue_offset for message in messages if message.queue_offset in self._taken)
+        self._dead_letters.update(message.queue_offset for message in messages if message.queue_offset in self._taken)
 
-    def as_pulled(self, message: ReceivedMessage) -> ReceivedMessage:
+    def with_original_body(self, message: ReceivedMessage) -> ReceivedMessage:
         """Return the message with its pulled body, for its next delivery; unchanged if it is not cached."""
         body = self._bodies.get(message.queue_offset, message.body)
         return message if body is message.body else replace(message, body=body)
@@ -179,18 +179,18 @@ class CachedOffsets:
 
     def first(self) -> Any:
         """Return the waiting message, or ``Rows``, with the smallest offset; None if nothing waits."""
-        while self._sorted and self._sorted[0] not in self._waiting:
-            self._sorted.popleft()
-        return self._waiting[self._sorted[0]] if self._sorted else None
+        while self._sorted_offsets and self._sorted_offsets[0] not in self._waiting:
+            self._sorted_offsets.popleft()
+        return self._waiting[self._sorted_offsets[0]] if self._sorted_offsets else None
 
     @property
     def span(self) -> int:
         """Offsets from the first to the last waiting message."""
         if self.first() is None:
             return 0
-        while self._sorted[-1] not in self._waiting:
-            self._sorted.pop()
-        return self._end(self._waiting[self._sorted[-1]]) - 1 - self._sorted[0]
+        while self._sorted_offsets[-1] not in self._waiting:
+            self._sorted_offsets.pop()
+        return self._end_offset(self._waiting[self._sorted_offsets[-1]]) - 1 - self._sorted_offsets[0]
 
     @property
     def waiting(self) -> int:
@@ -205,41 +205,43 @@ class CachedOffsets:
 
     def clear(self) -> None:
         """Forget all messages, as a reset of the offset does."""
-        for part in (self._waiting, self._taken, self._bodies, self._dead, self._alone):
-            part.clear()
-        self._sorted.clear()
+        for collection in (self._waiting, self._taken, self._bodies, self._dead_letters, self._taken_alone):
+            collection.clear()
+        self._sorted_offsets.clear()
         self.count = self.bytes = 0
-        self._put_end = None
+        self._end_of_last_put = None
 
-    def _place(self, message: Any) -> bool:
+    def _insert(self, message: Any) -> bool:
         """Add a waiting message; returns whether its offset was present already."""
         offset = message.queue_offset
         if offset in self._taken:
             return True
-        known = offset in self._waiting
+        is_present = offset in self._waiting
         self._waiting[offset] = message
-        if not self._sorted or offset > self._sorted[-1]:
-            self._sorted.append(offset)
-        elif offset < self._sorted[0]:
-            self._sorted.appendleft(offset)
-        elif not known and offset != self._sorted[0]:  # at either end it may be there, from before it was removed
-            self._sorted = deque(sorted(self._waiting))
-        return known
+        if not self._sorted_offsets or offset > self._sorted_offsets[-1]:
+            self._sorted_offsets.append(offset)
+        elif offset < self._sorted_offsets[0]:
+            self._sorted_offsets.appendleft(offset)
+        elif (
+            not is_present and offset != self._sorted_offsets[0]
+        ):  # at either end it may be there, from before it was removed
+            self._sorted_offsets = deque(sorted(self._waiting))
+        return is_present
 
-    def _uncount(self, offset: int) -> None:
+    def _subtract(self, offset: int) -> None:
         self.count -= 1
         self.bytes -= len(self._bodies.pop(offset))
 
-    def _next(self) -> int | None:
-        return self._put_end if self.first() is None else self._sorted[0]
+    def _next_offset(self) -> int | None:
+        return self._end_of_last_put if self.first() is None else self._sorted_offsets[0]
 
-    def _end(self, message: Any) -> int:
+    def _end_offset(self, message: Any) -> int:
         """The offset after a message, or after the last one of ``Rows``."""
         end: int = message.queue_offset + 1
         return end
 
 
-class ProcessQueue(CachedOffsets):
+class ProcessQueue(MessageCache):
     """The unfinished messages of ``queue``, and what becomes of those of a listener's call.
 
     A ``dropped`` queue is neither pulled nor passed to a listener. It is locked until the call of an ordered listener that has
@@ -254,7 +256,7 @@ class ProcessQueue(CachedOffsets):
         self.released = False
         self.dropped_ms = 0  # by the clock of leases
         self.last_pull_ms = now_ms
-        self.end_ms = now_ms  # when a broker said at last where it ends
+        self.end_updated_ms = now_ms  # when a broker said at last where it ends
         self.last_consume_ms = now_ms
         self.lock = QueueLock()
 
@@ -263,43 +265,45 @@ class ProcessQueue(CachedOffsets):
         if not self.dropped:
             self.dropped, self.dropped_ms = True, now_ms
 
-    def size_of(self, messages: Sequence[Any]) -> int:
+    def message_count(self, messages: Sequence[Any]) -> int:
         """The number of messages in what ``put`` takes."""
         return len(messages)
 
-    def calls(self, messages: Sequence[Any], size: int) -> tuple[Iterator[Sequence[ReceivedMessage]], int]:
+    def split_into_calls(self, messages: Sequence[Any], size: int) -> tuple[Iterator[Sequence[ReceivedMessage]], int]:
         """Return the calls of a concurrent listener that gets at most ``size`` messages in each, and their number."""
-        return slices(messages, size), -(-len(messages) // size)
+        return in_batches(messages, size), -(-len(messages) // size)
 
-    def again(self, call: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> Sequence[Any]:
+    def requeue(self, call: Sequence[ReceivedMessage], failed: Sequence[ReceivedMessage]) -> Sequence[Any]:
         """Let ``left``, of the messages of a call, wait for one more attempt; returns what the listener is called with."""
-        found = [once_more(self.as_pulled(message)) for message in left]
-        for message in found:
+        retried = [with_next_attempt(self.with_original_body(message)) for message in failed]
+        for message in retried:
             self.replace(message)
-        return found
+        return retried
 
-    def late(self, call: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
+    def late_messages(self, call: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
         """The messages of a call that hold up the offset: the first one, if the call has it."""
         first = self.first()
         return (first,) if first is not None and any(message is first for message in call) else ()
 
-    def settle(self, late: Sequence[ReceivedMessage], left: Sequence[ReceivedMessage]) -> None:
+    def finish_late(self, late: Sequence[ReceivedMessage], unsent: Sequence[ReceivedMessage]) -> None:
         """Of the ``late`` messages only ``left`` are unfinished."""
-        self.remove([message for message in late if message not in left])
+        self.remove([message for message in late if message not in unsent])
 
-    def unfinished(self, call: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+    def still_cached(
+        self, call: Sequence[ReceivedMessage], messages: Sequence[ReceivedMessage]
+    ) -> list[ReceivedMessage]:
         """Those of ``messages``, of a call, that still wait: the others were late, and a broker has them."""
         return [message for message in messages if message in self]
 
-    def retry(self, messages: Sequence[ReceivedMessage], alone: bool) -> None:
+    def put_back_for_retry(self, messages: Sequence[ReceivedMessage], one_by_one: bool) -> None:
         """Put back messages of a call that failed, for one more attempt; ``alone`` as in ``put_back``."""
-        self.put_back([once_more(self.as_pulled(message)) for message in messages], alone)
+        self.put_back([with_next_attempt(self.with_original_body(message)) for message in messages], one_by_one)
 
 
-FULL_S = 0.05
-BUSY_S = 0.02
+FULL_PAUSE_S = 0.05
+BUSY_PAUSE_S = 0.02
 PAUSED_S = 1.0
-FIRST_PULL_S = 0.5  # after a rebalance, as since 5.0.0: the previous owner has released the queue by then
+FIRST_PULL_DELAY_S = 0.5  # after a rebalance, as since 5.0.0: the previous owner has released the queue by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,17 +315,19 @@ class Thresholds:
     max_span: int | None = 2000
 
 
-def divided(thresholds: Thresholds, topic_count: int | None, topic_bytes: int | None, queues: int) -> Thresholds:
+def divide_thresholds(
+    thresholds: Thresholds, topic_count: int | None, topic_bytes: int | None, queues: int
+) -> Thresholds:
     """Divide the thresholds of a topic by its number of ``queues``; at least 1 each."""
-    share = max(1, queues)
+    divisor = max(1, queues)
     return Thresholds(
-        thresholds.max_count if topic_count is None else max(1, topic_count // share),
-        thresholds.max_bytes if topic_bytes is None else max(1, topic_bytes // share),
+        thresholds.max_count if topic_count is None else max(1, topic_count // divisor),
+        thresholds.max_bytes if topic_bytes is None else max(1, topic_bytes // divisor),
         thresholds.max_span,
     )
 
 
-def full(queue: ProcessQueue, thresholds: Thresholds) -> str | None:
+def pause_reason(queue: ProcessQueue, thresholds: Thresholds) -> str | None:
     """Return why the queue is not pulled now; None if it is."""
     if queue.count > thresholds.max_count:
         return f"{queue.count} messages are cached, more than {thresholds.max_count}"
@@ -333,7 +339,7 @@ def full(queue: ProcessQueue, thresholds: Thresholds) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class NextPull:
+class PullDecision:
     """What follows from an answer.
 
     ``messages`` are cached and consumed. ``finished`` is an offset before which nothing is left to do; it is noted if nothing
@@ -344,18 +350,20 @@ class NextPull:
     offset: int
     pause_s: float = 0.0
     messages: Sequence[ReceivedMessage] = ()
-    finished: int | None = None
-    repair: int | None = None
+    finished_offset: int | None = None
+    corrected_offset: int | None = None
 
 
-def next_pull(offset: int, answer: PullAnswer | RocketMQError, interval_s: float, error_s: float) -> NextPull:
+def decide_next_pull(
+    offset: int, answer: PullAnswer | RocketMQError, interval_s: float, error_s: float
+) -> PullDecision:
     """Decide what follows from the ``answer`` to the pull at ``offset``. Pauses are ``pullInterval`` and the one after errors."""
     if isinstance(answer, RocketMQError):
-        return NextPull(offset, BUSY_S if answer.broker_code == Response.FLOW_CONTROL else error_s)
+        return PullDecision(offset, BUSY_PAUSE_S if answer.broker_code == Response.FLOW_CONTROL else error_s)
     if answer.status is PullStatus.OFFSET_ILLEGAL:
-        return NextPull(offset, repair=answer.next_offset)
+        return PullDecision(offset, corrected_offset=answer.next_offset)
     if answer.status is not PullStatus.FOUND:
-        return NextPull(answer.next_offset, finished=answer.next_offset)
+        return PullDecision(answer.next_offset, finished_offset=answer.next_offset)
     if not answer.messages:  # a tag's hash matched, its text did not
-        return NextPull(answer.next_offset, finished=answer.next_offset)
-    return NextPull(answer.next_offset, interval_s, answer.messages)
+        return PullDecision(answer.next_offset, finished_offset=answer.next_offset)
+    return PullDecision(answer.next_offset, interval_s, answer.messages)

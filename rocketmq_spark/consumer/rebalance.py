@@ -25,7 +25,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.environment import queue_order
 
 
-class Where(enum.Enum):
+class ConsumeFromWhere(enum.Enum):
     """Java's ``ConsumeFromWhere``, without its synonyms."""
 
     LATEST = "CONSUME_FROM_LAST_OFFSET"
@@ -37,60 +37,66 @@ class Where(enum.Enum):
 class ConsumeFrom:
     """Where a queue without a committed offset begins; ``TIMESTAMP`` has a time in ms since 1970."""
 
-    where: Where = Where.LATEST
+    where: ConsumeFromWhere = ConsumeFromWhere.LATEST
     timestamp_ms: int = 0
 
     @classmethod
     def of(cls, value: str | int) -> ConsumeFrom:
         """Parse option 'consumeFromWhere': a name of ``Where``, or ms since 1970."""
-        return cls(Where.TIMESTAMP, value) if isinstance(value, int) else cls(Where[value.upper()])
+        return (
+            cls(ConsumeFromWhere.TIMESTAMP, value) if isinstance(value, int) else cls(ConsumeFromWhere[value.upper()])
+        )
 
 
-class Start(NamedTuple):
+class StartOffset(NamedTuple):
     """Where a queue begins. ``stored``: the broker has this offset of the group; otherwise a later start may differ."""
 
     offset: int
-    stored: bool = True
+    committed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class StartQuestions:
+class StartOffsetRequests:
     """Requests to the queue's broker. Each raises ``RocketMQError`` if it fails.
 
     ``stored`` returns None only if the broker reports that the group has no offset.
     """
 
-    stored: Callable[[], int | None]
+    committed: Callable[[], int | None]
     max_offset: Callable[[], int]
-    search: Callable[[int], int]
+    offset_at_time: Callable[[int], int]
 
 
-def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, ask: StartQuestions) -> Start:
+def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: StartOffsetRequests) -> StartOffset:
     """Return the first offset to pull, at least 0. Raises the errors of the requests.
 
     A retry topic begins at 0 in every mode, because all of its messages failed in this group. Java begins at its end with
     ``CONSUME_FROM_TIMESTAMP``, and loses messages that were sent back before a member had the queue.
     """
-    stored = ask.stored()
-    if stored is not None:
+    committed = requests.committed()
+    if committed is not None:
         # 0 may mean a young queue without an offset. A later request would return None, and the mode would decide.
-        return Start(_checked(queue, "stored", stored), stored > 0)
-    if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is Where.EARLIEST:
-        return Start(0, False)  # the first pull corrects an offset that is too small
-    if consume_from.where is Where.LATEST:
-        end = _checked(queue, "maximum", ask.max_offset())
+        return StartOffset(_checked(queue, "stored", committed), committed > 0)
+    if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is ConsumeFromWhere.EARLIEST:
+        return StartOffset(0, False)  # the first pull corrects an offset that is too small
+    if consume_from.where is ConsumeFromWhere.LATEST:
+        end = _checked(queue, "maximum", requests.max_offset())
         # A broker says 0 of a young queue, but nothing of an empty one: if its first message came between the two requests, it
         # would be skipped, as Java skips it. So the broker is asked once more, and may know an offset of another member, too.
-        stored = ask.stored() if end > 0 else None
-        return Start(end, False) if stored is None else Start(_checked(queue, "stored", stored), stored > 0)
-    found = ask.search(consume_from.timestamp_ms)
-    return Start(_checked(queue, f"time {consume_from.timestamp_ms}", found), False)
+        committed = requests.committed() if end > 0 else None
+        return (
+            StartOffset(end, False)
+            if committed is None
+            else StartOffset(_checked(queue, "stored", committed), committed > 0)
+        )
+    offset = requests.offset_at_time(consume_from.timestamp_ms)
+    return StartOffset(_checked(queue, f"time {consume_from.timestamp_ms}", offset), False)
 
 
-def _checked(queue: MessageQueue, what: str, offset: int) -> int:
+def _checked(queue: MessageQueue, source: str, offset: int) -> int:
     if offset < 0:
         raise OffsetError(
-            f"the offset of {what} is {offset}; expected one of at least 0",
+            f"the offset of {source} is {offset}; expected one of at least 0",
             topic=queue.topic,
             queue=str(queue),
             remedy="The queue is tried again at the next rebalance; see the broker's log",
@@ -98,9 +104,9 @@ def _checked(queue: MessageQueue, what: str, offset: int) -> int:
     return offset
 
 
-WAIT_S = 20.0
+REBALANCE_INTERVAL_S = 20.0
 UNBALANCED_WAIT_S = 1.0  # since 5.2.0
-UNNOTICED_WAIT_S = 5.0  # until this member releases the queues of a new one, both read them
+NO_NOTICES_WAIT_S = 5.0  # until this member releases the queues of a new one, both read them
 MIN_INTERVAL_S = 1.0
 PULL_EXPIRES_MS = 120_000
 
@@ -109,7 +115,7 @@ Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[Messa
 
 
 @dataclass(frozen=True, slots=True)
-class QueueShare:
+class Allocation:
     """This member's share of a topic's queues; None: it keeps its queues.
 
     ``problem`` is why the strategy failed. Only then the member counts as not balanced and retries soon.
@@ -119,11 +125,11 @@ class QueueShare:
     problem: Failure | None = None
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         return self.queues is not None
 
 
-KEPT = QueueShare(None)
+UNCHANGED = Allocation(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,59 +143,65 @@ class QueueChange:
         return bool(self.drop or self.add)
 
 
-def broadcasting_share(queues: Collection[MessageQueue] | None) -> QueueShare:
+def allocate_broadcasting(queues: Collection[MessageQueue] | None) -> Allocation:
     """Return all queues, for every member."""
-    return KEPT if queues is None else QueueShare(frozenset(queues))
+    return UNCHANGED if queues is None else Allocation(frozenset(queues))
 
 
-def clustering_share(
-    allocate: Allocate, me: str, queues: Collection[MessageQueue] | None, members: Collection[str] | None
-) -> QueueShare:
+def allocate_clustering(
+    allocate: Allocate, client_id: str, queues: Collection[MessageQueue] | None, members: Collection[str] | None
+) -> Allocation:
     """Return this member's share by the strategy.
 
     An empty list of members counts as unknown, because a broker that has just started knows no members yet.
     """
     if queues is None or not members:
-        return KEPT
+        return UNCHANGED
     ordered = sorted(queues, key=queue_order), sorted(members, key=string_order)
-    given = attempt(lambda: frozenset(allocate(me, *ordered)))  # the strategy may be a user's function
-    return QueueShare(None, given) if isinstance(given, Failure) else QueueShare(given)
+    allocated = attempt(lambda: frozenset(allocate(client_id, *ordered)))  # the strategy may be a user's function
+    return Allocation(None, allocated) if isinstance(allocated, Failure) else Allocation(allocated)
 
 
-def change(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: QueueShare, now_ms: int) -> QueueChange:
+def queue_change(
+    owned: Mapping[MessageQueue, ProcessQueue], topic: str, allocation: Allocation, now_ms: int
+) -> QueueChange:
     """Return the change from the queues of ``topic`` in ``owned`` to ``share``.
 
     A queue whose pulls have stopped is dropped and added again, which restarts them. So is a dropped queue that is not
     released yet because an orderly listener has its messages; it is added when the listener returns.
     """
-    if share.queues is None:
+    if allocation.queues is None:
         return QueueChange()
-    mine = {queue: held for queue, held in owned.items() if queue.topic == topic}
-    stale = {q for q, held in mine.items() if not held.dropped and now_ms - held.last_pull_ms > PULL_EXPIRES_MS}
-    gone = {q for q, held in mine.items() if held.dropped or q not in share.queues}
-    return QueueChange(_sorted(gone | stale), _sorted(share.queues - (mine.keys() - gone - stale)))
+    owned_of_topic = {queue: process_queue for queue, process_queue in owned.items() if queue.topic == topic}
+    stale = {
+        q for q, held in owned_of_topic.items() if not held.dropped and now_ms - held.last_pull_ms > PULL_EXPIRES_MS
+    }
+    dropped = {q for q, held in owned_of_topic.items() if held.dropped or q not in allocation.queues}
+    return QueueChange(_sorted(dropped | stale), _sorted(allocation.queues - (owned_of_topic.keys() - dropped - stale)))
 
 
-def strangers(owned: Iterable[MessageQueue], topics: Collection[str]) -> tuple[MessageQueue, ...]:
+def unsubscribed_queues(owned: Iterable[MessageQueue], topics: Collection[str]) -> tuple[MessageQueue, ...]:
     """Return owned queues of topics without a subscription. Unlike in Java, their offsets are committed before the release."""
     return _sorted(queue for queue in owned if queue.topic not in topics)
 
 
-def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, share: QueueShare) -> bool:
+def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, allocation: Allocation) -> bool:
     """Whether the member owns exactly its share. True if the share is unknown."""
-    if share.queues is None:
-        return share.problem is None
-    return share.queues == {q for q, held in owned.items() if q.topic == topic and not held.dropped}
+    if allocation.queues is None:
+        return allocation.problem is None
+    return allocation.queues == {
+        q for q, process_queue in owned.items() if q.topic == topic and not process_queue.dropped
+    }
 
 
-def wait_s(balanced: bool, interval_s: float = WAIT_S, has_notices: bool = True) -> float:
+def wait_s(balanced: bool, interval_s: float = REBALANCE_INTERVAL_S, has_notices: bool = True) -> float:
     """Return the seconds until the next regular run; ``interval_s`` is Java's ``waitInterval``.
 
     Without ``has_notices``, servers do not report changes of the group to its members.
     """
     if not balanced:
         return min(UNBALANCED_WAIT_S, interval_s)
-    return interval_s if has_notices else min(UNNOTICED_WAIT_S, interval_s)
+    return interval_s if has_notices else min(NO_NOTICES_WAIT_S, interval_s)
 
 
 def _sorted(queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:

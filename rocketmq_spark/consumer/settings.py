@@ -15,7 +15,7 @@ from typing import Any
 
 from rocketmq_spark.base.arguments import synchronous, text, wrong
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.rebalance import WAIT_S, Allocate, ConsumeFrom
+from rocketmq_spark.consumer.rebalance import REBALANCE_INTERVAL_S, Allocate, ConsumeFrom
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from rocketmq_spark.options import Options, transport
@@ -203,7 +203,7 @@ class ConsumerSettings:
     suspend_time_s: float = 1.0
     consume_timeout_s: float = 900.0
     persist_interval_s: float = 5.0
-    rebalance_interval_s: float = WAIT_S
+    rebalance_interval_s: float = REBALANCE_INTERVAL_S
     route_refresh_s: float = 30.0
     post_subscription_when_pull: bool = False
     heartbeat_s: float = 30.0

@@ -15,13 +15,13 @@ from rocketmq_spark.base.clock import epoch_ms
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure, attempt
 from rocketmq_spark.consumer.result import (
-    Ended,
-    LaterListener,
+    DeferredListener,
     Listener,
-    Step,
-    concurrent,
-    ordered,
-    watched_listener,
+    OrderedAction,
+    OutcomeCallback,
+    judge_concurrent,
+    judge_ordered,
+    observed_listener,
 )
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import ReceivedMessage
@@ -46,11 +46,11 @@ class ListenerTraces:
 
     def around(self, listener: Listener, settings: ConsumerSettings) -> Listener:
         """The same listener, traced. It returns and raises what the listener does."""
-        if isinstance(listener, LaterListener):
-            return watched_listener(listener, functools.partial(self._in_turn, settings))
+        if isinstance(listener, DeferredListener):
+            return observed_listener(listener, functools.partial(self._in_turn, settings))
         return functools.partial(self._call, listener, settings)
 
-    def _in_turn(self, settings: ConsumerSettings, messages: Any, context: Any) -> Ended:
+    def _in_turn(self, settings: ConsumerSettings, messages: Any, context: Any) -> OutcomeCallback:
         call = _made(_Call, settings, messages, context)
         if call is None:
             return lambda outcome: None
@@ -125,6 +125,6 @@ class _Call:
         """How many of the messages, from the first on, are done."""
         size = len(self._messages)
         if not self._settings.ordered:
-            return concurrent(outcome, self._context, size).done
-        step = ordered(outcome, self._context, 0).step
-        return size if step in (Step.COMMIT, Step.CONTINUE) else 0
+            return judge_concurrent(outcome, self._context, size).done_count
+        step = judge_ordered(outcome, self._context, 0).action
+        return size if step in (OrderedAction.COMMIT, OrderedAction.CONTINUE) else 0

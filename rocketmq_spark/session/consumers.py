@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.push import consumer as group_consumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.result import Replier
-from rocketmq_spark.consumer.rows import RowsOfAnswers
+from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange, PullRequest, ReceivedMessage
@@ -151,7 +151,7 @@ def _arrow(parts: Sequence[FetchedPart]) -> tuple[Any, int | None]:
         raise
 
 
-def _rows(settings: ConsumerSettings) -> RowsOfAnswers:
+def _rows(settings: ConsumerSettings) -> RowsDecoder:
     """Return what makes rows of answers. Raises ``OptionError`` without pyarrow, or numpy, which decodes them."""
     for package in ("pyarrow", "numpy"):
         if not extras.installed(package):
@@ -170,7 +170,7 @@ def _rows(settings: ConsumerSettings) -> RowsOfAnswers:
     batch_of_messages(
         ()
     )  # pyarrow imports pandas for its first array: a second, in which the first call would seem slow
-    return RowsOfAnswers(settings.consume_batch_max_size, by_columns, batch_of_messages)
+    return RowsDecoder(settings.consume_batch_max_size, by_columns, batch_of_messages)
 
 
 def _behind(part: FetchedPart, rows: int) -> int:

@@ -24,8 +24,8 @@ from rocketmq_spark.base.threads import Aside
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.push.workers import Work, Workers
-from rocketmq_spark.consumer.result import LaterListener
-from rocketmq_spark.consumer.rows import RowsOfAnswers
+from rocketmq_spark.consumer.result import DeferredListener
+from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.errors import (
@@ -381,7 +381,7 @@ class GroupBench:
         self.consumers: list[BaseConsumer] = []
         self.replies: list[tuple[ReceivedMessage, bytes, Mapping[str, str] | None]] = []
         self.traces: Callable[[], ListenerTraces | None] = lambda: None
-        self.rows: RowsOfAnswers | None = None  # for listeners of record batches
+        self.rows: RowsDecoder | None = None  # for listeners of record batches
         self.aside: Callable[[], Aside] = AwaitedAside
         self.timers: dict[str, list[ManualTimer]] = {}  # by client id
         self.numbers = itertools.count(1)
@@ -420,7 +420,7 @@ class GroupBench:
                 self.got += [(port.client_id, each.body, each.reconsume_times) for each in messages]
             return listener(messages, context) if listener else None
 
-        made.start(listener if isinstance(listener, LaterListener) else noting)
+        made.start(listener if isinstance(listener, DeferredListener) else noting)
         self.time.run_due()
         return made, port
 

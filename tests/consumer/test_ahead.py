@@ -18,7 +18,7 @@ from rocketmq_spark.consumer import ahead
 from rocketmq_spark.consumer.ahead import Ahead, ReadAhead
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
@@ -49,7 +49,7 @@ def consumer(fake: FakeMember, reads: Reads) -> Iterator[BasePullConsumer]:
 def made(fake: FakeMember, reads: Reads, **settings: Any) -> BasePullConsumer:
     wanted = ConsumerSettings(
         group="g",
-        consume_from=ConsumeFrom(Where.EARLIEST),
+        consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST),
         **{"pull_batch_size": COUNT, "thresholds": Thresholds(40), **settings},
     )
     how = ReadAhead(

@@ -17,7 +17,7 @@ from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import rows
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
-from rocketmq_spark.consumer.rows import RowsOfAnswers
+from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model.membership import ConsumeDirectly, ResetOffsets
 from rocketmq_spark.session.telemetry import Instrumentation
@@ -43,16 +43,16 @@ def by_columns(parts: Sequence[FetchedPart]) -> Any:
 @pytest.fixture(params=["columns", "messages"])
 def arrow(group: GroupBench, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> GroupBench:
     """Rows are made of columns, or of messages, as those of small answers are."""
-    monkeypatch.setattr(rows, "FEW", 1)
+    monkeypatch.setattr(rows, "MIN_COLUMNAR_ROWS", 1)
     how = by_columns if request.param == "columns" else lambda parts: None
-    group.rows = RowsOfAnswers(1024, how, batch_of_messages)
+    group.rows = RowsDecoder(1024, how, batch_of_messages)
     return group
 
 
 def at_most(group: GroupBench, count: int) -> None:
     """So many rows in a call."""
     assert group.rows is not None
-    group.rows._most = count
+    group.rows._max_rows = count
 
 
 def started(group: GroupBench, listener: Any = None, **how: Any) -> Any:
@@ -454,7 +454,7 @@ def test_what_becomes_too_large_for_one_call_comes_in_several(
 ) -> None:
     monkeypatch.setattr(messages, "PORTION_BYTES", 1)
     assert arrow.rows is not None
-    monkeypatch.setattr(arrow.rows, "_by_columns", lambda parts: None)  # as it does when something is too large
+    monkeypatch.setattr(arrow.rows, "_decode_columns", lambda parts: None)  # as it does when something is too large
     consumer, _ = started(arrow)
     arrow.brokers.send(A, *numbers(5))
     arrow.time.advance(1)
@@ -465,14 +465,14 @@ def test_what_becomes_too_large_for_one_call_comes_in_several(
 def test_an_answer_that_cannot_be_decoded_now_is_pulled_again(
     arrow: GroupBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    errors, decoded = [MemoryError("no"), MemoryError("no")], RowsOfAnswers.__call__
+    errors, decoded = [MemoryError("no"), MemoryError("no")], RowsDecoder.__call__
 
-    def decoding(self: RowsOfAnswers, parts: Sequence[FetchedPart]) -> Any:
+    def decoding(self: RowsDecoder, parts: Sequence[FetchedPart]) -> Any:
         if errors:
             raise errors.pop()
         return decoded(self, parts)
 
-    monkeypatch.setattr(RowsOfAnswers, "__call__", decoding)
+    monkeypatch.setattr(RowsDecoder, "__call__", decoding)
     started(arrow)
     arrow.brokers.send(A, *numbers(3))
     arrow.time.advance(10)

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import rows
-from rocketmq_spark.consumer.rows import RowsOfAnswers
+from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.group import GroupBench
@@ -19,9 +19,9 @@ from tests.helpers import raising
 
 @pytest.fixture(params=["columns", "messages"])
 def arrow(group: GroupBench, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> GroupBench:
-    monkeypatch.setattr(rows, "FEW", 1)
+    monkeypatch.setattr(rows, "MIN_COLUMNAR_ROWS", 1)
     how = by_columns if request.param == "columns" else lambda parts: None
-    group.rows = RowsOfAnswers(3, how, batch_of_messages)
+    group.rows = RowsDecoder(3, how, batch_of_messages)
     return group
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, Ask, Assigned, FetchedPart
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 
 A, B = (MessageQueue("t", "b", i) for i in range(2))
@@ -21,7 +21,7 @@ def part(queue: MessageQueue, start: int, end: int) -> FetchedPart:
 
 def assigned() -> Assigned:
     one = Assigned(4)
-    one.assign({A: Start(5), B: Start(7)})
+    one.assign({A: StartOffset(5), B: StartOffset(7)})
     return one
 
 
@@ -57,7 +57,7 @@ def test_a_queue_is_not_pulled_on_while_too_much_waits() -> None:
 
 def test_a_queue_is_not_pulled_on_while_too_many_bytes_wait() -> None:
     one = Assigned(1000, max_bytes=10)
-    one.assign({A: Start(0)})
+    one.assign({A: StartOffset(0)})
     for _ in range(2):
         (ask,) = one.due(0.0)
         one.answered(ask, PullAnswer(PullStatus.FOUND, ask.offset + 1, 0, 99, stored=b"12345"))
@@ -134,7 +134,7 @@ def test_a_queue_that_goes_and_comes_back_takes_no_old_answer() -> None:
     one = assigned()
     first, _ = one.due(0.0)
     one.assign({B: None})
-    one.assign({A: Start(5), B: None})
+    one.assign({A: StartOffset(5), B: None})
     assert not one.answered(first, found(first, 3))
 
 
@@ -274,7 +274,7 @@ def test_what_was_committed_is_not_committed_again() -> None:
 def test_what_was_given_of_a_topic_before_it_was_made_again_says_nothing_of_the_new_one(interrupted: bool) -> None:
     """The new one has messages already when the caller is through with those of the old one."""
     one = Assigned(1000)
-    one.assign({A: Start(990)})
+    one.assign({A: StartOffset(990)})
     old = one.due(0.0)[0]
     one.answered(old, found(old, 10))
     one.ready.take(3)
@@ -370,7 +370,7 @@ def test_a_poll_looks_at_what_it_takes_however_many_parts_wait_of_other_queues()
 
     queues = [MessageQueue("t", "b", i) for i in range(64)]
     one = Assigned(1000)
-    one.assign(dict.fromkeys(queues, Start(0)))
+    one.assign(dict.fromkeys(queues, StartOffset(0)))
     for start in range(32):
         for queue in queues:
             one.ready.add(Seen(queue, start, [(start + 1, 1)], b"1", lambda start, end, stored: []))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
 from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, Ask, Assigned, FetchedPart
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus
 from tests.consumer.test_assigned import A, B, found
 from tests.models import SteppingMachine, model_test, step
@@ -26,7 +26,7 @@ class Machine(SteppingMachine):
     @initialize()
     def begin(self) -> None:
         self.one = Assigned(4)
-        self.one.assign({A: Start(0), B: Start(0)})
+        self.one.assign({A: StartOffset(0), B: StartOffset(0)})
         self.under_way: list[Ask] = []
         self.given: dict[MessageQueue, list[int]] = {A: [], B: []}
         self.passed: dict[MessageQueue, set[int]] = {A: set(), B: set()}

@@ -22,7 +22,7 @@ from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.pulling import Backlog
 from rocketmq_spark.consumer.push.running import ConsumerTools
-from rocketmq_spark.consumer.rows import RowsOfAnswers
+from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MASTER_ID, MessageQueue, ReceivedMessage
 from rocketmq_spark.wire import messages
@@ -47,7 +47,7 @@ class Bench:
         self.got: dict[MessageQueue, Counter[int]] = {A: Counter(), B: Counter()}
         self.port = FakeMember(self.brokers, "me")
         self.consumer: BaseConsumer | None = None
-        self.rows: RowsOfAnswers | None = None  # for listeners of record batches
+        self.rows: RowsDecoder | None = None  # for listeners of record batches
 
     def fill(self, queue: MessageQueue, count: int) -> None:
         self.brokers.send(queue, *(b"x",) * count)
@@ -93,7 +93,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_backlog_of_rows_is_read_ahead_in_order(bench: Bench, ordered: bool) -> None:
-    bench.rows = RowsOfAnswers(1024, lambda parts: None, batch_of_messages)
+    bench.rows = RowsDecoder(1024, lambda parts: None, batch_of_messages)
     bench.fill(A, 1000)
     bench.fill(B, 600)
     firsts: list[tuple[int, int]] = []

@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.consumer.ahead import MAX_RANGES, Bounds, ReadPace, Stretch, far_behind, pace, ranges
 from rocketmq_spark.consumer.pull.assigned import Ask, AssignedQueue
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.model import MessageQueue, OffsetRange
 
 A, B, C = (MessageQueue("t", broker, i) for broker, i in (("a", 0), ("a", 1), ("b", 0)))
@@ -16,7 +16,7 @@ BOUNDS = Bounds(count=32, max_waiting=1000, max_bytes=1 << 20)
 
 
 def place(at: int = 0, end: int | None = 5000, **changed: object) -> AssignedQueue:
-    made = AssignedQueue.of(Start(at))
+    made = AssignedQueue.of(StartOffset(at))
     made.end = end
     for name, value in changed.items():
         setattr(made, name, value)

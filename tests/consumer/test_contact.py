@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer.pull.contact import Contact
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -32,7 +32,7 @@ def lost() -> Kept:
     """Each pull fails."""
     kept = Kept()
     kept.fake.errors = [ConnectionLost(*LOST.args) for _ in range(1000)]
-    kept.one.have({QUEUE: Start(0)})
+    kept.one.have({QUEUE: StartOffset(0)})
     return kept
 
 
@@ -87,7 +87,7 @@ def test_a_poll_for_a_topic_that_is_not_there_lasts(monkeypatch: pytest.MonkeyPa
 
 def test_after_a_first_answer_polls_only_warn(caplog: pytest.LogCaptureFixture) -> None:
     kept = Kept()
-    kept.one.have({QUEUE: Start(0)})
+    kept.one.have({QUEUE: StartOffset(0)})
     assert poll(kept)
     kept.polls.contact.failed("b", LOST)
     for now in (100.0, 1000.0):
@@ -187,7 +187,7 @@ def test_a_refusal_is_no_error_while_a_queue_can_be_read(read: str) -> None:
     kept = Kept()
     if "pull" in read:
         kept.fake.pull = lambda request, deadline, done: done(BrokerBusy("busy"))  # type: ignore[method-assign]
-        kept.one.have({QUEUE: Start(0)})
+        kept.one.have({QUEUE: StartOffset(0)})
         assert poll(kept) == []
     else:
         kept.shared.set("t", NO_FILTER, lambda address, question: None)

@@ -10,7 +10,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer.push.concurrent import Concurrent
-from rocketmq_spark.consumer.result import LaterListener, ListenerCall, Turn
+from rocketmq_spark.consumer.result import DeferredListener, ListenerCall, NextCall
 from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome
 from tests.consumer.group import GroupBench
 from tests.consumer.messages import message
@@ -20,15 +20,15 @@ from tests.queues import q
 A = q("a:0")
 
 
-class Elsewhere(LaterListener):
+class Elsewhere(DeferredListener):
     """A listener whose calls wait until the test takes them, and says what came of them."""
 
     def __init__(self, *, takes: bool = True) -> None:
         self.takes = takes
-        self.turns: list[Turn] = []
+        self.turns: list[NextCall] = []
         self.open: list[ListenerCall] = []
 
-    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+    def submit(self, turn: NextCall, times: int, first: bool = False) -> None:
         if not self.takes:
             raise RuntimeError("the event loop is closed")
         self.turns += [turn] * times
@@ -128,8 +128,8 @@ def test_a_stop_waits_for_what_has_no_outcome_yet(group: GroupBench) -> None:
 def test_a_message_that_is_to_be_consumed_now_has_its_outcome(group: GroupBench) -> None:
     firsts: list[bool] = []
 
-    class AtOnce(LaterListener):
-        def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+    class AtOnce(DeferredListener):
+        def submit(self, turn: NextCall, times: int, first: bool = False) -> None:
             firsts.append(first)
             for _ in range(times):
                 call = turn()
@@ -228,8 +228,8 @@ def test_a_message_that_is_consumed_now_is_waited_for_until_the_consumer_stops(
     monkeypatch.setattr("rocketmq_spark.consumer.push.concurrent._ASK_S", 0.01)
     begun, results = threading.Event(), list[Any]()
 
-    class Silent(LaterListener):
-        def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+    class Silent(DeferredListener):
+        def submit(self, turn: NextCall, times: int, first: bool = False) -> None:
             begun.set()
 
     consumer, port = group.start(Silent())

@@ -21,7 +21,7 @@ from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import FILE, FileOffsets, LocalOffsets, cluster_folder, file_of
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.group import GROUP, GroupBench
@@ -44,7 +44,7 @@ def earlier(tmp_path: Path) -> LocalOffsets:
 
 
 def start(group: GroupBench, folder: Path, *servers: str, **how: Any) -> BaseConsumer:
-    how = {"consume_from": ConsumeFrom(Where.EARLIEST), **how}
+    how = {"consume_from": ConsumeFrom(ConsumeFromWhere.EARLIEST), **how}
     return group.start(clustering=False, offsets_folder=folder, name_servers=servers, **how)[0]
 
 
@@ -215,10 +215,10 @@ def test_the_file_of_an_earlier_release_is_adopted_once(
     group.brokers.send(q("a:0"), b"1", b"2", b"3")
     earlier.store(dict.fromkeys(T, 0) | {q("a:0"): 1})
     earlier.store(dict.fromkeys(T, 0) | {q("a:0"): 2})
-    how = {"ordered": ordered, "consume_from": ConsumeFrom(Where.LATEST)}
+    how = {"ordered": ordered, "consume_from": ConsumeFrom(ConsumeFromWhere.LATEST)}
     assert read(group, tmp_path, "a:1", **how) == [b"3"]
     assert not earlier.exists
-    assert read(group, tmp_path, "b:1", consume_from=ConsumeFrom(Where.EARLIEST)) == [b"1", b"2", b"3"]
+    assert read(group, tmp_path, "b:1", consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST)) == [b"1", b"2", b"3"]
 
 
 def test_each_cluster_adopts_the_queues_of_its_brokers(
@@ -230,10 +230,10 @@ def test_each_cluster_adopts_the_queues_of_its_brokers(
     for queue in (*T, *others):
         group.brokers.send(queue, b"1", str(queue).encode())
     first = group.brokers.topics["T"]
-    assert len(read(group, tmp_path, "a:1", consume_from=ConsumeFrom(Where.LATEST))) == len(first) == 4
+    assert len(read(group, tmp_path, "a:1", consume_from=ConsumeFrom(ConsumeFromWhere.LATEST))) == len(first) == 4
     assert earlier.load() == dict.fromkeys(others, 1)
     group.brokers.topics["T"] = others
-    assert len(read(group, tmp_path, "b:1", consume_from=ConsumeFrom(Where.LATEST))) == 2
+    assert len(read(group, tmp_path, "b:1", consume_from=ConsumeFrom(ConsumeFromWhere.LATEST))) == 2
     assert not earlier.exists
 
 

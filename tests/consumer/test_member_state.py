@@ -30,7 +30,7 @@ def test_lag_is_known_when_the_ends_of_all_queues_are() -> None:
 def test_where_a_queue_ends_is_what_was_said_last() -> None:
     held = holding("a:0")
     queue = held.queues[q("a:0")]
-    held.ends[queue.queue], queue.end_ms = 7, 100  # by the answer to a pull
+    held.ends[queue.queue], queue.end_updated_ms = 7, 100  # by the answer to a pull
     for asked_ms, end, known in ((99, 5, 7), (99, None, 7), (101, 9, 9), (101, None, None)):
         held.heard(queue, end, asked_ms)
         assert held.ends.get(queue.queue) == known

@@ -142,8 +142,8 @@ def test_whatever_a_listener_does_its_message_is_tried_again_and_the_queue_goes_
 def test_a_bug_behind_the_listener_ends_no_queue(group: GroupBench, what: str, monkeypatch) -> None:
     _, port = started(group, lambda messages, context: 1 / 0 if messages[0].body == b"1" else None, max_tries=0)
     if what == "listener":
-        real, turns = orderly.ordered, [raising(SystemExit("a bug"))]
-        monkeypatch.setattr(orderly, "ordered", lambda *given: (turns.pop() if turns else real)(*given))
+        real, turns = orderly.judge_ordered, [raising(SystemExit("a bug"))]
+        monkeypatch.setattr(orderly, "judge_ordered", lambda *given: (turns.pop() if turns else real)(*given))
     else:
         port.send_to_retry = raising(SystemExit("a bug"))
     group.brokers.send(A, b"1", b"2")
@@ -465,7 +465,7 @@ def test_the_lock_counts_from_its_question(group: GroupBench, monkeypatch: pytes
     group.time.advance(0)
     held = consumer._running.held.queues
     assert {held[queue].lock.granted_ms for queue in ALL} == {began_ms}
-    assert not held[ALL[-1]].lock.held(began_ms + 30_001, 1)
+    assert not held[ALL[-1]].lock.is_held(began_ms + 30_001, 1)
 
 
 def test_a_renewed_lock_counts_from_its_question_too(group: GroupBench, monkeypatch: pytest.MonkeyPatch) -> None:

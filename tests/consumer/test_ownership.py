@@ -13,7 +13,7 @@ from rocketmq_spark.consumer.push import ownership
 from rocketmq_spark.consumer.push.member_state import MemberState, OffsetTable
 from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, LocalOffsets
 from rocketmq_spark.consumer.push.ownership import Ownership
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, CallTimeout, ServerFault
 from rocketmq_spark.model import MessageQueue
@@ -98,8 +98,8 @@ def test_a_broker_that_hangs_is_asked_once_a_run(group: GroupBench) -> None:
     ("mode", "first"),
     [
         (ConsumeFrom(), []),
-        (ConsumeFrom(Where.EARLIEST), [b"0", b"1", b"2"]),
-        (ConsumeFrom(Where.TIMESTAMP, 7), [b"2"]),
+        (ConsumeFrom(ConsumeFromWhere.EARLIEST), [b"0", b"1", b"2"]),
+        (ConsumeFrom(ConsumeFromWhere.TIMESTAMP, 7), [b"2"]),
     ],
 )
 @pytest.mark.parametrize("young", [False, True])

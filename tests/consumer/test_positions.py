@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.consumer.pull.polls import Positions
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OffsetError, ServerFault
 from rocketmq_spark.model import MessageQueue
@@ -27,9 +27,9 @@ def positions(fake: FakeMember) -> Positions:
 
 
 def test_4_24_a_queue_begins_at_its_stored_offset_or_its_end(fake: FakeMember, positions: Positions) -> None:
-    assert positions.start(QUEUE) == Start(9, False)
+    assert positions.start(QUEUE) == StartOffset(9, False)
     fake.stored[QUEUE] = 4
-    assert positions.start(QUEUE) == Start(4)
+    assert positions.start(QUEUE) == StartOffset(4)
 
 
 def test_4_25_a_question_that_fails_is_no_answer(fake: FakeMember, positions: Positions) -> None:

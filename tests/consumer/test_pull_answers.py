@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer.pull.polls import Polls, PullAnswers
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from rocketmq_spark.model.membership import (
@@ -47,7 +47,7 @@ class Asked:
 def asked() -> Asked:
     made = Asked()
     made.fake.add(A, 40)
-    made.polls.assign({A: Start(0), B: Start(0), OTHER: Start(0)})
+    made.polls.assign({A: StartOffset(0), B: StartOffset(0), OTHER: StartOffset(0)})
     made.polls.wait(Deadline.after(0), 1)
     made.polls.given = True
     made.polls.finish()

@@ -15,7 +15,7 @@ import pytest
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer, PolledMessages
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -62,11 +62,11 @@ def test_4_20_4_28_a_queue_begins_at_the_groups_offset_or_where_the_option_says(
     fake.add(A, 10)
     fake.low[A] = 3
     for where, stored, expected in (
-        (ConsumeFrom(Where.LATEST), 7, 7),
-        (ConsumeFrom(Where.LATEST), None, 10),
-        (ConsumeFrom(Where.EARLIEST), None, 3),
-        (ConsumeFrom(Where.TIMESTAMP, 6), None, 6),
-        (ConsumeFrom(Where.TIMESTAMP, 1), None, 3),
+        (ConsumeFrom(ConsumeFromWhere.LATEST), 7, 7),
+        (ConsumeFrom(ConsumeFromWhere.LATEST), None, 10),
+        (ConsumeFrom(ConsumeFromWhere.EARLIEST), None, 3),
+        (ConsumeFrom(ConsumeFromWhere.TIMESTAMP, 6), None, 6),
+        (ConsumeFrom(ConsumeFromWhere.TIMESTAMP, 1), None, 3),
     ):
         fake.stored = {} if stored is None else {A: stored}
         with made(fake, consume_from=where) as consumer:
@@ -308,7 +308,7 @@ def test_rows_that_cannot_be_made_come_again(fake: FakeMember) -> None:
 
     with BasePullConsumer(
         fake,
-        ConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST)),
+        ConsumerSettings(group="g", consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST)),
         rows,
         Hand().clock,  # type: ignore[arg-type]
     ) as consumer:
@@ -328,7 +328,7 @@ def test_what_came_before_rows_that_cannot_be_made_is_given_first(fake: FakeMemb
             raise DecodeError("bad")
         return made, left
 
-    settings = ConsumerSettings(group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=4)
+    settings = ConsumerSettings(group="g", consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST), pull_batch_size=4)
     with BasePullConsumer(fake, settings, rows, Hand().clock) as consumer:  # type: ignore[arg-type]
         consumer.assign([A])
         found: list[int] = []

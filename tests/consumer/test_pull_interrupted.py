@@ -19,7 +19,7 @@ from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer, next_answer, some_of
 from rocketmq_spark.consumer.pull.upkeep import Upkeep
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OffsetError, OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, PullStatus
@@ -77,7 +77,7 @@ def test_what_was_read_ahead_stays_too(fake: FakeMember, how: str) -> None:
         reads.begin, lambda queue, start, end, stored: [message(queue, start + i) for i in range(len(stored))]
     )
     settings = ConsumerSettings(
-        group="g", consume_from=ConsumeFrom(Where.EARLIEST), pull_batch_size=COUNT, thresholds=Thresholds(40)
+        group="g", consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST), pull_batch_size=COUNT, thresholds=Thresholds(40)
     )
     with BasePullConsumer(fake, settings, as_rows, Clock(), ahead) as consumer:  # type: ignore[arg-type]
         consumer.assign([A])

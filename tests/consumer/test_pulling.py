@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.errors import BrokerBusy, BrokerError, CallTimeout, GroupNotFound, RocketMQError
 from rocketmq_spark.model import Filter, PullAnswer, PullRequest, PullStatus
 from tests.consumer.group import RARE, Done, FakeMember, GroupBench
@@ -162,7 +162,7 @@ def test_4_26_a_group_that_begins_at_the_first_message_begins_where_the_queue_do
     """Without an offset it asks for 0, which is gone, and is told the minimum."""
     group.brokers.queues[A].first = 100
     group.brokers.send(A, b"1", b"2")
-    consumer, port = group.start(consume_from=ConsumeFrom(Where.EARLIEST))
+    consumer, port = group.start(consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST))
     group.time.advance(3)
     assert pulls(port) == [0, 100, 102]
     assert group.bodies() == [b"1", b"2"]

@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark import options
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.queues.environment import scope_of
@@ -52,7 +52,7 @@ GIVEN = {
     "ordered": ("true", "ordered", True),
     "arrow": ("true", "arrow", True),
     "autoCommit": ("false", "auto_commit", False),
-    "consumeFromWhere": ("1970-01-01T00:00:01Z", "consume_from", ConsumeFrom(Where.TIMESTAMP, 1000)),
+    "consumeFromWhere": ("1970-01-01T00:00:01Z", "consume_from", ConsumeFrom(ConsumeFromWhere.TIMESTAMP, 1000)),
     "consumeThreadMin": ("7", "threads", 7),
     "consumeMessageBatchMaxSize": ("7", "consume_batch_max_size", 7),
     "pullBatchSize": ("7", "pull_batch_size", 7),
@@ -155,9 +155,9 @@ def test_options_of_a_consumer_at_a_proxy_which_sees_to_what_failed() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("latest", ConsumeFrom(Where.LATEST)),
-        ("Earliest", ConsumeFrom(Where.EARLIEST)),
-        ("1970-01-01T00:00:01Z", ConsumeFrom(Where.TIMESTAMP, 1000)),
+        ("latest", ConsumeFrom(ConsumeFromWhere.LATEST)),
+        ("Earliest", ConsumeFrom(ConsumeFromWhere.EARLIEST)),
+        ("1970-01-01T00:00:01Z", ConsumeFrom(ConsumeFromWhere.TIMESTAMP, 1000)),
     ],
 )
 def test_where_to_begin(text: str, expected: ConsumeFrom) -> None:

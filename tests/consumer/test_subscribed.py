@@ -8,7 +8,7 @@ from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.consumer.pull.contact import Contact
 from rocketmq_spark.consumer.pull.polls import Positions
 from rocketmq_spark.consumer.pull.upkeep import Subscribed
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
@@ -42,10 +42,10 @@ def seen() -> Seen:
 
 def test_4_3_it_looks_every_20_seconds_and_every_second_while_something_is_missing(seen: Seen) -> None:
     assert seen.one.wait_s() == 0.0
-    assert seen.one.look([]) == dict.fromkeys(QUEUES, Start(0, False))
+    assert seen.one.look([]) == dict.fromkeys(QUEUES, StartOffset(0, False))
     assert seen.one.wait_s() == 20.0
     seen.fake.unknown[QUEUES[1]] = RocketMQError("ill")
-    assert seen.one.look([]) == {QUEUES[0]: Start(0, False), QUEUES[2]: Start(0, False)}
+    assert seen.one.look([]) == {QUEUES[0]: StartOffset(0, False), QUEUES[2]: StartOffset(0, False)}
     assert seen.one.wait_s() == 1.0
 
 

@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer import tracing
-from rocketmq_spark.consumer.result import Context, LaterListener, ListenerCall, OrderedContext, Turn
+from rocketmq_spark.consumer.result import Context, DeferredListener, ListenerCall, NextCall, OrderedContext
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.wire.traces import TraceRecord
@@ -93,13 +93,13 @@ def test_what_the_listener_raises_is_raised(error: BaseException) -> None:
     assert seen.after == [("false", EXCEPTION)] * 3
 
 
-class Waiting(LaterListener):
+class Waiting(DeferredListener):
     """Its calls wait for their turn."""
 
     def __init__(self) -> None:
-        self.turns: list[Turn] = []
+        self.turns: list[NextCall] = []
 
-    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
+    def submit(self, turn: NextCall, times: int, first: bool = False) -> None:
         self.turns += [turn] * times
 
 
@@ -123,7 +123,7 @@ def test_a_call_that_waits_for_its_turn_is_recorded_from_then_on(
     monkeypatch.setattr(tracing, "epoch_ms", lambda: clock[0])
     seen = Traces()
     listener = seen.traces.around(waiting, CONCURRENT)
-    assert isinstance(listener, LaterListener)
+    assert isinstance(listener, DeferredListener)
     listener.submit(lambda: call if may else None, 1)
     clock[0] += 3_600_000
     assert seen.records == []

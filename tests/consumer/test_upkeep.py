@@ -15,7 +15,7 @@ from rocketmq_spark.consumer.pull import upkeep
 from rocketmq_spark.consumer.pull.polls import Polls, Positions
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -55,7 +55,7 @@ class Kept:
 
 def test_1_9_offsets_are_committed_every_5_seconds_while_there_are_new_ones() -> None:
     kept = Kept()
-    kept.one.have({QUEUE: Start(0)})
+    kept.one.have({QUEUE: StartOffset(0)})
     kept.one.next(kept.one.begin(0.0), 1)
     kept.polls.given = True
     for now, commits in ((4.9, 0), (5.0, 1), (10.0, 1)):
@@ -67,7 +67,7 @@ def test_1_9_offsets_are_committed_every_5_seconds_while_there_are_new_ones() ->
 def test_offsets_of_idle_queues_are_committed_again_every_30_seconds() -> None:
     """A master came back with old ones, or a member that was cut off stored its own."""
     kept = Kept()
-    kept.one.have({QUEUE: Start(0)})
+    kept.one.have({QUEUE: StartOffset(0)})
     kept.one.next(kept.one.begin(0.0), 1)
     kept.polls.given = True
     kept.now = 5.0
@@ -83,7 +83,7 @@ def test_offsets_of_idle_queues_are_committed_again_every_30_seconds() -> None:
 
 def test_what_a_caller_commits_is_sent_again_every_30_seconds_too() -> None:
     kept = Kept(auto_commit=False)
-    kept.one.have({QUEUE: Start(0)})
+    kept.one.have({QUEUE: StartOffset(0)})
     kept.one.next(kept.one.begin(0.0), 1)
     kept.polls.given = True
     for now, commits in ((1.0, 1), (2.0, 1), (31.0, 2), (32.0, 2)):
@@ -98,7 +98,7 @@ def test_routes_are_looked_at_every_30_seconds_and_polls_go_on_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = Kept()
-    kept.one.have({QUEUE: Start(0)})
+    kept.one.have({QUEUE: StartOffset(0)})
     asked: list[str] = []
 
     def queues(topic: str, deadline: object, refresh: bool = False) -> list[MessageQueue]:
@@ -208,7 +208,7 @@ def test_4_3_a_look_is_none_within_a_look(nested: str, monkeypatch: pytest.Monke
         looks.append(1)
         kept.shared.changed()
         getattr(kept.one, nested)()
-        return {QUEUE: Start(0)}
+        return {QUEUE: StartOffset(0)}
 
     monkeypatch.setattr(kept.shared, "look", look)
     one = threading.Thread(target=kept.one.look, daemon=True)
@@ -227,7 +227,7 @@ def test_4_3_a_look_is_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         looks.append(threading.current_thread())
         inside.set()
         assert go_on.wait(60)
-        return {QUEUE: Start(0)}
+        return {QUEUE: StartOffset(0)}
 
     monkeypatch.setattr(kept.shared, "look", look)
     first, second = (threading.Thread(target=kept.one.rebalance, daemon=True) for _ in range(2))

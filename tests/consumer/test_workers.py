@@ -169,7 +169,7 @@ def test_a_broker_that_does_not_answer_for_locks_takes_no_thread_of_a_listener()
         got.append(messages[0].body)
         if got == [b"1"]:
             hangs.set()
-            consumer._running.held.queues[q("a:0")].lock.lose()  # type: ignore[union-attr]
+            consumer._running.held.queues[q("a:0")].lock.mark_lost()  # type: ignore[union-attr]
 
     brokers.offsets |= {q("a:0"): 0, q("b:0"): 0}
     brokers.send(q("a:0"), b"1", b"2")

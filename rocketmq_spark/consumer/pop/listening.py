@@ -16,7 +16,14 @@ from rocketmq_spark.base.codes import DELAY_LEVELS
 from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt
 from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling, line_of
 from rocketmq_spark.consumer.push.workers import Workers
-from rocketmq_spark.consumer.result import AcknowledgingContext, Context, Listener, Step, concurrent, ordered
+from rocketmq_spark.consumer.result import (
+    AcknowledgingContext,
+    Context,
+    Listener,
+    OrderedAction,
+    judge_concurrent,
+    judge_ordered,
+)
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model.message import GroupPolicy
 from rocketmq_spark.options.parsing import positive_duration
@@ -66,11 +73,11 @@ class InAnyOrder:
             self._in_hand.end(lent)
 
     def _settle(self, lent: InvisibleMessage, outcome: object, context: Context) -> None:
-        message, verdict = lent.message, concurrent(outcome, context, 1)
-        if verdict.why:
-            _warn_of_failure(lent, verdict.why, self._tracebacks.due(outcome))
-        self._in_hand.called(lent, bool(verdict.done), self._timer.lease_ms())
-        if verdict.done:
+        message, verdict = lent.message, judge_concurrent(outcome, context, 1)
+        if verdict.problem:
+            _warn_of_failure(lent, verdict.problem, self._tracebacks.due(outcome))
+        self._in_hand.called(lent, bool(verdict.done_count), self._timer.lease_ms())
+        if verdict.done_count:
             self._settling.done(lent)
         elif verdict.level < 0:
             self._settling.dead(lent)
@@ -152,10 +159,10 @@ class InOrder:
         """Consume one message. Returns None if it is settled, a negative number if that failed, else the pause until a retry."""
         message, context = lent.message, AcknowledgingContext(lent.message.queue)
         outcome = attempt(self._listener, (message,), context)
-        verdict = ordered(outcome, context, self._suspend_ms)
-        done = verdict.step is Step.COMMIT
-        if verdict.why:
-            _warn_of_failure(lent, verdict.why, self._tracebacks.due(outcome))
+        verdict = judge_ordered(outcome, context, self._suspend_ms)
+        done = verdict.action is OrderedAction.COMMIT
+        if verdict.problem:
+            _warn_of_failure(lent, verdict.problem, self._tracebacks.due(outcome))
         self._in_hand.called(lent, done, self._timer.lease_ms())
         if not done and message.delivery_attempt < self._port.policy().max_attempts:
             message.delivery_attempt += 1

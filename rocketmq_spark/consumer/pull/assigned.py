@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
 
-from rocketmq_spark.consumer.rebalance import Start
+from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.model import (
     MASTER_ID,
     NO_FILTER,
@@ -125,8 +125,8 @@ class AssignedQueue:
     calm_until: float = 0.0
 
     @classmethod
-    def of(cls, start: Start) -> AssignedQueue:
-        return cls(start.offset, start.offset, start.offset, start.offset if start.stored else None)
+    def of(cls, start: StartOffset) -> AssignedQueue:
+        return cls(start.offset, start.offset, start.offset, start.offset if start.committed else None)
 
 
 class Ready:
@@ -250,7 +250,7 @@ class Assigned:
 
     # --- which queues
 
-    def assign(self, starts: Mapping[MessageQueue, Start | None], left: Left | None = None) -> Left:
+    def assign(self, starts: Mapping[MessageQueue, StartOffset | None], left: Left | None = None) -> Left:
         """Own these queues and no others. New ones begin at their start; None is for those that are owned already.
 
         Returns the offsets of released queues that may still be committed. ``left`` gets them first, in case of Ctrl-C.

@@ -20,7 +20,7 @@ from rocketmq_spark.consumer.pull.assigned import Ask, Assigned, FetchedPart, Le
 from rocketmq_spark.consumer.pull.contact import Contact
 from rocketmq_spark.consumer.push.offset_store import StoreTrouble
 from rocketmq_spark.consumer.push.rebalancing import stacks_of_threads
-from rocketmq_spark.consumer.rebalance import Start, StartQuestions, start_offset
+from rocketmq_spark.consumer.rebalance import StartOffset, StartOffsetRequests, start_offset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import BrokerBusy, BrokerError, OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage
@@ -83,7 +83,7 @@ class Polls:
         with self._lock:
             return sorted(self._assigned.places)
 
-    def assign(self, starts: Mapping[MessageQueue, Start | None], left: Left | None = None) -> Left:
+    def assign(self, starts: Mapping[MessageQueue, StartOffset | None], left: Left | None = None) -> Left:
         with self._lock:
             left = self._assigned.assign({} if self.closed else starts, left)  # closed: it owns no queues
         self._pull()
@@ -321,16 +321,16 @@ class Positions:
         """The readable queues of a topic, or those of the environment; ``refresh`` fetches the route."""
         return self._own(self._member.queues(topic, self.soon(), refresh))
 
-    def start(self, queue: MessageQueue) -> Start:
+    def start(self, queue: MessageQueue) -> StartOffset:
         """The start offset of a new queue. Raises ``OptionError`` for one of another environment."""
         queues = self.queues(queue.topic)  # this also finds its broker
         if self._settings.environment is not None and queue not in queues:
             name = self._settings.environment.name
             raise OptionError(f"queue {queue} does not belong to environment {name!r}; expected one of {list(queues)}")
-        ask = StartQuestions(
-            stored=lambda: self._member.committed(self._settings.group, queue, self.soon()),
+        ask = StartOffsetRequests(
+            committed=lambda: self._member.committed(self._settings.group, queue, self.soon()),
             max_offset=lambda: self.bounds(queue).max_offset,
-            search=lambda epoch_ms: self.at_time(queue, epoch_ms),
+            offset_at_time=lambda epoch_ms: self.at_time(queue, epoch_ms),
         )
         return start_offset(queue, self._settings.consume_from, ask)
 

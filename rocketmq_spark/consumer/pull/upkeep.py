@@ -19,7 +19,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.pull.assigned import FetchedPart, Left
 from rocketmq_spark.consumer.pull.contact import Contact
 from rocketmq_spark.consumer.pull.polls import Polls, Positions
-from rocketmq_spark.consumer.rebalance import QueueShare, Start, clustering_share, wait_s
+from rocketmq_spark.consumer.rebalance import Allocation, StartOffset, allocate_clustering, wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.troubles import COMPARE_S, ConsumeModes, SubscriptionConflicts
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
@@ -99,7 +99,7 @@ class Subscribed:
         """Seconds until the next check."""
         return max(0.0, self._due_at - self._clock.now())
 
-    def look(self, owned: Collection[MessageQueue]) -> dict[MessageQueue, Start | None]:
+    def look(self, owned: Collection[MessageQueue]) -> dict[MessageQueue, StartOffset | None]:
         """The queues allocated to this member: None for those that it owns already, otherwise their start.
 
         If a request fails, the queues of its topic do not change. A queue without a start waits for the next check, in a second.
@@ -107,7 +107,7 @@ class Subscribed:
         self.balanced, self._unheard = True, False
         # First, so that a change reported during the requests is not lost.
         self._due_at = self._clock.now() + wait_s(True, has_notices=self._member.has_notices)
-        found: dict[MessageQueue, Start | None] = {}
+        found: dict[MessageQueue, StartOffset | None] = {}
         troubled: set[str] = set()  # brokers that do not answer: wait only once for each
         for topic in self.topics:
             share = self._share(topic)
@@ -125,7 +125,7 @@ class Subscribed:
             self._due_at = min(self._due_at, self._clock.now() + wait_s(False))
         return found
 
-    def _start(self, queue: MessageQueue, troubled: MutableSet[str]) -> Start | None:
+    def _start(self, queue: MessageQueue, troubled: MutableSet[str]) -> StartOffset | None:
         try:
             start = self._positions.start(queue)
         except RocketMQError as e:
@@ -140,7 +140,7 @@ class Subscribed:
         self._complaints.over((queue.topic, queue.broker_name))
         return start
 
-    def _share(self, topic: str) -> QueueShare:
+    def _share(self, topic: str) -> Allocation:
         try:
             queues = self._positions.queues(topic)
             members = self._member.members(self._settings.group, topic, self._positions.soon())
@@ -148,11 +148,11 @@ class Subscribed:
             self._contact.failed(topic, e, self._member.has_notices)
             self._stays(topic, e)
             self._unheard |= isinstance(e, ServerFault)
-            return QueueShare(None)
+            return Allocation(None)
         # A Proxy sends no notices, and answers by itself who the members are.
         self._contact.answered(topic, self._member.has_notices)
         self._unheard |= self._member.client_id not in members
-        share = clustering_share(self._settings.allocate, self._member.client_id, queues, members)
+        share = allocate_clustering(self._settings.allocate, self._member.client_id, queues, members)
         if share.problem is not None or not members:
             self._stays(topic, share.problem or "no member is known yet")
         else:
@@ -336,7 +336,7 @@ class Upkeep:
         if self._shared.topics and not self._shared.wait_s() and not self._turns.locked():
             self.rebalance()
 
-    def have(self, starts: Mapping[MessageQueue, Start | None]) -> None:
+    def have(self, starts: Mapping[MessageQueue, StartOffset | None]) -> None:
         """Read these queues, as in ``Assigned.assign``; finished offsets of released queues are committed.
 
         The start of a queue that the group never had is committed, too. Otherwise it would start at another offset after a
@@ -405,7 +405,7 @@ class Upkeep:
         with self._storing:
             return self._stored(offsets())
 
-    def _give_up(self, starts: Mapping[MessageQueue, Start | None]) -> Left:
+    def _give_up(self, starts: Mapping[MessageQueue, StartOffset | None]) -> Left:
         """Read only these queues. Commit current finished offsets of the released ones, including resets and queues that an
         interrupted call released before. Returns what is left to commit, which is nothing.
         """

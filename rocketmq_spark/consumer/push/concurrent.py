@@ -27,12 +27,12 @@ from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers, send_each
 from rocketmq_spark.consumer.result import (
     Context,
-    LaterListener,
+    DeferredListener,
     Listener,
     ListenerCall,
     Replier,
-    concurrent,
-    replying,
+    judge_concurrent,
+    with_replier,
 )
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError
@@ -90,7 +90,7 @@ def expired(queue: ProcessQueue, calls: Iterable[Call], now_ms: int, timeout_ms:
     if queue.dropped:
         return ()
     late = (c for c in calls if c.queue is queue and not c.settled and now_ms - c.began_ms > timeout_ms)
-    return next(filter(len, (queue.late(call.messages) for call in late)), ())
+    return next(filter(len, (queue.late_messages(call.messages) for call in late)), ())
 
 
 AGAIN_S = 5.0
@@ -143,10 +143,10 @@ class Concurrent:
 
     def submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
         """Queue messages for the listener, in batches of ``consumeMessageBatchMaxSize``; ``Rows`` as they are."""
-        parts, calls = queue.calls(messages, self._size)
+        parts, calls = queue.split_into_calls(messages, self._size)
         # One object for all calls: those that wait for a thread are looked at by each run of the garbage collector.
         turn = partial(self._begun, queue, parts)
-        if not isinstance(self._listener, LaterListener):
+        if not isinstance(self._listener, DeferredListener):
             self._workers.submit(*repeat(partial(self._consume, turn), calls))
         elif isinstance(refused := attempt(self._listener.submit, turn, calls), Failure):
             self._workers.submit(*repeat(partial(self._consume, turn, refused), calls))
@@ -168,11 +168,11 @@ class Concurrent:
 
     def context(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> Context:
         """Return the context for these messages."""
-        return replying(Context(queue), messages, self.replier)
+        return with_replier(Context(queue), messages, self.replier)
 
     def call(self, messages: Sequence[ReceivedMessage], context: Context) -> object:
         """Call the listener now (request 309), and return its outcome."""
-        if not isinstance(self._listener, LaterListener):
+        if not isinstance(self._listener, DeferredListener):
             return attempt(self._listener, messages, context)
         call = _Asked(messages, context)
         begun = attempt(self._listener.submit, lambda: None if self._closed else call, 1, True)
@@ -186,7 +186,7 @@ class Concurrent:
 
     def idle(self, deadline: Deadline) -> bool:
         """Wait for calls that run on no thread of the workers; returns False after the deadline."""
-        if not isinstance(self._listener, LaterListener):
+        if not isinstance(self._listener, DeferredListener):
             return True
         while self._calls and not deadline.expired:
             self._timer.pause(_LOOK_S)
@@ -241,12 +241,12 @@ class Concurrent:
         def is_over() -> bool:
             """Whether the call succeeded meanwhile, or the queue has another owner."""
             with self._held.lock:
-                return queue.dropped or not queue.late(late)
+                return queue.dropped or not queue.late_messages(late)
 
-        left = send_each(late, lambda message: self._took(queue.as_pulled(message), DELAY_LEVEL), is_over)
+        left = send_each(late, lambda message: self._took(queue.with_original_body(message), DELAY_LEVEL), is_over)
         if late:
             with self._held.lock:
-                queue.settle(late, left)
+                queue.finish_late(late, left)
         return late, left
 
     def _called(self, call: Call, outcome: object) -> None:
@@ -262,15 +262,15 @@ class Concurrent:
         """Return messages that are not done to a broker."""
         queue, messages = call.queue, call.messages
         call.settled = True
-        verdict = concurrent(outcome, call.context, len(messages))
-        if verdict.why:
+        verdict = judge_concurrent(outcome, call.context, len(messages))
+        if verdict.problem:
             trace = self._tracebacks.due(outcome)
-            logger.warning("messages of %s failed: %s", queue.queue, verdict.why, exc_info=trace)
-        failed = [] if queue.dropped else messages[verdict.done :]
+            logger.warning("messages of %s failed: %s", queue.queue, verdict.problem, exc_info=trace)
+        failed = [] if queue.dropped else messages[verdict.done_count :]
         left = self._handed_back(call, failed, verdict.level) if failed else []
         waits = {message.queue_offset for message in left}
         done = [message for message in messages if message.queue_offset not in waits] if left else messages
-        self._finished(call, verdict.done, done)
+        self._finished(call, verdict.done_count, done)
         if left:
             self._again(call, left)
 
@@ -314,7 +314,7 @@ class Concurrent:
     def _again(self, call: Call, left: Sequence[ReceivedMessage]) -> None:
         """Call the listener again with messages that could not be sent back."""
         with self._held.lock:
-            again = call.queue.again(call.messages, left)
+            again = call.queue.requeue(call.messages, left)
             self._calls.pop(id(call), None)
         self._timer.later(AGAIN_S, partial(self.submit, call.queue, again))
 
@@ -327,8 +327,10 @@ class Concurrent:
         queue = call.queue
         is_late = self._timer.now_ms() - call.began_ms > self._timeout_ms
         with (self._return_locks.get(queue) if is_late else None) or nullcontext(), self._held.lock:
-            unfinished = queue.unfinished(call.messages, failed)
-        return send_each(unfinished, lambda message: self._took(queue.as_pulled(message), level), lambda: queue.dropped)
+            unfinished = queue.still_cached(call.messages, failed)
+        return send_each(
+            unfinished, lambda message: self._took(queue.with_original_body(message), level), lambda: queue.dropped
+        )
 
     def _took(self, message: ReceivedMessage, level: int) -> bool:
         """Whether a broker has taken the message back. Broadcasting: True, because failed messages are dropped."""

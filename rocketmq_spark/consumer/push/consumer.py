@@ -13,7 +13,7 @@ from rocketmq_spark.base.process import Closing, Owner, entry, on_signals, postp
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.consumer.pop.running import PopRunning
 from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
-from rocketmq_spark.consumer.result import LaterListener, Listener, check_listener
+from rocketmq_spark.consumer.result import DeferredListener, Listener, check_listener
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, filter_of
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
@@ -112,7 +112,7 @@ class BaseConsumer(Closing):
             RocketMQError: Over gRPC, no endpoint of the Proxy accepted the subscriptions.
         """
         self._owner.check(self._closed)
-        if not isinstance(listener, LaterListener):
+        if not isinstance(listener, DeferredListener):
             check_listener(listener, self.settings.arrow)
         with self._turn:
             self._owner.check(self._closed)

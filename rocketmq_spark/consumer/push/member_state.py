@@ -194,7 +194,7 @@ class MemberState:
         better.
         """
         with self.lock:
-            if self.queues.get(queue.queue) is not queue or queue.end_ms > now_ms:
+            if self.queues.get(queue.queue) is not queue or queue.end_updated_ms > now_ms:
                 return
             if end is None:
                 self.ends.pop(queue.queue, None)

@@ -13,18 +13,18 @@ from functools import partial
 from typing import NamedTuple
 
 from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt
-from rocketmq_spark.consumer.process_queue import ProcessQueue, full
+from rocketmq_spark.consumer.process_queue import ProcessQueue, pause_reason
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers, send_each
 from rocketmq_spark.consumer.result import (
     MIN_SUSPEND_MS,
     Listener,
+    OrderedAction,
     OrderedContext,
     OrderedVerdict,
     Replier,
-    Step,
-    ordered,
-    replying,
+    judge_ordered,
+    with_replier,
 )
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
@@ -32,7 +32,7 @@ from rocketmq_spark.model import MessageQueue, ReceivedMessage
 logger = logging.getLogger(__name__)
 
 RELOCK_S, LOCKED_S, REFUSED_S = 0.1, 0.01, 3.0
-FAILED = (Step.AGAIN, Step.ROLLBACK)
+FAILED = (OrderedAction.RETRY, OrderedAction.ROLLBACK)
 MAX_TURN_MS = 60_000  # then other queues have a thread before this one goes on
 
 
@@ -97,7 +97,7 @@ class Orderly:
         """Whether this member has the broker's lock of the queue (``pulling.Consuming``)."""
         if self.relock is None:
             return True
-        return queue.lock.held(self._timer.lease_ms(), self.connection(queue.queue.broker_name))
+        return queue.lock.is_held(self._timer.lease_ms(), self.connection(queue.queue.broker_name))
 
     def lock_soon(self, queue: ProcessQueue) -> None:
         """Request the lock of a queue that is not ``ready``, also while the listener has messages of it."""
@@ -138,7 +138,7 @@ class Orderly:
 
     def context(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> OrderedContext:
         """Return the context for these messages."""
-        return replying(OrderedContext(queue, self._settings.auto_commit), messages, self.replier)
+        return with_replier(OrderedContext(queue, self._settings.auto_commit), messages, self.replier)
 
     def call(self, messages: Sequence[ReceivedMessage], context: OrderedContext) -> object:
         """Call the listener now (request 309), and return its outcome."""
@@ -217,7 +217,7 @@ class Orderly:
         judged = attempt(self._judged, call, outcome, context)
         if isinstance(judged, Failure):
             judged.log(logger, "could not handle the result of messages of %s, they are retried", queue.queue)
-            again = OrderedVerdict(Step.AGAIN, max(MIN_SUSPEND_MS, self._suspend_ms))
+            again = OrderedVerdict(OrderedAction.RETRY, max(MIN_SUSPEND_MS, self._suspend_ms))
             judged = _Judged(True, again, call.messages)
         with self._held.lock:
             del self._calls[queue.queue]
@@ -241,26 +241,26 @@ class Orderly:
         """Why the queue is stalled: its cache is full of consumed, uncommitted messages. None if it is not. Needs the lock."""
         if queue.dropped or queue.waiting:
             return None
-        return full(queue, self._held.thresholds_of(queue.queue.topic))
+        return pause_reason(queue, self._held.thresholds_of(queue.queue.topic))
 
     def _judged(self, call: _Call, outcome: object, context: OrderedContext) -> _Judged:
         """Decide what a call's outcome means. Dead letters no longer block the queue, as in Java."""
-        verdict = ordered(outcome, context, self._suspend_ms)
-        if verdict.why:
+        verdict = judge_ordered(outcome, context, self._suspend_ms)
+        if verdict.problem:
             trace = self._tracebacks.due(outcome)
-            logger.warning("messages of %s failed: %s", call.queue.queue, verdict.why, exc_info=trace)
-        failed, messages = verdict.step in FAILED, call.messages
+            logger.warning("messages of %s failed: %s", call.queue.queue, verdict.problem, exc_info=trace)
+        failed, messages = verdict.action in FAILED, call.messages
         limit = self._settings.max_reconsume_times
-        if verdict.step is not Step.AGAIN or call.queue.dropped:
+        if verdict.action is not OrderedAction.RETRY or call.queue.dropped:
             return _Judged(failed, verdict, messages)
         if any(message.reconsume_times < limit for message in messages):  # not all have come often enough
             return _Judged(failed, verdict, messages)
         queue = call.queue
-        left = send_each(messages, lambda message: self._took(queue.as_pulled(message)), lambda: queue.dropped)
+        left = send_each(messages, lambda message: self._took(queue.with_original_body(message)), lambda: queue.dropped)
         waits = {message.queue_offset for message in left}
         dead = [message for message in messages if message.queue_offset not in waits]
         if not left:
-            verdict = OrderedVerdict(Step.COMMIT if context.auto_commit else Step.CONTINUE)
+            verdict = OrderedVerdict(OrderedAction.COMMIT if context.auto_commit else OrderedAction.CONTINUE)
         return _Judged(failed, verdict, left, dead, refused=True)
 
     def _took(self, message: ReceivedMessage) -> bool:
@@ -280,16 +280,16 @@ class Orderly:
     def _settled(self, queue: ProcessQueue, judged: _Judged) -> float | None:
         """Apply the verdict to the queue; needs the lock. Dead letters stay taken until the messages before them are finished."""
         verdict = judged.verdict
-        queue.bury(judged.dead)
-        if verdict.step is Step.COMMIT:
+        queue.mark_dead_letters(judged.dead)
+        if verdict.action is OrderedAction.COMMIT:
             offset = queue.commit()
             if offset is not None and not queue.released:
                 self._held.offsets.move_to(queue.queue, offset)
             return None
-        if verdict.step is Step.CONTINUE:
+        if verdict.action is OrderedAction.CONTINUE:
             return None
-        if verdict.step is Step.ROLLBACK:
+        if verdict.action is OrderedAction.ROLLBACK:
             queue.rollback()
         else:
-            queue.retry(judged.left, alone=judged.refused)
+            queue.put_back_for_retry(judged.left, one_by_one=judged.refused)
         return verdict.pause_ms / 1000

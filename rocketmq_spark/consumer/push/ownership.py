@@ -18,7 +18,13 @@ from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import OffsetStore
 from rocketmq_spark.consumer.push.orderly import Orderly
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Start, StartQuestions, Where, start_offset
+from rocketmq_spark.consumer.rebalance import (
+    ConsumeFrom,
+    ConsumeFromWhere,
+    StartOffset,
+    StartOffsetRequests,
+    start_offset,
+)
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.model import MessageQueue
@@ -270,9 +276,9 @@ class Ownership:
         self._begin(fresh, offset)
         return True
 
-    def _start(self, queue: MessageQueue) -> Start:
+    def _start(self, queue: MessageQueue) -> StartOffset:
         deadline = Deadline.after(TIMEOUT_S)
-        questions = StartQuestions(
+        questions = StartOffsetRequests(
             lambda: self._store.read(queue, deadline),
             lambda: self._port.bounds(queue, deadline).max_offset,
             lambda epoch_ms: self._port.search_offset(queue, epoch_ms, deadline, self._settings.group),
@@ -289,9 +295,9 @@ class Ownership:
         age_ms = self._lease_ms() - max(
             self._made_ms, self.subscribed_ms(topic)
         )  # the wall clock may have been put right
-        if self._settings.clustering or mode.where is not Where.LATEST or age_ms <= SOON_MS:
+        if self._settings.clustering or mode.where is not ConsumeFromWhere.LATEST or age_ms <= SOON_MS:
             return mode
-        return ConsumeFrom(Where.TIMESTAMP, self._timer.wall_ms() - age_ms)
+        return ConsumeFrom(ConsumeFromWhere.TIMESTAMP, self._timer.wall_ms() - age_ms)
 
     def _lock(self, queues: Sequence[MessageQueue], timeout_s: float) -> set[MessageQueue]:
         """Request locks of owned queues; returns those that were granted."""
@@ -302,8 +308,8 @@ class Ownership:
             for queue in queues:
                 held = self._held.queues.get(queue)
                 if held is not None and queue not in granted:
-                    held.lock.lose()
-                elif held is not None and held.lock.held(asked_ms, granted[queue]):
+                    held.lock.mark_lost()
+                elif held is not None and held.lock.is_held(asked_ms, granted[queue]):
                     held.lock.grant(asked_ms, granted[queue])
                 elif held is not None:
                     regained.append(held)

@@ -21,7 +21,14 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.consumer.ahead import FAR_ANSWERS, Ahead, Bounds, Plain, ReadAhead
-from rocketmq_spark.consumer.process_queue import FIRST_PULL_S, FULL_S, NextPull, ProcessQueue, full, next_pull
+from rocketmq_spark.consumer.process_queue import (
+    FIRST_PULL_DELAY_S,
+    FULL_PAUSE_S,
+    ProcessQueue,
+    PullDecision,
+    decide_next_pull,
+    pause_reason,
+)
 from rocketmq_spark.consumer.pull.assigned import Ask, FetchedPart
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.settings import ConsumerSettings, TopicFilter
@@ -162,7 +169,7 @@ class Backlog:
             now_ms = self._timer.now_ms()
             place.held.last_pull_ms = now_ms
             place.held.put(messages)
-            self._held.figures.pulled(ask.queue.topic, place.held.size_of(messages), None, now_ms)
+            self._held.figures.pulled(ask.queue.topic, place.held.message_count(messages), None, now_ms)
         self.submit(place.held, messages)
         if left is not None:
             raise DecodeError(f"what was read ahead of {ask.queue} becomes large: it is pulled from offset {left} on")
@@ -243,7 +250,7 @@ class Pulling:
         backlog.plain = lambda queue: (wanted := self._subscribed(queue.topic)) is not None and not wanted.filter
         self._backlog = backlog
 
-    def begin(self, queue: ProcessQueue, offset: int, in_s: float = FIRST_PULL_S) -> None:
+    def begin(self, queue: ProcessQueue, offset: int, in_s: float = FIRST_PULL_DELAY_S) -> None:
         """Pull ``queue`` from ``offset`` on, until it is dropped."""
         self._timer.later(in_s, partial(self._pull, queue, offset))
 
@@ -275,10 +282,10 @@ class Pulling:
             self.unready(queue)
             return self._settings.pull_delay_on_error_s
         with self._held.lock:
-            why = full(queue, self._held.thresholds_of(queue.queue.topic))
+            why = pause_reason(queue, self._held.thresholds_of(queue.queue.topic))
         if why:
             logger.debug("%s is not pulled now: %s", queue.queue, why)
-            return FULL_S
+            return FULL_PAUSE_S
         return 0.0
 
     def _request(self, queue: MessageQueue, offset: int, wanted: TopicFilter) -> PullRequest:
@@ -338,10 +345,12 @@ class Pulling:
             if now is None or now.since_ms != wanted.since_ms:
                 self._pull(queue, offset)  # the answer may have passed over what is wanted now
                 return
-        then = next_pull(offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s)
-        if then.repair is not None:
-            logger.warning("offset %d of %s does not exist, continuing at %d", offset, queue.queue, then.repair)
-            self._repair(queue, then.repair)
+        then = decide_next_pull(offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s)
+        if then.corrected_offset is not None:
+            logger.warning(
+                "offset %d of %s does not exist, continuing at %d", offset, queue.queue, then.corrected_offset
+            )
+            self._repair(queue, then.corrected_offset)
             return
         self._note(queue, answer, then)
         if then.messages:
@@ -364,17 +373,17 @@ class Pulling:
             self._complaints.add(complaint)
         logger.log(level, "group %s: a pull of %s at %d failed: %s", self._settings.group, queue, offset, error)
 
-    def _note(self, queue: ProcessQueue, answer: PullAnswer | RocketMQError, then: NextPull) -> None:
+    def _note(self, queue: ProcessQueue, answer: PullAnswer | RocketMQError, then: PullDecision) -> None:
         with self._held.lock:
             if isinstance(answer, PullAnswer):
-                self._held.ends[queue.queue], queue.end_ms = answer.max_offset, self._timer.now_ms()
+                self._held.ends[queue.queue], queue.end_updated_ms = answer.max_offset, self._timer.now_ms()
                 if answer.status is PullStatus.FOUND:
                     now_ms = self._timer.now_ms()
                     spent_ms = now_ms - queue.last_pull_ms
-                    self._held.figures.pulled(queue.queue.topic, queue.size_of(answer.messages), spent_ms, now_ms)
+                    self._held.figures.pulled(queue.queue.topic, queue.message_count(answer.messages), spent_ms, now_ms)
             queue.put(then.messages)
-            if then.finished is not None and not queue.count:
-                self._held.finished(queue, then.finished)
+            if then.finished_offset is not None and not queue.count:
+                self._held.finished(queue, then.finished_offset)
 
 
 def _unpacked(queue: MessageQueue, offset: int, wanted: TopicFilter, answer: PullAnswer, unpack: Unpack) -> PullAnswer:

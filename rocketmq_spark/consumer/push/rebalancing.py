@@ -25,12 +25,12 @@ from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.consumer import rebalance
-from rocketmq_spark.consumer.process_queue import ProcessQueue, divided
+from rocketmq_spark.consumer.process_queue import ProcessQueue, divide_thresholds
 from rocketmq_spark.consumer.push.concurrent import Concurrent
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.orderly import Orderly
 from rocketmq_spark.consumer.push.ownership import Ownership
-from rocketmq_spark.consumer.result import Hold
+from rocketmq_spark.consumer.result import CommitAction
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -153,7 +153,7 @@ class Rebalancing:
     def run(self) -> bool:
         """Rebalance all topics; returns whether this member now has its share of each."""
         topics = self._subscriptions.all()
-        self._ownership.drop(rebalance.strangers(self._known(), topics.keys()))
+        self._ownership.drop(rebalance.unsubscribed_queues(self._known(), topics.keys()))
         balanced, changed, self._unheard = True, False, False
         for topic in topics:
             done = attempt(self._topic, topic)
@@ -203,7 +203,7 @@ class Rebalancing:
             logger.log(
                 level, "the assignment of topic %s stays unchanged, the strategy failed: %s", topic, share.problem
             )
-        found = rebalance.change(self._known(), topic, share, self._timer.now_ms())
+        found = rebalance.queue_change(self._known(), topic, share, self._timer.now_ms())
         gone = self._ownership.drop(found.drop)
         self.settle()  # a reset may have come meanwhile, and the next member of a queue asks soon where it begins
         if share.queues is not None:
@@ -218,16 +218,16 @@ class Rebalancing:
             self.shared.add(topic)
         return balanced, bool(gone or added)
 
-    def _share(self, topic: str) -> rebalance.QueueShare:
+    def _share(self, topic: str) -> rebalance.Allocation:
         deadline = Deadline.after(TIMEOUT_S)
         queues = self._asked(topic, "queues", lambda: self.queues(topic, deadline))
         if not self._settings.clustering:
-            return rebalance.broadcasting_share(queues)
+            return rebalance.allocate_broadcasting(queues)
         if queues is None:
-            return rebalance.KEPT
+            return rebalance.UNCHANGED
         members = self._asked(topic, "members", lambda: self._port.members(self._settings.group, topic, deadline))
         self._unheard |= members is not None and self._port.client_id not in members
-        return rebalance.clustering_share(self._settings.allocate, self._port.client_id, queues, members)
+        return rebalance.allocate_clustering(self._settings.allocate, self._port.client_id, queues, members)
 
     def queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         """Return the queues that the group shares. Raises ``OptionError`` if the environment has none."""
@@ -264,7 +264,7 @@ class Rebalancing:
             count = sum(queue.topic == topic for queue in self._held.queues)
             self._held.counts["rebalances"] += 1
             settings = self._settings
-            self._held.thresholds[topic] = divided(
+            self._held.thresholds[topic] = divide_thresholds(
                 settings.thresholds, settings.topic_count, settings.topic_bytes, count
             )
         logger.info(
@@ -389,8 +389,12 @@ class Answers:
 def _told(outcome: object) -> DirectOutcome:
     if isinstance(outcome, Failure):
         return DirectOutcome.THROW_EXCEPTION
-    known = {None: DirectOutcome.SUCCESS, Hold.COMMIT: DirectOutcome.COMMIT, Hold.ROLLBACK: DirectOutcome.ROLLBACK}
-    return known.get(outcome, DirectOutcome.LATER) if isinstance(outcome, Hold | None) else DirectOutcome.LATER
+    known = {
+        None: DirectOutcome.SUCCESS,
+        CommitAction.COMMIT: DirectOutcome.COMMIT,
+        CommitAction.ROLLBACK: DirectOutcome.ROLLBACK,
+    }
+    return known.get(outcome, DirectOutcome.LATER) if isinstance(outcome, CommitAction | None) else DirectOutcome.LATER
 
 
 def stacks_of_threads() -> str:

@@ -30,7 +30,7 @@ from rocketmq_spark.consumer.push.pulling import Backlog, Pulling
 from rocketmq_spark.consumer.push.rebalancing import Answers, Rebalancing
 from rocketmq_spark.consumer.push.workers import SendBack, Workers
 from rocketmq_spark.consumer.result import Listener, Replier
-from rocketmq_spark.consumer.rows import RowsOfAnswers, RowsQueue, of_batches
+from rocketmq_spark.consumer.rows import RowsDecoder, RowsQueue, batch_listener
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.consumer.troubles import COMPARE_S, ConsumeModes, Introductions, SubscriptionConflicts
@@ -68,7 +68,7 @@ class ConsumerTools:
     read_ahead: ReadAhead | None = None
     replier: Replier | None = None
     traces: Callable[[], ListenerTraces | None] = lambda: None
-    rows: RowsOfAnswers | None = None
+    rows: RowsDecoder | None = None
 
 
 class RunningConsumer:
@@ -98,7 +98,7 @@ class RunningConsumer:
         rebalances = make_timer(f"{name}-rebalance")
         self.rebalancing = Rebalancing(port, settings, self.held, subscriptions, self._ownership, rebalances)
         if make.rows is not None:
-            self._pulling.unpack, listener = make.rows, of_batches(listener, make.rows.to_batch)
+            self._pulling.unpack, listener = make.rows, batch_listener(listener, make.rows.to_batch)
             self._ownership.make_queue = partial(RowsQueue, make.rows.to_batch)
         self._traces = make.traces()
         if self._traces is not None:
@@ -269,7 +269,7 @@ class RunningConsumer:
         now_ms, deadline = self._pulls.now_ms(), Deadline.after(TIMEOUT_S)
         troubled: set[str] = set()  # brokers that do not answer: waited for once
         for queue in self.held.owned():
-            if now_ms - queue.end_ms <= HEARD_MS:
+            if now_ms - queue.end_updated_ms <= HEARD_MS:
                 continue
             end = None
             if queue.queue.broker_name not in troubled and not deadline.expired:

@@ -16,7 +16,7 @@ from rocketmq_spark import options, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.push import running
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.rebalance import ConsumeFrom, Where
+from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.localbroker import LocalBroker
@@ -25,7 +25,7 @@ from tests.mockbroker import eventually
 from tests.witness import java_command
 
 _numbers = itertools.count()
-EARLIEST = ConsumeFrom(Where.EARLIEST)
+EARLIEST = ConsumeFrom(ConsumeFromWhere.EARLIEST)
 
 
 class JavaMember:
