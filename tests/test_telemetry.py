@@ -273,7 +273,7 @@ def test_a_meter_that_fails_costs_no_span(bench: Bench, seen: Seen, monkeypatch:
     made.instrument_producer(producer)
     producer.send(Message("T", b"x"))
     consumer = Started()
-    made.instrument_consumer(consumer, "_run_of")
+    made.instrument_consumer(consumer, "_new_running")
     consumer.start(lambda messages, context: None)
     consumer.listener((carried(0),), Context(QUEUE))
     assert [span.name for span in seen.spans] == ["send T", "process T"]
@@ -304,9 +304,9 @@ class Started:
     listener: Any = None
 
     def start(self, listener: Any) -> None:
-        self._run_of(listener)
+        self._new_running(listener)
 
-    def _run_of(self, listener: Any) -> None:
+    def _new_running(self, listener: Any) -> None:
         self.listener = listener
 
     def stats(self) -> Any:
@@ -315,7 +315,7 @@ class Started:
 
 def started(listener: Any) -> Started:
     consumer = Started()
-    Instrumentation("g", "me", None).instrument_consumer(consumer, "_run_of")
+    Instrumentation("g", "me", None).instrument_consumer(consumer, "_new_running")
     consumer.start(listener)
     return consumer
 
@@ -369,7 +369,7 @@ def test_the_caches_of_all_consumers_are_observed(seen: Seen) -> None:
     assert [point.value for point in seen.points("rocketmq_consumer_cached_messages")] != []
     for each, (group_name, cached) in zip(consumers, [("one", 1), ("two", 2)], strict=True):
         each.stats = lambda cached=cached: SimpleNamespace(cached=cached)  # type: ignore[method-assign]
-        Instrumentation(group_name, "me", None).instrument_consumer(each, "_run_of")
+        Instrumentation(group_name, "me", None).instrument_consumer(each, "_new_running")
     found = {p.attributes["consumer_group"]: p.value for p in seen.points("rocketmq_consumer_cached_messages")}
     assert found == {"one": 1, "two": 2}
 

@@ -76,11 +76,11 @@ class Copier:
             polled.messages[:most], UNDER_WAY if rate is None else max(1, min(UNDER_WAY, int(rate / 10)))
         ):
             self._pace(rate)
-            if self._stop.is_set() or not polled.stands:
+            if self._stop.is_set() or not polled.is_current:
                 break
             self._send(chunk)
             done += len(chunk)
-            polled.finished(done)
+            polled.mark_finished(done)
             if time.monotonic() - self._committed_s >= COMMIT_S:
                 self.commit()
         return done

@@ -319,6 +319,6 @@ def _print(lines: Json, consumer: PullConsumer, polled: PolledMessages, most: in
     try:
         for written, message in enumerate(polled.messages[:most], 1):
             lines.item({**document(message), "reconsumeTimes": message.reconsume_times}, "")
-            polled.finished(written)
+            polled.mark_finished(written)
     finally:
         consumer.commit()

@@ -1,11 +1,12 @@
-"""Reading ahead for consumers that are far behind: chooses queues and offsets, and reads them on threads.
+"""Prefetching for consumers that are far behind: it reads queues ahead of the consumer, with many pulls in flight.
 
 A long poll requests one answer and waits for it. If the end of a queue is many answers away, the next offsets are known, so many
-pulls can be in flight at once. Half of the cache of a queue is for cached messages, half for messages in flight. Each broker
-has its own thread and connection.
+pulls can be in flight at once. One half of a queue's cache is for cached messages, the other half for messages in flight. Each
+broker has its own thread and connection.
 
-The consumer handles these messages like answers to long polls. Long polls continue where a read ended: at the known end
-of the queue, or at the first answer that is not plain messages. ``far_behind``, ``ranges`` and ``pace`` are pure.
+The consumer handles prefetched messages like answers to long polls. Long polls continue at the offset where a read ended: at the
+last known end of the queue, or before the first answer that has special messages. ``lagging_queues``, ``offset_ranges_in_turn``
+and ``next_pace`` are pure.
 """
 
 from __future__ import annotations
@@ -22,63 +23,63 @@ from typing import Protocol
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.threads import start_thread
-from rocketmq_spark.consumer.pull.assigned import Ask, Bytes, FetchedPart
+from rocketmq_spark.consumer.pull.assigned import Bytes, FetchedPart, FetchRequest
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
 
 logger = logging.getLogger(__name__)
 
-# A queue is read ahead if it is at least this many answers behind; fewer are not worth a connection.
-FAR_ANSWERS = 32
+# A queue is read ahead if its backlog has at least this many answers. A smaller backlog is not worth a connection.
+MIN_BACKLOG_ANSWERS = 32
 # Half of the cache must hold at least this many answers; otherwise single pulls are as fast.
-MIN_HALF = 4
-# Ranges of one read. The next read uses the new ends of the queues.
+MIN_HALF_ANSWERS = 4
+# The most ranges of one read. The next read uses the new end offsets of the queues.
 MAX_RANGES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Limits: messages per pull, and the offsets and bytes of one queue that may wait to be consumed.
+class PrefetchLimits:
+    """Limits of a read, which waits while the cache of a queue is full.
 
-    A read that finds no room for ``patience_s`` ends. It checks for room when messages are taken, and every ``recheck_s``.
+    The read checks for room when the consumer takes messages, and every ``recheck_s`` seconds.
     """
 
-    count: int
-    max_waiting: int
-    max_bytes: int
-    patience_s: float = math.inf
+    pull_batch_size: int  # messages per answer
+    max_count: int  # of the offsets of one queue that are cached or in flight
+    max_bytes: int  # of one queue
+    max_full_s: float = math.inf  # a read ends if a cache is full for this time
     recheck_s: float | None = None
 
     @property
-    def half(self) -> int:
-        return self.max_waiting // 2
+    def half_count(self) -> int:
+        return self.max_count // 2
 
 
-class ReadAheadQueue(Protocol):
-    """One queue of a consumer: ``assigned.AssignedQueue`` or ``backlog.BacklogQueue``."""
+class PrefetchableQueue(Protocol):
+    """The state of one queue of a consumer: ``AssignedQueue`` or ``BacklogQueue``."""
 
-    token: int
-    asked: bool
-    pull_at: int
-    end: int | None
+    token: int  # changes when the position of the queue changes, which makes earlier reads obsolete
+    in_flight: bool  # whether a pull or a read of the queue runs
+    pull_offset: int  # the offset of the next pull
+    end_offset: int | None  # the last known end of the queue
     broker_id: int
-    retry_at: float
-    calm_until: float
+    retry_at: float  # no pull before this time, after a failure
+    cooldown_until: float  # no read before this time
 
     @property
     def paused(self) -> bool: ...
     @property
-    def waiting(self) -> int: ...
+    def cached_count(self) -> int: ...
     @property
-    def bytes(self) -> int: ...
+    def cached_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """The unread part of a queue, from its next pull (``ask``) to its end."""
+class BacklogRange:
+    """The unread part of a queue, from the offset of its next pull (``request``) to its end."""
 
-    ask: Ask
-    end: int
+    request: FetchRequest
+    end_offset: int
 
 
 class ReadPace(enum.Enum):
@@ -89,173 +90,188 @@ class ReadPace(enum.Enum):
     STOP = "stop"
 
 
-def far_behind(
-    places: Mapping[MessageQueue, ReadAheadQueue], now: float, bounds: Bounds, plain: Callable[[MessageQueue], bool]
-) -> dict[str, list[Stretch]]:
-    """Return the queues to read ahead, by broker, of those without a pull in flight. Only ``plain`` ones: for a filter, the
-    broker searches hundreds of offsets per answer, so the next offset is unknown."""
-    found: dict[str, list[Stretch]] = {}
-    if bounds.half < MIN_HALF * bounds.count:
-        return found
-    for queue, place in places.items():
-        if place.asked or place.paused or place.end is None or max(place.retry_at, place.calm_until) > now:
+def lagging_queues(
+    states: Mapping[MessageQueue, PrefetchableQueue],
+    now: float,
+    limits: PrefetchLimits,
+    is_unfiltered: Callable[[MessageQueue], bool],
+) -> dict[str, list[BacklogRange]]:
+    """Return the unread ranges of the queues to read ahead, by broker. They are queues that are far behind, without a pull in flight.
+
+    Queues with a filter are not read ahead. For a filter, a broker searches hundreds of offsets per answer, so the offset of the
+    next pull is unknown.
+    """
+    backlogs: dict[str, list[BacklogRange]] = {}
+    if limits.half_count < MIN_HALF_ANSWERS * limits.pull_batch_size:
+        return backlogs
+    for queue, state in states.items():
+        if state.in_flight or state.paused or state.end_offset is None or is_full(state, limits):
             continue
-        if full(place, bounds):
+        if max(state.retry_at, state.cooldown_until) > now:
             continue
-        if place.end - place.pull_at >= FAR_ANSWERS * bounds.count and plain(queue):
-            ask = Ask(queue, place.pull_at, place.broker_id, place.token)
-            found.setdefault(queue.broker_name, []).append(Stretch(ask, place.end))
-    return found
+        backlog = state.end_offset - state.pull_offset
+        if backlog >= MIN_BACKLOG_ANSWERS * limits.pull_batch_size and is_unfiltered(queue):
+            request = FetchRequest(queue, state.pull_offset, state.broker_id, state.token)
+            backlogs.setdefault(queue.broker_name, []).append(BacklogRange(request, state.end_offset))
+    return backlogs
 
 
-def full(place: ReadAheadQueue, bounds: Bounds) -> bool:
+def is_full(state: PrefetchableQueue, limits: PrefetchLimits) -> bool:
     """Whether the cache has no room for more messages in flight."""
-    return place.waiting > bounds.half or place.bytes > bounds.max_bytes // 2
+    return state.cached_count > limits.half_count or state.cached_bytes > limits.max_bytes // 2
 
 
-def ranges(stretches: Sequence[Stretch], size: int) -> list[OffsetRange]:
-    """Return ranges of ``size`` offsets, one of each queue in turn; at least one and at most ``MAX_RANGES``."""
-    made: list[OffsetRange] = []
-    starts = [stretch.ask.offset for stretch in stretches]
-    while len(made) < MAX_RANGES:
-        before = len(made)
-        for i, stretch in enumerate(stretches):
-            if starts[i] < stretch.end:
-                end = min(stretch.end, starts[i] + size)
-                made.append(OffsetRange(stretch.ask.queue, starts[i], end))
+def offset_ranges_in_turn(backlogs: Sequence[BacklogRange], size: int) -> list[OffsetRange]:
+    """Return ranges of ``size`` offsets, alternating between the queues; about ``MAX_RANGES`` at most."""
+    offset_ranges: list[OffsetRange] = []
+    starts = [backlog.request.offset for backlog in backlogs]
+    while len(offset_ranges) < MAX_RANGES:
+        count_before = len(offset_ranges)
+        for i, backlog in enumerate(backlogs):
+            if starts[i] < backlog.end_offset:
+                end = min(backlog.end_offset, starts[i] + size)
+                offset_ranges.append(OffsetRange(backlog.request.queue, starts[i], end))
                 starts[i] = end
-        if len(made) == before:
+        if len(offset_ranges) == count_before:
             break
-    return made
+    return offset_ranges
 
 
-def pace(places: Mapping[MessageQueue, ReadAheadQueue], stretches: Sequence[Stretch], bounds: Bounds) -> ReadPace:
-    """Stop if a queue was sought, paused or released; wait while the cache of a queue is full."""
-    waits = False
-    for stretch in stretches:
-        place = places.get(stretch.ask.queue)
-        if place is None or place.token != stretch.ask.token or place.paused:
+def next_pace(
+    states: Mapping[MessageQueue, PrefetchableQueue], backlogs: Sequence[BacklogRange], limits: PrefetchLimits
+) -> ReadPace:
+    """Return ``STOP`` if a queue was sought, paused or released, and ``WAIT`` if the cache of a queue is full."""
+    has_full_queue = False
+    for backlog in backlogs:
+        state = states.get(backlog.request.queue)
+        if state is None or state.token != backlog.request.token or state.paused:
             return ReadPace.STOP
-        waits = waits or full(place, bounds)
-    return ReadPace.WAIT if waits else ReadPace.GO
+        has_full_queue = has_full_queue or is_full(state, limits)
+    return ReadPace.WAIT if has_full_queue else ReadPace.GO
 
 
-CALM_S = 10.0  # for how long a queue with an unusual answer is long-polled before it is read ahead again
+COOLDOWN_S = 10.0  # after a read that ended early, the queue is not read ahead for this time
 
-Plain = Callable[[MessageQueue], bool]
-# Queue, first offset, of each answer its next offset and where its bytes end, stored messages.
-Answered = tuple[MessageQueue, int, Sequence[tuple[int, int]], Bytes]
+IsUnfiltered = Callable[[MessageQueue], bool]
+# The queue, the first offset, the ends of the answers (see ``FetchedPart.ends``), and the stored messages.
+ReadAnswer = tuple[MessageQueue, int, Sequence[tuple[int, int]], Bytes]
 
 
-class Run(Protocol):
-    """A read of ranges."""
+class RangeRead(Protocol):
+    """A running read of ranges."""
 
     @property
-    def whole(self) -> bool: ...
+    def whole(self) -> bool:
+        """Whether the read returned all messages of the ranges."""
 
     @property
     def resets(self) -> Mapping[MessageQueue, int]:
-        """Offsets to which an operator reset the group; brokers report each only once. Complete when the read has ended."""
+        """The offsets to which an operator reset the group. Brokers report a reset only once. Complete when the read has ended."""
 
-    def fetch(self) -> Generator[Sequence[Answered], None, None]:
-        """Yield answers. Ends early, with ``whole`` False, before an answer that is not plain messages."""
+    def fetch(self) -> Generator[Sequence[ReadAnswer], None, None]:
+        """Yield answers. Ends early, with ``whole`` False, before an answer that has special messages."""
 
     def stop(self) -> None:
         """End the read soon, also while it waits for a broker."""
 
 
-class Queues(Protocol):
-    """The queues of a consumer: ``Assigned`` or ``Backlog``. All methods but ``brought`` are called with the condition held."""
+class PrefetchQueues(Protocol):
+    """The queues of a consumer: ``Assigned`` or ``Backlogs``. The caller holds the lock, except for ``process_accepted``."""
 
     @property
-    def places(self) -> Mapping[MessageQueue, ReadAheadQueue]: ...
+    def states(self) -> Mapping[MessageQueue, PrefetchableQueue]: ...
 
-    def hold(self, asks: Iterable[Ask]) -> None:
+    def mark_read_ahead(self, requests: Iterable[FetchRequest]) -> None:
         """Mark queues as read ahead."""
 
-    def bring(self, ask: Ask, part: FetchedPart) -> bool:
-        """Take an answer; returns False if it is obsolete."""
+    def accept(self, request: FetchRequest, part: FetchedPart) -> bool:
+        """Accept a part of a read; returns False if the part is obsolete."""
 
-    def brought(self, parts: Sequence[tuple[Ask, FetchedPart]]) -> None:
-        """Answers that were taken; called without the condition, for slow work."""
+    def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
+        """Process accepted parts. Called without the lock, because decoding is slow."""
 
-    def reset(self, ask: Ask, offset: int) -> None:
+    def reset(self, request: FetchRequest, offset: int) -> None:
         """Apply an operator's reset: ignore answers for this queue, and continue at ``offset``."""
 
-    def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
-        """Mark queues as not read ahead, at least until ``calm_until``."""
+    def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
+        """Mark queues as no longer read ahead. They are not read ahead again before ``cooldown_until``."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAhead:
-    """Functions for reading ahead: ``begin`` reads ranges of one broker within limits of offsets and bytes, ``messages``
-    decodes the messages between two offsets.
+class BacklogReader:
+    """Functions for reading ahead.
+
+    ``start`` starts a read of ranges of one broker. Its other arguments limit the offsets and the bytes in flight. ``decode``
+    decodes the messages of a queue between two offsets.
     """
 
-    begin: Callable[[Sequence[OffsetRange], int, int], Run]
-    messages: Callable[[MessageQueue, int, int, Bytes], Iterable[ReceivedMessage]]
+    start: Callable[[Sequence[OffsetRange], int, int], RangeRead]
+    decode: Callable[[MessageQueue, int, int, Bytes], Iterable[ReceivedMessage]]
 
 
-class _Reader:
-    """The read of one broker, on its thread."""
+class _BrokerReader:
+    """The thread that reads ahead the queues of one broker, and its current read."""
 
-    def __init__(self, plain: Plain) -> None:
+    def __init__(self, is_unfiltered: IsUnfiltered) -> None:
         self.thread: threading.Thread | None = None
-        self.plain = plain
-        self.run: Run | None = None
-        self.stretches: Sequence[Stretch] = ()
-        self.joined = False  # by a queue that the run does not have
+        self.is_unfiltered = is_unfiltered
+        self.read: RangeRead | None = None
+        self.backlogs: Sequence[BacklogRange] = ()
+        self.has_new_backlog = False  # whether a queue that the current read does not include is far behind
 
 
-class Ahead:
-    """Reads ``queues`` ahead. Consumers share them, guarded by ``lock``, which is that of ``changed``; ``polled`` continues
-    long polls.
+class Prefetcher:
+    """Reads the queues of a consumer ahead, with one thread for each broker.
+
+    The state is guarded by the consumer's ``lock``, which is also the lock of the condition ``changed``.
     """
 
     def __init__(
         self,
         lock: AbstractContextManager[object],
         changed: threading.Condition,
-        queues: Queues,
-        bounds: Bounds,
-        how: ReadAhead,
+        queues: PrefetchQueues,
+        limits: PrefetchLimits,
+        backlog_reader: BacklogReader,
         clock: Clock,
     ) -> None:
         self._lock, self._changed = lock, changed
         self._queues = queues
-        self._bounds = bounds
-        self._how = how
+        self._limits = limits
+        self._backlog_reader = backlog_reader
         self._clock = clock
-        self._readers: dict[str, _Reader] = {}
-        self._waiting = 0
+        self._readers: dict[str, _BrokerReader] = {}  # by broker
+        self._waiting_readers = 0  # how many threads wait for room in a cache
         self._closed = False
-        self.polled: Callable[[], None] = lambda: None
+        self.resume_long_polls: Callable[[], None] = lambda: None  # called without the lock when a thread ends
 
-    def begin(self, plain: Plain) -> set[MessageQueue]:
-        """Begin to read queues ahead that are far behind. Needs the condition."""
+    def start(self, is_unfiltered: IsUnfiltered) -> set[MessageQueue]:
+        """Start to read ahead the queues that are far behind, and return them. The caller holds the lock."""
         if self._closed:
             return set()
-        self.taken()
-        far = far_behind(self._queues.places, self._clock.now(), self._bounds, plain)
-        begun: set[MessageQueue] = set()
-        for broker_name, stretches in far.items():
+        self.wake_readers()
+        backlogs_by_broker = lagging_queues(self._queues.states, self._clock.now(), self._limits, is_unfiltered)
+        started: set[MessageQueue] = set()
+        for broker_name, backlogs in backlogs_by_broker.items():
             reader = self._readers.get(broker_name)
             if reader is None:
-                if not self._start(broker_name, plain):
+                if not self._start_reader(broker_name, is_unfiltered):
                     continue
-            elif reader.stretches:
-                reader.joined = True
-            begun |= {stretch.ask.queue for stretch in stretches}
-        return begun
+            elif reader.backlogs:
+                reader.has_new_backlog = True
+            started |= {backlog.request.queue for backlog in backlogs}
+        return started
 
-    def _start(self, broker_name: str, plain: Plain) -> bool:
-        """Start the thread of a broker. If there is none, long polls continue."""
-        reader = _Reader(plain)
-        run, ended = partial(self._run, broker_name, reader), partial(self._ended, broker_name, reader)
+    def _start_reader(self, broker_name: str, is_unfiltered: IsUnfiltered) -> bool:
+        """Start the thread of a broker. Returns False if the system cannot start a thread; then long polls continue."""
+        reader = _BrokerReader(is_unfiltered)
+        run, on_end = partial(self._run, broker_name, reader), partial(self._on_reader_end, broker_name, reader)
         try:
             self._readers[broker_name] = reader
-            reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, ended, again=False)
-        except BaseException as e:  # Ctrl-C, too: there may be a thread, or none, and it finds that it is not wanted
+            reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, on_end, again=False)
+        except (
+            BaseException
+        ) as e:  # also Ctrl-C. If the thread was started, it ends because its reader is not registered.
             self._readers.pop(broker_name, None)
             if not isinstance(e, RuntimeError):
                 raise
@@ -263,107 +279,113 @@ class Ahead:
             return False
         return True
 
-    def taken(self) -> None:
-        """Wake reads that wait for room, after a poll, seek or pause. Needs the condition."""
-        if self._waiting and any(self._pace(reader) is not ReadPace.WAIT for reader in self._readers.values()):
+    def wake_readers(self) -> None:
+        """Wake reads that wait for room, after a poll, seek or pause. The caller holds the lock."""
+        if self._waiting_readers and any(
+            self._current_pace(reader) is not ReadPace.WAIT for reader in self._readers.values()
+        ):
             self._changed.notify_all()
 
     def close(self, wait_s: float) -> None:
-        """Stop reading, and wait a moment for the threads."""
+        """Stop all reads, and wait up to ``wait_s`` seconds for each thread."""
         with self._lock:
             self._closed = True
             self._changed.notify_all()
             readers = list(self._readers.values())
             for reader in readers:
-                if reader.run is not None:
-                    reader.run.stop()
+                if reader.read is not None:
+                    reader.read.stop()
         for reader in readers:
             if reader.thread is not None and reader.thread is not threading.current_thread():
                 reader.thread.join(wait_s)
 
-    def _run(self, broker_name: str, reader: _Reader) -> None:
-        while self._next(broker_name, reader):
+    def _run(self, broker_name: str, reader: _BrokerReader) -> None:
+        while self._start_read(broker_name, reader):
             self._read(reader)
 
-    def _ended(self, broker_name: str, reader: _Reader) -> None:
-        """Return the queues of a thread that ends to long polls. A later backlog gets a new thread."""
+    def _on_reader_end(self, broker_name: str, reader: _BrokerReader) -> None:
+        """Release the queues of a thread that ends, so that long polls continue. A later backlog starts a new thread."""
         with self._lock:
             if self._readers.get(broker_name) is reader:
                 del self._readers[broker_name]
-            self._end(reader, CALM_S)
-        self.polled()
+            self._end_read(reader, COOLDOWN_S)
+        self.resume_long_polls()
 
-    def _next(self, broker_name: str, reader: _Reader) -> bool:
-        """Note what to read next; False for nothing."""
+    def _start_read(self, broker_name: str, reader: _BrokerReader) -> bool:
+        """Start the next read of a broker; returns False if no queue of the broker is far behind."""
         with self._lock:
             if self._readers.get(broker_name) is not reader:
                 return False
-            far = far_behind(self._queues.places, self._clock.now(), self._bounds, reader.plain)
-            stretches = far.get(broker_name, [])
-            if self._closed or not stretches:
+            backlogs_by_broker = lagging_queues(
+                self._queues.states, self._clock.now(), self._limits, reader.is_unfiltered
+            )
+            backlogs = backlogs_by_broker.get(broker_name, [])
+            if self._closed or not backlogs:
                 return False
-            self._queues.hold([stretch.ask for stretch in stretches])
-            reader.stretches, reader.joined = stretches, False
-            half, count = self._bounds.half, len(stretches)
-            wanted = ranges(stretches, half)
-            reader.run = self._how.begin(wanted, half * count, self._bounds.max_bytes // 2 * count)
+            self._queues.mark_read_ahead([backlog.request for backlog in backlogs])
+            reader.backlogs, reader.has_new_backlog = backlogs, False
+            half_count, queue_count = self._limits.half_count, len(backlogs)
+            offset_ranges = offset_ranges_in_turn(backlogs, half_count)
+            reader.read = self._backlog_reader.start(
+                offset_ranges, half_count * queue_count, self._limits.max_bytes // 2 * queue_count
+            )
             return True
 
-    def _read(self, reader: _Reader) -> None:
-        assert reader.run is not None
-        calm_s, pace = 0.0, ReadPace.GO
+    def _read(self, reader: _BrokerReader) -> None:
+        assert reader.read is not None
+        cooldown_s, pace = 0.0, ReadPace.GO
         try:
-            with closing(reader.run.fetch()) as answers:
-                for some in answers:
-                    self._bring(reader, some)
-                    pace = self._room(reader)
+            with closing(reader.read.fetch()) as answers:
+                for batch in answers:
+                    self._deliver(reader, batch)
+                    pace = self._wait_for_room(reader)
                     if pace is not ReadPace.GO:
                         break
-            if not reader.run.whole or pace is ReadPace.WAIT:
-                calm_s = CALM_S
+            if not reader.read.whole or pace is ReadPace.WAIT:
+                cooldown_s = COOLDOWN_S
         except RocketMQError as e:
             logger.info("stopped reading ahead, continuing with long polls: %s", e)
-            calm_s = CALM_S
+            cooldown_s = COOLDOWN_S
         with self._lock:
-            for queue, offset in reader.run.resets.items():
+            for queue, offset in reader.read.resets.items():
                 self._reset(reader, queue, offset)
-            self._end(reader, calm_s)
+            self._end_read(reader, cooldown_s)
 
-    def _bring(self, reader: _Reader, answers: Sequence[Answered]) -> None:
-        """Pass an answer to the consumer."""
-        asks = {stretch.ask.queue: stretch.ask for stretch in reader.stretches}
+    def _deliver(self, reader: _BrokerReader, answers: Sequence[ReadAnswer]) -> None:
+        """Pass answers to the consumer."""
+        requests = {backlog.request.queue: backlog.request for backlog in reader.backlogs}
         parts = [
-            (asks[queue], FetchedPart(queue, start, ends, stored, partial(self._how.messages, queue)))
+            (requests[queue], FetchedPart(queue, start, ends, stored, partial(self._backlog_reader.decode, queue)))
             for queue, start, ends, stored in answers
         ]
         with self._lock:
-            wanted = [self._queues.bring(ask, part) for ask, part in parts]
+            accepted = [self._queues.accept(request, part) for request, part in parts]
             self._changed.notify_all()
-        self._queues.brought([one for one, is_wanted in zip(parts, wanted, strict=True) if is_wanted])
+        self._queues.process_accepted([part for part, is_accepted in zip(parts, accepted, strict=True) if is_accepted])
 
-    def _room(self, reader: _Reader) -> ReadPace:
-        """Wait for room, and return how to continue; ``WAIT`` after ``patience_s`` without room."""
-        until = self._clock.now() + self._bounds.patience_s
+    def _wait_for_room(self, reader: _BrokerReader) -> ReadPace:
+        """Wait for room in the caches, and return how to continue; ``WAIT`` after ``max_full_s`` without room."""
+        until = self._clock.now() + self._limits.max_full_s
         with self._lock:
-            while (pace := self._pace(reader)) is ReadPace.WAIT and self._clock.now() < until:
-                self._waiting += 1
-                self._changed.wait(self._bounds.recheck_s)
-                self._waiting -= 1
+            while (pace := self._current_pace(reader)) is ReadPace.WAIT and self._clock.now() < until:
+                self._waiting_readers += 1
+                self._changed.wait(self._limits.recheck_s)
+                self._waiting_readers -= 1
             return pace
 
-    def _pace(self, reader: _Reader) -> ReadPace:
-        plain = all(reader.plain(stretch.ask.queue) for stretch in reader.stretches)
-        if self._closed or reader.joined or not plain:
+    def _current_pace(self, reader: _BrokerReader) -> ReadPace:
+        all_unfiltered = all(reader.is_unfiltered(backlog.request.queue) for backlog in reader.backlogs)
+        if self._closed or reader.has_new_backlog or not all_unfiltered:
             return ReadPace.STOP
-        return pace(self._queues.places, reader.stretches, self._bounds)
+        return next_pace(self._queues.states, reader.backlogs, self._limits)
 
-    def _reset(self, reader: _Reader, queue: MessageQueue, offset: int) -> None:
+    def _reset(self, reader: _BrokerReader, queue: MessageQueue, offset: int) -> None:
         logger.warning("the broker reset the offset of %s: continuing at %d", queue, offset)
-        for stretch in reader.stretches:
-            if stretch.ask.queue == queue:
-                self._queues.reset(stretch.ask, offset)
+        for backlog in reader.backlogs:
+            if backlog.request.queue == queue:
+                self._queues.reset(backlog.request, offset)
 
-    def _end(self, reader: _Reader, calm_s: float) -> None:
-        self._queues.let_go([stretch.ask for stretch in reader.stretches], self._clock.now() + calm_s)
-        reader.run, reader.stretches = None, ()
+    def _end_read(self, reader: _BrokerReader, cooldown_s: float) -> None:
+        self._queues.release([backlog.request for backlog in reader.backlogs], self._clock.now() + cooldown_s)
+        reader.read, reader.backlogs = None, ()
         self._changed.notify_all()

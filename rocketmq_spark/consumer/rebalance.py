@@ -1,12 +1,12 @@
-"""Decides which queues a member drops and adds, and at which offset an added queue begins. Pure.
+"""The decisions of a rebalance: which queues a member drops and adds, and the start offset of an added queue. Pure.
 
-The rebalance mirrors ``RebalanceImpl``. Every member sorts the same lists and applies the same strategy, so all come to the
-same result without talking to each other. If the queues or the members of the group are unknown, or the strategy raises, the
-member keeps what it owns. The caller asks brokers, carries out the change, and runs the rebalance again in ``wait_s``.
+The rebalance mirrors ``RebalanceImpl``. All members sort the same lists and apply the same strategy, so they get the same result
+without a coordinator. If the queues or the members of the group are unknown, or the strategy raises, the member keeps its
+queues. The caller sends the requests, applies the change, and rebalances again after ``wait_s``.
 
-The start offset mirrors ``RebalancePushImpl.computePullFromWhereWithException``. A group's committed offset decides; the
-option ``consumeFromWhere`` counts only if there is none. If a request fails, the error is raised, and the queue is retried later.
-(Java up to 4.9.8 treated every error as "no offset" and continued at the end.)
+The start offset mirrors ``RebalancePushImpl.computePullFromWhereWithException``. It is the committed offset of the group.
+Without a committed offset, the option ``consumeFromWhere`` decides. If a request fails, ``start_offset`` raises its error, and
+the caller retries the queue later. (Java up to 4.9.8 treated every error as "no offset" and continued at the end.)
 """
 
 from __future__ import annotations
@@ -35,21 +35,24 @@ class ConsumeFromWhere(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConsumeFrom:
-    """Where a queue without a committed offset begins; ``TIMESTAMP`` has a time in ms since 1970."""
+    """Where a queue without a committed offset begins. ``timestamp_ms`` is the time of ``TIMESTAMP``, in ms since 1970."""
 
     where: ConsumeFromWhere = ConsumeFromWhere.LATEST
     timestamp_ms: int = 0
 
     @classmethod
-    def of(cls, value: str | int) -> ConsumeFrom:
-        """Parse option 'consumeFromWhere': a name of ``Where``, or ms since 1970."""
+    def parse(cls, value: str | int) -> ConsumeFrom:
+        """Parse option 'consumeFromWhere': a name of ``ConsumeFromWhere``, or ms since 1970."""
         return (
             cls(ConsumeFromWhere.TIMESTAMP, value) if isinstance(value, int) else cls(ConsumeFromWhere[value.upper()])
         )
 
 
 class StartOffset(NamedTuple):
-    """Where a queue begins. ``stored``: the broker has this offset of the group; otherwise a later start may differ."""
+    """The offset at which a queue begins.
+
+    ``committed``: the broker has stored this offset for the group. Otherwise a later start may get another offset.
+    """
 
     offset: int
     committed: bool = True
@@ -57,9 +60,9 @@ class StartOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StartOffsetRequests:
-    """Requests to the queue's broker. Each raises ``RocketMQError`` if it fails.
+    """Functions that send the requests for a start offset to the queue's broker. They raise ``RocketMQError``.
 
-    ``stored`` returns None only if the broker reports that the group has no offset.
+    ``committed`` returns None only if the broker reports that the group has no offset.
     """
 
     committed: Callable[[], int | None]
@@ -68,21 +71,22 @@ class StartOffsetRequests:
 
 
 def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: StartOffsetRequests) -> StartOffset:
-    """Return the first offset to pull, at least 0. Raises the errors of the requests.
+    """Return the first offset to pull. Raises the errors of the requests.
 
-    A retry topic begins at 0 in every mode, because all of its messages failed in this group. Java begins at its end with
-    ``CONSUME_FROM_TIMESTAMP``, and loses messages that were sent back before a member had the queue.
+    A retry topic always begins at 0, because all of its messages failed in this group. (Java begins at the end of the retry topic
+    with ``CONSUME_FROM_TIMESTAMP``. It loses messages that were sent back before a member had the queue.)
     """
     committed = requests.committed()
     if committed is not None:
-        # 0 may mean a young queue without an offset. A later request would return None, and the mode would decide.
+        # A broker also returns 0 for a new queue without an offset. A later request would return None for such a queue.
         return StartOffset(_checked(queue, "stored", committed), committed > 0)
     if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is ConsumeFromWhere.EARLIEST:
         return StartOffset(0, False)  # the first pull corrects an offset that is too small
     if consume_from.where is ConsumeFromWhere.LATEST:
         end = _checked(queue, "maximum", requests.max_offset())
-        # A broker says 0 of a young queue, but nothing of an empty one: if its first message came between the two requests, it
-        # would be skipped, as Java skips it. So the broker is asked once more, and may know an offset of another member, too.
+        # A broker returns the offset 0 for a new queue, but no offset for an empty one. If the first message arrives between the
+        # two requests, the end offset would skip it, as in Java. So the committed offset is requested again. Another member may
+        # also have committed one meanwhile.
         committed = requests.committed() if end > 0 else None
         return (
             StartOffset(end, False)
@@ -99,26 +103,27 @@ def _checked(queue: MessageQueue, source: str, offset: int) -> int:
             f"the offset of {source} is {offset}; expected one of at least 0",
             topic=queue.topic,
             queue=str(queue),
-            remedy="The queue is tried again at the next rebalance; see the broker's log",
+            remedy="See the log of the broker. The next rebalance retries the queue",
         )
     return offset
 
 
 REBALANCE_INTERVAL_S = 20.0
-UNBALANCED_WAIT_S = 1.0  # since 5.2.0
-NO_NOTICES_WAIT_S = 5.0  # until this member releases the queues of a new one, both read them
+UNBALANCED_WAIT_S = 1.0  # as in Java since 5.2.0
+# Until this member releases queues that belong to a new member, both members read them. So this interval is shorter.
+NO_NOTICES_WAIT_S = 5.0
 MIN_INTERVAL_S = 1.0
 PULL_EXPIRES_MS = 120_000
 
-# Client id, queues and ids of all members to the queues of the client.
+# Arguments: a client id, the queues, and the client ids of all members. Returns the queues of that client.
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """This member's share of a topic's queues; None: it keeps its queues.
+    """The queues of one topic that are allocated to this member; None if they are unknown, so that the member keeps its queues.
 
-    ``problem`` is why the strategy failed. Only then the member counts as not balanced and retries soon.
+    ``problem`` is the failure of the allocation strategy. With a problem, the member is not balanced and retries soon.
     """
 
     queues: frozenset[MessageQueue] | None
@@ -144,16 +149,16 @@ class QueueChange:
 
 
 def allocate_broadcasting(queues: Collection[MessageQueue] | None) -> Allocation:
-    """Return all queues, for every member."""
+    """Allocate all queues to this member."""
     return UNCHANGED if queues is None else Allocation(frozenset(queues))
 
 
 def allocate_clustering(
     allocate: Allocate, client_id: str, queues: Collection[MessageQueue] | None, members: Collection[str] | None
 ) -> Allocation:
-    """Return this member's share by the strategy.
+    """Allocate queues to this member by the strategy.
 
-    An empty list of members counts as unknown, because a broker that has just started knows no members yet.
+    An empty list of members counts as unknown, because a broker that was just started does not know the members yet.
     """
     if queues is None or not members:
         return UNCHANGED
@@ -165,10 +170,10 @@ def allocate_clustering(
 def queue_change(
     owned: Mapping[MessageQueue, ProcessQueue], topic: str, allocation: Allocation, now_ms: int
 ) -> QueueChange:
-    """Return the change from the queues of ``topic`` in ``owned`` to ``share``.
+    """Return the change from the queues of ``topic`` in ``owned`` to ``allocation``.
 
-    A queue whose pulls have stopped is dropped and added again, which restarts them. So is a dropped queue that is not
-    released yet because an orderly listener has its messages; it is added when the listener returns.
+    A queue whose pulls have stopped is dropped and added again, which restarts the pulls. A dropped queue that is not released
+    yet, because an ordered listener has its messages, is dropped again; it is added again when the listener returns.
     """
     if allocation.queues is None:
         return QueueChange()
@@ -181,12 +186,12 @@ def queue_change(
 
 
 def unsubscribed_queues(owned: Iterable[MessageQueue], topics: Collection[str]) -> tuple[MessageQueue, ...]:
-    """Return owned queues of topics without a subscription. Unlike in Java, their offsets are committed before the release."""
+    """Return the owned queues of topics without a subscription. (Java releases such queues without a commit.)"""
     return _sorted(queue for queue in owned if queue.topic not in topics)
 
 
 def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, allocation: Allocation) -> bool:
-    """Whether the member owns exactly its share. True if the share is unknown."""
+    """Whether the member owns exactly its allocated queues. True if the allocation is unknown without a problem."""
     if allocation.queues is None:
         return allocation.problem is None
     return allocation.queues == {
@@ -195,9 +200,9 @@ def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, allocati
 
 
 def wait_s(balanced: bool, interval_s: float = REBALANCE_INTERVAL_S, has_notices: bool = True) -> float:
-    """Return the seconds until the next regular run; ``interval_s`` is Java's ``waitInterval``.
+    """Return the seconds until the next regular rebalance; ``interval_s`` is Java's ``waitInterval``.
 
-    Without ``has_notices``, servers do not report changes of the group to its members.
+    Without ``has_notices``, no server notifies this member of changes of the group.
     """
     if not balanced:
         return min(UNBALANCED_WAIT_S, interval_s)

@@ -1,7 +1,7 @@
-"""Decides what a listener's return value or exception means for its messages.
+"""Listeners: their contexts, and the decision what a return value or exception means for the messages.
 
-Mirrors ``ConsumeMessageConcurrentlyService.processConsumeResult`` and ``ConsumeMessageOrderlyService``. Only
-``None`` and the values of a context mean success; an exception or any other return value is a failure.
+Mirrors ``ConsumeMessageConcurrentlyService.processConsumeResult`` and ``ConsumeMessageOrderlyService``. Only None and
+``OrderedContext.commit()`` mean success. An exception or any other return value means failure.
 """
 
 from __future__ import annotations
@@ -228,8 +228,9 @@ class AcknowledgingContext(OrderedContext):
 
 
 class ListenerCall:
-    """A call of a listener whose turn has come: call the listener with ``messages`` and ``context``, then this object with the
-    outcome, once, on any thread that may block. The timeout of the call has begun.
+    """A call of a listener that must start now, because its timeout has begun.
+
+    Call the listener with ``messages`` and ``context``. Then call this object once with the outcome, on a thread that may block.
     """
 
     __slots__ = ("context", "messages")
@@ -242,21 +243,22 @@ class ListenerCall:
         raise NotImplementedError
 
 
-# Called when the listener can be called. None: it must not be, because the consumer has stopped, or lost the queue.
+# Returns the next call of the listener. None: the consumer has stopped, or lost the queue, so the listener must not be called.
 NextCall = Callable[[], ListenerCall | None]
 
 
 class DeferredListener:
-    """An internal concurrent listener that calls the user's code elsewhere, such as in an event loop, in its own order."""
+    """An internal concurrent listener that calls the user's code later and on another thread, such as in an event loop."""
 
     def submit(self, next_call: NextCall, count: int, at_front: bool = False) -> None:
-        """Let as many calls wait for their turn, without blocking; ``first``: before those that wait already. If this raises,
-        none of them begins.
+        """Queue ``count`` calls without blocking; with ``at_front``, before the calls that wait already.
+
+        If this raises, none of these calls begins.
         """
         raise NotImplementedError
 
     def __call__(self, messages: Any, context: Any) -> object:
-        """A ``LaterListener`` is no function: see ``submit``."""
+        """Not supported: use ``submit``."""
         raise NotImplementedError
 
 
@@ -288,16 +290,18 @@ class _ObservedListener(DeferredListener):
 
 
 def observed_listener(listener: DeferredListener, on_start: Callable[[Any, Any], OutcomeCallback]) -> Listener:
-    """Wrap ``listener``: ``begin`` is called with messages and context when their turn comes, and the function that it returns
-    gets the outcome first. Neither may raise.
+    """Wrap ``listener``, so that each of its calls is observed.
+
+    ``on_start`` gets the messages and the context before each call, and returns a function that gets the outcome. Neither
+    function may raise.
     """
     return _ObservedListener(listener, on_start)
 
 
 class Verdict(NamedTuple):
-    """Which messages of a concurrent listener's batch are done, and the delay level for the redelivery of the others.
+    """How many messages of a concurrent listener's batch are done, and the delay level for the redelivery of the others.
 
-    ``why`` is a sentence for the log if the listener returned something invalid.
+    ``problem`` is a text for the log if the listener raised or returned an invalid value.
     """
 
     done_count: int
@@ -316,7 +320,7 @@ def judge_concurrent(outcome: object, context: Context, size: int) -> Verdict:
 
 
 class OrderedAction(enum.Enum):
-    """The next action of an ordered consumer."""
+    """What an ordered consumer does with the messages of a call."""
 
     COMMIT = "COMMIT"
     CONTINUE = "CONTINUE"
@@ -326,7 +330,10 @@ class OrderedAction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OrderedVerdict:
-    """The step, the pause of the queue after ``AGAIN`` and ``ROLLBACK``, and ``why`` as in ``Verdict``."""
+    """The action after a call of an ordered listener.
+
+    ``pause_ms`` is the pause of the queue after ``RETRY`` and ``ROLLBACK``. ``problem`` is that of ``Verdict``.
+    """
 
     action: OrderedAction
     pause_ms: int = 0
@@ -334,7 +341,7 @@ class OrderedVerdict:
 
 
 def judge_ordered(outcome: object, context: OrderedContext, suspend_ms: int) -> OrderedVerdict:
-    """Return the verdict. If the outcome is not clear, the same messages are delivered again.
+    """Return the verdict for one call. An invalid outcome means that the same messages are delivered again.
 
     Unlike in Java, a rollback with ``auto_commit`` does not count as success, because nothing would be rolled back.
     """
@@ -356,7 +363,7 @@ def _is_integer(value: object) -> bool:
 
 
 def _index_of(value: object) -> int:
-    """The index as an ``int``, also of an integer of numpy."""
+    """Return the index as an ``int``. Integers of numpy are accepted, too."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise OptionError(f"ack_index is {text_of(value)}; expected the index of a message, -1 or None")
     return int(value)

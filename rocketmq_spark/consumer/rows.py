@@ -1,13 +1,13 @@
-"""Rows: what a listener of record batches gets in one call (option ``arrow``), and the queue that keeps them.
+"""The rows that a listener of record batches gets in one call (option ``arrow``).
 
-``Rows`` is one item of a process queue: a whole answer, what a filter leaves of it, or a part of at most
-``consumeMessageBatchMaxSize`` rows. It is also the sequence of its messages, which are made only if somebody looks at them: to
-send back those that failed, for traces, and for the result of ``stop``. So pulls, limits of the cache, offsets, locks and
-rebalances are those of a listener of messages.
+``Rows`` is one item of a process queue: the messages of one answer that match the filter, or a part of them with at most
+``consumeMessageBatchMaxSize`` rows. It is also a sequence of messages. The message objects are created only when they are read:
+to send failed messages back, for traces, and for the result of ``stop``. So pulls, limits of the cache, offsets, locks and
+rebalances are the same as for a listener of messages.
 
-``RowsOfAnswers`` makes them. Many plain messages are decoded by columns. Few ones, those of a filter or of the retry topic, and
-everything unusual (a message that cannot be decoded, offsets that damage has changed) become messages first and then a batch, so
-that the rows are those that a listener of messages would get.
+``RowsDecoder`` creates ``Rows``. It decodes many plain messages by columns. In the other cases it first creates the message
+objects, so that the rows are those that a listener of messages would get: a few messages, messages of a filter or of the retry
+topic, messages that cannot be decoded, and damaged offsets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rocketmq_spark.wire.messages import portion
 
 logger = logging.getLogger(__name__)
 
-# Decoding by columns takes 0.3 ms for any number of rows; making messages and then columns 5 us for each row.
+# Decoding by columns takes 0.3 ms for any number of rows. Creating messages and then columns takes 5 us for each row.
 MIN_COLUMNAR_ROWS = 48
 
 Batch = Any  # a ``pyarrow.RecordBatch``
@@ -35,10 +35,10 @@ ToBatch = Callable[[Sequence[ReceivedMessage]], Batch]
 
 
 class Rows(Sequence[ReceivedMessage]):
-    """Rows of one queue in its order: ``batch``, and the messages that they show.
+    """Consecutive rows of one queue: their record batch, and their messages.
 
-    ``queue_offset`` is the first offset, ``next_offset`` the one after the last; ``size`` is in bytes. ``times`` counts attempts
-    in place.
+    ``queue_offset`` is the first offset, and ``next_offset`` follows the last one. ``size`` is in bytes. ``attempts`` is the
+    number of earlier attempts in this process.
     """
 
     __slots__ = ("_attempts", "_batch", "_count", "_messages", "next_offset", "queue_offset", "size")
@@ -63,7 +63,7 @@ class Rows(Sequence[ReceivedMessage]):
     def from_messages(
         cls, messages: Sequence[ReceivedMessage], to_batch: ToBatch, offsets: tuple[int, int] | None = None
     ) -> Rows:
-        """The rows of these messages; of the given ``offsets``, if they stand for more messages."""
+        """Return the rows of these messages. ``offsets`` is their range, if it is larger than that of the messages."""
         size = sum(len(message.body) + max(0, message.store_size) for message in messages)
         offsets = offsets or (messages[0].queue_offset, messages[-1].queue_offset + 1)
         return cls(offsets, len(messages), size, partial(to_batch, messages), lambda: messages)
@@ -73,7 +73,7 @@ class Rows(Sequence[ReceivedMessage]):
         return self._batch()
 
     def with_next_attempt(self) -> Rows:
-        """The same rows, with one more attempt."""
+        """Return the same rows with one more attempt."""
         offsets = self.queue_offset, self.next_offset
         return Rows(offsets, self._count, self.size, self._batch, self._messages, self._attempts + 1)
 
@@ -88,8 +88,8 @@ class Rows(Sequence[ReceivedMessage]):
         messages = self._messages()
         if isinstance(index, int):
             return self._with_attempts(messages[index])
-        found = messages[index] if len(messages) == self._count else messages  # see ``_Stored``
-        return [self._with_attempts(message) for message in found]
+        selected = messages[index] if len(messages) == self._count else messages  # see ``_StoredMessages``
+        return [self._with_attempts(message) for message in selected]
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         return map(self._with_attempts, self._messages())
@@ -99,8 +99,9 @@ class Rows(Sequence[ReceivedMessage]):
 
 
 class RowsQueue(ProcessQueue):
-    """The unfinished rows of a queue. Counts and limits are those of rows. ``to_batch`` makes a batch of messages that are left
-    of a call.
+    """The process queue of a listener of record batches. Its items are ``Rows``; counts and limits are numbers of rows.
+
+    ``to_batch`` creates the record batch for messages of a call that are delivered again.
     """
 
     def __init__(self, to_batch: ToBatch, *queue_and_time: Any) -> None:
@@ -112,7 +113,7 @@ class RowsQueue(ProcessQueue):
         new_count = 0
         for rows in messages:
             if self._insert(rows):
-                self._replace(rows)  # it may have other rows than the earlier one
+                self._replace(rows)  # the new item may have other rows than the cached one
                 continue
             new_count += len(rows)
             self._add(rows)
@@ -123,10 +124,11 @@ class RowsQueue(ProcessQueue):
         return sum(map(len, messages))
 
     def split_into_calls(self, messages: Sequence[Rows], size: int) -> tuple[Iterator[Rows], int]:
-        return iter(deque(messages).popleft, None), len(messages)  # any thread may take one, and then it is not held
+        # Any thread may take the next item. The iterator keeps no reference to a taken item.
+        return iter(deque(messages).popleft, None), len(messages)
 
     def remove(self, messages: Sequence[ReceivedMessage]) -> int | None:
-        """Remove the rows of a finished call. What ``again`` or ``settle`` leave of a call is theirs to keep."""
+        """Remove the rows of a finished call. ``requeue`` and ``finish_late`` keep a part of a call."""
         if not self._waiting:
             return None
         if isinstance(messages, Rows) and self._waiting.pop(messages.queue_offset, None) is not None:
@@ -134,7 +136,7 @@ class RowsQueue(ProcessQueue):
         return self._next_offset()
 
     def take(self, count: int) -> Sequence[ReceivedMessage]:
-        """Take the first rows, as they were put."""
+        """Take the first item. Its number of rows does not depend on ``count``."""
         rows = self.first()
         if rows is None:
             return ()
@@ -147,7 +149,7 @@ class RowsQueue(ProcessQueue):
             self.put_back([messages.with_next_attempt()])
             return
         taken = next((rows for rows in self._taken.values() if _contains(rows, messages[0])), None)
-        if taken is None:  # a reset came meanwhile
+        if taken is None:  # the offset was reset during the call
             return
         del self._taken[taken.queue_offset]
         self._subtract(taken.queue_offset)
@@ -158,7 +160,7 @@ class RowsQueue(ProcessQueue):
             self._add(rows)
 
     def mark_dead_letters(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Mark taken rows as dead letters if all of them are. ``retry`` keeps the others of a call."""
+        """Mark a taken item as dead letters, if all of its messages are. ``put_back_for_retry`` keeps the rest of other items."""
         self._dead_letters.update(
             offset
             for offset, rows in self._taken.items()
@@ -193,7 +195,9 @@ class RowsQueue(ProcessQueue):
         return [message for message in messages if message.queue_offset in cached_offsets]
 
     def _remaining_rows(self, call: Sequence[ReceivedMessage], remaining: Sequence[ReceivedMessage]) -> Rows:
-        """What is left of the rows of a call. It stands for all of them: the offset does not pass the first one before."""
+        """Return an item with the ``remaining`` messages of a call. It has the offset range of all rows of the call, so that the
+        committed offset does not pass the call.
+        """
         rows = as_rows(call)
         return Rows.from_messages(remaining, self._to_batch, (rows.queue_offset, rows.next_offset))
 
@@ -228,10 +232,10 @@ def _contains(rows: Rows, message: ReceivedMessage) -> bool:
 
 
 class _StoredMessages:
-    """The stored messages of a part, decoded if one of its rows failed; ``count`` is the number of its rows.
+    """The messages of a part that was decoded into ``count`` rows. They are decoded when one of its rows failed.
 
-    Both decoders should find the same messages. If their numbers differ after all, a row stands for every message of the part:
-    they are delivered again, but none is lost.
+    Both decoders should find the same messages. If their numbers differ nevertheless, each row stands for all messages of the
+    part. So messages may be delivered again, but none is lost.
     """
 
     def __init__(self, part: FetchedPart, count: int) -> None:
@@ -243,15 +247,17 @@ class _StoredMessages:
         if self._messages is None:
             self._messages = list(self._part.read())
         if len(self._messages) != self._count:
-            text = "%s from offset %d: %d rows are %d messages, so all of them count as failed"
+            text = "%s from offset %d: %d rows were decoded, but %d messages; all of these messages count as failed"
             logger.warning(text, self._part.queue, self._part.start, self._count, len(self._messages))
             return self._messages
         return self._messages[start:stop]
 
 
 class RowsDecoder:
-    """Makes ``Rows`` of at most ``most`` rows of fetched answers. ``by_columns`` decodes parts together; None if one is unusual.
-    ``to_batch`` makes a batch of messages.
+    """Decodes fetched parts into ``Rows`` with at most ``max_rows`` rows.
+
+    ``decode_columns`` decodes several parts into one batch, or returns None for unusual messages. ``to_batch`` creates a batch
+    from message objects.
     """
 
     def __init__(
@@ -262,15 +268,17 @@ class RowsDecoder:
         self.to_batch = to_batch
 
     def __call__(self, parts: Sequence[FetchedPart]) -> Iterator[tuple[list[Rows], int | None]]:
-        """Yield of each part its rows, and the offset from which on messages are left because the others are too large."""
+        """Yield, for each part, its rows and an offset. The messages from this offset on were left out, because the messages before
+        them are too large; None if no message was left out.
+        """
         rows_of_parts = self._decode_together(parts)
         for number, part in enumerate(parts):
             rows = self._decode_part(part) if rows_of_parts is None else rows_of_parts[number]
             yield self._decode_messages(part) if rows is None else (rows, None)
 
     def _decode_together(self, parts: Sequence[FetchedPart]) -> list[list[Rows]] | None:
-        """Rows of several parts, decoded at once. None if they are not one row for each offset."""
-        counts = [part.count for part in parts]
+        """Return the rows of several parts, decoded together; None if the parts do not have exactly one row for each offset."""
+        counts = [part.offset_count for part in parts]
         if len(parts) == 1 or sum(counts) < MIN_COLUMNAR_ROWS or not all(map(_is_plain, parts)):
             return None
         batch = self._decode_columns(parts)
@@ -286,12 +294,16 @@ class RowsDecoder:
         return rows_of_parts
 
     def _decode_part(self, part: FetchedPart) -> list[Rows] | None:
-        if part.count < MIN_COLUMNAR_ROWS or not _is_plain(part) or (batch := self._decode_columns([part])) is None:
+        if (
+            part.offset_count < MIN_COLUMNAR_ROWS
+            or not _is_plain(part)
+            or (batch := self._decode_columns([part])) is None
+        ):
             return None
         return self._split(part, batch, batch.nbytes)
 
     def _split(self, part: FetchedPart, batch: Batch, size: int) -> list[Rows] | None:
-        """The rows of a part; None if damage may have changed where its messages say that they are."""
+        """Return the rows of a part; None if the offsets in its messages may be damaged."""
         offsets, count = batch.column("queueOffset").to_numpy(), batch.num_rows
         if not _has_valid_offsets(batch, offsets, part):
             return None
@@ -317,7 +329,7 @@ class RowsDecoder:
         messages, first_left = portion(part.read())
         for message in messages:
             if message.decode_error is not None:
-                text = "%s: the message at offset %d cannot be decoded, a row without its body: %s"
+                text = "%s: the message at offset %d cannot be decoded; its row has no body: %s"
                 logger.warning(text, part.queue, message.queue_offset, message.decode_error)
         pieces = (messages[start : start + self._max_rows] for start in range(0, len(messages), self._max_rows))
         return [
@@ -330,8 +342,9 @@ def _unchanged(batch: Batch) -> Batch:
 
 
 def _is_plain(part: FetchedPart) -> bool:
-    """Whether every stored message is a row under the topic of its queue. The offsets of messages that a filter leaves out may be
-    damaged, too, and they tell where the others are.
+    """Whether each stored message becomes one row with the topic of its queue.
+
+    With a filter, the check of offsets is not possible, because the skipped messages may be damaged, too.
     """
     return not part.filter and not part.queue.topic.startswith(RETRY_PREFIX)
 
@@ -345,7 +358,7 @@ def _has_valid_offsets(batch: Batch, offsets: Any, part: FetchedPart) -> bool:
 
 
 class _BatchCall(ListenerCall):
-    """A call with a batch, made when it is asked for: what fails then is the listener's failure."""
+    """A call with a record batch. The batch is created when it is read, so an error counts as a failure of the listener."""
 
     __slots__ = ("_call", "_to_batch")
 
@@ -361,7 +374,7 @@ class _BatchCall(ListenerCall):
 
 
 class _BatchListener(DeferredListener):
-    """A listener of batches whose calls wait for their turn."""
+    """A deferred listener of record batches."""
 
     def __init__(self, listener: DeferredListener, to_batch: ToBatch) -> None:
         self._listener = listener
@@ -383,5 +396,5 @@ def batch_listener(listener: Listener, to_batch: ToBatch) -> Listener:
 
 
 def batch_of(messages: Sequence[ReceivedMessage], to_batch: ToBatch) -> Batch:
-    """The batch of a call. ``mqadmin`` may send a single message."""
+    """Return the record batch of a call. ``mqadmin`` may send a single message, which is not ``Rows``."""
     return messages.batch if isinstance(messages, Rows) else to_batch(messages)

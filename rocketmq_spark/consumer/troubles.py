@@ -1,12 +1,13 @@
-"""Detects what makes members of a group miss or repeat messages without an error: different subscriptions, and POP.
+"""Checks for conditions that make members of a group miss or repeat messages without an error.
 
-Brokers keep one subscription per group, that of the last heartbeat, and filter the messages of all members by it; queues are
-shared among all members, also those without the topic. So messages that only one member subscribes to are lost or stay unread.
+Different subscriptions: brokers keep one subscription per group, that of the last heartbeat, and filter the messages of all
+members by it. But all members share the queues, also members that do not subscribe to the topic. So messages that only some
+members subscribe to are skipped or stay unread.
 
-An operator may switch a group to POP (``mqadmin setConsumeMode``). Java members with ``clientRebalance=false`` then pop, and the
-others pull: brokers deliver each message to both.
+POP: an operator may switch a group to POP (``mqadmin setConsumeMode``). Then Java members with ``clientRebalance=false`` pop,
+and other members pull, so brokers deliver each message twice.
 
-A restarted broker has forgotten the members of groups: ``Introductions`` registers a member with it again.
+Restarted brokers: a broker forgets the members of groups when it restarts. ``Reregistration`` registers this member again.
 """
 
 from __future__ import annotations
@@ -28,48 +29,48 @@ from rocketmq_spark.wire.properties import parse_subscription
 
 logger = logging.getLogger(__name__)
 
-# Heartbeats come every 30 s, so each member's heartbeat is the last one at some of the checks.
+# Shorter than the interval of heartbeats (30 s), so that some checks find the subscription of another member's heartbeat.
 COMPARE_S = 20.0
-# Other members choose what is different: so many differences are remembered, and so much of one is logged.
-_MOST_LOGGED, _SHOWN, _SHOWN_CHARACTERS = 100, 5, 200
+# Other members control the differences. These limits keep them from filling the memory and the log.
+_MAX_REMEMBERED, _MAX_SHOWN, _MAX_SHOWN_CHARACTERS = 100, 5, 200
 
 
 class SubscriptionConflicts:
-    """Compares the subscriptions at brokers with this member's. Logs a difference once, if two checks find it."""
+    """Compares the group's subscriptions at brokers with those of this member. Logs a conflict once, when two checks found it."""
 
     def __init__(self, port: GroupMember, group: str, subscriptions: Subscriptions) -> None:
         self._port = port
         self._group = group
         self._subscriptions = subscriptions
-        self._last = b""
-        self._logged: dict[bytes, None] = {}  # digests, the newest last
+        self._last_digest = b""
+        self._logged_digests: dict[bytes, None] = {}  # digests, the newest last
 
-    def look(self, deadline: Deadline) -> None:
-        mine = self._subscriptions.all()
-        topic = next((topic for topic in mine if not topic.startswith(RETRY_PREFIX)), None)
+    def check(self, deadline: Deadline) -> None:
+        own_filters = self._subscriptions.filters()
+        topic = next((topic for topic in own_filters if not topic.startswith(RETRY_PREFIX)), None)
         if topic is None:
             return
         try:
-            found = differences(mine, self._port.filters(self._group, topic, deadline))
+            conflict = differences(own_filters, self._port.filters(self._group, topic, deadline))
         except RocketMQError as e:
             logger.debug("cannot read the subscriptions of group %s: %s", self._group, e)
             return
-        digest = found.digest if found is not None else b""
-        if found is not None and digest == self._last and digest not in self._logged:
-            self._logged[digest] = None
-            while len(self._logged) > _MOST_LOGGED:
-                del self._logged[next(iter(self._logged))]
+        digest = conflict.digest if conflict is not None else b""
+        if conflict is not None and digest == self._last_digest and digest not in self._logged_digests:
+            self._logged_digests[digest] = None
+            while len(self._logged_digests) > _MAX_REMEMBERED:
+                del self._logged_digests[next(iter(self._logged_digests))]
             logger.warning(
-                "members of group %s have different subscriptions: %s. Brokers keep one subscription per group, so messages "
-                "are lost to some: let all members subscribe to the same, or give them groups of their own",
+                "members of group %s have different subscriptions: %s. Brokers keep one subscription per group, so some members "
+                "miss messages. Give all members the same subscriptions, or use one group for each subscription",
                 self._group,
-                found.text,
+                conflict.text,
             )
-        self._last = digest
+        self._last_digest = digest
 
 
 class Differences(NamedTuple):
-    """Differences between two sets of subscriptions: a digest of all, and the first ones for messages."""
+    """The differences between two sets of subscriptions: a digest of all differences, and a text with the first ones."""
 
     digest: bytes
     text: str
@@ -79,32 +80,36 @@ def differences(mine: Mapping[str, Filter], theirs: Mapping[str, Filter]) -> Dif
     """Return the differences between two sets of subscriptions. The order of tags is ignored."""
     digest, shown, count = hashlib.sha256(), [], 0
     for topic in sorted(mine.keys() | theirs.keys()):
-        here, there = mine.get(topic), theirs.get(topic)
-        if here is None or there is None or _meaning(here) != _meaning(there):
-            digest.update(repr((topic, here, there)).encode(errors="backslashreplace"))
+        own, other = mine.get(topic), theirs.get(topic)
+        if own is None or other is None or _comparable(own) != _comparable(other):
+            digest.update(repr((topic, own, other)).encode(errors="backslashreplace"))
             count += 1
-            if count <= _SHOWN:
-                shown.append(f"topic {_clipped(topic)} is {_shown(here)} here and {_shown(there)} elsewhere")
-    if count > _SHOWN:
-        shown.append(f"and {count - _SHOWN} more")
+            if count <= _MAX_SHOWN:
+                shown.append(
+                    f"topic {_truncated(topic)} is {_description(own)} here and {_description(other)} elsewhere"
+                )
+    if count > _MAX_SHOWN:
+        shown.append(f"and {count - _MAX_SHOWN} more")
     return Differences(digest.digest(), "; ".join(shown)) if count else None
 
 
-def _clipped(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+def _truncated(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[:_MAX_SHOWN_CHARACTERS] + "…"
 
 
-def _meaning(wanted: Filter) -> object:
-    if wanted.kind != "TAG":
-        return wanted.kind, wanted.expression
+def _comparable(topic_filter: Filter) -> object:
+    if topic_filter.kind != "TAG":
+        return topic_filter.kind, topic_filter.expression
     try:
-        return wanted.kind, parse_subscription(wanted.expression).tags
+        return topic_filter.kind, parse_subscription(topic_filter.expression).tags
     except ValueError:
-        return wanted.kind, wanted.expression
+        return topic_filter.kind, topic_filter.expression
 
 
-def _shown(wanted: Filter | None) -> str:
-    return "not subscribed to" if wanted is None else f"subscribed to with {_clipped(wanted.expression)!r}"
+def _description(topic_filter: Filter | None) -> str:
+    return (
+        "not subscribed to" if topic_filter is None else f"subscribed to with {_truncated(topic_filter.expression)!r}"
+    )
 
 
 POP = "POP"
@@ -121,68 +126,69 @@ class ConsumeModes:
         self._port = port
         self._group = group
         self._subscriptions = subscriptions
-        self._popped: set[tuple[str, str]] = set()
+        self._pop_topics: set[tuple[str, str]] = set()
 
-    def look(self, deadline: Deadline) -> None:
-        topics = [topic for topic in self._subscriptions.all() if not topic.startswith(RETRY_PREFIX)]
+    def check(self, deadline: Deadline) -> None:
+        topics = [topic for topic in self._subscriptions.filters() if not topic.startswith(RETRY_PREFIX)]
         modes = self._port.consume_modes(self._group, topics, deadline)
-        popped = {place for place, mode in modes.items() if mode == POP}
-        for topic in sorted({topic for topic, _ in popped - self._popped}):
+        pop_topics = {topic_and_broker for topic_and_broker, mode in modes.items() if mode == POP}
+        for topic in sorted({topic for topic, _ in pop_topics - self._pop_topics}):
             logger.warning(
                 "group %s: the consume mode of topic %s is POP at %s, but this member pulls. Other members may pop, such as Java "
                 "consumers with clientRebalance=false: then messages are delivered twice. %s",
                 self._group,
                 topic,
-                ", ".join(sorted(broker for name, broker in popped if name == topic)),
+                ", ".join(sorted(broker for name, broker in pop_topics if name == topic)),
                 POP_REMEDY,
             )
-        self._popped = (self._popped - modes.keys()) | popped
+        self._pop_topics = (self._pop_topics - modes.keys()) | pop_topics
 
 
 TIMEOUT_S = 3.0
-REFUSED_S = 3.0  # a broker that accepts no heartbeats does not get one with each pull
-LOOK_S, LOST_S = 1.0, 60.0  # between heartbeats while a broker is away, and after how long the regular ones are enough
+MIN_HEARTBEAT_GAP_S = 3.0  # the shortest interval of heartbeats after refused pulls
+HEARTBEAT_RETRY_S = 1.0  # the interval of heartbeats while a broker has no connection
+HEARTBEAT_RETRY_FOR_S = 60.0  # after this time, only the regular heartbeats are sent
 
 
-class Introductions:
-    """Sends heartbeats to brokers that were restarted and do not know this member. These brokers then notify all members.
+class Reregistration:
+    """Registers this member again with brokers that were restarted. The heartbeat makes a broker notify all members.
 
-    The route may have lost a broker that was away, with its address: ``rebalance`` requests the route and the list of members.
+    The route may have lost the broker meanwhile. ``rebalance`` fetches the route and the list of members again.
     """
 
     def __init__(self, port: GroupMember, timer: Timer, rebalance: Callable[[], None]) -> None:
         self._port = port
         self._timer = timer
         self._rebalance = rebalance
-        self._refused = NowAndThen(REFUSED_S)
+        self._rate_limit = NowAndThen(MIN_HEARTBEAT_GAP_S)
 
-    def refused(self) -> None:
-        """A broker refused a pull because it does not know this member. Must not block."""
-        if self._refused.due():
-            self._timer.later(0, self._introduce)
+    def on_unknown_member(self) -> None:
+        """Handle a broker's refusal of a pull from an unknown member. Does not block."""
+        if self._rate_limit.due():
+            self._timer.later(0, self._register_again)
 
-    def lost(self, broker_name: str) -> None:
-        """The connection to a broker broke: send a heartbeat as soon as there is one again. Must not block.
+    def on_connection_lost(self, broker_name: str) -> None:
+        """Send a heartbeat when the lost connection to a broker is open again. Does not block.
 
-        A broker that was restarted does not refuse pulls of a member that it does not know if it knows others of the group.
+        A restarted broker that already knows another member of the group does not refuse the pulls of this member.
         """
-        self._look_for(broker_name, self._timer.now_ms() + 1000 * LOST_S)
+        self._schedule_heartbeat(broker_name, self._timer.now_ms() + 1000 * HEARTBEAT_RETRY_FOR_S)
 
-    def _look_for(self, broker_name: str, until_ms: float) -> None:
-        self._timer.later(LOOK_S, partial(self._look, broker_name, until_ms))
+    def _schedule_heartbeat(self, broker_name: str, until_ms: float) -> None:
+        self._timer.later(HEARTBEAT_RETRY_S, partial(self._heartbeat_until_connected, broker_name, until_ms))
 
-    def _look(self, broker_name: str, until_ms: float) -> None:
+    def _heartbeat_until_connected(self, broker_name: str, until_ms: float) -> None:
         try:
-            self._beat()
+            self._heartbeat()
         finally:
             if self._port.connection(broker_name) is None and self._timer.now_ms() < until_ms:
-                self._look_for(broker_name, until_ms)
+                self._schedule_heartbeat(broker_name, until_ms)
             else:
                 self._rebalance()
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
 
-    def _introduce(self) -> None:
-        self._beat()
+    def _register_again(self) -> None:
+        self._heartbeat()
         self._rebalance()

@@ -252,7 +252,7 @@ def test_a_poll_returns_no_more_at_once_than_that_of_threads(monkeypatch: pytest
 @pytest.mark.parametrize("earlier", [0, 2])
 def test_messages_of_a_poll_that_raises_are_returned_again(monkeypatch: pytest.MonkeyPatch, earlier: int) -> None:
     """For instance for want of memory: the caller had none of those that were decoded before."""
-    fake, errors, each = FakeMember([A]), [MemoryError()], Polls.each
+    fake, errors, each = FakeMember([A]), [MemoryError()], Polls.yield_messages
 
     def short_of_memory(polls: Polls, part: Any) -> Any:
         for message in each(polls, part):
@@ -261,7 +261,7 @@ def test_messages_of_a_poll_that_raises_are_returned_again(monkeypatch: pytest.M
             yield message
 
     monkeypatch.setattr(consumers, "PullConsumer", lambda *names: made(fake))
-    monkeypatch.setattr(Polls, "each", short_of_memory)
+    monkeypatch.setattr(Polls, "yield_messages", short_of_memory)
     fake.add(A, 10)
 
     async def body() -> None:

@@ -23,7 +23,7 @@ from rocketmq_spark.base.codes import RETRY_PREFIX, Response
 from rocketmq_spark.base.threads import Aside
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
-from rocketmq_spark.consumer.push.workers import Work, Workers
+from rocketmq_spark.consumer.push.workers import ListenerPool, Work
 from rocketmq_spark.consumer.result import DeferredListener
 from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -66,7 +66,7 @@ class AwaitedAside(Aside):
         self.wait(key, 60)
 
 
-class ManualWorkers(Workers):
+class ManualWorkers(ListenerPool):
     """Work is done when time moves, each on its own: no threads."""
 
     def __init__(self, time: Time) -> None:
@@ -438,7 +438,7 @@ class GroupBench:
 
     def owned(self, consumer: BaseConsumer, topic: str = "T") -> list[MessageQueue]:
         assert consumer._running is not None
-        return sorted(h.queue for h in consumer._running.held.owned() if h.queue.topic == topic)
+        return sorted(h.queue for h in consumer._running.state.owned() if h.queue.topic == topic)
 
     def _workers(self, name: str, count: int) -> ManualWorkers:
         self.workers.append(ManualWorkers(self.time))

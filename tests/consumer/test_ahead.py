@@ -15,7 +15,7 @@ import pytest
 from rocketmq_spark.base import threads
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.consumer import ahead
-from rocketmq_spark.consumer.ahead import Ahead, ReadAhead
+from rocketmq_spark.consumer.ahead import BacklogReader, Prefetcher
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
@@ -52,7 +52,7 @@ def made(fake: FakeMember, reads: Reads, **settings: Any) -> BasePullConsumer:
         consume_from=ConsumeFrom(ConsumeFromWhere.EARLIEST),
         **{"pull_batch_size": COUNT, "thresholds": Thresholds(40), **settings},
     )
-    how = ReadAhead(
+    how = BacklogReader(
         reads.begin, lambda queue, start, end, stored: [message(queue, start + i) for i in range(len(stored))]
     )
     return BasePullConsumer(fake, wanted, as_rows, Clock(), how)  # type: ignore[arg-type]
@@ -280,7 +280,7 @@ class StartInterrupted:
         path, caller = frame.f_code.co_filename, frame
         if path not in (threading.__file__, threads.__file__):
             return self if path == ahead.__file__ else None
-        while caller is not None and caller.f_code is not Ahead._start.__code__:
+        while caller is not None and caller.f_code is not Prefetcher._start_reader.__code__:
             caller = caller.f_back  # type: ignore[assignment]
         parted = (
             not linecache.getline(path, frame.f_lineno).lstrip().startswith("with ")

@@ -73,7 +73,7 @@ def test_all_queues_that_are_still_here_are_sought_or_all_that_are_named() -> No
         return 5
 
     def sought() -> list[int | None]:
-        return [info.commit_offset for _, info in sorted(one.infos().items())]
+        return [info.commit_offset for _, info in sorted(one.queue_infos().items())]
 
     one.assign(starts)
     one.seek([], goes)
@@ -132,14 +132,14 @@ def test_a_loop_that_goes_on_above_a_commit_keeps_its_place(monkeypatch: pytest.
         consumer.assign([A])
         loop = iter(consumer)
         assert next(loop).queue_offset == 0
-        ready = consumer._polls._assigned.ready
-        real, found = ready.give_up_to, list[int]()
+        ready = consumer._polls._queues.ready
+        real, found = ready.mark_returned_up_to, list[int]()
 
         def give_up_to(next_offset: int) -> None:
             found.extend(message.queue_offset for message in itertools.islice(loop, 0 if found else 1))
             real(next_offset)
 
-        monkeypatch.setattr(ready, "give_up_to", give_up_to)
+        monkeypatch.setattr(ready, "mark_returned_up_to", give_up_to)
         for committed in (1, 2):
             consumer.commit()
             assert (found, fake.stored[A]) == ([1], committed)

@@ -296,10 +296,10 @@ def test_a_listener_may_put_something_else_in_a_message(group: GroupBench, order
     ("how", "failing"),
     [
         ({"ordered": True}, ()),
-        ({"ordered": True, "max_tries": 1}, ()),
-        ({"max_tries": 1}, ("send_back", "send_to_retry")),
-        ({"max_tries": 0}, ("send_back",)),
-        ({"max_tries": 0, "consume_timeout_s": 5.0}, ("send_back",)),
+        ({"ordered": True, "max_retries": 1}, ()),
+        ({"max_retries": 1}, ("send_back", "send_to_retry")),
+        ({"max_retries": 0}, ("send_back",)),
+        ({"max_retries": 0, "consume_timeout_s": 5.0}, ("send_back",)),
     ],
 )
 def test_what_failed_is_given_again_as_it_came_and_copied_so(group: GroupBench, how: Any, failing: Any) -> None:
@@ -320,5 +320,5 @@ def test_what_failed_is_given_again_as_it_came_and_copied_so(group: GroupBench, 
     group.brokers.failing.clear()
     group.time.advance(20)
     assert set(group.bodies()) == {b"[1]"}
-    assert len(group.got) > 1 or how["max_tries"] == 0
-    assert {each.body for each in group.brokers.dead} == ({b"[1]"} if "max_tries" in how else set())
+    assert len(group.got) > 1 or how["max_retries"] == 0
+    assert {each.body for each in group.brokers.dead} == ({b"[1]"} if "max_retries" in how else set())

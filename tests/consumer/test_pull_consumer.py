@@ -105,13 +105,13 @@ def test_of_a_poll_only_what_is_finished_is_committed_and_the_rest_comes_again(
     consumer.assign([A])
     polled = PolledMessages(consumer, AT_ONCE)
     for count in (0, 1, 3):
-        assert polled.stands
-        polled.finished(count)
+        assert polled.is_current
+        polled.mark_finished(count)
         consumer.commit()
         assert fake.stored[A] == count
     polled = PolledMessages(consumer, AT_ONCE)
     assert bodies(polled.messages) == [3]
-    polled.finished(1)
+    polled.mark_finished(1)
     consumer.commit()
     assert fake.stored[A] == 4
     assert PolledMessages(consumer, AT_ONCE).messages == []
@@ -124,7 +124,7 @@ def test_of_a_large_answer_no_more_is_finished_than_the_poll_returned(
     fake.add(A, 3)
     consumer.assign([A])
     polled = PolledMessages(consumer, AT_ONCE)
-    polled.finished(1)
+    polled.mark_finished(1)
     consumer.commit()
     assert (bodies(polled.messages), fake.stored[A]) == ([0], 1)
     assert bodies(consumer.poll(AT_ONCE)) == [1]
@@ -143,8 +143,8 @@ def test_what_was_polled_before_its_queue_moved_changes_no_offset(
         consumer.assign([B])
         fake.stored[A] = 3
         consumer.assign([A, B] if event == "regained" else [B])
-    assert not polled.stands
-    polled.finished(2)
+    assert not polled.is_current
+    polled.mark_finished(2)
     consumer.commit()
     assert fake.stored[A] == 3
 

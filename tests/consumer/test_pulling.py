@@ -128,7 +128,7 @@ def test_1_31_a_pull_that_finds_nothing_is_held_and_then_repeated_at_once(group:
 def test_4_17_a_dropped_queue_is_pulled_no_more(group: GroupBench) -> None:
     consumer, port = group.start()
     group.time.advance(1)
-    consumer._running.held.queues[A].dropped = True
+    consumer._running.state.queues[A].dropped = True
     group.brokers.send(A, b"1")
     group.time.advance(0.1)
     assert len(pulls(port)) == 1
@@ -355,11 +355,11 @@ def test_4_1_a_member_without_queues_does_nothing(group: GroupBench) -> None:
 
 
 def test_bounds_of_a_topic_count_for_all_its_queues_together(group: GroupBench) -> None:
-    consumer, _ = group.start(topic_count=100)
+    consumer, _ = group.start(topic_max_count=100)
     group.workers[0].held = True
     group.time.advance(1)
     for queue in qs("a:0-1 b:0-1"):
         group.brokers.send(queue, *(b"x" for _ in range(200)))
     group.time.advance(1)
-    cached = [held.count for held in consumer._running.held.owned()]
+    cached = [held.count for held in consumer._running.state.owned()]
     assert [25 < count <= 25 + 32 for count in cached] == [True] * 4, cached

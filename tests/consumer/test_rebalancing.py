@@ -113,7 +113,7 @@ def test_1_8_queues_of_a_broker_that_left_go_and_are_pulled_no_more(group: Group
     asked = {request.queue.broker_name for request in port.seen("pull")}
     stored = {queue.broker_name for offsets in port.seen("commit") for queue in offsets}
     assert (asked, stored - {"a"}) == ({"a"}, set())
-    assert not [queue for queue in consumer._running.held.offsets.every() if queue.broker_name == "b"]
+    assert not [queue for queue in consumer._running.state.offsets.all() if queue.broker_name == "b"]
 
 
 def warned(caplog: pytest.LogCaptureFixture, words: str) -> int:
@@ -233,7 +233,7 @@ def test_many_calls_make_one_run_and_none_sooner_than_a_second(group: GroupBench
     consumer, port = group.start()
     before = runs(port)
     for _ in range(100):
-        consumer._running.rebalancing.wake()
+        consumer._running.rebalancing.schedule()
     group.time.advance(0.9)
     assert runs(port) == before
     group.time.advance(0.2)
@@ -250,7 +250,7 @@ def test_no_run_after_the_end(group: GroupBench) -> None:
     consumer, port = group.start()
     consumer.stop()
     before = len(port.calls)
-    consumer._running.rebalancing.wake()
+    consumer._running.rebalancing.schedule()
     group.time.advance(60)
     assert len(port.calls) == before
 
@@ -395,9 +395,9 @@ def test_a_rebalance_for_which_there_is_no_thread_is_made_by_the_next_that_wakes
     with monkeypatch.context() as patch:
         patch.setattr(rebalancing._timer, "later", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
-            rebalancing.wake()
+            rebalancing.schedule()
     asked = len(port.seen("members"))
-    rebalancing.wake()
+    rebalancing.schedule()
     group.time.run_due()
     assert len(port.seen("members")) > asked
 
@@ -414,9 +414,9 @@ def test_a_reset_that_comes_while_a_consumer_ends_is_stored(
     running = consumer._running
     assert running is not None
     part, name = {
-        "before its queues are released": (running._upkeep, "close"),
+        "before its queues are released": (running._upkeep_timer, "close"),
         "behind that": (running._ownership, "leave"),
-    }.get(when, (running, "_leave"))
+    }.get(when, (running, "_leave_group"))
     last_words = getattr(part, name)
 
     def reset_beside(*given: object) -> None:

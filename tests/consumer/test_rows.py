@@ -164,7 +164,7 @@ def test_a_message_that_cannot_be_decoded_is_a_row_without_its_body(
     check([found], part)
     bodies = found.batch.column("body").to_pylist()
     assert (bodies[1], bodies[3], bodies[4]) == (b"large" * 100, None, b"4")
-    assert "t/b/0: the message at offset 3 cannot be decoded, a row without its body" in caplog.text
+    assert "t/b/0: the message at offset 3 cannot be decoded; its row has no body" in caplog.text
     assert found[3].body == b"no zlib"
 
 
@@ -209,7 +209,7 @@ def test_where_rows_and_messages_differ_all_count_as_failed(caplog: pytest.LogCa
     assert [len(each) for each in found] == [30, 29]
     for each in found:
         assert [message.queue_offset for message in each[25:]] == [*range(LARGE)]
-    assert "59 rows are 60 messages" in caplog.text
+    assert "59 rows were decoded, but 60 messages" in caplog.text
 
 
 def test_attempts_in_place_are_counted() -> None:

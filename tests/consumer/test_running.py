@@ -144,7 +144,7 @@ def test_the_lag_is_unknown_until_all_queues_are(group: GroupBench, verb: str) -
 
 
 def test_bytes_of_a_topic_count_for_all_its_queues_together(group: GroupBench) -> None:
-    consumer, _ = group.start(topic_bytes=200, pull_batch_size=10)
+    consumer, _ = group.start(topic_max_bytes=200, pull_batch_size=10)
     group.workers[0].held = True
     group.time.advance(1)
     group.brokers.send(q("a:0"), *(b"x" for _ in range(200)))

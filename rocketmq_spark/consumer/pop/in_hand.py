@@ -40,106 +40,115 @@ class InvisibleMessage:
     message: PoppedMessage
     until_ms: int
     since_ms: int
-    line: tuple[str, Hashable]
+    ordering_key: tuple[str, Hashable]
     body: bytes
-    size: int
-    caller: int | None = None
-    begun: bool = False
-    settled: bool = False
-    asking: threading.Lock = field(default_factory=threading.Lock)
+    memory_bytes: int
+    listener_thread: int | None = None
+    was_delivered: bool = False
+    is_settled: bool = False
+    request_lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 # Messages of a topic that no listener has may have so much memory. Beyond it, those that wait for a retry or behind another one
 # are given up: a few large ones of another client must not keep the other queues from being read.
-_MOST_BYTES = 256 << 20
+MAX_WAITING_BYTES = 256 << 20
 
 
-def by_itself(message: PoppedMessage) -> Hashable:
+def unique_key(message: PoppedMessage) -> Hashable:
     """Return a line with only this message, for unordered consumers."""
     return id(message)
 
 
-def line_of(message: PoppedMessage) -> Hashable:
+def ordering_key_of(message: PoppedMessage) -> Hashable:
     """Return the line of a message. An ordered listener gets the messages of a line one after the other."""
     return message.queue if message.message_group is None else (message.topic, message.message_group)
 
 
-class InHand:
+class UnackedMessages:
     """The unacknowledged messages of one consumer. Times are those of ``Timer.lease_ms``, which includes sleep of the machine.
 
     The listener gets messages of one ``line`` one after the other.
     """
 
-    def __init__(self, line: Callable[[PoppedMessage], Hashable] = by_itself) -> None:
-        self._line = line
+    def __init__(self, ordering_key_of: Callable[[PoppedMessage], Hashable] = unique_key) -> None:
+        self._ordering_key_of = ordering_key_of
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._lent: dict[int, InvisibleMessage] = {}  # by identity, in the order of arrival
+        self._messages: dict[int, InvisibleMessage] = {}  # by identity, in the order of arrival
         # By topic: how many messages each line has, and lines of which one was begun. Kept, for every poller asks all the time.
-        self._lines: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
-        self._begun: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
-        self._bytes: Counter[str] = Counter()  # by topic, of the messages that no listener has
-        self._cut: set[tuple[str, Hashable]] = (
+        self._count_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
+        self._delivered_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
+        self._waiting_bytes: Counter[str] = Counter()  # by topic, of the messages that no listener has
+        self._dropped_keys: set[tuple[str, Hashable]] = (
             set()
         )  # lines whose next messages were given up behind one that a listener has
         self._counts: Counter[str] = Counter()
         self._figures = ConsumerFigures()
 
-    def came(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[InvisibleMessage]:
+    def add(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[InvisibleMessage]:
         """Add messages that arrived now, and return them, without those of a line that was cut: they are redelivered in order."""
-        lent = [
-            InvisibleMessage(one, until_ms, now_ms, (one.topic, self._line(one)), one.body, memory_of_popped(one))
-            for one in messages
+        arrived = [
+            InvisibleMessage(
+                message,
+                until_ms,
+                now_ms,
+                (message.topic, self._ordering_key_of(message)),
+                message.body,
+                memory_of_popped(message),
+            )
+            for message in messages
         ]
         with self._lock:
-            self._figures.pulled(topic, len(messages), None, now_ms)
-            lent = [one for one in lent if one.line not in self._cut]
-            self._lent |= {id(one): one for one in lent}
-            for one in lent:
-                _count(self._lines, one.line)
-                self._bytes[one.line[0]] += one.size
-        return lent
+            self._figures.record_pull(topic, len(messages), None, now_ms)
+            arrived = [one for one in arrived if one.ordering_key not in self._dropped_keys]
+            self._messages |= {id(one): one for one in arrived}
+            for one in arrived:
+                _add_count(self._count_by_key, one.ordering_key)
+                self._waiting_bytes[one.ordering_key[0]] += one.memory_bytes
+        return arrived
 
-    def begin(self, lent: InvisibleMessage, now_ms: int) -> bool:
+    def start_call(self, invisible: InvisibleMessage, now_ms: int) -> bool:
         """Give the message to this thread's listener. False if it was given up, or its invisible time is over: another member may
         have it.
         """
         with self._lock:
-            if id(lent) not in self._lent or now_ms >= lent.until_ms:
-                self._forget(lent)
+            if id(invisible) not in self._messages or now_ms >= invisible.until_ms:
+                self._remove_locked(invisible)
                 return False
-            self._bytes[lent.line[0]] -= lent.size
-            lent.caller, lent.since_ms = threading.get_ident(), now_ms
-            if not lent.begun:
-                lent.begun = True
-                _count(self._begun, lent.line)
+            self._waiting_bytes[invisible.ordering_key[0]] -= invisible.memory_bytes
+            invisible.listener_thread, invisible.since_ms = threading.get_ident(), now_ms
+            if not invisible.was_delivered:
+                invisible.was_delivered = True
+                _add_count(self._delivered_by_key, invisible.ordering_key)
                 self._changed.notify_all()
             return True
 
-    def called(self, lent: InvisibleMessage, done: bool, now_ms: int) -> None:
+    def record_outcome(self, invisible: InvisibleMessage, is_done: bool, now_ms: int) -> None:
         """Record the outcome of the listener call."""
         with self._lock:
-            self._counts["consumed" if done else "failed"] += 1
-            self._figures.consumed(lent.message.topic, int(done), int(not done), now_ms - lent.since_ms, now_ms)
+            self._counts["consumed" if is_done else "failed"] += 1
+            self._figures.record_call(
+                invisible.message.topic, int(is_done), int(not is_done), now_ms - invisible.since_ms, now_ms
+            )
 
-    def waits(self, lent: InvisibleMessage, now_ms: int) -> None:
+    def requeue(self, invisible: InvisibleMessage, now_ms: int) -> None:
         """Take the message back from the listener for a retry, with its original body."""
         with self._lock:
-            lent.message.body = lent.body
-            lent.caller, lent.since_ms = None, now_ms
-            self._bytes[lent.line[0]] += lent.size
+            invisible.message.body = invisible.body
+            invisible.listener_thread, invisible.since_ms = None, now_ms
+            self._waiting_bytes[invisible.ordering_key[0]] += invisible.memory_bytes
 
-    def end(self, lent: InvisibleMessage, sent_back: bool = False) -> None:
+    def remove(self, invisible: InvisibleMessage, sent_back: bool = False) -> None:
         """Remove the message. ``sent_back``: it is delivered again later."""
         with self._lock:
             self._counts["sent back"] += sent_back
-            self._forget(lent)
+            self._remove_locked(invisible)
 
     def all(self) -> list[InvisibleMessage]:
         with self._lock:
-            return list(self._lent.values())
+            return list(self._messages.values())
 
-    def room(self, topic: str, waiting: int, wait_s: float) -> bool:
+    def wait_for_room(self, topic: str, max_waiting: int, wait_s: float) -> bool:
         """Wait until fewer than ``waiting`` messages of a topic are ready for a listener; returns False after the timeout.
 
         Messages that wait behind another one or for a retry do not count: otherwise one that hangs or fails would block all.
@@ -147,112 +156,123 @@ class InHand:
         what is under way: beyond it, those with most are given up, and redelivered when their invisible time is over.
         """
         with self._lock:
-            return self._changed.wait_for(lambda: self._waiting(topic) < waiting and self._has_room(topic), wait_s)
+            return self._changed.wait_for(
+                lambda: self._waiting_count(topic) < max_waiting and self._make_room_locked(topic), wait_s
+            )
 
-    def _has_room(self, topic: str) -> bool:
-        if self._bytes[topic] < _MOST_BYTES:
+    def _make_room_locked(self, topic: str) -> bool:
+        if self._waiting_bytes[topic] < MAX_WAITING_BYTES:
             return True
-        lines: defaultdict[tuple[str, Hashable], list[InvisibleMessage]] = defaultdict(list)
-        for one in self._lent.values():
-            if one.caller is None and one.line[0] == topic and one.line[1] in self._begun.get(topic, ()):
-                lines[one.line].append(one)
-        for line in sorted(lines, key=lambda line: sum(one.size for one in lines[line]), reverse=True):
-            if self._bytes[topic] < _MOST_BYTES:
+        droppable: defaultdict[tuple[str, Hashable], list[InvisibleMessage]] = defaultdict(list)
+        for invisible in self._messages.values():
+            if (
+                invisible.listener_thread is None
+                and invisible.ordering_key[0] == topic
+                and invisible.ordering_key[1] in self._delivered_by_key.get(topic, ())
+            ):
+                droppable[invisible.ordering_key].append(invisible)
+        for key in sorted(droppable, key=lambda line: sum(one.memory_bytes for one in droppable[line]), reverse=True):
+            if self._waiting_bytes[topic] < MAX_WAITING_BYTES:
                 break
             logger.warning(
-                "%d messages of topic %s that wait are given up: they need much memory", len(lines[line]), topic
+                "%d messages of topic %s that wait are given up: they need much memory", len(droppable[key]), topic
             )
-            self._cut.add(line)
-            for one in lines[line]:
-                self._forget(one)
-                one.message, one.body = replace(one.message, body=b"", properties={}), b""
-        return self._bytes[topic] < _MOST_BYTES
+            self._dropped_keys.add(key)
+            for invisible in droppable[key]:
+                self._remove_locked(invisible)
+                invisible.message, invisible.body = replace(invisible.message, body=b"", properties={}), b""
+        return self._waiting_bytes[topic] < MAX_WAITING_BYTES
 
-    def finish(self, deadline: Deadline) -> list[PoppedMessage]:
+    def wait_until_settled(self, deadline: Deadline) -> list[PoppedMessage]:
         """Wait until all messages are settled; returns those that listeners still have after the timeout.
 
         A listener that calls this blocks the messages behind it, so only running calls are waited for then.
         """
-        me = threading.get_ident()
+        this_thread = threading.get_ident()
         with self._lock:
-            ended = {me, None} if any(one.caller == me for one in self._lent.values()) else set()
-            self._changed.wait_for(
-                lambda: all(one.caller in ended for one in self._lent.values()), max(0.0, deadline.remaining())
+            finished_threads = (
+                {this_thread, None}
+                if any(invisible.listener_thread == this_thread for invisible in self._messages.values())
+                else set()
             )
-            return [one.message for one in self._lent.values() if one.caller is not None]
+            self._changed.wait_for(
+                lambda: all(one.listener_thread in finished_threads for one in self._messages.values()),
+                max(0.0, deadline.remaining()),
+            )
+            return [one.message for one in self._messages.values() if one.listener_thread is not None]
 
     def stats(self) -> ConsumerStats:
         with self._lock:
             counts = self._counts
-            return ConsumerStats(counts["consumed"], counts["failed"], counts["sent back"], len(self._lent))
+            return ConsumerStats(counts["consumed"], counts["failed"], counts["sent back"], len(self._messages))
 
     def figures(self, topics: Iterable[str], now_ms: int) -> dict[str, TopicFigures]:
         """Return the recent figures of each topic."""
         with self._lock:
-            return self._figures.all(topics, now_ms)
+            return self._figures.for_topics(topics, now_ms)
 
-    def _waiting(self, topic: str) -> int:
-        return len(self._lines.get(topic, ())) - len(self._begun.get(topic, ()))
+    def _waiting_count(self, topic: str) -> int:
+        return len(self._count_by_key.get(topic, ())) - len(self._delivered_by_key.get(topic, ()))
 
-    def _forget(self, lent: InvisibleMessage) -> None:
-        if self._lent.pop(id(lent), None) is None:
+    def _remove_locked(self, invisible: InvisibleMessage) -> None:
+        if self._messages.pop(id(invisible), None) is None:
             return
-        _count(self._lines, lent.line, -1)
-        if lent.line[1] not in self._lines.get(lent.line[0], ()):
-            self._cut.discard(lent.line)
-        if lent.caller is None:
-            self._bytes[lent.line[0]] -= lent.size
-        if lent.begun:
-            _count(self._begun, lent.line, -1)
+        _add_count(self._count_by_key, invisible.ordering_key, -1)
+        if invisible.ordering_key[1] not in self._count_by_key.get(invisible.ordering_key[0], ()):
+            self._dropped_keys.discard(invisible.ordering_key)
+        if invisible.listener_thread is None:
+            self._waiting_bytes[invisible.ordering_key[0]] -= invisible.memory_bytes
+        if invisible.was_delivered:
+            _add_count(self._delivered_by_key, invisible.ordering_key, -1)
         self._changed.notify_all()
 
 
-def _count(counts: defaultdict[str, Counter[Hashable]], line: tuple[str, Hashable], more: int = 1) -> None:
+def _add_count(counts: defaultdict[str, Counter[Hashable]], key: tuple[str, Hashable], increment: int = 1) -> None:
     """Count messages per line and topic; removes counts of 0."""
-    topic, waits_for = line
-    counts[topic][waits_for] += more
-    if not counts[topic][waits_for]:
-        del counts[topic][waits_for]
+    topic, topic_key = key
+    counts[topic][topic_key] += increment
+    if not counts[topic][topic_key]:
+        del counts[topic][topic_key]
     if not counts[topic]:
         del counts[topic]
 
 
 # The invisible time, and the interval at which it is extended: two extensions may fail.
-INVISIBLE_S, LOOK_S = 30.0, 10.0
+INVISIBLE_S, RENEW_S = 30.0, 10.0
 # Of many messages on one way so many threads ask for more time, each for so many at least: one by one a Proxy that takes long
 # for each has no answer for the last ones before their time is over.
-_RENEWERS, _FOR_EACH = 8, 32
+_MAX_RENEW_THREADS, _MIN_PER_RENEW_THREAD = 8, 32
 
 
-def _is_due(lent: InvisibleMessage, now_ms: int) -> bool:
-    return lent.until_ms - now_ms <= 1000 * (INVISIBLE_S - LOOK_S)
+def _is_due(invisible: InvisibleMessage, now_ms: int) -> bool:
+    return invisible.until_ms - now_ms <= 1000 * (INVISIBLE_S - RENEW_S)
 
 
-class Settling:
+class Acknowledger:
     """Of one consumer."""
 
-    def __init__(self, port: PopMember, settings: ConsumerSettings, in_hand: InHand, timer: Timer) -> None:
+    def __init__(self, port: PopMember, settings: ConsumerSettings, unacked: UnackedMessages, timer: Timer) -> None:
         self._port = port
         self._settings = settings
-        self._in_hand = in_hand
+        self._unacked = unacked
         self._timer = timer
         self._closed = False
-        self._renewing: set[Hashable] = set()  # threads that ask for more time: an endpoint, a broker and a number
+        self._renew_threads: set[Hashable] = set()  # threads that ask for more time: an endpoint, a broker and a number
 
     def close(self) -> None:
         """Later acknowledgements fail locally; the broker redelivers the messages."""
         self._closed = True
 
-    def done(self, lent: InvisibleMessage) -> bool:
+    def ack(self, invisible: InvisibleMessage) -> bool:
         """Acknowledge a message; returns whether the Proxy confirmed. Only then may the next message of its group be consumed."""
-        return self._settle(lent, self._port.ack, "acknowledged")
+        return self._settle(invisible, self._port.ack, "acknowledged")
 
-    def dead(self, lent: InvisibleMessage) -> bool:
+    def forward_to_dlq(self, invisible: InvisibleMessage) -> bool:
         """Move a message to the dead letters; returns whether the Proxy confirmed."""
-        settled = self._settle(lent, self._port.forward_to_dlq, "given up")
-        return settled and self._log_dead(lent)
+        settled = self._settle(invisible, self._port.forward_to_dlq, "given up")
+        return settled and self._log_dead_letter(invisible)
 
-    def later(self, lent: InvisibleMessage, pause_s: float, last: bool = False) -> bool:
+    def redeliver_later(self, invisible: InvisibleMessage, pause_s: float, is_last: bool = False) -> bool:
         """Have a message delivered again after a pause, or become a dead letter then if this was its ``last`` attempt.
 
         Returns whether the Proxy confirmed.
@@ -261,11 +281,11 @@ class Settling:
         def change(message: PoppedMessage, deadline: Deadline) -> None:
             self._port.change_invisible(message, pause_s, deadline)
 
-        settled = self._settle(lent, change, "sent back", True)
-        return settled and (not last or self._log_dead(lent))
+        settled = self._settle(invisible, change, "sent back", True)
+        return settled and (not is_last or self._log_dead_letter(invisible))
 
-    def _log_dead(self, lent: InvisibleMessage) -> bool:
-        message, topic = lent.message, dlq_topic(self._settings.group)
+    def _log_dead_letter(self, invisible: InvisibleMessage) -> bool:
+        message, topic = invisible.message, dlq_topic(self._settings.group)
         text = "message %s of %s is a dead letter now, in topic %s, after attempt %d"
         logger.warning(text, message.msg_id, message.queue, topic, message.delivery_attempt)
         return True
@@ -276,69 +296,76 @@ class Settling:
         """
         now_ms = self._timer.lease_ms()
         due: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
-        for lent in self._in_hand.all():
-            if now_ms - lent.since_ms > 1000 * self._settings.consume_timeout_s and lent.caller is not None:
+        for invisible in self._unacked.all():
+            if (
+                now_ms - invisible.since_ms > 1000 * self._settings.consume_timeout_s
+                and invisible.listener_thread is not None
+            ):
                 outcome = "its queue waits" if self._settings.ordered else "others may get it"
-                logger.warning("the listener has had message %s for too long: %s", lent.message.msg_id, outcome)
+                logger.warning("the listener has had message %s for too long: %s", invisible.message.msg_id, outcome)
                 if not self._settings.ordered:
                     continue
-            if _is_due(lent, now_ms):
-                due[lent.message.endpoint, lent.message.queue.broker_name].append(lent)
-        for way, these in due.items():
-            share = max(_FOR_EACH, -(-len(these) // _RENEWERS))
-            for at in range(0, len(these), share):
-                self._begin_renewing((way, at // share), these[at : at + share])
+            if _is_due(invisible, now_ms):
+                due[invisible.message.endpoint, invisible.message.queue.broker_name].append(invisible)
+        for broker, messages in due.items():
+            per_thread = max(_MIN_PER_RENEW_THREAD, -(-len(messages) // _MAX_RENEW_THREADS))
+            for start in range(0, len(messages), per_thread):
+                self._start_renew_thread((broker, start // per_thread), messages[start : start + per_thread])
 
-    def _begin_renewing(self, who: Hashable, due: Sequence[InvisibleMessage]) -> None:
-        if who in self._renewing:
+    def _start_renew_thread(self, thread_key: Hashable, due: Sequence[InvisibleMessage]) -> None:
+        if thread_key in self._renew_threads:
             return
-        self._renewing.add(who)
-        ended = partial(self._renewing.discard, who)
+        self._renew_threads.add(thread_key)
+        on_end = partial(self._renew_threads.discard, thread_key)
         try:
-            start_thread(f"rocketmq-{self._settings.group}-renew", partial(self._renew_each, due), ended, False)
+            start_thread(f"rocketmq-{self._settings.group}-renew", partial(self._renew_all, due), on_end, False)
         except RuntimeError as e:
-            ended()
+            on_end()
             logger.warning("cannot extend the invisible time of messages: no thread can be started: %s", e)
 
-    def _renew_each(self, due: Sequence[InvisibleMessage]) -> None:
-        for lent in due:
-            self._renew(lent)
+    def _renew_all(self, due: Sequence[InvisibleMessage]) -> None:
+        for invisible in due:
+            self._renew_one(invisible)
 
-    def _renew(self, lent: InvisibleMessage) -> None:
-        with lent.asking:
+    def _renew_one(self, invisible: InvisibleMessage) -> None:
+        with invisible.request_lock:
             now_ms = self._timer.lease_ms()
-            if lent.settled or self._closed or not _is_due(lent, now_ms):  # settled, or extended by another thread
+            if (
+                invisible.is_settled or self._closed or not _is_due(invisible, now_ms)
+            ):  # settled, or extended by another thread
                 return
             try:
-                self._port.change_invisible(lent.message, INVISIBLE_S, self._soon())
-                lent.until_ms = now_ms + round(1000 * INVISIBLE_S)
+                self._port.change_invisible(invisible.message, INVISIBLE_S, self._request_deadline())
+                invisible.until_ms = now_ms + round(1000 * INVISIBLE_S)
             except NotFound as e:
-                lent.until_ms = now_ms
+                invisible.until_ms = now_ms
                 logger.warning(
-                    "the invisible time of message %s is over, it is delivered again: %s", lent.message.msg_id, e
+                    "the invisible time of message %s is over, it is delivered again: %s", invisible.message.msg_id, e
                 )
             except RocketMQError as e:
-                logger.info("message %s: its invisible time could not be extended yet: %s", lent.message.msg_id, e)
+                logger.info("message %s: its invisible time could not be extended yet: %s", invisible.message.msg_id, e)
 
     def _settle(
         self,
-        lent: InvisibleMessage,
-        verb: Callable[[PoppedMessage, Deadline], None],
-        what: str,
+        invisible: InvisibleMessage,
+        request: Callable[[PoppedMessage, Deadline], None],
+        action: str,
         sent_back: bool = False,
     ) -> bool:
-        settled = True
-        with lent.asking:
-            lent.settled = True
+        is_confirmed = True
+        with invisible.request_lock:
+            invisible.is_settled = True
             try:
                 if self._closed:
                     raise ClosedError("the consumer was stopped")
-                verb(lent.message, self._soon())
+                request(invisible.message, self._request_deadline())
             except RocketMQError as e:
-                settled = False
-                logger.warning("message %s could not be %s, it is delivered again: %s", lent.message.msg_id, what, e)
-        self._in_hand.end(lent, sent_back and settled)
-        return settled
+                is_confirmed = False
+                logger.warning(
+                    "message %s could not be %s, it is delivered again: %s", invisible.message.msg_id, action, e
+                )
+        self._unacked.remove(invisible, sent_back and is_confirmed)
+        return is_confirmed
 
-    def _soon(self) -> Deadline:
+    def _request_deadline(self) -> Deadline:
         return Deadline.after(self._settings.request_timeout_s)

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from rocketmq_spark.base.codes import DELAY_LEVELS
 from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt
-from rocketmq_spark.consumer.pop.in_hand import InHand, InvisibleMessage, Settling, line_of
-from rocketmq_spark.consumer.push.workers import Workers
+from rocketmq_spark.consumer.pop.in_hand import Acknowledger, InvisibleMessage, UnackedMessages, ordering_key_of
+from rocketmq_spark.consumer.push.workers import ListenerPool
 from rocketmq_spark.consumer.result import (
     AcknowledgingContext,
     Context,
@@ -32,61 +32,69 @@ from rocketmq_spark.ports import PopMember
 logger = logging.getLogger(__name__)
 
 
-class Listening(Protocol):
+class PopConsumeService(Protocol):
     """Passes messages to a listener."""
 
-    def submit(self, lent: Sequence[InvisibleMessage]) -> None:
+    def submit(self, messages: Sequence[InvisibleMessage]) -> None:
         """Queue messages of one topic, in their order."""
 
     def close(self) -> None:
         """Begin no more retries."""
 
 
-class InAnyOrder:
+class StandardConsumeService:
     """Calls ``listener`` on the threads of the workers. The Proxy redelivers failed messages later."""
 
     def __init__(
-        self, listener: Listener, port: PopMember, in_hand: InHand, settling: Settling, workers: Workers, timer: Timer
+        self,
+        listener: Listener,
+        port: PopMember,
+        unacked: UnackedMessages,
+        acknowledger: Acknowledger,
+        workers: ListenerPool,
+        timer: Timer,
     ) -> None:
         self._listener = listener
         self._port = port
         self._tracebacks = Tracebacks()
-        self._in_hand = in_hand
-        self._settling = settling
+        self._unacked = unacked
+        self._acknowledger = acknowledger
         self._workers = workers
         self._timer = timer
 
-    def submit(self, lent: Sequence[InvisibleMessage]) -> None:
-        self._workers.submit(*[partial(self._consume, one) for one in lent])
+    def submit(self, messages: Sequence[InvisibleMessage]) -> None:
+        self._workers.submit(*[partial(self._consume, invisible) for invisible in messages])
 
     def close(self) -> None:
         """Does nothing: the Proxy retries."""
 
-    def _consume(self, lent: InvisibleMessage) -> None:
-        if not self._in_hand.begin(lent, self._timer.lease_ms()):
+    def _consume(self, invisible: InvisibleMessage) -> None:
+        if not self._unacked.start_call(invisible, self._timer.lease_ms()):
             return
-        context = Context(lent.message.queue)
-        outcome = attempt(self._listener, (lent.message,), context)
-        settled = attempt(self._settle, lent, outcome, context)
-        if isinstance(settled, Failure):
-            _log_unsettled(lent, settled)
-            self._in_hand.end(lent)
+        context = Context(invisible.message.queue)
+        outcome = attempt(self._listener, (invisible.message,), context)
+        result = attempt(self._settle, invisible, outcome, context)
+        if isinstance(result, Failure):
+            _log_unreported(invisible, result)
+            self._unacked.remove(invisible)
 
-    def _settle(self, lent: InvisibleMessage, outcome: object, context: Context) -> None:
-        message, verdict = lent.message, judge_concurrent(outcome, context, 1)
+    def _settle(self, invisible: InvisibleMessage, outcome: object, context: Context) -> None:
+        message, verdict = invisible.message, judge_concurrent(outcome, context, 1)
         if verdict.problem:
-            _warn_of_failure(lent, verdict.problem, self._tracebacks.due(outcome))
-        self._in_hand.called(lent, bool(verdict.done_count), self._timer.lease_ms())
+            _warn_of_failure(invisible, verdict.problem, self._tracebacks.due(outcome))
+        self._unacked.record_outcome(invisible, bool(verdict.done_count), self._timer.lease_ms())
         if verdict.done_count:
-            self._settling.done(lent)
+            self._acknowledger.ack(invisible)
         elif verdict.level < 0:
-            self._settling.dead(lent)
+            self._acknowledger.forward_to_dlq(invisible)
         else:
-            tries, policy = message.delivery_attempt, self._port.policy()
-            self._settling.later(lent, pause_s(verdict.level, tries, policy), tries >= policy.max_attempts)
+            attempts, policy = message.delivery_attempt, self._port.policy()
+            self._acknowledger.redeliver_later(
+                invisible, redelivery_pause_s(verdict.level, attempts, policy), attempts >= policy.max_attempts
+            )
 
 
-class InOrder:
+class FifoConsumeService:
     """Calls ``listener`` with the messages of a message group one by one, each after the acknowledgement of the previous one.
 
     Messages without a group keep the order of their queue. A failed message is retried in place; after the group's last
@@ -98,116 +106,118 @@ class InOrder:
         listener: Listener,
         port: PopMember,
         settings: ConsumerSettings,
-        in_hand: InHand,
-        settling: Settling,
-        work: tuple[Workers, Timer],
+        unacked: UnackedMessages,
+        acknowledger: Acknowledger,
+        workers_and_timer: tuple[ListenerPool, Timer],
     ) -> None:
         self._listener = listener
         self._port = port
         self._tracebacks = Tracebacks()
         self._suspend_ms = round(1000 * settings.suspend_time_s)
-        self._in_hand = in_hand
-        self._settling = settling
-        self._workers, self._timer = work
+        self._unacked = unacked
+        self._acknowledger = acknowledger
+        self._workers, self._timer = workers_and_timer
         self._lock = threading.Lock()
-        self._lines: dict[Hashable, deque[InvisibleMessage]] = {}
-        self._paused: set[Hashable] = set()
+        self._messages_by_key: dict[Hashable, deque[InvisibleMessage]] = {}
+        self._paused_keys: set[Hashable] = set()
         self._closed = False
 
-    def submit(self, lent: Sequence[InvisibleMessage]) -> None:
-        begun: list[Hashable] = []
+    def submit(self, messages: Sequence[InvisibleMessage]) -> None:
+        new_keys: list[Hashable] = []
         with self._lock:
-            for one in lent:
-                key = line_of(one.message)
-                if key not in self._lines:
-                    begun.append(key)
-                    self._lines[key] = deque()
-                self._lines[key].append(one)
-        self._workers.submit(*[partial(self._work, key) for key in begun])
+            for invisible in messages:
+                key = ordering_key_of(invisible.message)
+                if key not in self._messages_by_key:
+                    new_keys.append(key)
+                    self._messages_by_key[key] = deque()
+                self._messages_by_key[key].append(invisible)
+        self._workers.submit(*[partial(self._consume_key, key) for key in new_keys])
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            left = [one for key in self._paused for one in self._lines[key]]
-            for key in self._paused:  # now: one whose pause ends at this moment would go to the listener
-                self._lines[key].clear()
-            self._paused.clear()
-        for one in left:
-            self._in_hand.end(one)
+            dropped = [invisible for key in self._paused_keys for invisible in self._messages_by_key[key]]
+            for key in self._paused_keys:  # now: one whose pause ends at this moment would go to the listener
+                self._messages_by_key[key].clear()
+            self._paused_keys.clear()
+        for one in dropped:
+            self._unacked.remove(one)
 
-    def _work(self, key: Hashable) -> None:
+    def _consume_key(self, key: Hashable) -> None:
         """Consume the messages of a line until it is empty or has to pause."""
         with self._lock:
-            self._paused.discard(key)
-        while (lent := self._first(key)) is not None:
-            if not self._in_hand.begin(lent, self._timer.lease_ms()):
-                self._drop(key)  # it is redelivered, and so are the messages behind it
+            self._paused_keys.discard(key)
+        while (invisible := self._first_message(key)) is not None:
+            if not self._unacked.start_call(invisible, self._timer.lease_ms()):
+                self._drop_all(key)  # it is redelivered, and so are the messages behind it
                 continue
-            again_s = attempt(self._consume, lent)
-            if isinstance(again_s, Failure):
-                _log_unsettled(lent, again_s)
-                again_s = -1.0
-            if again_s is None:
-                self._take(key)
-            elif again_s < 0 or not self._pauses(key):
-                self._drop(key)
+            pause = attempt(self._consume, invisible)
+            if isinstance(pause, Failure):
+                _log_unreported(invisible, pause)
+                pause = -1.0
+            if pause is None:
+                self._remove_first(key)
+            elif pause < 0 or not self._pause_key(key):
+                self._drop_all(key)
             else:
-                self._timer.later(again_s, partial(self._workers.submit, partial(self._work, key)))
+                self._timer.later(pause, partial(self._workers.submit, partial(self._consume_key, key)))
                 return
 
-    def _consume(self, lent: InvisibleMessage) -> float | None:
+    def _consume(self, invisible: InvisibleMessage) -> float | None:
         """Consume one message. Returns None if it is settled, a negative number if that failed, else the pause until a retry."""
-        message, context = lent.message, AcknowledgingContext(lent.message.queue)
+        message, context = invisible.message, AcknowledgingContext(invisible.message.queue)
         outcome = attempt(self._listener, (message,), context)
         verdict = judge_ordered(outcome, context, self._suspend_ms)
-        done = verdict.action is OrderedAction.COMMIT
+        is_done = verdict.action is OrderedAction.COMMIT
         if verdict.problem:
-            _warn_of_failure(lent, verdict.problem, self._tracebacks.due(outcome))
-        self._in_hand.called(lent, done, self._timer.lease_ms())
-        if not done and message.delivery_attempt < self._port.policy().max_attempts:
+            _warn_of_failure(invisible, verdict.problem, self._tracebacks.due(outcome))
+        self._unacked.record_outcome(invisible, is_done, self._timer.lease_ms())
+        if not is_done and message.delivery_attempt < self._port.policy().max_attempts:
             message.delivery_attempt += 1
-            self._in_hand.waits(lent, self._timer.lease_ms())
+            self._unacked.requeue(invisible, self._timer.lease_ms())
             return verdict.pause_ms / 1000
-        settled = self._settling.done(lent) if done else self._settling.dead(lent)
-        return None if settled else -1.0
+        is_confirmed = self._acknowledger.ack(invisible) if is_done else self._acknowledger.forward_to_dlq(invisible)
+        return None if is_confirmed else -1.0
 
-    def _pauses(self, key: Hashable) -> bool:
+    def _pause_key(self, key: Hashable) -> bool:
         with self._lock:
             if not self._closed:
-                self._paused.add(key)
+                self._paused_keys.add(key)
             return not self._closed
 
-    def _first(self, key: Hashable) -> InvisibleMessage | None:
+    def _first_message(self, key: Hashable) -> InvisibleMessage | None:
         with self._lock:
-            if not self._lines.get(key):
-                self._lines.pop(key, None)
+            if not self._messages_by_key.get(key):
+                self._messages_by_key.pop(key, None)
                 return None
-            return self._lines[key][0]
+            return self._messages_by_key[key][0]
 
-    def _take(self, key: Hashable) -> None:
+    def _remove_first(self, key: Hashable) -> None:
         with self._lock:
-            self._lines[key].popleft()
+            self._messages_by_key[key].popleft()
 
-    def _drop(self, key: Hashable) -> None:
+    def _drop_all(self, key: Hashable) -> None:
         """Drop messages: they are redelivered in order when their invisible time is over."""
         with self._lock:
-            lent = list(self._lines[key])
-            self._lines[key].clear()
-        for one in lent:
-            self._in_hand.end(one)
+            dropped = list(self._messages_by_key[key])
+            self._messages_by_key[key].clear()
+        for invisible in dropped:
+            self._unacked.remove(invisible)
 
 
-def pause_s(level: int, attempt: int, policy: GroupPolicy) -> float:
+def redelivery_pause_s(delay_level: int, attempt: int, policy: GroupPolicy) -> float:
     """Return the pause before a redelivery: that of a delay level, or for level 0 that of the group's settings."""
-    if level:
-        return positive_duration(DELAY_LEVELS[min(level, len(DELAY_LEVELS)) - 1])
+    if delay_level:
+        return positive_duration(DELAY_LEVELS[min(delay_level, len(DELAY_LEVELS)) - 1])
     return policy.pauses_s[min(attempt, len(policy.pauses_s)) - 1]
 
 
-def _warn_of_failure(lent: InvisibleMessage, why: str, traceback_of: BaseException | None) -> None:
-    logger.warning("message %s of %s failed: %s", lent.message.msg_id, lent.message.queue, why, exc_info=traceback_of)
+def _warn_of_failure(invisible: InvisibleMessage, problem: str, error: BaseException | None) -> None:
+    logger.warning(
+        "message %s of %s failed: %s", invisible.message.msg_id, invisible.message.queue, problem, exc_info=error
+    )
 
 
-def _log_unsettled(lent: InvisibleMessage, failure: Failure) -> None:
+def _log_unreported(invisible: InvisibleMessage, failure: Failure) -> None:
     text = "could not report the result of message %s of %s to the Proxy, it is delivered again"
-    failure.log(logger, text, lent.message.msg_id, lent.message.queue)
+    failure.log(logger, text, invisible.message.msg_id, invisible.message.queue)

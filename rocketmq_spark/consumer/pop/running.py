@@ -15,10 +15,16 @@ from functools import partial
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.threads import Timer, start_thread
-from rocketmq_spark.consumer.pop.in_hand import INVISIBLE_S, InHand, InvisibleMessage, Settling, line_of
-from rocketmq_spark.consumer.pop.in_hand import LOOK_S as RENEW_S
-from rocketmq_spark.consumer.pop.listening import InAnyOrder, InOrder, Listening
-from rocketmq_spark.consumer.push.running import HANGS_S, STATS_S, TIMEOUT_S, ConsumerTools
+from rocketmq_spark.consumer.pop.in_hand import (
+    INVISIBLE_S,
+    RENEW_S,
+    Acknowledger,
+    InvisibleMessage,
+    UnackedMessages,
+    ordering_key_of,
+)
+from rocketmq_spark.consumer.pop.listening import FifoConsumeService, PopConsumeService, StandardConsumeService
+from rocketmq_spark.consumer.push.running import CLOSE_TIMEOUT_S, STATS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError
@@ -29,12 +35,12 @@ from rocketmq_spark.ports import PopMember
 logger = logging.getLogger(__name__)
 
 # The interval of checks for new and removed topics and brokers.
-LOOK_S = 10.0
-_ROOM_S = 1.0
-_SOON_S = 1.0
+POLLER_CHECK_S = 10.0
+_ROOM_WAIT_S = 1.0
+_EARLY_RENEW_S = 1.0
 
 
-class Popping:
+class Pollers:
     """The pollers of one consumer. ``submit`` gets the messages of one topic, in their order."""
 
     def __init__(
@@ -42,19 +48,19 @@ class Popping:
         port: PopMember,
         settings: ConsumerSettings,
         subscriptions: Subscriptions,
-        in_hand: InHand,
+        unacked: UnackedMessages,
         timer: Timer,
         submit: Callable[[Sequence[InvisibleMessage]], None],
     ) -> None:
         self._port = port
         self._settings = settings
         self._subscriptions = subscriptions
-        self._in_hand = in_hand
+        self._unacked = unacked
         self._timer = timer
         self._submit = submit
         self._lock = threading.Lock()
         self._threads: dict[Place, threading.Thread] = {}
-        self._wanted: set[Place] = set()
+        self._places: set[Place] = set()  # that have a poller, or should have one
         self._closed = threading.Event()
         self._complaints = Complaints()  # of places
 
@@ -62,18 +68,20 @@ class Popping:
     def closed(self) -> bool:
         return self._closed.is_set()
 
-    def look(self) -> None:
+    def update_pollers(self) -> None:
         """Start missing pollers; obsolete ones exit."""
-        wanted = {(topic, place) for topic in self._subscriptions.all() for place in range(self._places(topic))}
+        places = {
+            (topic, place) for topic in self._subscriptions.filters() for place in range(self._place_count(topic))
+        }
         with self._lock:
-            self._wanted = wanted
-            for place in sorted(wanted - self._threads.keys()):
+            self._places = places
+            for place in sorted(places - self._threads.keys()):
                 if self._closed.is_set():
                     return
                 name = f"rocketmq-{self._settings.group}-pop-{place[0]}-{place[1]}"
-                ended = partial(self._ended, place)
+                on_end = partial(self._on_poller_end, place)
                 # The next check restarts a poller that failed, so that an immediate failure does not loop.
-                self._threads[place] = start_thread(name, partial(self._run, place), ended, again=False)
+                self._threads[place] = start_thread(name, partial(self._run, place), on_end, again=False)
 
     def close(self) -> None:
         """Pass no more messages to the listener. Pending requests end with the port's connections; call ``join`` after that."""
@@ -87,48 +95,50 @@ class Popping:
             thread.join(max(0.0, deadline.remaining()))
 
     def _run(self, place: Place) -> None:
-        while not self._over(place):
+        while not self._is_obsolete(place):
             try:
-                self._turn(place)
+                self._poll_once(place)
             except RocketMQError as e:
                 if not self._closed.is_set():
                     level = self._complaints.level(place, e)
                     logger.log(level, "cannot receive messages of %s now, retrying: %s", place[0], e)
                 self._closed.wait(self._settings.pull_delay_on_error_s)
 
-    def _ended(self, place: Place) -> None:
+    def _on_poller_end(self, place: Place) -> None:
         with self._lock:
             del self._threads[place]
             self._complaints.over(place)
 
-    def _turn(self, place: Place) -> None:
+    def _poll_once(self, place: Place) -> None:
         """Send one request when there is room."""
         topic, _ = place
-        if not self._in_hand.room(topic, self._settings.threads, _ROOM_S):
+        if not self._unacked.wait_for_room(topic, self._settings.threads, _ROOM_WAIT_S):
             return
         deadline = Deadline.after(MAX_WAIT_S + self._settings.request_timeout_s)
         # The invisible time began after this moment. The answer may be read much later, if the process was suspended.
-        asked_ms = self._timer.lease_ms()
-        found = self._port.receive(place, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
+        requested_ms = self._timer.lease_ms()
+        messages = self._port.receive(place, self._settings.pull_batch_size, INVISIBLE_S, MAX_WAIT_S, deadline)
         if self._complaints.over(place):
             logger.warning("messages of %s are received again", topic)
-        if not found or self._over(place):
+        if not messages or self._is_obsolete(place):
             return  # others get messages that arrived after the close
-        until_ms = asked_ms + round(1000 * INVISIBLE_S)
-        if lent := self._in_hand.came(topic, found, until_ms, self._timer.lease_ms()):  # none of a line that was cut
-            self._submit(lent)
+        until_ms = requested_ms + round(1000 * INVISIBLE_S)
+        if arrived := self._unacked.add(
+            topic, messages, until_ms, self._timer.lease_ms()
+        ):  # none of a line that was cut
+            self._submit(arrived)
 
-    def _over(self, place: Place) -> bool:
+    def _is_obsolete(self, place: Place) -> bool:
         # a change of subscription counts at once
-        wanted = place in self._wanted and self._subscriptions.get(place[0]) is not None
-        return self._closed.is_set() or not wanted or not keeps_order(self._settings, self._port)
+        is_subscribed = place in self._places and self._subscriptions.get(place[0]) is not None
+        return self._closed.is_set() or not is_subscribed or not keeps_order(self._settings, self._port)
 
-    def _places(self, topic: str) -> int:
+    def _place_count(self, topic: str) -> int:
         try:
             return self._port.places(topic, Deadline.after(self._settings.request_timeout_s))
         except RocketMQError as e:
             logger.info("topic %s has no route yet: %s", topic, e)
-            return sum(known == topic for known, _ in self._wanted)
+            return sum(polled_topic == topic for polled_topic, _ in self._places)
 
 
 def keeps_order(settings: ConsumerSettings, port: PopMember) -> bool:
@@ -141,7 +151,7 @@ START_S = 10.0
 _numbers = itertools.count()
 
 
-class PopRunning:
+class RunningPopConsumer:
     """One started consumer; with ``ordered`` settings, ``listener`` is an ordered one."""
 
     def __init__(
@@ -150,91 +160,95 @@ class PopRunning:
         settings: ConsumerSettings,
         subscriptions: Subscriptions,
         listener: Listener,
-        make: ConsumerTools,
+        tools: ConsumerTools,
     ) -> None:
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
         self._port = port
         self._settings = settings
         self._subscriptions = subscriptions
-        self._looks, self._renewals = make.timer(f"{name}-look"), make.timer(f"{name}-renew")
-        self._workers = make.workers(f"{name}-listener", settings.threads)
-        self._in_hand = InHand(line_of) if settings.ordered else InHand()
-        self._settling = Settling(port, settings, self._in_hand, self._renewals)
-        self._listening = self._listening_of(listener)
-        self._popping = Popping(port, settings, subscriptions, self._in_hand, self._renewals, self._submit)
-        self._telling = threading.RLock()  # held while a change is reported, so that the Proxy gets the newest one last
+        self._check_timer, self._renew_timer = tools.timer(f"{name}-look"), tools.timer(f"{name}-renew")
+        self._workers = tools.workers(f"{name}-listener", settings.threads)
+        self._unacked = UnackedMessages(ordering_key_of) if settings.ordered else UnackedMessages()
+        self._acknowledger = Acknowledger(port, settings, self._unacked, self._renew_timer)
+        self._consume_service = self._new_consume_service(listener)
+        self._pollers = Pollers(port, settings, subscriptions, self._unacked, self._renew_timer, self._submit)
+        self._subscribe_lock = (
+            threading.RLock()
+        )  # held while a change is reported, so that the Proxy gets the newest one last
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Join the group and start to receive messages.
 
         Raises ``RocketMQError`` if no Proxy answers, and ``OptionError`` if 'ordered' is true and the group is not ordered.
         """
         self._subscribe()
         self._check_order()
-        self._looks.every(LOOK_S, self._look, 0.0)
-        self._renewals.every(RENEW_S, self._settling.renew, RENEW_S)
-        self._looks.every(STATS_S, self._log_stats, STATS_S)
+        self._check_timer.every(POLLER_CHECK_S, self._check, 0.0)
+        self._renew_timer.every(RENEW_S, self._acknowledger.renew, RENEW_S)
+        self._check_timer.every(STATS_S, self._log_stats, STATS_S)
 
-    def changed(self) -> None:
+    def send_subscriptions(self) -> None:
         """Report changed subscriptions to the Proxy."""
         self._subscribe()
-        self._looks.later(0.0, self._look)
+        self._check_timer.later(0.0, self._check)
 
-    def end(self, deadline: Deadline) -> list[PoppedMessage]:
+    def stop(self, deadline: Deadline) -> list[PoppedMessage]:
         """Settle all messages and leave; returns those that listeners still had at ``deadline``. May be repeated."""
         try:
-            self._popping.close()
-            self._listening.close()
-            unfinished = self._in_hand.finish(deadline)
+            self._pollers.close()
+            self._consume_service.close()
+            unfinished = self._unacked.wait_until_settled(deadline)
             if unfinished:
                 logger.warning("group %s: listeners did not finish before the timeout", self._settings.group)
             self._workers.close(deadline)
-            for timer in (self._looks, self._renewals):
-                timer.close(HANGS_S)
+            for timer in (self._check_timer, self._renew_timer):
+                timer.close(CLOSE_TIMEOUT_S)
             return unfinished
         finally:  # where Ctrl-C ends the wait, too
-            self._settling.close()
+            self._acknowledger.close()
             # The time for a Proxy that does not answer, whatever time listeners had.
             self._port.close(Deadline.after(TIMEOUT_S))
-            self._popping.join(Deadline.after(TIMEOUT_S))
+            self._pollers.join(Deadline.after(TIMEOUT_S))
 
     @property
-    def listens_here(self) -> bool:
+    def is_listener_thread(self) -> bool:
         """Whether the calling thread runs a listener; ``end`` waits for these."""
-        return self._workers.here
+        return self._workers.is_worker_thread
 
     def stats(self) -> ConsumerStats:
-        return self._in_hand.stats()
+        return self._unacked.stats()
 
     def figures(self) -> dict[str, TopicFigures]:
         """Return the recent figures of each topic."""
-        return self._in_hand.figures(self._subscriptions.all(), self._renewals.lease_ms())
+        return self._unacked.figures(self._subscriptions.filters(), self._renew_timer.lease_ms())
 
-    def _listening_of(self, listener: Listener) -> Listening:
-        port, in_hand, settling, workers = self._port, self._in_hand, self._settling, self._workers
+    def _new_consume_service(self, listener: Listener) -> PopConsumeService:
+        port, unacked, acknowledger, workers = self._port, self._unacked, self._acknowledger, self._workers
         if not self._settings.ordered:
-            return InAnyOrder(listener, port, in_hand, settling, workers, self._renewals)
-        return InOrder(listener, port, self._settings, in_hand, settling, (workers, self._renewals))
+            return StandardConsumeService(listener, port, unacked, acknowledger, workers, self._renew_timer)
+        return FifoConsumeService(listener, port, self._settings, unacked, acknowledger, (workers, self._renew_timer))
 
-    def _submit(self, lent: Sequence[InvisibleMessage]) -> None:
-        self._listening.submit(lent)
-        left_ms = lent[0].until_ms - self._renewals.lease_ms()
-        if left_ms <= 1000 * RENEW_S:
-            self._settling.renew()
-        elif left_ms <= 1000 * (INVISIBLE_S - RENEW_S):  # the next look may come too late; a quick listener needs none
-            self._renewals.later(_SOON_S, self._settling.renew)
+    def _submit(self, messages: Sequence[InvisibleMessage]) -> None:
+        self._consume_service.submit(messages)
+        remaining_ms = messages[0].until_ms - self._renew_timer.lease_ms()
+        if remaining_ms <= 1000 * RENEW_S:
+            self._acknowledger.renew()
+        elif remaining_ms <= 1000 * (
+            INVISIBLE_S - RENEW_S
+        ):  # the next look may come too late; a quick listener needs none
+            self._renew_timer.later(_EARLY_RENEW_S, self._acknowledger.renew)
 
     def _subscribe(self) -> None:
-        with self._telling:
-            if self._popping.closed:  # meanwhile: it would join again
+        with self._subscribe_lock:
+            if self._pollers.closed:  # meanwhile: it would join again
                 raise ClosedError("the consumer is closed")
             self._join()
 
     def _join(self) -> None:
         try:
-            self._port.subscribe(self._subscriptions.all(), Deadline.after(START_S))
+            self._port.subscribe(self._subscriptions.filters(), Deadline.after(START_S))
         finally:
-            if self._popping.closed:  # meanwhile, by another thread, which may have left already
+            if self._pollers.closed:  # meanwhile, by another thread, which may have left already
                 self._port.close(Deadline.after(TIMEOUT_S))
 
     def _check_order(self) -> None:
@@ -245,7 +259,7 @@ class PopRunning:
                 remedy="mqadmin updateSubGroup -o true makes it such a group",
             )
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._workers.start_missing()  # where the system had no threads to give, work waits for them
         if not keeps_order(self._settings, self._port):
             logger.error(
@@ -254,7 +268,7 @@ class PopRunning:
                 self._settings.group,
             )
             return
-        self._popping.look()
+        self._pollers.update_pollers()
 
     def _log_stats(self) -> None:
         logger.info("group %s: %s", self._settings.group, self.stats())

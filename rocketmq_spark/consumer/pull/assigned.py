@@ -1,9 +1,13 @@
-"""The queues of a ``PullConsumer``: where each is pulled, which messages wait for a poll, and which offsets may be committed.
+"""The queues of a ``PullConsumer``: their offsets, and the fetched messages that wait for a poll.
 
-Pure: time and answers are arguments, and the caller sends the requests. A queue has three offsets: ``pull_at``, where its next
-pull begins; ``taken``, after the last message that a poll returned; ``done``, the end of what the caller has finished. Messages
-are finished when the next poll begins, so none is lost if no poll follows. Messages that a poll took but did not return (it was
-interrupted, or a loop over messages was left) are returned again, before others.
+This module is pure: time and answers are arguments, and the caller sends the requests. A queue has three offsets:
+
+- ``pull_offset``: where its next pull begins.
+- ``position``: the offset after the last message that a poll returned.
+- ``finished_offset``: all messages before it are finished, so it may be committed.
+
+The messages of a poll are finished when the next poll begins, so no message is lost if the program ends before. If a poll took
+messages but did not return them (Ctrl-C interrupted it, or the caller left a loop), the next poll returns them first.
 """
 
 from __future__ import annotations
@@ -27,13 +31,13 @@ from rocketmq_spark.model import (
 from rocketmq_spark.model.membership import QueueInfo
 
 Bytes = bytes | memoryview
-Left = dict[MessageQueue, int]
-ONE_ANSWER = 0  # instead of a number of parts
+UncommittedOffsets = dict[MessageQueue, int]
+ONE_ANSWER = 0  # a value of ``max_parts``: only the first answer of a part
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A pull to send now. ``token`` identifies the position of its queue: after a seek, the answer is obsolete."""
+class FetchRequest:
+    """A pull to send now. A seek or a new assignment changes the token of the queue, which makes the answer obsolete."""
 
     queue: MessageQueue
     offset: int
@@ -43,361 +47,386 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class FetchedPart:
-    """The messages of consecutive answers in stored form, with the filter of their requests.
-
-    ``ends`` has the next offset of each answer, and where its bytes end. ``decode`` decodes messages from bytes, within a range
-    of offsets. Messages before ``begun`` were returned already.
-    """
+    """The messages of consecutive answers in stored form."""
 
     queue: MessageQueue
-    start: int
-    ends: Sequence[tuple[int, int]]
+    start: int  # the first offset
+    ends: Sequence[tuple[int, int]]  # of each answer: the offset after its messages, and the position after its bytes
     stored: Bytes
-    decode: Callable[[int, int, Bytes], Iterable[ReceivedMessage]]
-    filter: Filter = NO_FILTER
-    begun: int = 0
+    decode: Callable[[int, int, Bytes], Iterable[ReceivedMessage]]  # arguments: the range of offsets, and the bytes
+    filter: Filter = NO_FILTER  # of the requests
+    returned_up_to: int = 0  # polls returned the messages before this offset
 
     @property
     def next_offset(self) -> int:
         return self.ends[-1][0]
 
     @property
-    def count(self) -> int:
-        """The number of offsets that it covers; with gaps, more than it has messages."""
-        return self.next_offset - self.first
+    def offset_count(self) -> int:
+        """The number of offsets that were not returned yet. It includes offsets without a message."""
+        return self.next_offset - self.first_offset
 
     @property
-    def first(self) -> int:
+    def first_offset(self) -> int:
         """The first offset that was not returned yet."""
-        return max(self.start, self.begun)
+        return max(self.start, self.returned_up_to)
 
     def read(self) -> Iterable[ReceivedMessage]:
-        """The messages as objects; they may be decoded lazily."""
+        """Return the messages that were not returned yet; they may be decoded lazily."""
         messages = self.decode(self.start, self.next_offset, self.stored)
-        return (m for m in messages if m.queue_offset >= self.begun) if self.begun > self.start else messages
+        if self.returned_up_to <= self.start:
+            return messages
+        return (message for message in messages if message.queue_offset >= self.returned_up_to)
 
-    def given(self) -> int:
-        """How many of its messages were returned already."""
+    def returned_count(self) -> int:
+        """Return how many messages were returned already."""
         messages = self.decode(self.start, self.next_offset, self.stored)
-        return sum(1 for _ in takewhile(lambda m: m.queue_offset < self.begun, messages))
+        return sum(1 for _ in takewhile(lambda m: m.queue_offset < self.returned_up_to, messages))
 
-    def cut(self) -> list[FetchedPart]:
-        """The answer with the first offset that was not returned yet, with those before it, and the answers behind it."""
-        at = 1 + sum(next_offset <= self.begun for next_offset, _ in self.ends[:-1])
-        view, (start, end) = memoryview(self.stored), self.ends[at - 1]
-        parts = [replace(self, ends=self.ends[:at], stored=view[:end])]
-        if others := [(next_offset, behind - end) for next_offset, behind in self.ends[at:]]:
-            parts.append(replace(self, start=start, ends=others, stored=view[end:]))
+    def split_first_answer(self) -> list[FetchedPart]:
+        """Split this part after the first answer that was not returned completely. Returns one part if this is the last answer."""
+        split_at = 1 + sum(next_offset <= self.returned_up_to for next_offset, _ in self.ends[:-1])
+        view, (start, end) = memoryview(self.stored), self.ends[split_at - 1]
+        parts = [replace(self, ends=self.ends[:split_at], stored=view[:end])]
+        if remaining_ends := [(next_offset, bytes_end - end) for next_offset, bytes_end in self.ends[split_at:]]:
+            parts.append(replace(self, start=start, ends=remaining_ends, stored=view[end:]))
         return parts
 
 
-class _Lent(NamedTuple):
-    """A part that a poll took, with the token of its queue at that time: after a seek, the part is obsolete.
-
-    Messages before ``given_up_to`` were returned to the caller.
-    """
+class _TakenPart(NamedTuple):
+    """A part that a poll took. A seek changes the token of the queue, which makes the part obsolete."""
 
     part: FetchedPart
-    place: AssignedQueue
+    state: AssignedQueue
     token: int
-    given_up_to: int = 0
+    returned_up_to: int = 0  # the poll returned the messages before this offset
 
 
 @dataclass(slots=True, eq=False)
 class AssignedQueue:
-    """One queue. ``end``: its end in the broker's last answer; ``calm_until``: when it may be read ahead again.
+    """The state of one assigned queue. The module's docstring explains its three offsets."""
 
-    ``committed`` None: the group has no offset of the queue yet, or the broker may have lost it.
-    """
-
-    pull_at: int
-    taken: int
-    done: int
-    committed: int | None
-    token: int = 0
-    asked: bool = False
+    pull_offset: int
+    position: int
+    finished_offset: int
+    committed: int | None  # None: the group has no offset of the queue yet, or the broker may have lost it
+    token: int = 0  # changes with each seek and assignment, which makes earlier pulls obsolete
+    in_flight: bool = False  # whether a pull or a read ahead runs
     paused: bool = False
-    retry_at: float = 0.0
-    broker_id: int = MASTER_ID
-    waiting: int = 0
-    bytes: int = 0
-    end: int | None = None
-    calm_until: float = 0.0
+    retry_at: float = 0.0  # no pull before this time, after a failure
+    broker_id: int = MASTER_ID  # the replica that gets the next pull
+    cached_count: int = 0  # offsets of the parts that wait for a poll
+    cached_bytes: int = 0
+    end_offset: int | None = None  # from the last answer
+    cooldown_until: float = 0.0  # not read ahead before this time
 
     @classmethod
-    def of(cls, start: StartOffset) -> AssignedQueue:
+    def from_start(cls, start: StartOffset) -> AssignedQueue:
         return cls(start.offset, start.offset, start.offset, start.offset if start.committed else None)
 
 
-class Ready:
-    """Parts of the queues in ``places`` that wait for a poll, in the order of their arrival, and the parts that a poll took.
+class ReadyParts:
+    """Fetched parts that wait for a poll, in the order of their arrival, and the parts that the last poll took.
 
-    A part that was taken is not returned yet: ``give``, ``give_up_to`` or ``take_back`` decides about it.
+    A poll returns a taken part later, or never. ``mark_returned`` and ``mark_returned_up_to`` record that it returned the part;
+    ``take_back`` puts a part that was not returned back.
     """
 
-    def __init__(self, places: Mapping[MessageQueue, AssignedQueue]) -> None:
-        self._places = places
+    def __init__(self, states: Mapping[MessageQueue, AssignedQueue]) -> None:
+        self._states = states
         self._parts: deque[FetchedPart] = deque()
-        self._lent: list[_Lent] = []
-        self._counted = True  # whether ``waiting`` of each queue is up to date
+        self._taken: list[_TakenPart] = []
+        self._counts_valid = True  # whether ``cached_count`` and ``cached_bytes`` of each queue are up to date
 
     def add(self, part: FetchedPart) -> None:
-        place = self._places[part.queue]
-        place.waiting += part.count
-        place.bytes += len(part.stored)
+        state = self._states[part.queue]
+        state.cached_count += part.offset_count
+        state.cached_bytes += len(part.stored)
         self._parts.append(part)
 
-    def keep(self, wanted: Callable[[FetchedPart], bool]) -> None:
-        """Drop all parts except the ``wanted`` ones."""
-        self._counted = False
-        self._parts = deque(part for part in self._parts if wanted(part))
+    def retain(self, keeps: Callable[[FetchedPart], bool]) -> None:
+        """Drop all parts except those for which ``keeps`` returns True."""
+        self._counts_valid = False
+        self._parts = deque(part for part in self._parts if keeps(part))
 
-    def take(self, most: int = ONE_ANSWER) -> list[FetchedPart]:
-        """Take the oldest parts of queues that are not paused: at most ``most`` parts, or ``ONE_ANSWER`` of a part."""
+    def take(self, max_parts: int = ONE_ANSWER) -> list[FetchedPart]:
+        """Take the oldest parts of queues that are not paused: at most ``max_parts``, or ``ONE_ANSWER``."""
         taken: list[FetchedPart] = []
-        left: deque[FetchedPart] = deque()
+        remaining: deque[FetchedPart] = deque()
         parts = iter(self._parts)
-        while len(taken) < max(most, 1) and (part := next(parts, None)) is not None:
-            place = self._places.get(part.queue)
-            if place is None or place.paused:  # None: Ctrl-C came between the release of a queue and that of its parts
-                left.append(part)
-            elif most == ONE_ANSWER and len(part.ends) > 1:
-                first, *others = part.cut()
+        while len(taken) < max(max_parts, 1) and (part := next(parts, None)) is not None:
+            state = self._states.get(part.queue)
+            if (
+                state is None or state.paused
+            ):  # None: Ctrl-C interrupted ``assign`` before it dropped the parts of the queue
+                remaining.append(part)
+            elif max_parts == ONE_ANSWER and len(part.ends) > 1:
+                first, *later_answers = part.split_first_answer()
                 taken.append(first)
-                left.extend(others)
+                remaining.extend(later_answers)
             else:
                 taken.append(part)
-        left.extend(parts)
-        lent = [_Lent(part, place := self._places[part.queue], place.token) for part in taken]
-        self._parts, self._lent = left, lent  # one instruction, so that Ctrl-C cannot come between
-        for each in lent:
-            each.place.waiting -= each.part.count
-            each.place.bytes -= len(each.part.stored)
+        remaining.extend(parts)
+        taken_parts = [_TakenPart(part, state := self._states[part.queue], state.token) for part in taken]
+        self._parts, self._taken = remaining, taken_parts  # one statement, so that Ctrl-C cannot interrupt between them
+        for taken_part in taken_parts:
+            taken_part.state.cached_count -= taken_part.part.offset_count
+            taken_part.state.cached_bytes -= len(taken_part.part.stored)
         return taken
 
-    def give(self) -> None:
-        """Note that the parts taken last were returned to the caller."""
-        self._pass([lent for lent in self._lent if self._stands(lent)])
-        self._lent = []
+    def mark_returned(self) -> None:
+        """Record that the poll returned the parts that it took."""
+        self._skip_gaps([taken for taken in self._taken if self._is_current(taken)])
+        self._taken = []
 
-    def give_up_to(self, next_offset: int) -> None:
-        """Note that the part taken last, a single one, was returned to the caller up to ``next_offset``."""
-        self._lent = [lent._replace(given_up_to=next_offset) for lent in self._lent]
-        for lent in self._lent:
-            if self._stands(lent):
-                lent.place.taken = next_offset
+    def mark_returned_up_to(self, next_offset: int) -> None:
+        """Record that a loop yielded the messages before ``next_offset`` of the part that it took."""
+        self._taken = [taken._replace(returned_up_to=next_offset) for taken in self._taken]
+        for taken in self._taken:
+            if self._is_current(taken):
+                taken.state.position = next_offset
 
-    def lends(self, part: FetchedPart) -> bool:
-        """Whether ``part``, taken alone, may be returned: it was not taken back, and its queue was neither sought nor paused."""
-        return any(lent.part is part and not lent.place.paused and self._stands(lent) for lent in self._lent)
+    def may_return(self, part: FetchedPart) -> bool:
+        """Whether a loop may yield messages of ``part``: it was not taken back, and its queue was neither sought nor paused."""
+        return any(taken.part is part and not taken.state.paused and self._is_current(taken) for taken in self._taken)
 
-    def stands(self) -> bool:
-        """Whether a part that was taken last still belongs to its queue: it was neither revoked nor sought since."""
-        return any(map(self._stands, self._lent))
+    def any_current(self) -> bool:
+        """Whether the queue of any taken part was neither revoked nor sought since the poll."""
+        return any(map(self._is_current, self._taken))
 
-    def lends_of(self, place: AssignedQueue) -> bool:
-        """Whether a part of the queue was taken and not returned yet."""
-        return any(lent.place is place for lent in self._lent)
+    def has_taken(self, state: AssignedQueue) -> bool:
+        """Whether a poll took a part of the queue and has not returned it yet."""
+        return any(taken.state is state for taken in self._taken)
 
     def take_back(self) -> None:
-        """Let the messages that were taken last and not returned wait again, before all others."""
-        if not self._lent and self._counted:
-            return  # every poll calls this, and thousands of parts may wait
-        standing = [lent for lent in self._lent if self._stands(lent)]
-        rest = [replace(lent.part, begun=max(lent.part.begun, lent.given_up_to)) for lent in standing]
-        others = (part for part in self._parts if part.queue in self._places)
-        parts = deque([*(part for part in rest if part.count > 0), *others])
-        for place in self._places.values():
-            place.waiting = place.bytes = 0
+        """Put messages that were taken but not returned back, before all other messages."""
+        if not self._taken and self._counts_valid:
+            return  # for speed: every poll calls this method, and thousands of parts may wait
+        current = [taken for taken in self._taken if self._is_current(taken)]
+        unreturned = [
+            replace(taken.part, returned_up_to=max(taken.part.returned_up_to, taken.returned_up_to))
+            for taken in current
+        ]
+        waiting_parts = (part for part in self._parts if part.queue in self._states)
+        parts = deque([*(part for part in unreturned if part.offset_count > 0), *waiting_parts])
+        for state in self._states.values():
+            state.cached_count = state.cached_bytes = 0
         for part in parts:
-            self._places[part.queue].waiting += part.count
-            self._places[part.queue].bytes += len(part.stored)
-        self._parts, self._lent, self._counted = parts, [], True  # not before: Ctrl-C may keep some from being counted
-        self._pass([lent for lent in standing if lent.part.next_offset <= lent.given_up_to])  # a loop gave all of it
+            self._states[part.queue].cached_count += part.offset_count
+            self._states[part.queue].cached_bytes += len(part.stored)
+        # Only now, because Ctrl-C may interrupt the loops that count.
+        self._parts, self._taken, self._counts_valid = parts, [], True
+        self._skip_gaps([taken for taken in current if taken.part.next_offset <= taken.returned_up_to])
 
-    def firsts(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """The first waiting offset of each of these queues that has waiting messages."""
-        found, left = dict[MessageQueue, int](), set(queues)
-        for part in takewhile(lambda _: left, self._parts):
-            if part.queue in left:
-                found[part.queue] = part.first
-                left.discard(part.queue)
-        return found
+    def first_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """Return the first waiting offset of each of these queues; queues without waiting messages are missing."""
+        first_offsets, queues_left = dict[MessageQueue, int](), set(queues)
+        for part in takewhile(lambda _: queues_left, self._parts):
+            if part.queue in queues_left:
+                first_offsets[part.queue] = part.first_offset
+                queues_left.discard(part.queue)
+        return first_offsets
 
-    def _pass(self, lents: Sequence[_Lent]) -> None:
-        """Skip offsets without messages after these parts, up to the next waiting one; before them, too, in a recreated topic."""
-        firsts = self.firsts(lent.part.queue for lent in lents)
-        for lent in lents:
-            lent.place.taken = firsts.get(lent.part.queue, lent.place.pull_at)
+    def _skip_gaps(self, taken_parts: Sequence[_TakenPart]) -> None:
+        """Set the positions after parts that were returned completely. A position skips offsets without messages.
 
-    def _stands(self, lent: _Lent) -> bool:
-        return self._places.get(lent.part.queue) is lent.place and lent.place.token == lent.token
+        The new position may also be before the part, if the topic was created again.
+        """
+        first_offsets = self.first_offsets(taken.part.queue for taken in taken_parts)
+        for taken in taken_parts:
+            taken.state.position = first_offsets.get(taken.part.queue, taken.state.pull_offset)
+
+    def _is_current(self, taken: _TakenPart) -> bool:
+        return self._states.get(taken.part.queue) is taken.state and taken.state.token == taken.token
 
 
 class Assigned:
-    """All queues. A queue is pulled while fewer than ``max_waiting`` of its offsets and ``max_bytes`` wait for a poll.
+    """All assigned queues of a consumer. Other classes only read ``states``.
 
-    Other classes only read ``places``. ``away`` is called for resets of queues that were released.
+    A queue is pulled while fewer than ``max_count`` of its offsets, and fewer than ``max_bytes``, wait for a poll.
     """
 
-    def __init__(self, max_waiting: int, max_bytes: int = 100 << 20) -> None:
-        self._max_waiting = max_waiting
+    def __init__(self, max_count: int, max_bytes: int = 100 << 20) -> None:
+        self._max_count = max_count
         self._max_bytes = max_bytes
-        self.places: dict[MessageQueue, AssignedQueue] = {}
-        self.ready = Ready(self.places)
-        self._tokens = 0
-        self.away: Callable[[MessageQueue, int], None] = lambda queue, offset: None  # must not block
+        self.states: dict[MessageQueue, AssignedQueue] = {}
+        self.ready = ReadyParts(self.states)
+        self._tokens = 0  # the last token
+        # Called if the answer to a pull of a released queue reports a reset. Must not block.
+        self.on_released_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
 
     # --- which queues
 
-    def assign(self, starts: Mapping[MessageQueue, StartOffset | None], left: Left | None = None) -> Left:
-        """Own these queues and no others. New ones begin at their start; None is for those that are owned already.
+    def assign(
+        self, starts: Mapping[MessageQueue, StartOffset | None], uncommitted: UncommittedOffsets | None = None
+    ) -> UncommittedOffsets:
+        """Replace the assigned queues. ``starts`` has the start offset of new queues, and None for queues that stay.
 
-        Returns the offsets of released queues that may still be committed. ``left`` gets them first, in case of Ctrl-C.
+        Returns the offsets of released queues that may still be committed. They are stored in ``uncommitted`` before the queues
+        are released, so that Ctrl-C loses no offset.
         """
-        gone = self.places.keys() - starts.keys()
-        (left := {} if left is None else left).update((q, at) for q, at in self.to_commit().items() if q in gone)
-        for queue in gone:
-            del self.places[queue]
-        self.ready.keep(lambda part: part.queue in self.places)
+        released = self.states.keys() - starts.keys()
+        uncommitted = {} if uncommitted is None else uncommitted
+        uncommitted.update((q, offset) for q, offset in self.offsets_to_commit().items() if q in released)
+        for queue in released:
+            del self.states[queue]
+        self.ready.retain(lambda part: part.queue in self.states)
         for queue, start in starts.items():
-            if queue not in self.places:
+            if queue not in self.states:
                 assert start is not None, queue
-                self.places[queue] = place = AssignedQueue.of(start)
-                self._renew(place)
-        return left
+                self.states[queue] = state = AssignedQueue.from_start(start)
+                self._new_token(state)
+        return uncommitted
 
     def pause(self, queues: Iterable[MessageQueue], paused: bool = True) -> None:
-        """Stop or resume pulling and returning messages of these queues. Messages that were pulled are kept."""
+        """Pause or resume these queues: no pulls, and no messages for polls. Messages that were pulled are kept."""
         for queue in queues:
-            self.places[queue].paused = paused
+            self.states[queue].paused = paused
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Continue at ``offset``, which is committed next. Messages that were pulled, and pulls in flight, are dropped."""
-        place = self.places[queue]
-        place.pull_at = place.taken = place.done = offset
-        place.committed = None  # even if it equals the last commit: a later one without an answer may be stored
-        place.broker_id, place.retry_at = MASTER_ID, 0.0
-        self._renew(place)
-        self.ready.keep(lambda part: part.queue != queue)
-        place.waiting = place.bytes = 0
+        state = self.states[queue]
+        state.pull_offset = state.position = state.finished_offset = offset
+        state.committed = (
+            None  # the offset is committed in any case, because a commit without an answer may have changed it
+        )
+        state.broker_id, state.retry_at = MASTER_ID, 0.0
+        self._new_token(state)
+        self.ready.retain(lambda part: part.queue != queue)
+        state.cached_count = state.cached_bytes = 0
 
-    def _renew(self, place: AssignedQueue) -> None:
+    def _new_token(self, state: AssignedQueue) -> None:
         self._tokens += 1
-        place.token = self._tokens
-        place.asked = False
+        state.token = self._tokens
+        state.in_flight = False
 
     # --- pulls
 
-    def due(self, now: float, besides: Collection[MessageQueue] = (), asks: list[Ask] | None = None) -> list[Ask]:
-        """The pulls to send now, at most one per queue, except for the queues in ``besides``; added to ``asks`` if given.
+    def due_requests(
+        self, now: float, excluded: Collection[MessageQueue] = (), requests: list[FetchRequest] | None = None
+    ) -> list[FetchRequest]:
+        """Return the pulls to send now, at most one per queue. Queues in ``excluded`` get none.
 
-        They are in flight until ``answered``, ``failed`` or ``not_made``. Each is in the list before this, in case of Ctrl-C.
+        A pull is in flight until ``on_answer``, ``on_failure`` or ``cancel``. It is added to ``requests`` before it is marked as in
+        flight, so that the caller can cancel it after Ctrl-C.
         """
-        asks = [] if asks is None else asks
-        for queue, place in self.places.items():
-            if place.asked or place.paused or place.retry_at > now or queue in besides:
+        requests = [] if requests is None else requests
+        for queue, state in self.states.items():
+            if state.in_flight or state.paused or state.retry_at > now or queue in excluded:
                 continue
-            if place.waiting < self._max_waiting and place.bytes < self._max_bytes:
-                asks.append(Ask(queue, place.pull_at, place.broker_id, place.token))
-                place.asked = True
-        return asks
+            if state.cached_count < self._max_count and state.cached_bytes < self._max_bytes:
+                requests.append(FetchRequest(queue, state.pull_offset, state.broker_id, state.token))
+                state.in_flight = True
+        return requests
 
-    def not_made(self, asks: Iterable[Ask]) -> None:
-        """These pulls were perhaps not sent, so they are due again. If both are answered, the first answer counts."""
-        for ask in asks:
-            if (place := self._current(ask)) is not None:
-                place.asked = False
+    def cancel(self, requests: Iterable[FetchRequest]) -> None:
+        """Make pulls due again that may not have been sent. If a pull is sent twice, the first answer counts."""
+        for request in requests:
+            if (state := self._current(request)) is not None:
+                state.in_flight = False
 
     def next_retry(self, now: float) -> float | None:
-        """When the next pull that failed is due again; None if there is none."""
-        times = [place.retry_at for place in self.places.values() if not place.asked and place.retry_at > now]
+        """Return when the next failed pull is due again; None if there is none."""
+        times = [state.retry_at for state in self.states.values() if not state.in_flight and state.retry_at > now]
         return min(times, default=None)
 
-    def answered(self, ask: Ask, answer: PullAnswer, wanted: Filter = NO_FILTER) -> bool:
-        """Add the messages of an answer; False if it is obsolete."""
-        place = self._current(ask)
+    def on_answer(self, request: FetchRequest, answer: PullAnswer, request_filter: Filter = NO_FILTER) -> bool:
+        """Add the messages of an answer; returns False if the answer is obsolete."""
+        state = self._current(request)
         if answer.reset:
-            self.reset(ask, answer.next_offset)
-            return ask.queue in self.places
-        if place is None or ask.offset != place.pull_at:
+            self.reset(request, answer.next_offset)
+            return request.queue in self.states
+        if state is None or request.offset != state.pull_offset:
             return False
-        if place.retry_at:  # a broker that was unavailable may have lost the last commit
-            place.retry_at, place.committed = 0.0, None
-        place.asked, place.broker_id = False, answer.broker_id
-        place.pull_at, place.end = answer.next_offset, answer.max_offset
+        if state.retry_at:  # a broker that was unavailable may have lost the last commit
+            state.retry_at, state.committed = 0.0, None
+        state.in_flight, state.broker_id = False, answer.broker_id
+        state.pull_offset, state.end_offset = answer.next_offset, answer.max_offset
         if answer.status is PullStatus.FOUND:
             ends = ((answer.next_offset, len(answer.stored)),)
-            self.ready.add(FetchedPart(ask.queue, ask.offset, ends, answer.stored, lambda *_: answer.read(), wanted))
-        elif not place.waiting and not self.ready.lends_of(place):
-            place.taken = answer.next_offset  # no message in between matches the filter, or exists
+            part = FetchedPart(
+                request.queue, request.offset, ends, answer.stored, lambda *_: answer.read(), request_filter
+            )
+            self.ready.add(part)
+        elif not state.cached_count and not self.ready.has_taken(state):
+            state.position = answer.next_offset  # the offsets before it have no messages, or none that match the filter
         return True
 
-    def failed(self, ask: Ask, retry_at: float) -> bool:
-        """Retry a failed pull at ``retry_at``; False if it is obsolete."""
-        if (place := self._current(ask)) is None:
+    def on_failure(self, request: FetchRequest, retry_at: float) -> bool:
+        """Retry a failed pull at ``retry_at``; returns False if the pull is obsolete."""
+        if (state := self._current(request)) is None:
             return False
-        place.asked, place.broker_id, place.retry_at = False, MASTER_ID, retry_at
+        state.in_flight, state.broker_id, state.retry_at = False, MASTER_ID, retry_at
         return True
 
-    def hold(self, asks: Iterable[Ask]) -> None:
-        """Note that these queues are read ahead now, so that no pulls of them are due."""
-        for ask in asks:
-            self.places[ask.queue].asked = True
+    def mark_read_ahead(self, requests: Iterable[FetchRequest]) -> None:
+        """Mark these queues as read ahead, so that they get no pulls."""
+        for request in requests:
+            self.states[request.queue].in_flight = True
 
-    def bring(self, ask: Ask, part: FetchedPart) -> bool:
-        """Add messages that were read ahead; False if they are obsolete."""
-        place = self._current(ask)
-        if place is None:
+    def accept(self, request: FetchRequest, part: FetchedPart) -> bool:
+        """Add messages that were read ahead; returns False if they are obsolete."""
+        state = self._current(request)
+        if state is None:
             return False
-        place.pull_at = part.next_offset
+        state.pull_offset = part.next_offset
         self.ready.add(part)
         return True
 
-    def brought(self, parts: Sequence[tuple[Ask, FetchedPart]]) -> None:
-        """Let the parts wait for a poll."""
+    def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
+        """Does nothing: ``accept`` added the parts, and a poll decodes them."""
 
-    def reset(self, ask: Ask, offset: int) -> None:
-        """An operator reset the group: as ``seek``. An obsolete answer counts, too, because brokers report a reset only once."""
-        if ask.queue in self.places:
-            self.seek(ask.queue, offset)
+    def reset(self, request: FetchRequest, offset: int) -> None:
+        """Apply an operator's reset. An obsolete answer counts, too, because brokers report a reset only once."""
+        if request.queue in self.states:
+            self.seek(request.queue, offset)
         else:
-            self.away(ask.queue, offset)
+            self.on_released_reset(request.queue, offset)
 
-    def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
-        """Note that these queues are no longer read ahead, and not again before ``calm_until``, so that pulls of them are due."""
-        for ask in asks:
-            if (place := self._current(ask)) is not None:
-                place.asked = False
-                place.calm_until = calm_until
+    def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
+        """Mark these queues as no longer read ahead, so that their pulls are due. ``cooldown_until`` is when the next read may begin."""
+        for request in requests:
+            if (state := self._current(request)) is not None:
+                state.in_flight = False
+                state.cooldown_until = cooldown_until
 
-    def _current(self, ask: Ask) -> AssignedQueue | None:
-        place = self.places.get(ask.queue)
-        return place if place is not None and place.token == ask.token else None
+    def _current(self, request: FetchRequest) -> AssignedQueue | None:
+        state = self.states.get(request.queue)
+        return state if state is not None and state.token == request.token else None
 
     # --- offsets
 
-    def infos(self) -> dict[MessageQueue, QueueInfo]:
-        """The state of each queue, for ``mqadmin consumerStatus``."""
-        firsts = self.ready.firsts(self.places)
+    def queue_infos(self) -> dict[MessageQueue, QueueInfo]:
+        """Return the state of each queue, for ``mqadmin consumerStatus``."""
+        first_offsets = self.ready.first_offsets(self.states)
         return {
-            q: QueueInfo(p.done, firsts.get(q), p.pull_at - 1 if q in firsts else None, p.waiting, p.bytes)
-            for q, p in self.places.items()
+            queue: QueueInfo(
+                state.finished_offset,
+                first_offsets.get(queue),
+                state.pull_offset - 1 if queue in first_offsets else None,
+                state.cached_count,
+                state.cached_bytes,
+            )
+            for queue, state in self.states.items()
         }
 
-    def finish(self, again: bool = False) -> None:
-        """Count all returned messages as finished. ``again``: also repeat offsets that are committed already."""
-        for place in self.places.values():
-            place.done = place.taken
-            if again:
-                place.committed = None
+    def finish_returned(self, repeat_commits: bool = False) -> None:
+        """Count all returned messages as finished. With ``repeat_commits``, offsets that are committed are committed again."""
+        for state in self.states.values():
+            state.finished_offset = state.position
+            if repeat_commits:
+                state.committed = None
 
-    def to_commit(self) -> dict[MessageQueue, int]:
-        """The offsets of finished messages that are not committed yet."""
-        return {q: place.done for q, place in self.places.items() if place.done != place.committed}
+    def offsets_to_commit(self) -> dict[MessageQueue, int]:
+        """Return the offsets of finished messages that are not committed yet."""
+        return {
+            queue: state.finished_offset
+            for queue, state in self.states.items()
+            if state.finished_offset != state.committed
+        }
 
-    def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Note that brokers have stored these offsets."""
+    def mark_committed(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Record that brokers have stored these offsets."""
         for queue, offset in offsets.items():
-            if queue in self.places:
-                self.places[queue].committed = offset
+            if queue in self.states:
+                self.states[queue].committed = offset

@@ -1,6 +1,7 @@
-"""Pulls of a ``PullConsumer``, which polls wait for. Also its offset requests (``Positions``), each within the request timeout,
-and its answers to brokers, on the thread of the group. Answers to pulls arrive on connection threads, which send the next
-pulls. Queues far behind are read ahead. ``assigned`` decides, under one lock.
+"""The requests of a ``PullConsumer``: its pulls (``Polls``), its offset requests, and its answers to requests of brokers.
+
+``Polls`` guards the queues (``Assigned``) by one lock. Answers to pulls arrive on connection threads, which send the next pulls.
+Polls wait for these answers. Each offset request has the request timeout.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from numbers import Integral
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.process import entry
 from rocketmq_spark.base.threads import text_of
-from rocketmq_spark.consumer.ahead import Ahead, Bounds, ReadAhead
-from rocketmq_spark.consumer.pull.assigned import Ask, Assigned, FetchedPart, Left
-from rocketmq_spark.consumer.pull.contact import Contact
-from rocketmq_spark.consumer.push.offset_store import StoreTrouble
+from rocketmq_spark.consumer.ahead import BacklogReader, Prefetcher, PrefetchLimits
+from rocketmq_spark.consumer.pull.assigned import Assigned, FetchedPart, FetchRequest, UncommittedOffsets
+from rocketmq_spark.consumer.pull.contact import Reachability
+from rocketmq_spark.consumer.push.offset_store import CommitFailureLog
 from rocketmq_spark.consumer.push.rebalancing import stacks_of_threads
 from rocketmq_spark.consumer.rebalance import StartOffset, StartOffsetRequests, start_offset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Polls:
-    """The queues of one consumer. Thread-safe."""
+    """Pulls the queues of one consumer, and returns the fetched parts to its polls. Thread-safe."""
 
     def __init__(
         self,
@@ -50,119 +51,130 @@ class Polls:
         settings: ConsumerSettings,
         subscriptions: Subscriptions,
         clock: Clock,
-        read_ahead: ReadAhead | None = None,
+        backlog_reader: BacklogReader | None = None,
     ) -> None:
         self._member = member
         self._settings = settings
         self._subscriptions = subscriptions
         self._clock = clock
-        self.contact = Contact(settings.group, clock)
-        self._lock = threading.RLock()  # entered directly: Ctrl-C in a condition's methods would leave it held
+        self.reachability = Reachability(settings.group, clock)
+        # ``with`` enters the lock, not the condition: Ctrl-C in the methods of a condition would leave the lock held.
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._assigned = Assigned(settings.thresholds.max_count, settings.thresholds.max_bytes)
-        # Called if the answer to a pull of a released queue reports a reset; it must not block.
-        self.away: Callable[[MessageQueue, int], None] = lambda queue, offset: None
-        self._assigned.away = lambda queue, offset: self.away(queue, offset)
-        self._ahead: Ahead | None = None
-        if read_ahead is not None:
-            bounds = Bounds(settings.pull_batch_size, settings.thresholds.max_count, settings.thresholds.max_bytes)
-            self._ahead = Ahead(self._lock, self._changed, self._assigned, bounds, read_ahead, clock)
-            self._ahead.polled = self._pull
-        self._error: tuple[MessageQueue, RocketMQError] | None = None
-        self.failed: MessageQueue | None = None  # the queue whose error ``wait`` raised last
-        self._woken = False
-        # Whether the caller has the messages taken last; a loop has them up to an offset. Set in the last instruction before a
-        # poll returns or a loop yields: after a Ctrl-C anywhere before it, the messages count as not returned.
-        self.given = False
-        self.given_up_to: int | None = None
+        self._queues = Assigned(settings.thresholds.max_count, settings.thresholds.max_bytes)
+        # Called if the answer to a pull of a released queue reports a reset. Must not block.
+        self.on_released_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
+        self._queues.on_released_reset = lambda queue, offset: self.on_released_reset(queue, offset)
+        self._prefetcher: Prefetcher | None = None
+        if backlog_reader is not None:
+            limits = PrefetchLimits(
+                settings.pull_batch_size, settings.thresholds.max_count, settings.thresholds.max_bytes
+            )
+            self._prefetcher = Prefetcher(self._lock, self._changed, self._queues, limits, backlog_reader, clock)
+            self._prefetcher.resume_long_polls = self._pull
+        self._error: tuple[MessageQueue, RocketMQError] | None = (
+            None  # a permanent failure that the next ``wait`` raises
+        )
+        self.failed_queue: MessageQueue | None = None  # the queue whose error ``wait`` raised last
+        self._woken = False  # whether the next ``wait`` returns at once
+        # Whether the poll returned the messages that it took, or the offset up to which a loop yielded them. Set in the last
+        # instruction before a poll returns or a loop yields: after Ctrl-C before this instruction, the messages count as not
+        # returned.
+        self.returned = False
+        self.returned_up_to: int | None = None
         self.closed = False
 
     # --- queues and positions, as in ``Assigned``
 
-    def queues(self) -> list[MessageQueue]:
+    def assigned(self) -> list[MessageQueue]:
         with self._lock:
-            return sorted(self._assigned.places)
+            return sorted(self._queues.states)
 
-    def assign(self, starts: Mapping[MessageQueue, StartOffset | None], left: Left | None = None) -> Left:
+    def assign(
+        self, starts: Mapping[MessageQueue, StartOffset | None], uncommitted: UncommittedOffsets | None = None
+    ) -> UncommittedOffsets:
         with self._lock:
-            left = self._assigned.assign({} if self.closed else starts, left)  # closed: it owns no queues
+            uncommitted = self._queues.assign({} if self.closed else starts, uncommitted)
         self._pull()
-        return left
+        return uncommitted
 
     def pause(self, queues: Iterable[MessageQueue], paused: bool) -> None:
         with self._lock:
-            self._assigned.pause([_checked(self._assigned, queue) for queue in queues], paused)
+            self._queues.pause([_check_assigned(self._queues, queue) for queue in queues], paused)
         self._pull()
 
     def seek(self, queues: Iterable[MessageQueue], offset_of: Callable[[MessageQueue], int]) -> None:
-        """Continue at the offset of ``offset_of``, which may ask a broker; in all owned queues if none is named."""
+        """Continue at the offset that ``offset_of`` returns, which may send requests. Without ``queues``, seek all queues."""
         with self._lock:
-            named = [_checked(self._assigned, queue) for queue in queues]
-            wanted = named or list(self._assigned.places)
-        offsets = {queue: offset_of(queue) for queue in wanted}
+            named_queues = [_check_assigned(self._queues, queue) for queue in queues]
+            queues_to_seek = named_queues or list(self._queues.states)
+        offsets = {queue: offset_of(queue) for queue in queues_to_seek}
         with self._lock:
-            for queue in named:  # all of them or none
-                _checked(self._assigned, queue)
-            for queue in offsets.keys() & self._assigned.places.keys():
-                self._assigned.seek(queue, offsets[queue])
+            for queue in named_queues:  # seek all of them or none
+                _check_assigned(self._queues, queue)
+            for queue in offsets.keys() & self._queues.states.keys():
+                self._queues.seek(queue, offsets[queue])
         self._pull()
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Continue at these offsets in the queues that are owned. Returns the offsets to commit."""
+        """Apply resets to the assigned queues among ``offsets``. Returns the offsets to commit."""
         with self._lock:
-            mine = {queue: offset for queue, offset in offsets.items() if queue in self._assigned.places}
-            for queue, offset in mine.items():
-                self._assigned.seek(queue, offset)
+            owned_offsets = {queue: offset for queue, offset in offsets.items() if queue in self._queues.states}
+            for queue, offset in owned_offsets.items():
+                self._queues.seek(queue, offset)
         self._pull()
-        return mine
+        return owned_offsets
 
-    def infos(self) -> dict[MessageQueue, QueueInfo]:
-        """The current state of each queue."""
+    def queue_infos(self) -> dict[MessageQueue, QueueInfo]:
+        """Return the current state of each queue."""
         with self._lock:
-            return self._assigned.infos()
+            return self._queues.queue_infos()
 
-    def begin(self, again: bool = False) -> None:
-        """Begin a poll: messages that the last one returned are finished; ``again`` commits them even if they were committed.
-        Messages that it took and did not return wait again.
+    def start_poll(self, repeat_commits: bool = False) -> None:
+        """Start a poll: messages that the last poll returned are finished. Messages that it took but did not return wait again.
+
+        With ``repeat_commits``, the next commit includes offsets that are committed already.
         """
         with self._lock:
-            self._settle()
-            self._assigned.ready.take_back()
-            self._assigned.finish(again)
+            self._apply_returned()
+            self._queues.ready.take_back()
+            self._queues.finish_returned(repeat_commits)
 
-    def finish(self) -> dict[MessageQueue, int]:
+    def finish_returned(self) -> dict[MessageQueue, int]:
         """Count all returned messages as finished. Returns the offsets to commit."""
         with self._lock:
-            self._settle()
-            self._assigned.finish()
-            return self._assigned.to_commit()
+            self._apply_returned()
+            self._queues.finish_returned()
+            return self._queues.offsets_to_commit()
 
-    def _settle(self) -> None:
-        if (up_to := self.given_up_to) is not None:
-            self._assigned.ready.give_up_to(up_to)
-            if self.given_up_to == up_to:  # otherwise a loop continued during a cancelled commit
-                self.given_up_to = None
-        if self.given:
-            self._assigned.ready.give()
-            self.given = False
+    def _apply_returned(self) -> None:
+        if (returned_up_to := self.returned_up_to) is not None:
+            self._queues.ready.mark_returned_up_to(returned_up_to)
+            if self.returned_up_to == returned_up_to:  # otherwise the loop yielded another message meanwhile
+                self.returned_up_to = None
+        if self.returned:
+            self._queues.ready.mark_returned()
+            self.returned = False
 
-    def unstored(self) -> dict[MessageQueue, int]:
-        """Offsets of the queues for which the group has none yet."""
+    def never_committed(self) -> dict[MessageQueue, int]:
+        """Return the finished offsets of queues for which the group may have no committed offset."""
         with self._lock:
-            return {q: place.done for q, place in self._assigned.places.items() if place.committed is None}
+            return {
+                queue: state.finished_offset for queue, state in self._queues.states.items() if state.committed is None
+            }
 
-    def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
+    def mark_committed(self, offsets: Mapping[MessageQueue, int]) -> None:
         with self._lock:
-            self._assigned.committed(offsets)
+            self._queues.mark_committed(offsets)
 
     @entry
     def close(self, wait: bool = True) -> None:
-        """Send no more pulls. Without ``wait`` this never blocks, so that a signal handler may call it at any point."""
+        """Send no more pulls. Without ``wait``, this method does not block, so that a signal handler can call it."""
         with self._lock:
             self.closed = True
             self._changed.notify_all()
-        if wait and self._ahead is not None:
-            self._ahead.close(self._settings.request_timeout_s)
+        if wait and self._prefetcher is not None:
+            self._prefetcher.close(self._settings.request_timeout_s)
 
     # --- messages
 
@@ -172,124 +184,132 @@ class Polls:
             self._woken = True
             self._changed.notify_all()
 
-    def wait(self, deadline: Deadline, most: int) -> list[FetchedPart]:
-        """Wait for messages until ``deadline``. Returns nothing after it, and after ``wake`` or ``close``.
-        Raises the error of a pull that is not retried.
+    def wait(self, deadline: Deadline, max_parts: int) -> list[FetchedPart]:
+        """Wait for messages. Returns an empty list after ``deadline``, ``wake`` or ``close``.
+
+        Raises the error of a pull that failed permanently.
         """
-        while not (parts := self._take(most)):
+        while not (parts := self._take(max_parts)):
             self._pull()
             with self._lock:
-                if parts := self._take(most):  # arrived meanwhile
+                if parts := self._take(max_parts):  # messages arrived while the pulls were sent
                     break
                 if self.closed or self._woken or deadline.expired:
                     self._woken = False
                     return []
-                now, left_s = self._clock.now(), deadline.remaining()
-                retry = self._assigned.next_retry(now)
+                now, remaining_s = self._clock.now(), deadline.remaining()
+                retry_at = self._queues.next_retry(now)
                 try:
-                    self._changed.wait(left_s if retry is None else min(left_s, retry - now))
-                except BaseException:  # Ctrl-C, also after the lock was released
+                    self._changed.wait(remaining_s if retry_at is None else min(remaining_s, retry_at - now))
+                except BaseException:  # Ctrl-C may interrupt ``Condition.wait`` while the lock is released
                     if not self._changed._is_owned():  # type: ignore[attr-defined]
                         self._lock.acquire()
                     raise
-        self._pull()  # the next ones arrive while the caller processes these
+        self._pull()  # the next messages arrive while the caller processes these
         return parts
 
-    def _take(self, most: int) -> list[FetchedPart]:
+    def _take(self, max_parts: int) -> list[FetchedPart]:
         with self._lock:
             if self._error is not None:
-                (self.failed, error), self._error = self._error, None
-                if self.failed in self._assigned.places:
+                (self.failed_queue, error), self._error = self._error, None
+                if self.failed_queue in self._queues.states:
                     raise error
-            self._settle()
-            return self._assigned.ready.take(most)
+            self._apply_returned()
+            return self._queues.ready.take(max_parts)
 
-    def each(self, part: FetchedPart) -> Iterator[ReceivedMessage]:
-        """Yield the messages of ``part``, which was taken alone. A yielded message counts as returned. A loop that continues
-        after another poll or a seek gets no more messages of the part.
+    def yield_messages(self, part: FetchedPart) -> Iterator[ReceivedMessage]:
+        """Yield the messages of ``part``, the only part that was taken. A yielded message counts as returned.
 
-        No lock is held, because a signal handler may close the consumer at this point.
+        After another poll or a seek, no more messages of the part are yielded. No lock is held, because a signal handler may close
+        the consumer at this point.
         """
         for message in part.read():
-            if not self._assigned.ready.lends(part):
+            if not self._queues.ready.may_return(part):
                 return
-            self.given_up_to = message.queue_offset + 1
+            self.returned_up_to = message.queue_offset + 1
             yield message
-        if self._assigned.ready.lends(part):
-            self.given, self.given_up_to = True, None
+        if self._queues.ready.may_return(part):
+            self.returned, self.returned_up_to = True, None
 
-    def stands(self) -> bool:
-        """Whether a queue of the messages taken last was neither revoked nor sought since."""
+    def is_current(self) -> bool:
+        """Whether the queue of the last poll's messages was neither revoked nor sought since the poll."""
         with self._lock:
-            return self._assigned.ready.stands()
+            return self._queues.ready.any_current()
 
     def _pull(self) -> None:
         """Send the pulls that are due."""
-        asks: list[Ask] = []
-        made = 0
+        requests: list[FetchRequest] = []
+        sent_count = 0
         try:
             with self._lock:
                 if self.closed:
                     return
-                besides = self._ahead.begin(self._subscriptions.plain) if self._ahead is not None else ()
-                self._assigned.due(self._clock.now(), besides, asks)
-            for ask in asks:
-                wanted = self._subscriptions.filter(ask.queue.topic)
-                request, deadline = _request(self._settings, ask, wanted), Deadline.after(self._settings.pull_timeout_s)
-                self._member.pull(request, deadline, functools.partial(self._answered, ask, wanted))
-                made += 1
-        except BaseException:  # Ctrl-C, too: a pull that was not sent gets no answer
+                prefetcher, is_unfiltered = self._prefetcher, self._subscriptions.is_unfiltered
+                read_ahead = prefetcher.start(is_unfiltered) if prefetcher is not None else ()
+                self._queues.due_requests(self._clock.now(), read_ahead, requests)
+            for request in requests:
+                topic_filter = self._subscriptions.filter(request.queue.topic)
+                pull_request = _pull_request(self._settings, request, topic_filter)
+                deadline = Deadline.after(self._settings.pull_timeout_s)
+                self._member.pull(pull_request, deadline, functools.partial(self._on_answer, request, topic_filter))
+                sent_count += 1
+        except BaseException:  # also Ctrl-C: the pulls that were not sent get no answers
             with self._lock:
-                self._assigned.not_made(asks[made:])
+                self._queues.cancel(requests[sent_count:])
             raise
 
-    def _answered(self, ask: Ask, wanted: Filter, answer: PullAnswer | RocketMQError) -> None:
-        """Handle an answer. If the filter has changed since the pull, it may have skipped messages that match the new one."""
+    def _on_answer(self, request: FetchRequest, request_filter: Filter, answer: PullAnswer | RocketMQError) -> None:
+        """Handle the answer to a pull.
+
+        If the filter has changed since the pull, the answer is dropped, because it may skip messages that match the new filter.
+        """
         with self._lock:
             if isinstance(answer, RocketMQError):
-                if isinstance(answer, BrokerError):  # ``_failed`` retries it, or lets a poll raise it
-                    self.contact.reads(ask.queue.broker_name)
+                if isinstance(answer, BrokerError):  # ``_on_failure`` retries the pull, or lets the next ``wait`` raise
+                    self.reachability.on_queue_read(request.queue.broker_name)
                 else:
-                    self.contact.failed(ask.queue.broker_name, answer)
-                self._failed(ask, answer)
+                    self.reachability.on_failure(request.queue.broker_name, answer)
+                self._on_failure(request, answer)
                 self._changed.notify_all()
                 return
-            self.contact.reads(ask.queue.broker_name)
-            if not answer.reset and wanted != self._subscriptions.filter(ask.queue.topic):
-                self._assigned.not_made([ask])
-            elif self._assigned.answered(ask, answer, wanted) and answer.status is PullStatus.OFFSET_ILLEGAL:
-                why = "is reset by its broker" if answer.reset else "is not there"
-                logger.warning("offset %d of %s %s: continuing at %d", ask.offset, ask.queue, why, answer.next_offset)
+            self.reachability.on_queue_read(request.queue.broker_name)
+            if not answer.reset and request_filter != self._subscriptions.filter(request.queue.topic):
+                self._queues.cancel([request])
+            elif self._queues.on_answer(request, answer, request_filter) and answer.status is PullStatus.OFFSET_ILLEGAL:
+                event = "was reset by its broker" if answer.reset else "does not exist"
+                logger.warning(
+                    "offset %d of %s %s: continuing at %d", request.offset, request.queue, event, answer.next_offset
+                )
             self._changed.notify_all()
         self._pull()
 
-    def _failed(self, ask: Ask, error: RocketMQError) -> None:
-        how = self._settings
-        pause_s = how.pull_delay_when_busy_s if isinstance(error, BrokerBusy) else how.pull_delay_on_error_s
-        if not self._assigned.failed(ask, self._clock.now() + pause_s) or self.closed:
+    def _on_failure(self, request: FetchRequest, error: RocketMQError) -> None:
+        settings = self._settings
+        pause_s = settings.pull_delay_when_busy_s if isinstance(error, BrokerBusy) else settings.pull_delay_on_error_s
+        if not self._queues.on_failure(request, self._clock.now() + pause_s) or self.closed:
             return
         if error.retriable:
-            logger.info("the pull of %s at %d is tried again: %s", ask.queue, ask.offset, error)
+            logger.info("the pull of %s at %d failed, retrying: %s", request.queue, request.offset, error)
         else:
-            self._error = ask.queue, error
+            self._error = request.queue, error
 
 
-def _checked(assigned: Assigned, queue: MessageQueue) -> MessageQueue:
-    if queue not in assigned.places:
+def _check_assigned(queues: Assigned, queue: MessageQueue) -> MessageQueue:
+    if queue not in queues.states:
         raise OffsetError("the queue is not assigned", queue=str(queue), remedy="Assign it first")
     return queue
 
 
-def _request(settings: ConsumerSettings, ask: Ask, wanted: Filter) -> PullRequest:
+def _pull_request(settings: ConsumerSettings, request: FetchRequest, topic_filter: Filter) -> PullRequest:
     return PullRequest(
         settings.group,
-        ask.queue,
-        ask.offset,
+        request.queue,
+        request.offset,
         settings.pull_batch_size,
-        wanted,
+        topic_filter,
         post_filter=True,
         suspend_s=settings.pull_suspend_s,
-        broker_id=ask.broker_id,
+        broker_id=request.broker_id,
         decoded=False,
     )
 
@@ -298,9 +318,9 @@ MAX_OFFSET = 2**63 - 1
 
 
 def check_offset(queue: MessageQueue, offset: object) -> None:
-    """Raises ``OffsetError`` if a user's value is no possible offset."""
-    whole = isinstance(offset, Integral) and not isinstance(offset, bool)
-    if not whole or not 0 <= offset <= MAX_OFFSET:  # type: ignore[operator]
+    """Raise ``OffsetError`` if a value that a user passed is not an offset."""
+    is_integer = isinstance(offset, Integral) and not isinstance(offset, bool)
+    if not is_integer or not 0 <= offset <= MAX_OFFSET:  # type: ignore[operator]
         raise OffsetError(
             f"the offset is {text_of(offset)}; expected a whole number from 0 to {MAX_OFFSET}",
             topic=queue.topic,
@@ -308,44 +328,44 @@ def check_offset(queue: MessageQueue, offset: object) -> None:
         )
 
 
-class Positions:
-    """Offset requests through the member. Errors of requests are raised."""
+class OffsetRequests:
+    """Sends the offset requests of a consumer, and raises their errors."""
 
     def __init__(self, member: GroupMember, settings: ConsumerSettings) -> None:
         self._member = member
         self._settings = settings
-        self._own = Own(settings.environment)
-        self._trouble = StoreTrouble(settings.group)
+        self._environment_queues = Own(settings.environment)
+        self._failure_log = CommitFailureLog(settings.group)
 
     def queues(self, topic: str, refresh: bool = False) -> Sequence[MessageQueue]:
-        """The readable queues of a topic, or those of the environment; ``refresh`` fetches the route."""
-        return self._own(self._member.queues(topic, self.soon(), refresh))
+        """Return the readable queues of a topic in the environment; ``refresh`` fetches the route again."""
+        return self._environment_queues(self._member.queues(topic, self.request_deadline(), refresh))
 
-    def start(self, queue: MessageQueue) -> StartOffset:
-        """The start offset of a new queue. Raises ``OptionError`` for one of another environment."""
-        queues = self.queues(queue.topic)  # this also finds its broker
+    def start_offset_of(self, queue: MessageQueue) -> StartOffset:
+        """Return the start offset of a new queue. Raises ``OptionError`` if the queue belongs to another environment."""
+        queues = self.queues(queue.topic)  # this also fetches the address of the broker
         if self._settings.environment is not None and queue not in queues:
             name = self._settings.environment.name
             raise OptionError(f"queue {queue} does not belong to environment {name!r}; expected one of {list(queues)}")
-        ask = StartOffsetRequests(
-            committed=lambda: self._member.committed(self._settings.group, queue, self.soon()),
+        requests = StartOffsetRequests(
+            committed=lambda: self._member.committed(self._settings.group, queue, self.request_deadline()),
             max_offset=lambda: self.bounds(queue).max_offset,
-            offset_at_time=lambda epoch_ms: self.at_time(queue, epoch_ms),
+            offset_at_time=lambda epoch_ms: self.offset_at_time(queue, epoch_ms),
         )
-        return start_offset(queue, self._settings.consume_from, ask)
+        return start_offset(queue, self._settings.consume_from, requests)
 
-    def bounds(self, queue: MessageQueue, kept: bool = False) -> QueueBounds:
-        return self._member.bounds(queue, self.soon(), self._settings.group if kept else None)
+    def bounds(self, queue: MessageQueue, for_group: bool = False) -> QueueBounds:
+        return self._member.bounds(queue, self.request_deadline(), self._settings.group if for_group else None)
 
-    def at_time(self, queue: MessageQueue, epoch_ms: int) -> int:
-        """The first offset stored at or after a time; the end if all are older."""
-        found = self._member.search_offset(queue, epoch_ms, self.soon(), self._settings.group)
-        return self.bounds(queue, kept=True).clamp(found)
+    def offset_at_time(self, queue: MessageQueue, epoch_ms: int) -> int:
+        """Return the first offset stored at or after a time; the end offset if all messages are older."""
+        offset = self._member.search_offset(queue, epoch_ms, self.request_deadline(), self._settings.group)
+        return self.bounds(queue, for_group=True).clamp(offset)
 
-    def checked(self, queue: MessageQueue, offset: int) -> int:
-        """``offset``, if the queue has it or ends there."""
+    def check_in_queue(self, queue: MessageQueue, offset: int) -> int:
+        """Return ``offset``. Raises ``OffsetError`` if the queue has no such offset; the end offset is allowed."""
         check_offset(queue, offset)
-        bounds = self.bounds(queue, kept=True)
+        bounds = self.bounds(queue, for_group=True)
         if bounds.clamp(offset) != offset:
             raise OffsetError(
                 f"seek to offset {offset}; expected one from {bounds.min_offset} to {bounds.max_offset}",
@@ -355,61 +375,69 @@ class Positions:
             )
         return offset
 
-    def stored(self, queue: MessageQueue) -> int | None:
-        """The group's offset; None if it has none."""
+    def committed(self, queue: MessageQueue) -> int | None:
+        """Return the group's committed offset; None if there is none."""
         self.queues(queue.topic)
-        return self._member.committed(self._settings.group, queue, self.soon(), young_at_zero=False)
+        return self._member.committed(self._settings.group, queue, self.request_deadline(), young_at_zero=False)
 
-    def store(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
-        """Commit. Returns the failures; their begin and end are logged."""
+    def commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
+        """Commit offsets. Returns the errors by queue, and logs when a broker starts or stops to fail."""
         if not offsets:
             return {}
-        failed = self._member.commit(self._settings.group, offsets, self.soon())
-        self._trouble.note(offsets, failed)
-        return failed
+        errors = self._member.commit(self._settings.group, offsets, self.request_deadline())
+        self._failure_log.log_changes(offsets, errors)
+        return errors
 
-    def soon(self) -> Deadline:
+    def request_deadline(self) -> Deadline:
         return Deadline.after(self._settings.request_timeout_s)
 
 
-class PullAnswers:
-    """Answers of one member. ``look`` makes it check its group soon, ``store`` commits offsets, ``missed`` gets resets of queues
-    that it does not own: it may be acquiring one, with a start offset from before the reset."""
+class PullRequestHandler:
+    """Handles the requests of brokers to a ``PullConsumer``.
+
+    ``on_members_changed`` makes the consumer check its group soon. ``on_foreign_reset`` gets resets of queues that are not
+    assigned: the consumer may be acquiring such a queue, with a start offset from before the reset.
+    """
 
     def __init__(
         self,
         polls: Polls,
         membership: Callable[[], Membership],
-        look: Callable[[], None],
-        store: Callable[[Mapping[MessageQueue, int]], object],
-        missed: Callable[[MessageQueue, int], None] = lambda queue, offset: None,
+        on_members_changed: Callable[[], None],
+        commit: Callable[[Mapping[MessageQueue, int]], object],
+        on_foreign_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None,
         answers_stacks: bool = True,
     ) -> None:
         self._polls = polls
         self._answers_stacks = answers_stacks
         self._membership = membership
-        self._look = look
-        self._store = store
-        self._missed = missed
+        self._on_members_changed = on_members_changed
+        self._commit = commit
+        self._on_foreign_reset = on_foreign_reset
         self._started_ms = time.time_ns() // 1_000_000
 
-    def __call__(self, address: str, question: BrokerRequest) -> Answer | None:
-        """The answer to the broker at ``address``; None if none is expected, and for requests that need a listener."""
-        match question:
+    def __call__(self, address: str, request: BrokerRequest) -> Answer | None:
+        """Return the answer to a request of the broker at ``address``.
+
+        Returns None if the broker expects no answer, and for requests that need a listener.
+        """
+        match request:
             case MembersChanged():
                 logger.info("the broker at %s reports that the members of the group changed", address)
-                self._look()
+                self._on_members_changed()
             case ResetOffsets(topic, offsets):
-                done = self._polls.reset(offsets)
-                logger.warning("offsets of %s are reset by %s: %s", topic, address, done)
-                if absent := sorted(offsets.keys() - done.keys()):
-                    logger.warning("this member does not have these queues and did not reset them: %s", absent)
-                for queue in absent:
-                    self._missed(queue, offsets[queue])
-                self._store(done)
+                reset_offsets = self._polls.reset(offsets)
+                logger.warning("offsets of %s were reset by %s: %s", topic, address, reset_offsets)
+                if foreign_queues := sorted(offsets.keys() - reset_offsets.keys()):
+                    logger.warning("this member does not have these queues and did not reset them: %s", foreign_queues)
+                for queue in foreign_queues:
+                    self._on_foreign_reset(queue, offsets[queue])
+                self._commit(reset_offsets)
             case OffsetsAsked(topic):
-                return {q: info.commit_offset or 0 for q, info in self._polls.infos().items() if q.topic == topic}
+                return {q: info.commit_offset or 0 for q, info in self._polls.queue_infos().items() if q.topic == topic}
             case InfoAsked(stacks):
-                shown = stacks_of_threads() if stacks and self._answers_stacks else None
-                return RunningInfo(self._membership(), self._started_ms, queues=self._polls.infos(), stacks=shown)
+                stack_text = stacks_of_threads() if stacks and self._answers_stacks else None
+                return RunningInfo(
+                    self._membership(), self._started_ms, queues=self._polls.queue_infos(), stacks=stack_text
+                )
         return None

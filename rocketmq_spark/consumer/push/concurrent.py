@@ -24,7 +24,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Aside, Failure, Timer, Tracebacks, attempt
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.workers import DROPPED, SendBack, Workers, send_each
+from rocketmq_spark.consumer.push.workers import DROPPED_TEXT, ListenerPool, SendBack, send_all_back
 from rocketmq_spark.consumer.result import (
     Context,
     DeferredListener,
@@ -40,39 +40,39 @@ from rocketmq_spark.model import MessageQueue, ReceivedMessage
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.01
-_ASK_S = 1.0
-MAX_AT_ONCE = 16  # of one queue in one run; more if one call has more
+_IDLE_CHECK_S = 0.01
+_CLOSED_CHECK_S = 1.0
+MAX_LATE_PER_RUN = 16  # of one queue in one run; more if one call has more
 DELAY_LEVEL = 3
 
 
-class Call(ListenerCall):
+class ConcurrentCall(ListenerCall):
     """One call of the listener: its messages, perhaps ``Rows``, when it began, and its result, of which ``taken`` is called once.
 
     The first ``done`` messages succeeded. ``finished`` ones are done, or a broker has taken them back. A ``settled`` call does
     not expire any more, because the thread that has its result sends its messages back.
     """
 
-    __slots__ = ("_taken", "began_ms", "done", "ended_ms", "finished", "queue", "settled")
+    __slots__ = ("_on_outcome", "done_count", "ended_ms", "finished", "is_settled", "queue", "started_ms")
 
     def __init__(
         self,
         queue: ProcessQueue,
         messages: Sequence[ReceivedMessage],
-        began_ms: int,
+        started_ms: int,
         context: Any = None,
-        taken: Callable[[Call, object], None] = lambda call, outcome: None,
+        on_outcome: Callable[[ConcurrentCall, object], None] = lambda call, outcome: None,
     ) -> None:
-        self.queue, self.messages, self.began_ms = queue, messages, began_ms
-        self.context, self._taken = context, taken
-        self.done, self.ended_ms, self.settled = 0, began_ms, False
+        self.queue, self.messages, self.started_ms = queue, messages, started_ms
+        self.context, self._on_outcome = context, on_outcome
+        self.done_count, self.ended_ms, self.is_settled = 0, started_ms, False
         self.finished: Sequence[ReceivedMessage] = ()
 
     def __call__(self, outcome: object) -> None:
-        self._taken(self, outcome)
+        self._on_outcome(self, outcome)
 
 
-class _Asked(ListenerCall):
+class _DirectCall(ListenerCall):
     """A call that a broker asked for (request 309)."""
 
     __slots__ = ("outcome",)
@@ -85,18 +85,22 @@ class _Asked(ListenerCall):
         self.outcome.put(outcome)
 
 
-def expired(queue: ProcessQueue, calls: Iterable[Call], now_ms: int, timeout_ms: int) -> Sequence[ReceivedMessage]:
+def late_messages(
+    queue: ProcessQueue, calls: Iterable[ConcurrentCall], now_ms: int, timeout_ms: int
+) -> Sequence[ReceivedMessage]:
     """The messages that hold up the offset if one of ``calls`` has had them for longer than ``timeout_ms``, else none."""
     if queue.dropped:
         return ()
-    late = (c for c in calls if c.queue is queue and not c.settled and now_ms - c.began_ms > timeout_ms)
-    return next(filter(len, (queue.late_messages(call.messages) for call in late)), ())
+    late_calls = (
+        call for call in calls if call.queue is queue and not call.is_settled and now_ms - call.started_ms > timeout_ms
+    )
+    return next(filter(len, (queue.late_messages(call.messages) for call in late_calls)), ())
 
 
-AGAIN_S = 5.0
+RETRY_S = 5.0
 
 
-class Concurrent:
+class ConcurrentConsumeService:
     """Calls ``listener`` on the threads of the workers. Without ``send_back`` (broadcasting), failed messages are dropped.
 
     Late messages are those that a listener has had for longer than ``consumeTimeout``. ``late_returns`` runs one thread for each
@@ -107,8 +111,8 @@ class Concurrent:
         self,
         listener: Listener,
         settings: ConsumerSettings,
-        held: MemberState,
-        workers: Workers,
+        state: MemberState,
+        workers: ListenerPool,
         timer: Timer,
         send_back: SendBack | None,
         late_returns: Aside,
@@ -116,7 +120,7 @@ class Concurrent:
         self._listener = listener
         self._size = settings.consume_batch_max_size
         self._timeout_ms = round(1000 * settings.consume_timeout_s)
-        self._held = held
+        self._state = state
         self._workers = workers
         self._timer = timer
         self._send_back = send_back
@@ -124,16 +128,16 @@ class Concurrent:
         self.replier: Replier | None = None  # how requests are answered
         # Changed in single steps of the interpreter, without a lock: see ``_note_results``. A call stays until its messages are
         # finished or wait for another one, so that they expire whatever happens on the way.
-        self._calls: dict[int, Call] = {}  # by identity
-        self._results: deque[Call] = deque()
-        self._noting = threading.Lock()
+        self._calls: dict[int, ConcurrentCall] = {}  # by identity
+        self._results: deque[ConcurrentCall] = deque()
+        self._result_lock = threading.Lock()
         self._late_returns = late_returns
         # Each queue whose late messages are being sent back has a lock here. A call that fails at that time waits for the lock,
         # and then sends back only its other messages.
         self._return_locks: dict[ProcessQueue, threading.Lock] = {}
         self._closed = False
 
-    def ready(self, queue: ProcessQueue) -> bool:
+    def is_ready(self, queue: ProcessQueue) -> bool:
         """A queue may be pulled at any time (``pulling.Consuming``)."""
         return True
 
@@ -143,201 +147,213 @@ class Concurrent:
 
     def submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
         """Queue messages for the listener, in batches of ``consumeMessageBatchMaxSize``; ``Rows`` as they are."""
-        parts, calls = queue.split_into_calls(messages, self._size)
+        batches, call_count = queue.split_into_calls(messages, self._size)
         # One object for all calls: those that wait for a thread are looked at by each run of the garbage collector.
-        turn = partial(self._begun, queue, parts)
+        next_call = partial(self._start_call, queue, batches)
         if not isinstance(self._listener, DeferredListener):
-            self._workers.submit(*repeat(partial(self._consume, turn), calls))
-        elif isinstance(refused := attempt(self._listener.submit, turn, calls), Failure):
-            self._workers.submit(*repeat(partial(self._consume, turn, refused), calls))
+            self._workers.submit(*repeat(partial(self._consume, next_call), call_count))
+        elif isinstance(refusal := attempt(self._listener.submit, next_call, call_count), Failure):
+            self._workers.submit(*repeat(partial(self._consume, next_call, refusal), call_count))
 
-    def _begun(self, queue: ProcessQueue, parts: Iterator[Sequence[ReceivedMessage]]) -> Call | None:
+    def _start_call(self, queue: ProcessQueue, batches: Iterator[Sequence[ReceivedMessage]]) -> ConcurrentCall | None:
         """Start the time of the next call; None if the listener must not be called."""
-        messages = next(parts)
-        call = Call(queue, messages, self._timer.now_ms(), self.context(queue.queue, messages), self._called)
+        messages = next(batches)
+        call = ConcurrentCall(
+            queue, messages, self._timer.now_ms(), self.context(queue.queue, messages), self._on_outcome
+        )
         self._calls[id(call)] = call  # first: who closes this, and then waits for calls, must see it
         if queue.dropped or self._closed:
             self._calls.pop(id(call), None)
             return None
         return call
 
-    def _consume(self, turn: Callable[[], Call | None], refused: Failure | None = None) -> None:
+    def _consume(self, next_call: Callable[[], ConcurrentCall | None], refusal: Failure | None = None) -> None:
         """Call the listener. If its event loop was closed, the messages were ``refused`` and are sent back here, on a worker."""
-        if (call := turn()) is not None:
-            self._called(call, refused or attempt(self._listener, call.messages, call.context))
+        if (call := next_call()) is not None:
+            self._on_outcome(call, refusal or attempt(self._listener, call.messages, call.context))
 
     def context(self, queue: MessageQueue, messages: Sequence[ReceivedMessage]) -> Context:
         """Return the context for these messages."""
         return with_replier(Context(queue), messages, self.replier)
 
-    def call(self, messages: Sequence[ReceivedMessage], context: Context) -> object:
+    def call_directly(self, messages: Sequence[ReceivedMessage], context: Context) -> object:
         """Call the listener now (request 309), and return its outcome."""
         if not isinstance(self._listener, DeferredListener):
             return attempt(self._listener, messages, context)
-        call = _Asked(messages, context)
-        begun = attempt(self._listener.submit, lambda: None if self._closed else call, 1, True)
-        while not isinstance(begun, Failure):
+        call = _DirectCall(messages, context)
+        submitted = attempt(self._listener.submit, lambda: None if self._closed else call, 1, True)
+        while not isinstance(submitted, Failure):
             try:
-                return call.outcome.get(timeout=_ASK_S)
+                return call.outcome.get(timeout=_CLOSED_CHECK_S)
             except Empty:
                 if self._closed:  # a cancelled call has no outcome
                     return Failure(ClosedError("the consumer is closed"))
-        return begun
+        return submitted
 
-    def idle(self, deadline: Deadline) -> bool:
+    def wait_for_calls(self, deadline: Deadline) -> bool:
         """Wait for calls that run on no thread of the workers; returns False after the deadline."""
         if not isinstance(self._listener, DeferredListener):
             return True
         while self._calls and not deadline.expired:
-            self._timer.pause(_LOOK_S)
+            self._timer.pause(_IDLE_CHECK_S)
         return not self._calls
 
     def unfinished(self) -> list[ReceivedMessage]:
         """Return the messages that listeners have now."""
         return [message for call in list(self._calls.values()) for message in call.messages]
 
-    def clean(self) -> None:
+    def send_late_back(self) -> None:
         """Send late messages back, so that the offset of their queue can advance.
 
         Each queue has a separate thread: a slow broker may take minutes for the rows of a call, and must delay neither the thread
         that calls this method, which stores offsets, nor the late messages of other queues.
         """
-        for queue in self._held.owned():
-            if self._late_returns.busy(queue.queue) or not self._late(queue):
+        for queue in self._state.owned():
+            if self._late_returns.busy(queue.queue) or not self._late_messages(queue):
                 continue
             try:
-                self._late_returns.run(queue.queue, partial(self._send_late_back, queue))
+                self._late_returns.run(queue.queue, partial(self._send_late_of_queue_back, queue))
             except RuntimeError as e:
                 logger.warning("late messages of %s are not sent back yet: no thread can start: %s", queue.queue, e)
                 return
 
-    def _late(self, queue: ProcessQueue) -> Sequence[ReceivedMessage]:
-        with self._held.lock:
-            return expired(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
+    def _late_messages(self, queue: ProcessQueue) -> Sequence[ReceivedMessage]:
+        with self._state.lock:
+            return late_messages(queue, list(self._calls.values()), self._timer.now_ms(), self._timeout_ms)
 
-    def _send_late_back(self, queue: ProcessQueue) -> None:
+    def _send_late_of_queue_back(self, queue: ProcessQueue) -> None:
         """Send back the late messages of a queue, until the queue has none or no broker accepts them."""
-        room = MAX_AT_ONCE
+        remaining_count = MAX_LATE_PER_RUN
         # The lock exists before the search for late messages, so that a call that is settled after the search finds the lock.
         lock = self._return_locks.setdefault(queue, threading.Lock())
         try:
-            while room > 0 and not self._closed:
+            while remaining_count > 0 and not self._closed:
                 with lock:
-                    late, left = self._send_late_call_back(queue)
-                if left or not late:
+                    late, unsent = self._send_late_call_back(queue)
+                if unsent or not late:
                     return  # the next search would find the same messages
-                room -= len(late)
+                remaining_count -= len(late)
         finally:
             del self._return_locks[queue]
 
     def _send_late_call_back(self, queue: ProcessQueue) -> tuple[Sequence[ReceivedMessage], Sequence[ReceivedMessage]]:
         """Send back the late messages of one call. Returns these messages, and those of them that no broker accepted."""
-        late = self._late(queue)
-        what = "sent back" if self._send_back is not None else DROPPED
+        late = self._late_messages(queue)
+        action = "sent back" if self._send_back is not None else DROPPED_TEXT
         for message in late:
             text = "the listener has had message %s of %s for too long: it is %s"
-            logger.warning(text, message.msg_id, queue.queue, what)
+            logger.warning(text, message.msg_id, queue.queue, action)
 
         def is_over() -> bool:
             """Whether the call succeeded meanwhile, or the queue has another owner."""
-            with self._held.lock:
+            with self._state.lock:
                 return queue.dropped or not queue.late_messages(late)
 
-        left = send_each(late, lambda message: self._took(queue.with_original_body(message), DELAY_LEVEL), is_over)
+        unsent = send_all_back(
+            late, lambda message: self._send_one_back(queue.with_original_body(message), DELAY_LEVEL), is_over
+        )
         if late:
-            with self._held.lock:
-                queue.finish_late(late, left)
-        return late, left
+            with self._state.lock:
+                queue.finish_late(late, unsent)
+        return late, unsent
 
-    def _called(self, call: Call, outcome: object) -> None:
+    def _on_outcome(self, call: ConcurrentCall, outcome: object) -> None:
         if outcome is None and call.context.ack_index is None:  # nearly always; ``concurrent`` would say the same
-            self._finished(call, len(call.messages), call.messages)
+            self._finish(call, len(call.messages), call.messages)
             return
-        settled = attempt(self._settle, call, outcome)
+        settled = attempt(self._handle_failure, call, outcome)
         if isinstance(settled, Failure):
             settled.log(logger, "messages of %s could not be returned to the broker", call.queue.queue)
-            self._again(call, call.messages)
+            self._retry_later(call, call.messages)
 
-    def _settle(self, call: Call, outcome: object) -> None:
+    def _handle_failure(self, call: ConcurrentCall, outcome: object) -> None:
         """Return messages that are not done to a broker."""
         queue, messages = call.queue, call.messages
-        call.settled = True
+        call.is_settled = True
         verdict = judge_concurrent(outcome, call.context, len(messages))
         if verdict.problem:
-            trace = self._tracebacks.due(outcome)
-            logger.warning("messages of %s failed: %s", queue.queue, verdict.problem, exc_info=trace)
+            error = self._tracebacks.due(outcome)
+            logger.warning("messages of %s failed: %s", queue.queue, verdict.problem, exc_info=error)
         failed = [] if queue.dropped else messages[verdict.done_count :]
-        left = self._handed_back(call, failed, verdict.level) if failed else []
-        waits = {message.queue_offset for message in left}
-        done = [message for message in messages if message.queue_offset not in waits] if left else messages
-        self._finished(call, verdict.done_count, done)
-        if left:
-            self._again(call, left)
+        unsent = self._send_failed_back(call, failed, verdict.level) if failed else []
+        unsent_offsets = {message.queue_offset for message in unsent}
+        finished = (
+            [message for message in messages if message.queue_offset not in unsent_offsets] if unsent else messages
+        )
+        self._finish(call, verdict.done_count, finished)
+        if unsent:
+            self._retry_later(call, unsent)
 
-    def _finished(self, call: Call, done: int, finished: Sequence[ReceivedMessage]) -> None:
-        call.done, call.finished, call.ended_ms = done, finished, self._timer.now_ms()
+    def _finish(self, call: ConcurrentCall, done_count: int, finished: Sequence[ReceivedMessage]) -> None:
+        call.done_count, call.finished, call.ended_ms = done_count, finished, self._timer.now_ms()
         self._results.append(call)
-        self._note_results()
+        self._record_results()
 
-    def _note_results(self) -> None:
+    def _record_results(self) -> None:
         """Record results: one thread at a time does it for all threads, and the others continue.
 
         Threads that waited for each other here would hand over the interpreter with each message, which costs three times
         what a quick listener's message costs otherwise.
         """
-        while self._results and self._noting.acquire(blocking=False):
+        while self._results and self._result_lock.acquire(blocking=False):
             try:
-                with self._held.lock:
+                with self._state.lock:
                     while self._results:
-                        self._note(self._results.popleft())
+                        self._record_locked(self._results.popleft())
             finally:
-                self._noting.release()
+                self._result_lock.release()
 
-    def _note(self, call: Call) -> None:
+    def _record_locked(self, call: ConcurrentCall) -> None:
         """Record a result; the caller holds the lock. Results of a dropped queue are ignored."""
-        queue, done, held = call.queue, call.done, self._held
+        queue, done_count, state = call.queue, call.done_count, self._state
         if queue.dropped:
             self._calls.pop(id(call), None)
             return
-        failed = len(call.messages) - done
-        held.counts["consumed"] += done
-        if failed:
-            held.counts["failed"] += failed
-        before = queue.count
-        held.finished(queue, queue.remove(call.finished))
-        if before > held.low >= queue.count:
-            held.changed.notify_all()
+        failed_count = len(call.messages) - done_count
+        state.counts["consumed"] += done_count
+        if failed_count:
+            state.counts["failed"] += failed_count
+        count_before = queue.count
+        state.record_finished_locked(queue, queue.remove(call.finished))
+        if count_before > state.resume_count >= queue.count:
+            state.changed.notify_all()
         queue.last_consume_ms = call.ended_ms
-        held.figures.consumed(queue.queue.topic, done, failed, call.ended_ms - call.began_ms, call.ended_ms)
+        state.figures.record_call(
+            queue.queue.topic, done_count, failed_count, call.ended_ms - call.started_ms, call.ended_ms
+        )
         self._calls.pop(id(call), None)
 
-    def _again(self, call: Call, left: Sequence[ReceivedMessage]) -> None:
+    def _retry_later(self, call: ConcurrentCall, unsent: Sequence[ReceivedMessage]) -> None:
         """Call the listener again with messages that could not be sent back."""
-        with self._held.lock:
-            again = call.queue.requeue(call.messages, left)
+        with self._state.lock:
+            to_retry = call.queue.requeue(call.messages, unsent)
             self._calls.pop(id(call), None)
-        self._timer.later(AGAIN_S, partial(self.submit, call.queue, again))
+        self._timer.later(RETRY_S, partial(self.submit, call.queue, to_retry))
 
-    def _handed_back(self, call: Call, failed: Sequence[ReceivedMessage], level: int) -> list[ReceivedMessage]:
+    def _send_failed_back(
+        self, call: ConcurrentCall, failed: Sequence[ReceivedMessage], level: int
+    ) -> list[ReceivedMessage]:
         """Return messages of a call to brokers; returns those that failed."""
         if self._send_back is None:
             for message in failed:
-                logger.warning("message %s failed and is %s", message.msg_id, DROPPED)
+                logger.warning("message %s failed and is %s", message.msg_id, DROPPED_TEXT)
             return []
         queue = call.queue
-        is_late = self._timer.now_ms() - call.began_ms > self._timeout_ms
-        with (self._return_locks.get(queue) if is_late else None) or nullcontext(), self._held.lock:
+        is_late = self._timer.now_ms() - call.started_ms > self._timeout_ms
+        with (self._return_locks.get(queue) if is_late else None) or nullcontext(), self._state.lock:
             unfinished = queue.still_cached(call.messages, failed)
-        return send_each(
-            unfinished, lambda message: self._took(queue.with_original_body(message), level), lambda: queue.dropped
+        return send_all_back(
+            unfinished,
+            lambda message: self._send_one_back(queue.with_original_body(message), level),
+            lambda: queue.dropped,
         )
 
-    def _took(self, message: ReceivedMessage, level: int) -> bool:
+    def _send_one_back(self, message: ReceivedMessage, level: int) -> bool:
         """Whether a broker has taken the message back. Broadcasting: True, because failed messages are dropped."""
         if self._send_back is None:
             return True
-        taken = attempt(self._send_back, message, level)
-        if isinstance(taken, Failure):
-            taken.log(logger, "message %s could not be returned to the broker", message.msg_id)
+        accepted = attempt(self._send_back, message, level)
+        if isinstance(accepted, Failure):
+            accepted.log(logger, "message %s could not be returned to the broker", message.msg_id)
             return False
-        return taken
+        return accepted

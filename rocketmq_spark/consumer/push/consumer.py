@@ -11,17 +11,17 @@ from rocketmq_spark.base.arguments import seconds
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Closing, Owner, entry, on_signals, postponed
 from rocketmq_spark.base.threads import Latch
-from rocketmq_spark.consumer.pop.running import PopRunning
+from rocketmq_spark.consumer.pop.running import RunningPopConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
 from rocketmq_spark.consumer.result import DeferredListener, Listener, check_listener
-from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, filter_of
+from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, parse_filter
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats
 from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.ports import GroupMember, PopMember
 
-_LOOK_S = 0.05  # how often a listener that waits to stop looks whether it is waited for
+_STOP_CHECK_S = 0.05  # how often a listener that waits to stop looks whether it is waited for
 
 
 class BaseConsumer(Closing):
@@ -35,21 +35,23 @@ class BaseConsumer(Closing):
         self,
         port: GroupMember | PopMember,
         settings: ConsumerSettings,
-        make: ConsumerTools | None = None,
+        tools: ConsumerTools | None = None,
     ) -> None:
         self.settings = settings
         self.client_id = port.client_id
         self._port: Any = port  # of the kind of the settings
         self._owner = Owner("consumer")
-        self._make = make or ConsumerTools()
-        clock = self._make.timer(f"rocketmq-{settings.group}-clock")
-        self._subscriptions = Subscriptions(settings.group, settings.retry_topic, clock.wall_ms, clock.lease_ms)
-        self._turn = threading.RLock()  # for start and stop; reentrant, because a signal handler may interrupt either
-        self._busy = False  # the thread that starts or stops
-        self._ending = False  # it ends
-        self._running: RunningConsumer | PopRunning | None = None
-        self._over = Latch()
-        self._closed = self._ended = False
+        self._tools = tools or ConsumerTools()
+        clock = self._tools.timer(f"rocketmq-{settings.group}-clock")
+        self._subscriptions = Subscriptions(settings.group, settings.uses_retry_topic, clock.wall_ms, clock.lease_ms)
+        self._lifecycle_lock = (
+            threading.RLock()
+        )  # for start and stop; reentrant, because a signal handler may interrupt either
+        self._is_starting_or_stopping = False  # the thread that starts or stops
+        self._is_stopping = False  # it ends
+        self._running: RunningConsumer | RunningPopConsumer | None = None
+        self._stop_requested = Latch()
+        self._closed = self._has_stopped = False
 
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
@@ -66,14 +68,14 @@ class BaseConsumer(Closing):
             OptionError: The filter is wrong.
         """
         self._owner.check(self._closed)
-        wanted = filter_of(tags, sql)
-        before = self._subscriptions.get(checked_topic(topic))
-        self._subscriptions.add(topic, wanted)
+        new_filter = parse_filter(tags, sql)
+        previous = self._subscriptions.get(checked_topic(topic))
+        self._subscriptions.add(topic, new_filter)
         try:
-            self._changed()
+            self._send_subscriptions()
         except RocketMQError as e:
             if not e.retriable:  # a Proxy would refuse whatever is subscribed to later because of it
-                self._subscriptions.put_back(topic, before)
+                self._subscriptions.restore(topic, previous)
             raise
 
     @entry
@@ -81,7 +83,7 @@ class BaseConsumer(Closing):
         """Stop consuming ``topic``. The offsets of its queues are committed, and other members get the queues."""
         self._owner.check(self._closed)
         self._subscriptions.remove(checked_topic(topic))
-        self._changed()
+        self._send_subscriptions()
 
     @entry
     def start(self, listener: Listener) -> None:
@@ -114,24 +116,26 @@ class BaseConsumer(Closing):
         self._owner.check(self._closed)
         if not isinstance(listener, DeferredListener):
             check_listener(listener, self.settings.arrow)
-        with self._turn:
+        with self._lifecycle_lock:
             self._owner.check(self._closed)
             if not self._subscriptions:
                 raise OptionError("the consumer has no subscription; expected subscribe() before start()")
             if self._running is not None:
                 raise OptionError("the consumer was started already; expected one listener for each consumer")
-            running = self._running = self._run_of(listener)  # noted before it begins: what is interrupted can be ended
-            self._busy = True
+            running = self._running = self._new_running(
+                listener
+            )  # noted before it begins: what is interrupted can be ended
+            self._is_starting_or_stopping = True
             try:
-                running.begin()
+                running.start()
                 if isinstance(running, RunningConsumer) and not self._closed:
-                    running.settle()
+                    running.wait_for_first_rebalance()
             except BaseException:  # Ctrl-C, too: the group must not have a member that does nothing
-                running.end(Deadline.after(0))
+                running.stop(Deadline.after(0))
                 self._running = None
                 raise
             finally:
-                self._busy = False
+                self._is_starting_or_stopping = False
             if self._closed:  # meanwhile, in a signal handler or by a thread that does not wait any more
                 self.stop(0)
 
@@ -139,9 +143,9 @@ class BaseConsumer(Closing):
         """Call ``listener``, as ``start`` does, until SIGINT, SIGTERM or ``stop``; then stop, and return. Signals end it
         only if it is called in the main thread.
         """
-        with on_signals(self._over.set, signal.SIGINT, signal.SIGTERM):
+        with on_signals(self._stop_requested.set, signal.SIGINT, signal.SIGTERM):
             self.start(listener)
-            self._over.wait()
+            self._stop_requested.wait()
         self.stop()
 
     def stop(self, timeout_s: float = 30.0) -> list[ReceivedMessage] | list[PoppedMessage]:
@@ -168,7 +172,7 @@ class BaseConsumer(Closing):
         """
         if not self._owner.here:
             return []
-        wait_s = _wait_s(timeout_s)
+        wait_s = _stop_timeout(timeout_s)
         self._closed = True
         if postponed(lambda: self._stop(wait_s)):
             return []
@@ -176,29 +180,29 @@ class BaseConsumer(Closing):
 
     @entry
     def _stop(self, wait_s: float) -> list[ReceivedMessage] | list[PoppedMessage]:
-        self._over.set()
-        if not self._has_turn(Deadline.after(wait_s)):
+        self._stop_requested.set()
+        if not self._acquire_lifecycle_lock(Deadline.after(wait_s)):
             return []
         try:
-            if self._running is None or self._ended or self._busy:
+            if self._running is None or self._has_stopped or self._is_starting_or_stopping:
                 return []
-            self._busy = self._ending = True
+            self._is_starting_or_stopping = self._is_stopping = True
             try:
-                unfinished = self._running.end(Deadline.after(wait_s))
-                self._ended = True
+                unfinished = self._running.stop(Deadline.after(wait_s))
+                self._has_stopped = True
                 return unfinished
             finally:
-                self._busy = self._ending = False
+                self._is_starting_or_stopping = self._is_stopping = False
         finally:
-            self._turn.release()
+            self._lifecycle_lock.release()
 
-    def _has_turn(self, deadline: Deadline) -> bool:
+    def _acquire_lifecycle_lock(self, deadline: Deadline) -> bool:
         """False after the timeout, and in a listener if another thread stops the consumer and waits for that listener."""
         running = self._running
-        if running is None or not running.listens_here:
-            return self._turn.acquire(timeout=deadline.remaining())
-        while not self._turn.acquire(timeout=min(_LOOK_S, deadline.remaining())):
-            if self._ending or deadline.expired:
+        if running is None or not running.is_listener_thread:
+            return self._lifecycle_lock.acquire(timeout=deadline.remaining())
+        while not self._lifecycle_lock.acquire(timeout=min(_STOP_CHECK_S, deadline.remaining())):
+            if self._is_stopping or deadline.expired:
                 return False
         return True
 
@@ -221,17 +225,17 @@ class BaseConsumer(Closing):
         running = self._running
         return ConsumerStats() if running is None else replace(running.stats(), topics=running.figures())
 
-    def _run_of(self, listener: Listener) -> RunningConsumer | PopRunning:
+    def _new_running(self, listener: Listener) -> RunningConsumer | RunningPopConsumer:
         settings = self.settings
-        if settings.popped:
-            return PopRunning(self._port, settings, self._subscriptions, listener, self._make)
-        return RunningConsumer(self._port, settings, self._subscriptions, listener, self._make)
+        if settings.uses_pop:
+            return RunningPopConsumer(self._port, settings, self._subscriptions, listener, self._tools)
+        return RunningConsumer(self._port, settings, self._subscriptions, listener, self._tools)
 
-    def _changed(self) -> None:
+    def _send_subscriptions(self) -> None:
         if self._running is not None:
-            self._running.changed()
+            self._running.send_subscriptions()
 
 
-def _wait_s(timeout_s: float) -> float:
+def _stop_timeout(timeout_s: float) -> float:
     """The timeout of ``stop``, limited to the longest wait of threads, less the rounding error of adding it to a clock."""
     return max(0.0, min(seconds("timeout_s", timeout_s), threading.TIMEOUT_MAX - 1))

@@ -40,25 +40,25 @@ from rocketmq_spark.ports import GroupMember
 logger = logging.getLogger(__name__)
 
 # The locks of this process, by its number and their files', and what guards them: a process may lock again what it has locked.
-_held: set[tuple[int, int, int]] = set()
-_holding = threading.Lock()
+_locked_files: set[tuple[int, int, int]] = set()
+_locked_files_guard = threading.Lock()
 
 
-def _let_go() -> None:
+def _replace_guard() -> None:
     """Replace the lock in a forked child: the thread that may hold the lock does not exist there."""
-    global _holding
-    _holding = threading.Lock()
+    global _locked_files_guard
+    _locked_files_guard = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_replace_guard)
 
 
 FILE = "offsets.json"
-_SHOWN = 10
-FOLDER_BYTES = 255  # the longest name that Linux and macOS accept
+_MAX_SHOWN = 10
+MAX_NAME_BYTES = 255  # the longest name that Linux and macOS accept
 
 
-def file_of(folder: Path, client: str, group: str, name_servers: Iterable[str]) -> Path:
+def offsets_path(folder: Path, client: str, group: str, name_servers: Iterable[str]) -> Path:
     """Return the path of a group's offsets at one cluster.
 
     ``group`` is the group's name on the wire. ``client`` must be the same after a restart.
@@ -74,13 +74,13 @@ def cluster_folder(name_servers: Iterable[str]) -> str:
     name = ""
     for server in sorted({server.lower() for server in name_servers}):
         longer = f"{name},{server}" if name else server
-        if name and len(longer.encode()) > FOLDER_BYTES:
+        if name and len(longer.encode()) > MAX_NAME_BYTES:
             break
         name = longer
     return name
 
 
-def _written_at(path: Path) -> float:
+def _modified_at(path: Path) -> float:
     """Return when a file was written; minus infinity if it does not exist or cannot be read."""
     try:
         return path.stat().st_mtime
@@ -103,7 +103,7 @@ class LocalOffsets:
     def __str__(self) -> str:
         return str(self._path)
 
-    def hold(self) -> None:
+    def lock(self) -> None:
         """Lock the file until ``release``, or until the process ends. Raises ``OptionError`` if another consumer has a lock, and
         ``OffsetError`` if the file or its lock belongs to another user.
         """
@@ -111,36 +111,38 @@ class LocalOffsets:
             return
         self.check_owner()
         path = self._lock_path
-        with _holding:
-            if _identity(path) in _held:  # do not open the file: closing it would release the lock of this process
-                raise self._of_another()
+        with _locked_files_guard:
+            if (
+                _file_identity(path) in _locked_files
+            ):  # do not open the file: closing it would release the lock of this process
+                raise self._already_locked()
             try:
                 folders.make(path.parent)
-                file = folders.open_lock(path, os.O_RDWR | os.O_CREAT)
+                descriptor = folders.open_lock(path, os.O_RDWR | os.O_CREAT)
             except OSError as e:
                 logger.info("%s cannot be made: %s", path, e)
                 return  # offsets cannot be stored there either: ``store`` raises
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
-                os.close(file)
+                os.close(descriptor)
                 if e.errno in (errno.EACCES, errno.EAGAIN):
-                    raise self._of_another() from e
+                    raise self._already_locked() from e
                 logger.info("%s cannot be locked: %s", path, e)  # a file system without locks
                 return
-            self._lock = file, _identity(file)
-            _held.add(self._lock[1])
+            self._lock = descriptor, _file_identity(descriptor)
+            _locked_files.add(self._lock[1])
 
-    def release(self) -> None:
+    def unlock(self) -> None:
         """Unlock the file."""
-        with _holding:
+        with _locked_files_guard:
             if self._lock is not None:
-                file, identity = self._lock
+                descriptor, identity = self._lock
                 self._lock = None
-                _held.discard(identity)
-                os.close(file)
+                _locked_files.discard(identity)
+                os.close(descriptor)
 
-    def _of_another(self) -> OptionError:
+    def _already_locked(self) -> OptionError:
         return OptionError(
             f"another broadcasting consumer of this group stores its offsets in {self._path}; two consumers that share a "
             "file would lose messages",
@@ -152,53 +154,55 @@ class LocalOffsets:
         """Whether offsets were ever stored here."""
         return any(path.exists() for path in (self._path, self._backup))
 
-    def earlier(self) -> LocalOffsets:
+    def legacy_file(self) -> LocalOffsets:
         """Return the group's file of earlier releases, which stored the offsets of all clusters in one file."""
         return LocalOffsets(self._path.parents[1] / self._path.name)
 
-    def take_over(self) -> None:
+    def adopt_renamed_file(self) -> None:
         """If this file does not exist, replace it by the group's file for another list of this cluster's name servers.
 
         Raises ``OptionError`` if another consumer has locked a file for another list, and ``OffsetError`` if the file cannot be
         moved.
         """
-        others = self._of_same_cluster()
-        for other in others:  # also if no offset is stored yet
-            other.hold()
-            other.release()
-        if _written_at(self._path) > -math.inf:
+        files_of_cluster = self._other_files_of_cluster()
+        for other in files_of_cluster:  # also if no offset is stored yet
+            other.lock()
+            other.unlock()
+        if _modified_at(self._path) > -math.inf:
             return
-        former = max(others, key=lambda other: other._stored_at, default=None)
-        if former is None or former._stored_at <= self._stored_at:
+        newest = max(files_of_cluster, key=lambda other: other._modified_at, default=None)
+        if newest is None or newest._modified_at <= self._modified_at:
             return
-        former.hold()
+        newest.lock()
         try:
-            self._replace_by(former)
+            self._move_from(newest)
         finally:
-            former.release()
+            newest.unlock()
 
-    def _of_same_cluster(self) -> list[LocalOffsets]:
+    def _other_files_of_cluster(self) -> list[LocalOffsets]:
         """Return the group's files for other lists of name servers that share an address with the list of this file.
 
         Files of other users are not among them; ``elsewhere`` names them.
         """
         servers = set(self._path.parent.name.split(","))
         try:
-            found = [folder for folder in self._path.parents[1].iterdir() if servers & set(folder.name.split(","))]
+            cluster_folders = [
+                folder for folder in self._path.parents[1].iterdir() if servers & set(folder.name.split(","))
+            ]
         except OSError:  # a folder that cannot be read: ``load`` reports it
             return []
-        others = [LocalOffsets(folder / self._path.name) for folder in found if folder != self._path.parent]
-        return [other for other in others if other._foreign() is None]
+        files = [LocalOffsets(folder / self._path.name) for folder in cluster_folders if folder != self._path.parent]
+        return [other for other in files if other._foreign_owner() is None]
 
-    def _foreign(self) -> folders.Foreign | None:
-        places = (*self._path.parents[1::-1], self._path, self._backup, self._lock_path)
-        return next(filter(None, map(folders.foreign, places)), None)
+    def _foreign_owner(self) -> folders.Foreign | None:
+        paths = (*self._path.parents[1::-1], self._path, self._backup, self._lock_path)
+        return next(filter(None, map(folders.foreign, paths)), None)
 
     def check_owner(self) -> None:
         """Raise ``OffsetError`` if another user owns the file: that user could skip messages of this one."""
-        if (other := self._foreign()) is not None:
+        if (foreign := self._foreign_owner()) is not None:
             raise OffsetError(
-                f"the offsets in {self._path} are not used: {other}",
+                f"the offsets in {self._path} are not used: {foreign}",
                 remedy="If you trust them, make them yours with chown -R, or choose another 'localOffsetsDir'",
             )
 
@@ -209,32 +213,32 @@ class LocalOffsets:
             folders.warn_if_open(self._path.parent, "offsets")
 
     @property
-    def _stored_at(self) -> tuple[float, float]:
+    def _modified_at(self) -> tuple[float, float]:
         """The times at which the file and its backup were written, to be compared. A file counts as newer than every backup
         without a file, because an interrupted move leaves such a backup behind.
         """
-        return _written_at(self._path), _written_at(self._backup)
+        return _modified_at(self._path), _modified_at(self._backup)
 
-    def _replace_by(self, former: LocalOffsets) -> None:
+    def _move_from(self, source: LocalOffsets) -> None:
         try:
             folders.make(self._path.parent)
-            for ours, theirs in ((self._path, former._path), (self._backup, former._backup)):
+            for target_path, source_path in ((self._path, source._path), (self._backup, source._backup)):
                 with contextlib.suppress(FileNotFoundError):
-                    theirs.replace(ours)
+                    source_path.replace(target_path)
         except OSError as e:
             raise OffsetError(
-                f"offsets cannot be moved from {former._path} to {self._path}: {e}",
+                f"offsets cannot be moved from {source._path} to {self._path}: {e}",
                 remedy="Make both folders writable, or move the file",
             ) from e
-        logger.info("offsets of %s are now in %s: the list of name servers has changed", former._path, self._path)
+        logger.info("offsets of %s are now in %s: the list of name servers has changed", source._path, self._path)
 
-    def elsewhere(self) -> list[Path]:
+    def other_files(self) -> list[Path]:
         """Return the files of the group for other hosts and other name servers, if there is none for these."""
-        group = self._path.parents[1]
+        group_folder = self._path.parents[1]
         with contextlib.suppress(OSError):  # a folder that cannot be read: ``load`` reports it
-            if not self.exists and not self.earlier().exists:
-                places = (f"*/{group.name}/{FILE}", f"*/{group.name}/*/{FILE}")
-                return sorted(file for place in places for file in group.parents[1].glob(place))
+            if not self.exists and not self.legacy_file().exists:
+                patterns = (f"*/{group_folder.name}/{FILE}", f"*/{group_folder.name}/*/{FILE}")
+                return sorted(file for place in patterns for file in group_folder.parents[1].glob(place))
         return []
 
     def load(self) -> dict[MessageQueue, int]:
@@ -245,7 +249,7 @@ class LocalOffsets:
         problems = []
         for path in (self._path, self._backup):
             try:
-                return _parsed(path.read_text("utf-8"))
+                return _from_json(path.read_text("utf-8"))
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as e:
@@ -259,12 +263,12 @@ class LocalOffsets:
 
     def store(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Replace the stored offsets. Raises ``OffsetError`` if the file cannot be written."""
-        text = _text(offsets)
+        text = _to_json(offsets)
         try:
             folders.make(self._path.parent)
-            if _is_whole(self._path):
-                _replace(self._backup, self._path.read_text("utf-8"))
-            _replace(self._path, text)
+            if _is_valid(self._path):
+                _replace_file(self._backup, self._path.read_text("utf-8"))
+            _replace_file(self._path, text)
         except OSError as e:
             raise OffsetError(
                 f"offsets cannot be stored in {self._path}: {e}",
@@ -282,61 +286,61 @@ class LocalOffsets:
             ) from e
 
 
-def _identity(file: Path | int) -> tuple[int, int, int]:
+def _file_identity(file: Path | int) -> tuple[int, int, int]:
     """Of a file as this process has it, whatever its name; zeros where there is none."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return os.getpid(), 0, 0
-    return os.getpid(), found.st_dev, found.st_ino
+    return os.getpid(), status.st_dev, status.st_ino
 
 
-def _replace(path: Path, text: str) -> None:
-    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # two processes that store at once mix nothing
+def _replace_file(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # two processes that store at once mix nothing
     try:
-        new = folders.open_regular(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with open(new, "w", encoding="utf-8") as file:
+        descriptor = folders.open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        fresh.replace(path)
+        temporary.replace(path)
         with contextlib.suppress(OSError):  # a file system that cannot
-            _sync(path.parent)
+            _fsync_folder(path.parent)
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def _sync(folder: Path) -> None:
+def _fsync_folder(folder: Path) -> None:
     """What its files are called survives a power cut."""
-    opened = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
-def _is_whole(path: Path) -> bool:
+def _is_valid(path: Path) -> bool:
     """Whether it may become the backup: a damaged file must not replace a good one."""
     try:
-        _parsed(path.read_text("utf-8"))
+        _from_json(path.read_text("utf-8"))
     except (OSError, ValueError):
         return False
     return True
 
 
-def _text(offsets: Mapping[MessageQueue, int]) -> str:
+def _to_json(offsets: Mapping[MessageQueue, int]) -> str:
     topics: dict[str, dict[str, dict[str, int]]] = {}
     for queue, offset in sorted(offsets.items()):
         topics.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offset
     return json.dumps({"topics": topics, "v": 1}, separators=(",", ":"))
 
 
-def _parsed(text: str) -> dict[MessageQueue, int]:
+def _from_json(text: str) -> dict[MessageQueue, int]:
     try:
-        found: Any = json.loads(text)
+        document: Any = json.loads(text)
         return {
-            MessageQueue(topic, broker, int(number)): _offset(offset)
-            for topic, brokers in found["topics"].items()
+            MessageQueue(topic, broker, int(number)): _check_offset(offset)
+            for topic, brokers in document["topics"].items()
             for broker, queues in brokers.items()
             for number, offset in queues.items()
         }
@@ -344,28 +348,28 @@ def _parsed(text: str) -> dict[MessageQueue, int]:
         raise ValueError(f'expected {{"topics":{{"orders":{{"broker-a":{{"0":12}}}}}},"v":1}} ({e!r})') from e
 
 
-def _offset(value: object) -> int:
+def _check_offset(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is no offset; expected a whole number of at least 0")
     return value
 
 
-class StoreTrouble:
+class CommitFailureLog:
     """Logs when a broker begins to fail to store a group's offsets, now and then while it fails, and when it succeeds again."""
 
     def __init__(self, group: str) -> None:
         self._group = group
         self._complaints = Complaints()  # of brokers
 
-    def note(self, stored: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
+    def log_changes(self, queues: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
         """Offsets of the queues in ``stored`` were sent to their brokers, with these errors."""
-        failed = {
+        first_errors = {
             queue.broker_name: error for queue, error in reversed([*errors.items()])
         }  # the first error of each broker
-        for broker, error in failed.items():
+        for broker, error in first_errors.items():
             text = "group %s: offsets of queues of %s cannot be stored, they are sent again: %s"
             logger.log(self._complaints.level(broker, error), text, self._group, broker, error)
-        for broker in sorted({queue.broker_name for queue in stored} - failed.keys()):
+        for broker in sorted({queue.broker_name for queue in queues} - first_errors.keys()):
             if self._complaints.over(broker):
                 logger.warning("group %s: offsets of queues of %s are stored again", self._group, broker)
 
@@ -373,10 +377,10 @@ class StoreTrouble:
 class OffsetStore(Protocol):
     """Reads and stores the offsets of a member. Errors of reads are raised; errors of stores are logged, and repeated later."""
 
-    def begin(self) -> None:
+    def open(self) -> None:
         """Lock the file. Raises ``OptionError`` if another member has locked it, and ``OffsetError`` if it is damaged."""
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Unlock the file."""
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
@@ -396,21 +400,21 @@ class BrokerOffsets:
         self,
         port: GroupMember,
         group: str,
-        held: MemberState,
-        ready: Callable[[ProcessQueue], bool] = lambda queue: True,
+        state: MemberState,
+        is_ready: Callable[[ProcessQueue], bool] = lambda queue: True,
     ) -> None:
         self._port = port
         self._group = group
-        self._held = held
-        self._ready = ready
-        self._trouble = StoreTrouble(group)
-        self._under_way: set[MessageQueue] = set()  # those of which a commit is
-        self._ended = threading.Condition(held.lock)
+        self._state = state
+        self._is_ready = is_ready
+        self._failure_log = CommitFailureLog(group)
+        self._in_flight: set[MessageQueue] = set()  # those of which a commit is
+        self._commit_ended = threading.Condition(state.lock)
 
-    def begin(self) -> None:
+    def open(self) -> None:
         """Brokers keep the offsets, for all members."""
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Nothing was taken."""
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
@@ -421,41 +425,43 @@ class BrokerOffsets:
 
         Queues that have one are waited for when the others are stored. Those that have it still at ``deadline`` stay untold.
         """
-        with self._held.lock:
-            left = set(queues) if queues is not None else self._held.offsets.untold().keys() - self._under_way
-        begun = True
-        while begun:
+        with self._state.lock:
+            remaining = set(queues) if queues is not None else self._state.offsets.changed().keys() - self._in_flight
+        has_offsets = True
+        while has_offsets:
             offsets: dict[MessageQueue, int] = {}
             committed: Mapping[MessageQueue, int] = {}
             try:
-                if begun := self._begun(left, deadline, offsets):
+                if has_offsets := self._start_commit(remaining, deadline, offsets):
                     errors = self._port.commit(self._group, offsets, deadline)
-                    self._trouble.note(offsets, errors)
+                    self._failure_log.log_changes(offsets, errors)
                     committed = {queue: offset for queue, offset in offsets.items() if queue not in errors}
             finally:
-                with self._held.lock:
-                    self._held.offsets.reported(committed)
-                    self._under_way -= offsets.keys()
-                    self._ended.notify_all()
-            left -= offsets.keys()
+                with self._state.lock:
+                    self._state.offsets.mark_committed(committed)
+                    self._in_flight -= offsets.keys()
+                    self._commit_ended.notify_all()
+            remaining -= offsets.keys()
 
     def _may_store(self, queue: MessageQueue) -> bool:
-        held = self._held.queues.get(queue)
-        return held is None or self._ready(held)
+        process_queue = self._state.queues.get(queue)
+        return process_queue is None or self._is_ready(process_queue)
 
-    def _begun(self, queues: Collection[MessageQueue], deadline: Deadline, begun: dict[MessageQueue, int]) -> bool:
+    def _start_commit(
+        self, queues: Collection[MessageQueue], deadline: Deadline, started: dict[MessageQueue, int]
+    ) -> bool:
         """What is to be committed now: of those ``queues`` that are free, or come free by ``deadline``. It is in ``begun``
         before it is under way, for Ctrl-C.
         """
-        with self._held.lock:
+        with self._state.lock:
             while True:
-                known = self._held.offsets.untold()
-                offsets = {queue: known[queue] for queue in queues if queue in known and self._may_store(queue)}
-                free = {queue: offset for queue, offset in offsets.items() if queue not in self._under_way}
-                if free or not offsets or not self._ended.wait(deadline.remaining()):
-                    begun.update(free)
-                    self._under_way |= free.keys()
-                    return bool(free)
+                changed = self._state.offsets.changed()
+                offsets = {queue: changed[queue] for queue in queues if queue in changed and self._may_store(queue)}
+                not_in_flight = {queue: offset for queue, offset in offsets.items() if queue not in self._in_flight}
+                if not_in_flight or not offsets or not self._commit_ended.wait(deadline.remaining()):
+                    started.update(not_in_flight)
+                    self._in_flight |= not_in_flight.keys()
+                    return bool(not_in_flight)
 
 
 class FileOffsets:
@@ -467,90 +473,94 @@ class FileOffsets:
     the earlier file, so that a crash loses no offset.
     """
 
-    def __init__(self, file: LocalOffsets, held: MemberState, end: Callable[[MessageQueue, Deadline], int]) -> None:
+    def __init__(
+        self, file: LocalOffsets, state: MemberState, end_offset_of: Callable[[MessageQueue, Deadline], int]
+    ) -> None:
         self._file = file
-        self._earlier = file.earlier()
-        self._held = held
-        self._end_of = end
+        self._legacy_file = file.legacy_file()
+        self._state = state
+        self._end_offset_of = end_offset_of
         self._failing = False
-        self._storing = threading.Lock()
+        self._write_lock = threading.Lock()
 
-    def begin(self) -> None:
-        for file in (self._earlier, self._file):  # before a file is created in a folder of another user
+    def open(self) -> None:
+        for file in (self._legacy_file, self._file):  # before a file is created in a folder of another user
             file.check_owner()
-        self._file.hold()
+        self._file.lock()
         self._file.warn_if_shared()
-        self._file.take_over()
-        stored, earlier = self._file.load(), self._earlier.load()  # raises now, not when the first queue is started
+        self._file.adopt_renamed_file()
+        stored, legacy = self._file.load(), self._legacy_file.load()  # raises now, not when the first queue is started
         # A process crashed between the two writes of ``_adopted``. If these offsets stay, another cluster uses them, too.
-        if adopted := {queue for queue, offset in earlier.items() if stored.get(queue) == offset}:
+        if adopted := {queue for queue, offset in legacy.items() if stored.get(queue) == offset}:
             self._remove_adopted(adopted)
-        if files := self._file.elsewhere():
+        if other_files := self._file.other_files():
             text = (
                 "this broadcasting consumer starts without offsets, because %s does not exist. Its group has offsets for other "
                 "hosts or name servers: %s. If one of these files belongs to this consumer, stop the consumer and move the file "
                 "to the first path. A container needs a host name that stays the same after a restart"
             )
             more = (
-                f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
+                f" and {len(other_files) - _MAX_SHOWN} more" if len(other_files) > _MAX_SHOWN else ""
             )  # other users may have made very many
-            logger.warning(text, self._file, ", ".join(map(str, files[:_SHOWN])) + more)
+            logger.warning(text, self._file, ", ".join(map(str, other_files[:_MAX_SHOWN])) + more)
 
-    def end(self) -> None:
-        self._file.release()
+    def close(self) -> None:
+        self._file.unlock()
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
         offset = self._file.load().get(queue)
-        if offset is None and queue in self._earlier.load():
-            end = self._end_of(queue, deadline)
-            with self._storing:
-                return self._adopted(queue, end)
+        if offset is None and queue in self._legacy_file.load():
+            end_offset = self._end_offset_of(queue, deadline)
+            with self._write_lock:
+                return self._adopt_offset(queue, end_offset)
         return offset
 
-    def _adopted(self, queue: MessageQueue, end: int) -> int | None:
+    def _adopt_offset(self, queue: MessageQueue, end_offset: int) -> int | None:
         """Move the offset of ``queue`` from the earlier file. Returns None if another cluster owns it, or if it was moved."""
-        self._earlier.hold()
+        self._legacy_file.lock()
         try:
-            others = self._earlier.load()
-            offset = others.pop(queue, None)
+            legacy_offsets = self._legacy_file.load()
+            offset = legacy_offsets.pop(queue, None)
             if offset is None:
                 return None
-            if offset > end:
+            if offset > end_offset:
                 text = (
                     "offset %d of %s in %s is greater than the end of the queue, %d: it belongs to another cluster, or the topic "
                     "was created again. This consumer does not use the offset"
                 )
-                logger.warning(text, offset, queue, self._earlier, end)
+                logger.warning(text, offset, queue, self._legacy_file, end_offset)
                 return None
             self._file.store({queue: offset, **self._file.load()})
-            self._keep_earlier(others)
+            self._replace_legacy_offsets(legacy_offsets)
             return offset
         finally:
-            self._earlier.release()
+            self._legacy_file.unlock()
 
     def _remove_adopted(self, queues: Set[MessageQueue]) -> None:
         try:
-            self._earlier.hold()
+            self._legacy_file.lock()
         except OptionError:  # a member of an earlier release uses the file, and may have moved on
             return
         try:
-            self._keep_earlier({queue: offset for queue, offset in self._earlier.load().items() if queue not in queues})
+            self._replace_legacy_offsets(
+                {queue: offset for queue, offset in self._legacy_file.load().items() if queue not in queues}
+            )
         finally:
-            self._earlier.release()
+            self._legacy_file.unlock()
 
-    def _keep_earlier(self, offsets: Mapping[MessageQueue, int]) -> None:
+    def _replace_legacy_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         if offsets:
-            self._earlier.store(offsets)
+            self._legacy_file.store(offsets)
         else:
-            self._earlier.remove()
+            self._legacy_file.remove()
 
     def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
-        with self._storing:
+        with self._write_lock:
             self._persist()
 
     def _persist(self) -> None:
-        with self._held.lock:
-            changed, offsets = self._held.offsets.untold(), self._held.offsets.every()
+        with self._state.lock:
+            changed, offsets = self._state.offsets.changed(), self._state.offsets.all()
         if not changed:
             return
         try:
@@ -563,5 +573,5 @@ class FileOffsets:
         if self._failing:
             self._failing = False
             logger.warning("offsets are stored again")
-        with self._held.lock:
-            self._held.offsets.reported(offsets)
+        with self._state.lock:
+            self._state.offsets.mark_committed(offsets)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.threads import Failure, Timer, attempt
-from rocketmq_spark.consumer.ahead import FAR_ANSWERS, Ahead, Bounds, Plain, ReadAhead
+from rocketmq_spark.consumer.ahead import MIN_BACKLOG_ANSWERS, BacklogReader, IsUnfiltered, Prefetcher, PrefetchLimits
 from rocketmq_spark.consumer.process_queue import (
     FIRST_PULL_DELAY_S,
     FULL_PAUSE_S,
@@ -29,7 +29,7 @@ from rocketmq_spark.consumer.process_queue import (
     decide_next_pull,
     pause_reason,
 )
-from rocketmq_spark.consumer.pull.assigned import Ask, FetchedPart
+from rocketmq_spark.consumer.pull.assigned import FetchedPart, FetchRequest
 from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.settings import ConsumerSettings, TopicFilter
 from rocketmq_spark.errors import ConnectionLost, DecodeError, RocketMQError
@@ -37,44 +37,46 @@ from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullReques
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.wire.messages import portion
 
-PATIENCE_S = 1.0  # pulls are fast enough for slower listeners
+MAX_FULL_S = 1.0  # pulls are fast enough for slower listeners
 RECHECK_S = 0.05  # the interval at which Java checks a full queue
 
-Submit = Callable[[ProcessQueue, Sequence[Any]], None]
+SubmitMessages = Callable[[ProcessQueue, Sequence[Any]], None]
 # What is put into a process queue, and the offset from which on messages are left because these are too large; of each part.
-Unpacked = tuple[Sequence[Any], int | None]
-Unpack = Callable[[Sequence[FetchedPart]], Iterable[Unpacked]]
-Move = Callable[[Mapping[MessageQueue, int]], None]  # resets offsets of queues on another thread; must not block
+DecodedPart = tuple[Sequence[Any], int | None]
+DecodeParts = Callable[[Sequence[FetchedPart]], Iterable[DecodedPart]]
+ResetOffsetsSoon = Callable[
+    [Mapping[MessageQueue, int]], None
+]  # resets offsets of queues on another thread; must not block
 
 
-def as_messages(parts: Sequence[FetchedPart]) -> Iterator[Unpacked]:
+def decode_messages(parts: Sequence[FetchedPart]) -> Iterator[DecodedPart]:
     """``Unpack`` for a listener of messages."""
     for part in parts:
-        messages, left = portion(part.read())
-        yield messages, None if left is None else left.queue_offset
+        messages, first_left = portion(part.read())
+        yield messages, None if first_left is None else first_left.queue_offset
 
 
 class BacklogQueue:
     """One queue (``ahead.ReadAheadQueue``). Its messages wait in its process queue, or are on their way there."""
 
-    def __init__(self, held: ProcessQueue, token: int, max_span: int | None) -> None:
-        self.held = held
+    def __init__(self, process_queue: ProcessQueue, token: int, max_span: int | None) -> None:
+        self.held = process_queue
         self.token = token
-        self.asked = True
-        self.pull_at = 0
-        self.end: int | None = None
-        self.calm_until = self.retry_at = 0.0
+        self.in_flight = True
+        self.pull_offset = 0
+        self.end_offset: int | None = None
+        self.cooldown_until = self.retry_at = 0.0
         self.broker_id = MASTER_ID
         self._max_span = max_span
-        self.coming = self.coming_bytes = 0
+        self.undecoded_count = self.undecoded_bytes = 0
 
     @property
-    def waiting(self) -> int:
-        return self.held.count + self.coming
+    def cached_count(self) -> int:
+        return self.held.count + self.undecoded_count
 
     @property
-    def bytes(self) -> int:
-        return self.held.bytes + self.coming_bytes
+    def cached_bytes(self) -> int:
+        return self.held.bytes + self.undecoded_bytes
 
     @property
     def paused(self) -> bool:
@@ -82,130 +84,144 @@ class BacklogQueue:
         return self.held.dropped or (self._max_span is not None and self.held.span > self._max_span)
 
 
-class Backlog:
+class Backlogs:
     """The queues of one member that are read ahead."""
 
-    def __init__(self, settings: ConsumerSettings, held: MemberState, timer: Timer, how: ReadAhead) -> None:
-        most = settings.thresholds
-        self._held = held
+    def __init__(
+        self, settings: ConsumerSettings, state: MemberState, timer: Timer, backlog_reader: BacklogReader
+    ) -> None:
+        thresholds = settings.thresholds
+        self._state = state
         self._timer = timer
-        self._max_span = most.max_span
-        bounds = Bounds(settings.pull_batch_size, most.max_count, most.max_bytes, PATIENCE_S, RECHECK_S)
-        self._far = FAR_ANSWERS * bounds.count
-        self._ahead = Ahead(held.lock, held.changed, self, bounds, how, Clock())
+        self._max_span = thresholds.max_span
+        limits = PrefetchLimits(
+            settings.pull_batch_size, thresholds.max_count, thresholds.max_bytes, MAX_FULL_S, RECHECK_S
+        )
+        self._min_backlog = MIN_BACKLOG_ANSWERS * limits.pull_batch_size
+        self._prefetcher = Prefetcher(state.lock, state.changed, self, limits, backlog_reader, Clock())
         self._tokens = 0
-        self._places: dict[MessageQueue, BacklogQueue] = {}
+        self._states: dict[MessageQueue, BacklogQueue] = {}
         # Set by who makes pulls: the next one of a queue, from an offset on; have messages consumed; is all of a queue wanted;
         # have queues go on at other offsets.
         self.pull: Callable[[ProcessQueue, int], None] = lambda queue, offset: None
-        self.submit: Submit = lambda queue, messages: None
-        self.unpack: Unpack = as_messages
-        self.plain: Plain = lambda queue: False
-        self.move: Move = lambda offsets: None
-        held.low = bounds.half
+        self.submit: SubmitMessages = lambda queue, messages: None
+        self.decode: DecodeParts = decode_messages
+        self.is_unfiltered: IsUnfiltered = lambda queue: False
+        self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None
+        state.resume_count = limits.half_count
 
-    def take(self, queue: ProcessQueue, offset: int) -> bool:
+    def try_read_ahead(self, queue: ProcessQueue, offset: int) -> bool:
         """Whether ``queue`` is read ahead from ``offset`` on. If not, the caller pulls it."""
-        with self._held.lock:
-            end = self._held.ends.get(queue.queue)
-            if end is None or end - offset < self._far:
+        with self._state.lock:
+            end_offset = self._state.end_offsets.get(queue.queue)
+            if end_offset is None or end_offset - offset < self._min_backlog:
                 return False
-            place = self._place(queue)
-            place.pull_at, place.end, place.asked = offset, end, False
-            place.asked = queue.queue not in self._ahead.begin(self.plain)
-            return not place.asked
+            backlog_queue = self._backlog_queue(queue)
+            backlog_queue.pull_offset, backlog_queue.end_offset, backlog_queue.in_flight = offset, end_offset, False
+            backlog_queue.in_flight = queue.queue not in self._prefetcher.start(self.is_unfiltered)
+            return not backlog_queue.in_flight
 
     def close(self, wait_s: float) -> None:
-        self._ahead.close(wait_s)
+        self._prefetcher.close(wait_s)
 
     # --- ``ahead.Queues``, with the lock held
 
     @property
-    def places(self) -> Mapping[MessageQueue, BacklogQueue]:
-        return self._places
+    def states(self) -> Mapping[MessageQueue, BacklogQueue]:
+        return self._states
 
-    def hold(self, asks: Iterable[Ask]) -> None:
-        for ask in asks:
-            self._places[ask.queue].asked = True
+    def mark_read_ahead(self, requests: Iterable[FetchRequest]) -> None:
+        for request in requests:
+            self._states[request.queue].in_flight = True
 
-    def bring(self, ask: Ask, part: FetchedPart) -> bool:
-        place = self._current(ask)
-        if place is None:
+    def accept(self, request: FetchRequest, part: FetchedPart) -> bool:
+        backlog_queue = self._current(request)
+        if backlog_queue is None:
             return False
-        place.coming += part.count
-        place.coming_bytes += len(part.stored)
+        backlog_queue.undecoded_count += part.offset_count
+        backlog_queue.undecoded_bytes += len(part.stored)
         return True
 
-    def reset(self, ask: Ask, offset: int) -> None:
+    def reset(self, request: FetchRequest, offset: int) -> None:
         """Apply an operator's reset, also if the queue was just dropped: the broker reports a reset only once."""
-        self.move({ask.queue: offset})
+        self.reset_offsets_soon({request.queue: offset})
 
-    def let_go(self, asks: Iterable[Ask], calm_until: float) -> None:
-        for ask in asks:
-            if (place := self._current(ask)) is not None:
-                place.asked = False
-                place.calm_until = calm_until
-                place.coming = place.coming_bytes = (
+    def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
+        for request in requests:
+            if (backlog_queue := self._current(request)) is not None:
+                backlog_queue.in_flight = False
+                backlog_queue.cooldown_until = cooldown_until
+                backlog_queue.undecoded_count = backlog_queue.undecoded_bytes = (
                     0  # also for messages that could not be decoded: pulls request them again
                 )
-        self._timer.later(0, self._go_on)  # also where none is left: what came too late for a read is still free
+        self._timer.later(0, self._resume_pulls)  # also where none is left: what came too late for a read is still free
 
     # --- without it
 
-    def brought(self, parts: Sequence[tuple[Ask, FetchedPart]]) -> None:
+    def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
         """Decode messages, on the thread that read them."""
-        for (ask, part), unpacked in zip(parts, self.unpack([part for _, part in parts]), strict=True):
-            self._put(ask, part, *unpacked)
+        for (request, part), decoded in zip(parts, self.decode([part for _, part in parts]), strict=True):
+            self._put_decoded(request, part, *decoded)
 
-    def _put(self, ask: Ask, part: FetchedPart, messages: Sequence[Any], left: int | None) -> None:
-        with self._held.lock:
-            place = self._current(ask)
-            if place is None:
+    def _put_decoded(
+        self, request: FetchRequest, part: FetchedPart, messages: Sequence[Any], first_left: int | None
+    ) -> None:
+        with self._state.lock:
+            backlog_queue = self._current(request)
+            if backlog_queue is None:
                 return
-            place.coming -= part.count
-            place.coming_bytes -= len(part.stored)
+            backlog_queue.undecoded_count -= part.offset_count
+            backlog_queue.undecoded_bytes -= len(part.stored)
             # No sooner: what is not decoded is to be had again.
-            place.pull_at = part.next_offset if left is None else left
+            backlog_queue.pull_offset = part.next_offset if first_left is None else first_left
             now_ms = self._timer.now_ms()
-            place.held.last_pull_ms = now_ms
-            place.held.put(messages)
-            self._held.figures.pulled(ask.queue.topic, place.held.message_count(messages), None, now_ms)
-        self.submit(place.held, messages)
-        if left is not None:
-            raise DecodeError(f"what was read ahead of {ask.queue} becomes large: it is pulled from offset {left} on")
+            backlog_queue.held.last_pull_ms = now_ms
+            backlog_queue.held.put(messages)
+            self._state.figures.record_pull(
+                request.queue.topic, backlog_queue.held.message_count(messages), None, now_ms
+            )
+        self.submit(backlog_queue.held, messages)
+        if first_left is not None:
+            raise DecodeError(
+                f"what was read ahead of {request.queue} becomes large: it is pulled from offset {first_left} on"
+            )
 
-    def _go_on(self) -> None:
+    def _resume_pulls(self) -> None:
         """Continue to pull the queues that are not read ahead."""
-        with self._held.lock:
-            free = [place for place in self._places.values() if not place.asked]
-            for place in free:
-                place.asked = True
-        for place in free:
-            self.pull(place.held, place.pull_at)
+        with self._state.lock:
+            released = [backlog_queue for backlog_queue in self._states.values() if not backlog_queue.in_flight]
+            for place in released:
+                place.in_flight = True
+        for place in released:
+            self.pull(place.held, place.pull_offset)
 
-    def _place(self, queue: ProcessQueue) -> BacklogQueue:
-        place = self._places.get(queue.queue)
-        if place is None or place.held is not queue:
+    def _backlog_queue(self, queue: ProcessQueue) -> BacklogQueue:
+        backlog_queue = self._states.get(queue.queue)
+        if backlog_queue is None or backlog_queue.held is not queue:
             self._tokens += 1
-            self._places = {known: one for known, one in self._places.items() if not one.held.dropped}
-            place = self._places[queue.queue] = BacklogQueue(queue, self._tokens, self._max_span)
-        return place
+            self._states = {queue_key: other for queue_key, other in self._states.items() if not other.held.dropped}
+            backlog_queue = self._states[queue.queue] = BacklogQueue(queue, self._tokens, self._max_span)
+        return backlog_queue
 
-    def _current(self, ask: Ask) -> BacklogQueue | None:
-        place = self._places.get(ask.queue)
-        return place if place is not None and place.token == ask.token and not place.held.dropped else None
+    def _current(self, request: FetchRequest) -> BacklogQueue | None:
+        backlog_queue = self._states.get(request.queue)
+        return (
+            backlog_queue
+            if backlog_queue is not None and backlog_queue.token == request.token and not backlog_queue.held.dropped
+            else None
+        )
 
 
 logger = logging.getLogger(__name__)
 
 # A broker that was restarted does not know the group and its subscriptions until the next heartbeat.
-_NOT_TOLD_YET = (Response.SUBSCRIPTION_NOT_EXIST, Response.SUBSCRIPTION_NOT_LATEST)
+_UNKNOWN_MEMBER_CODES = (Response.SUBSCRIPTION_NOT_EXIST, Response.SUBSCRIPTION_NOT_LATEST)
 
 
-class Consuming(Protocol):
+class ConsumeService(Protocol):
     """What passes messages to the listener: ``Concurrent`` or ``Orderly``."""
 
-    def ready(self, queue: ProcessQueue) -> bool:
+    def is_ready(self, queue: ProcessQueue) -> bool:
         """Whether the queue may be pulled. An orderly consumer needs its lock."""
 
     def submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
@@ -219,111 +235,119 @@ class Pulling:
         self,
         port: GroupMember,
         settings: ConsumerSettings,
-        held: MemberState,
+        state: MemberState,
         timer: Timer,
-        subscribed: Callable[[str], TopicFilter | None],
-        repair: Callable[[ProcessQueue, int], None],
+        topic_filter: Callable[[str], TopicFilter | None],
+        correct_offset: Callable[[ProcessQueue, int], None],
     ) -> None:
         self._port = port
         self._settings = settings
-        self._held = held
+        self._state = state
         self._timer = timer
-        self._subscribed = subscribed
-        self._repair = repair
+        self._topic_filter = topic_filter
+        self._correct_offset = correct_offset
         self._replicas: dict[MessageQueue, int] = {}
-        self._complaints: set[tuple[str, int | None]] = set()  # brokers, and what they last refused us for
-        self._backlog: Backlog | None = None
-        self.unpack: Unpack | None = None  # None: answers are messages already
-        self.consuming: Consuming | None = None
-        self.move: Move = lambda offsets: None  # for resets
-        self.unready: Callable[[ProcessQueue], None] = lambda queue: (
+        self._logged_failures: set[tuple[str, int | None]] = set()  # brokers, and what they last refused us for
+        self._backlogs: Backlogs | None = None
+        self.decode: DecodeParts | None = None  # None: answers are messages already
+        self.consume_service: ConsumeService | None = None
+        self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None  # for resets
+        self.on_not_ready: Callable[[ProcessQueue], None] = lambda queue: (
             None
         )  # a queue is not pulled because it is not ready
-        self.unknown: Callable[[], None] = lambda: None  # a broker does not know this member
-        self.lost: Callable[[str], None] = lambda broker_name: None  # its connection broke
-        self._lost: set[str] = set()  # brokers that did not answer since
+        self.on_unknown_member: Callable[[], None] = lambda: None  # a broker does not know this member
+        self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # its connection broke
+        self._disconnected_brokers: set[str] = set()  # brokers that did not answer since
 
-    def read_ahead(self, backlog: Backlog) -> None:
+    def use_backlogs(self, backlogs: Backlogs) -> None:
         """Use ``backlog`` for queues that are far behind."""
-        backlog.pull, backlog.submit, backlog.move = self._pull, self._submit, self.move
-        backlog.unpack = self.unpack or as_messages
-        backlog.plain = lambda queue: (wanted := self._subscribed(queue.topic)) is not None and not wanted.filter
-        self._backlog = backlog
+        backlogs.pull, backlogs.submit, backlogs.reset_offsets_soon = self._pull, self._submit, self.reset_offsets_soon
+        backlogs.decode = self.decode or decode_messages
+        backlogs.is_unfiltered = lambda queue: (
+            (topic_filter := self._topic_filter(queue.topic)) is not None and not topic_filter.filter
+        )
+        self._backlogs = backlogs
 
-    def begin(self, queue: ProcessQueue, offset: int, in_s: float = FIRST_PULL_DELAY_S) -> None:
+    def pull_later(self, queue: ProcessQueue, offset: int, delay_s: float = FIRST_PULL_DELAY_S) -> None:
         """Pull ``queue`` from ``offset`` on, until it is dropped."""
-        self._timer.later(in_s, partial(self._pull, queue, offset))
+        self._timer.later(delay_s, partial(self._pull, queue, offset))
 
     def close(self, wait_s: float) -> None:
         """Stop pulling, and ignore later answers. Waits until the deadline for reads of ``backlog``."""
         self._timer.close(wait_s)
-        if self._backlog is not None:
-            self._backlog.close(wait_s)
+        if self._backlogs is not None:
+            self._backlogs.close(wait_s)
 
     def _pull(self, queue: ProcessQueue, offset: int) -> None:
         if queue.dropped:
             return
         queue.last_pull_ms = self._timer.now_ms()
-        wait_s = self._wait_s(queue)
-        wanted = self._subscribed(queue.queue.topic)
-        if wait_s or wanted is None:
-            self.begin(queue, offset, wait_s or self._settings.pull_delay_on_error_s)
+        wait_s = self._pause_s(queue)
+        topic_filter = self._topic_filter(queue.queue.topic)
+        if wait_s or topic_filter is None:
+            self.pull_later(queue, offset, wait_s or self._settings.pull_delay_on_error_s)
             return
-        if self._backlog is not None and self._backlog.take(queue, offset):
+        if self._backlogs is not None and self._backlogs.try_read_ahead(queue, offset):
             return
-        request = self._request(queue.queue, offset, wanted)
+        request = self._request(queue.queue, offset, topic_filter)
         self._port.pull(
-            request, Deadline.after(self._settings.pull_timeout_s), partial(self._came, queue, offset, wanted)
+            request,
+            Deadline.after(self._settings.pull_timeout_s),
+            partial(self._on_answer, queue, offset, topic_filter),
         )
 
-    def _wait_s(self, queue: ProcessQueue) -> float:
+    def _pause_s(self, queue: ProcessQueue) -> float:
         """Return the pause in seconds before the next pull of the queue; 0 for none."""
-        if self.consuming is None or not self.consuming.ready(queue):  # first: a full queue may be long without pulls
-            self.unready(queue)
+        if self.consume_service is None or not self.consume_service.is_ready(
+            queue
+        ):  # first: a full queue may be long without pulls
+            self.on_not_ready(queue)
             return self._settings.pull_delay_on_error_s
-        with self._held.lock:
-            why = pause_reason(queue, self._held.thresholds_of(queue.queue.topic))
-        if why:
-            logger.debug("%s is not pulled now: %s", queue.queue, why)
+        with self._state.lock:
+            reason = pause_reason(queue, self._state.thresholds_of(queue.queue.topic))
+        if reason:
+            logger.debug("%s is not pulled now: %s", queue.queue, reason)
             return FULL_PAUSE_S
         return 0.0
 
-    def _request(self, queue: MessageQueue, offset: int, wanted: TopicFilter) -> PullRequest:
-        finished = self._held.offsets.get(queue) if self._settings.clustering else None
+    def _request(self, queue: MessageQueue, offset: int, topic_filter: TopicFilter) -> PullRequest:
+        finished = self._state.offsets.get(queue) if self._settings.clustering else None
         return PullRequest(
             group=self._settings.group,
             queue=queue,
             offset=offset,
             count=self._settings.pull_batch_size,
-            filter=wanted.filter,
+            filter=topic_filter.filter,
             post_filter=self._settings.post_subscription_when_pull,
-            version_ms=wanted.version_ms,
+            version_ms=topic_filter.version_ms,
             suspend_s=self._settings.pull_suspend_s,
             commit_offset=finished or None,
             broker_id=self._replicas.get(queue, MASTER_ID),
             max_bytes=self._settings.pull_batch_size_in_bytes,
-            decoded=self.unpack is None,
+            decoded=self.decode is None,
         )
 
-    def _came(self, queue: ProcessQueue, offset: int, wanted: TopicFilter, answer: PullAnswer | RocketMQError) -> None:
+    def _on_answer(
+        self, queue: ProcessQueue, offset: int, request_filter: TopicFilter, answer: PullAnswer | RocketMQError
+    ) -> None:
         """Pass an answer from the connection's thread to the pull thread.
 
         A reset also applies to a queue that was just released, and while the consumer stops: the broker reports it only once.
         """
         if isinstance(answer, PullAnswer) and answer.reset:
-            self.move({queue.queue: answer.next_offset})
+            self.reset_offsets_soon({queue.queue: answer.next_offset})
             return
-        if isinstance(answer, PullAnswer) and self.unpack is not None and not queue.dropped:
-            unpacked = attempt(_unpacked, queue.queue, offset, wanted, answer, self.unpack)
-            if isinstance(unpacked, Failure):  # without memory for instance: it is pulled again
-                unpacked.log(logger, "an answer to a pull of %s at %d could not be decoded", queue.queue, offset)
-                answer = DecodeError(f"the answer could not be decoded: {unpacked}", queue=str(queue.queue))
+        if isinstance(answer, PullAnswer) and self.decode is not None and not queue.dropped:
+            decoded = attempt(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
+            if isinstance(decoded, Failure):  # without memory for instance: it is pulled again
+                decoded.log(logger, "an answer to a pull of %s at %d could not be decoded", queue.queue, offset)
+                answer = DecodeError(f"the answer could not be decoded: {decoded}", queue=str(queue.queue))
             else:
-                answer = unpacked
-        self._timer.later(0, partial(self._landed, queue, offset, wanted, answer))
+                answer = decoded
+        self._timer.later(0, partial(self._handle_answer, queue, offset, request_filter, answer))
 
-    def _landed(
-        self, queue: ProcessQueue, offset: int, wanted: TopicFilter, answer: PullAnswer | RocketMQError
+    def _handle_answer(
+        self, queue: ProcessQueue, offset: int, request_filter: TopicFilter, answer: PullAnswer | RocketMQError
     ) -> None:
         if queue.dropped:
             return
@@ -331,68 +355,80 @@ class Pulling:
             self._replicas.pop(
                 queue.queue, None
             )  # a slave that it was sent to may be gone: the master says where to ask
-            self._complain(queue.queue, offset, answer)
-            if answer.broker_code in _NOT_TOLD_YET:
-                self.unknown()
-            elif isinstance(answer, ConnectionLost) and queue.queue.broker_name not in self._lost:
-                self._lost.add(queue.queue.broker_name)
-                self.lost(queue.queue.broker_name)
+            self._log_failure(queue.queue, offset, answer)
+            if answer.broker_code in _UNKNOWN_MEMBER_CODES:
+                self.on_unknown_member()
+            elif isinstance(answer, ConnectionLost) and queue.queue.broker_name not in self._disconnected_brokers:
+                self._disconnected_brokers.add(queue.queue.broker_name)
+                self.on_connection_lost(queue.queue.broker_name)
         else:
             self._replicas[queue.queue] = answer.broker_id
-            self._complaints = {known for known in self._complaints if known[0] != queue.queue.broker_name}
-            self._lost.discard(queue.queue.broker_name)
-            now = self._subscribed(queue.queue.topic)
-            if now is None or now.since_ms != wanted.since_ms:
+            self._logged_failures = {
+                failure for failure in self._logged_failures if failure[0] != queue.queue.broker_name
+            }
+            self._disconnected_brokers.discard(queue.queue.broker_name)
+            topic_filter = self._topic_filter(queue.queue.topic)
+            if topic_filter is None or topic_filter.filter_version_ms != request_filter.filter_version_ms:
                 self._pull(queue, offset)  # the answer may have passed over what is wanted now
                 return
-        then = decide_next_pull(offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s)
-        if then.corrected_offset is not None:
+        decision = decide_next_pull(
+            offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s
+        )
+        if decision.corrected_offset is not None:
             logger.warning(
-                "offset %d of %s does not exist, continuing at %d", offset, queue.queue, then.corrected_offset
+                "offset %d of %s does not exist, continuing at %d", offset, queue.queue, decision.corrected_offset
             )
-            self._repair(queue, then.corrected_offset)
+            self._correct_offset(queue, decision.corrected_offset)
             return
-        self._note(queue, answer, then)
-        if then.messages:
-            self._submit(queue, then.messages)
-        if then.pause_s:
-            self.begin(queue, then.offset, then.pause_s)
+        self._record_answer(queue, answer, decision)
+        if decision.messages:
+            self._submit(queue, decision.messages)
+        if decision.pause_s:
+            self.pull_later(queue, decision.offset, decision.pause_s)
         else:
-            self._pull(queue, then.offset)
+            self._pull(queue, decision.offset)
 
     def _submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
-        if self.consuming is not None:
-            self.consuming.submit(queue, messages)
+        if self.consume_service is not None:
+            self.consume_service.submit(queue, messages)
 
-    def _complain(self, queue: MessageQueue, offset: int, error: RocketMQError) -> None:
+    def _log_failure(self, queue: MessageQueue, offset: int, error: RocketMQError) -> None:
         """Log a failed pull. A failure that may last, such as a missing group, is a warning, once per broker until it answers."""
-        complaint = queue.broker_name, error.broker_code
-        passes = error.retriable or error.broker_code in _NOT_TOLD_YET
-        level = logging.INFO if passes or complaint in self._complaints else logging.WARNING
-        if not passes:
-            self._complaints.add(complaint)
+        failure = queue.broker_name, error.broker_code
+        is_transient = error.retriable or error.broker_code in _UNKNOWN_MEMBER_CODES
+        level = logging.INFO if is_transient or failure in self._logged_failures else logging.WARNING
+        if not is_transient:
+            self._logged_failures.add(failure)
         logger.log(level, "group %s: a pull of %s at %d failed: %s", self._settings.group, queue, offset, error)
 
-    def _note(self, queue: ProcessQueue, answer: PullAnswer | RocketMQError, then: PullDecision) -> None:
-        with self._held.lock:
+    def _record_answer(self, queue: ProcessQueue, answer: PullAnswer | RocketMQError, decision: PullDecision) -> None:
+        with self._state.lock:
             if isinstance(answer, PullAnswer):
-                self._held.ends[queue.queue], queue.end_updated_ms = answer.max_offset, self._timer.now_ms()
+                self._state.end_offsets[queue.queue], queue.end_updated_ms = answer.max_offset, self._timer.now_ms()
                 if answer.status is PullStatus.FOUND:
                     now_ms = self._timer.now_ms()
-                    spent_ms = now_ms - queue.last_pull_ms
-                    self._held.figures.pulled(queue.queue.topic, queue.message_count(answer.messages), spent_ms, now_ms)
-            queue.put(then.messages)
-            if then.finished_offset is not None and not queue.count:
-                self._held.finished(queue, then.finished_offset)
+                    duration_ms = now_ms - queue.last_pull_ms
+                    self._state.figures.record_pull(
+                        queue.queue.topic, queue.message_count(answer.messages), duration_ms, now_ms
+                    )
+            queue.put(decision.messages)
+            if decision.finished_offset is not None and not queue.count:
+                self._state.record_finished_locked(queue, decision.finished_offset)
 
 
-def _unpacked(queue: MessageQueue, offset: int, wanted: TopicFilter, answer: PullAnswer, unpack: Unpack) -> PullAnswer:
+def _decoded_answer(
+    queue: MessageQueue, offset: int, topic_filter: TopicFilter, answer: PullAnswer, decode: DecodeParts
+) -> PullAnswer:
     """An answer that came as it is stored, with what is put into the process queue."""
     if answer.status is not PullStatus.FOUND:
         return answer
     ends = ((answer.next_offset, len(answer.stored)),)
-    part = FetchedPart(queue, offset, ends, answer.stored, lambda *_: answer.read(), wanted.filter)
-    ((messages, left),) = unpack([part])
+    part = FetchedPart(queue, offset, ends, answer.stored, lambda *_: answer.read(), topic_filter.filter)
+    ((messages, first_left),) = decode([part])
     return replace(
-        answer, messages=messages, next_offset=answer.next_offset if left is None else left, stored=b"", read=tuple
+        answer,
+        messages=messages,
+        next_offset=answer.next_offset if first_left is None else first_left,
+        stored=b"",
+        read=tuple,
     )

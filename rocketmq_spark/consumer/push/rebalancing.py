@@ -26,9 +26,9 @@ from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.threads import Failure, Timer, attempt
 from rocketmq_spark.consumer import rebalance
 from rocketmq_spark.consumer.process_queue import ProcessQueue, divide_thresholds
-from rocketmq_spark.consumer.push.concurrent import Concurrent
+from rocketmq_spark.consumer.push.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.orderly import Orderly
+from rocketmq_spark.consumer.push.orderly import OrderedConsumeService
 from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.result import CommitAction
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
@@ -64,7 +64,7 @@ from rocketmq_spark.wire.messages import opened
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
-BUSY_S = 0.5  # pause before the next run if a listener still has messages of a released queue
+RELEASE_RETRY_S = 0.5  # pause before the next run if a listener still has messages of a released queue
 
 T = TypeVar("T")
 
@@ -76,196 +76,198 @@ class Rebalancing:
         self,
         port: GroupMember,
         settings: ConsumerSettings,
-        held: MemberState,
+        state: MemberState,
         subscriptions: Subscriptions,
         ownership: Ownership,
         timer: Timer,
     ) -> None:
         self._port = port
         self._settings = settings
-        self._held = held
+        self._state = state
         self._subscriptions = subscriptions
         self._ownership = ownership
         self._timer = timer
-        self._own = Own(settings.environment)
-        self.shared: set[str] = set()  # topics of which this member has had all of its share
+        self._environment_queues = Own(settings.environment)
+        self.balanced_topics: set[str] = set()  # topics of which this member has had all of its share
         self._lock = threading.Lock()
         self._due_ms = math.inf
         self._last_ms = -math.inf
-        self._begun = self._closed = self._ended = False
+        self._is_started = self._is_stopped = self._is_closed = False
         self._resets: deque[Callable[[], None]] = deque()
         # A broker that was restarted, or is new to us, has not heard of this member: the next heartbeat need not be waited
         # for, up to 30 s in which it gives the others a list without it. The broker notifies all of them then.
-        self._unheard = False
-        self._unknown: Counter[tuple[str, str]] = Counter()  # how often in a row
+        self._is_unlisted = False
+        self._failure_counts: Counter[tuple[str, str]] = Counter()  # how often in a row
         self._complaints = Complaints()  # of failed requests about a topic, and of the allocation strategy
 
-    def wake(self, in_s: float = 0.0) -> None:
+    def schedule(self, delay_s: float = 0.0) -> None:
         """Rebalance in ``in_s`` seconds, unless a run is due earlier; at most once per second."""
         with self._lock:
-            if self._closed or not self._begun:
+            if self._is_stopped or not self._is_started:
                 return
             now_ms = self._timer.now_ms()
-            due_ms = max(now_ms + 1000 * in_s, self._last_ms + 1000 * rebalance.MIN_INTERVAL_S)
+            due_ms = max(now_ms + 1000 * delay_s, self._last_ms + 1000 * rebalance.MIN_INTERVAL_S)
             if due_ms >= self._due_ms:
                 return
-            self._timer.later((due_ms - now_ms) / 1000, partial(self._turn, due_ms))
+            self._timer.later((due_ms - now_ms) / 1000, partial(self._run_if_due, due_ms))
             self._due_ms = due_ms  # not before: without a thread nothing is due, and the next one tries again
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Brokers know this member now: rebalance. What they reported before that would bring a run that is too early, and
         this one would come a second behind it.
         """
-        self._begun = True
-        self.wake()
+        self._is_started = True
+        self.schedule()
 
-    def first(self, wait_s: float) -> None:
+    def wait_for_first_run(self, wait_s: float) -> None:
         """Wait for a run that is due now."""
         self._timer.drain(wait_s)
 
     def stop(self) -> None:
         """Begin no more runs."""
         with self._lock:
-            self._closed = True
+            self._is_stopped = True
 
     def close(self, wait_s: float) -> None:
         """Begin no more runs, and wait for a running one until the deadline. It adds no queue after ``Ownership.leave``."""
         self.stop()
         self._timer.close(wait_s)
-        self._ended = True
-        self.settle()
+        self._is_closed = True
+        self.apply_resets()
 
-    def repair(self, queue: ProcessQueue, offset: int) -> None:
+    def correct_offset_soon(self, queue: ProcessQueue, offset: int) -> None:
         """Repair an illegal offset on the rebalance thread, because ``Pulling`` must not wait."""
-        self._soon(partial(self._ownership.repair, queue, offset))
+        self._run_soon(partial(self._ownership.correct_offset, queue, offset))
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Reset to ``offsets``. If the consumer is stopping, they are committed before it leaves, for the next owner."""
-        self.move(offsets)
-        if self._ended:
-            self.settle()
+        self.reset_soon(offsets)
+        if self._is_closed:
+            self.apply_resets()
 
-    def move(self, offsets: Mapping[MessageQueue, int]) -> None:
+    def reset_soon(self, offsets: Mapping[MessageQueue, int]) -> None:
         """As ``reset``, without waiting for brokers. ``RunningConsumer.end`` calls ``settle`` later."""
         self._resets.append(partial(self._ownership.reset, dict(offsets)))
-        self._soon(self.settle)
+        self._run_soon(self.apply_resets)
 
     def run(self) -> bool:
         """Rebalance all topics; returns whether this member now has its share of each."""
-        topics = self._subscriptions.all()
-        self._ownership.drop(rebalance.unsubscribed_queues(self._known(), topics.keys()))
-        balanced, changed, self._unheard = True, False, False
+        topics = self._subscriptions.filters()
+        self._ownership.drop(rebalance.unsubscribed_queues(self._owned(), topics.keys()))
+        balanced, changed, self._is_unlisted = True, False, False
         for topic in topics:
-            done = attempt(self._topic, topic)
-            if isinstance(done, Failure):  # one topic's failure must not affect the others
-                done.log(logger, "topic %s could not be rebalanced", topic)
-                done = False, False
-            fine, moved = done
-            balanced &= fine
-            changed |= moved
-        if changed or self._unheard:
+            result = attempt(self._rebalance_topic, topic)
+            if isinstance(result, Failure):  # one topic's failure must not affect the others
+                result.log(logger, "topic %s could not be rebalanced", topic)
+                result = False, False
+            is_balanced, is_changed = result
+            balanced &= is_balanced
+            changed |= is_changed
+        if changed or self._is_unlisted:
             self._port.heartbeat(Deadline.after(TIMEOUT_S))
         return balanced
 
-    def _turn(self, due_ms: float) -> None:
+    def _run_if_due(self, due_ms: float) -> None:
         with self._lock:
-            if due_ms != self._due_ms or self._closed:
+            if due_ms != self._due_ms or self._is_stopped:
                 return
             self._due_ms, self._last_ms = math.inf, self._timer.now_ms()
         balanced = False
         try:
             balanced = self.run()
         finally:
-            self.wake(rebalance.wait_s(balanced, self._settings.rebalance_interval_s, self._port.has_notices))
+            self.schedule(rebalance.wait_s(balanced, self._settings.rebalance_interval_s, self._port.has_notices))
 
-    def settle(self) -> None:
+    def apply_resets(self) -> None:
         """Complete pending resets; waits for brokers."""
         with contextlib.suppress(IndexError):
             while True:
-                done = attempt(self._resets.popleft())
-                if isinstance(done, Failure):
-                    done.log(logger, "group %s: offsets could not be reset", self._settings.group)
+                result = attempt(self._resets.popleft())
+                if isinstance(result, Failure):
+                    result.log(logger, "group %s: offsets could not be reset", self._settings.group)
 
-    def _soon(self, work: Callable[[], None]) -> None:
-        def done() -> None:
+    def _run_soon(self, work: Callable[[], None]) -> None:
+        def run_then_rebalance() -> None:
             try:
                 work()
             finally:
-                self.wake()
+                self.schedule()
 
-        self._timer.later(0, done)
+        self._timer.later(0, run_then_rebalance)
 
-    def _topic(self, topic: str) -> tuple[bool, bool]:
+    def _rebalance_topic(self, topic: str) -> tuple[bool, bool]:
         """Rebalance a topic; returns whether it is balanced, and whether queues changed."""
-        share = self._share(topic)
-        if share.problem is not None:
-            level = self._complaints.level((topic, "strategy"), share.problem)
+        allocation = self._allocation_of(topic)
+        if allocation.problem is not None:
+            level = self._complaints.level((topic, "strategy"), allocation.problem)
             logger.log(
-                level, "the assignment of topic %s stays unchanged, the strategy failed: %s", topic, share.problem
+                level, "the assignment of topic %s stays unchanged, the strategy failed: %s", topic, allocation.problem
             )
-        found = rebalance.queue_change(self._known(), topic, share, self._timer.now_ms())
-        gone = self._ownership.drop(found.drop)
-        self.settle()  # a reset may have come meanwhile, and the next member of a queue asks soon where it begins
-        if share.queues is not None:
-            self._ownership.yield_others(topic, share.queues)
-        added = self._ownership.add(found.add)
-        if len(gone) < len(found.drop):
-            self.wake(BUSY_S)
-        if gone or added:
-            self._moved(topic, gone, added)
-        balanced = rebalance.is_balanced(self._known(), topic, share)
-        if balanced and share.queues is not None:
-            self.shared.add(topic)
-        return balanced, bool(gone or added)
+        change = rebalance.queue_change(self._owned(), topic, allocation, self._timer.now_ms())
+        dropped = self._ownership.drop(change.drop)
+        self.apply_resets()  # a reset may have come meanwhile, and the next member of a queue asks soon where it begins
+        if allocation.queues is not None:
+            self._ownership.drop_foreign_resets(topic, allocation.queues)
+        added = self._ownership.add(change.add)
+        if len(dropped) < len(change.drop):
+            self.schedule(RELEASE_RETRY_S)
+        if dropped or added:
+            self._record_change(topic, dropped, added)
+        balanced = rebalance.is_balanced(self._owned(), topic, allocation)
+        if balanced and allocation.queues is not None:
+            self.balanced_topics.add(topic)
+        return balanced, bool(dropped or added)
 
-    def _share(self, topic: str) -> rebalance.Allocation:
+    def _allocation_of(self, topic: str) -> rebalance.Allocation:
         deadline = Deadline.after(TIMEOUT_S)
-        queues = self._asked(topic, "queues", lambda: self.queues(topic, deadline))
+        queues = self._answer_or_none(topic, "queues", lambda: self.queues(topic, deadline))
         if not self._settings.clustering:
             return rebalance.allocate_broadcasting(queues)
         if queues is None:
             return rebalance.UNCHANGED
-        members = self._asked(topic, "members", lambda: self._port.members(self._settings.group, topic, deadline))
-        self._unheard |= members is not None and self._port.client_id not in members
+        members = self._answer_or_none(
+            topic, "members", lambda: self._port.members(self._settings.group, topic, deadline)
+        )
+        self._is_unlisted |= members is not None and self._port.client_id not in members
         return rebalance.allocate_clustering(self._settings.allocate, self._port.client_id, queues, members)
 
     def queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
         """Return the queues that the group shares. Raises ``OptionError`` if the environment has none."""
-        return self._own(self._port.queues(topic, deadline))
+        return self._environment_queues(self._port.queues(topic, deadline))
 
-    def _asked(self, topic: str, what: str, ask: Callable[[], T]) -> T | None:
+    def _answer_or_none(self, topic: str, subject: str, request: Callable[[], T]) -> T | None:
         """Return the answer to a request, None if it fails. Warns from the second failure on, and of denied access at once."""
         try:
-            found = ask()
+            answer = request()
         except OptionError as e:
-            level = self._complaints.level((topic, what), e)
+            level = self._complaints.level((topic, subject), e)
             logger.log(level, "the assignment of topic %s stays unchanged: %s", topic, e)
             return None
         except RocketMQError as e:
-            self._unknown[topic, what] += 1
-            self._unheard |= what == "members" and isinstance(e, ServerFault)
-            lasts = self._unknown[topic, what] > 1 or isinstance(e, AccessDenied | NotSupported)
-            warns = lasts and not topic.startswith(RETRY_PREFIX)
-            level = self._complaints.level((topic, what), e) if warns else logging.INFO
+            self._failure_counts[topic, subject] += 1
+            self._is_unlisted |= subject == "members" and isinstance(e, ServerFault)
+            is_lasting = self._failure_counts[topic, subject] > 1 or isinstance(e, AccessDenied | NotSupported)
+            warns = is_lasting and not topic.startswith(RETRY_PREFIX)
+            level = self._complaints.level((topic, subject), e) if warns else logging.INFO
             text = "group %s: %s of %s are unknown, its assignment stays unchanged: %s"
-            logger.log(level, text, self._settings.group, what, topic, e)
+            logger.log(level, text, self._settings.group, subject, topic, e)
             return None
-        self._unknown.pop((topic, what), None)
-        self._complaints.over((topic, what))
-        return found
+        self._failure_counts.pop((topic, subject), None)
+        self._complaints.over((topic, subject))
+        return answer
 
-    def _known(self) -> dict[MessageQueue, ProcessQueue]:
-        with self._held.lock:
-            return dict(self._held.queues)
+    def _owned(self) -> dict[MessageQueue, ProcessQueue]:
+        with self._state.lock:
+            return dict(self._state.queues)
 
-    def _moved(self, topic: str, dropped: Sequence[MessageQueue], added: Sequence[MessageQueue]) -> None:
+    def _record_change(self, topic: str, dropped: Sequence[MessageQueue], added: Sequence[MessageQueue]) -> None:
         self._subscriptions.touch(topic)
-        with self._held.lock:
-            count = sum(queue.topic == topic for queue in self._held.queues)
-            self._held.counts["rebalances"] += 1
+        with self._state.lock:
+            count = sum(queue.topic == topic for queue in self._state.queues)
+            self._state.counts["rebalances"] += 1
             settings = self._settings
-            self._held.thresholds[topic] = divide_thresholds(
-                settings.thresholds, settings.topic_count, settings.topic_bytes, count
+            self._state.thresholds[topic] = divide_thresholds(
+                settings.thresholds, settings.topic_max_count, settings.topic_max_bytes, count
             )
         logger.info(
             "group %s, topic %s: %d queues revoked, %d assigned, %d now",
@@ -277,53 +279,53 @@ class Rebalancing:
         )
 
 
-class Answers:
+class BrokerRequestHandler:
     """Answers the requests to one member."""
 
     def __init__(
         self,
-        held: MemberState,
+        state: MemberState,
         rebalancing: Rebalancing,
         membership: Callable[[], Membership],
-        consuming: Concurrent | Orderly,
+        consume_service: ConcurrentConsumeService | OrderedConsumeService,
         settings: ConsumerSettings,
         timer: Timer,
     ) -> None:
-        self._held = held
+        self._state = state
         self._rebalancing = rebalancing
         self._membership = membership
-        self._consuming = consuming
+        self._consume_service = consume_service
         self._settings = settings
         self._timer = timer
         self._started_ms = timer.wall_ms()
         self.closed = False  # listeners are not called after the close
 
-    def __call__(self, address: str, question: BrokerRequest) -> Answer | None:
+    def __call__(self, address: str, request: BrokerRequest) -> Answer | None:
         """Return the answer to a request of the broker at ``address``; None if the broker expects none."""
-        match question:
+        match request:
             case MembersChanged():
                 logger.info("the broker at %s reports that the members of the group changed", address)
-                self._rebalancing.wake()
+                self._rebalancing.schedule()
             case ResetOffsets(topic, offsets):
                 logger.info(
                     "the broker at %s requests an offset reset of %s", address, topic
                 )  # what is done says who does it
                 self._rebalancing.reset(offsets)
             case OffsetsAsked(topic):
-                with self._held.lock:
-                    every = self._held.offsets.every()
-                return {queue: offset for queue, offset in every.items() if queue.topic == topic}
+                with self._state.lock:
+                    offsets = self._state.offsets.all()
+                return {queue: offset for queue, offset in offsets.items() if queue.topic == topic}
             case InfoAsked(stacks):
-                return self._info(stacks)
+                return self._running_info(stacks)
             case ConsumeDirectly(message):
-                return self._consumed(message)
+                return self._consume_directly(message)
         return None
 
-    def _info(self, stacks: bool) -> RunningInfo:
+    def _running_info(self, stacks: bool) -> RunningInfo:
         membership = self._membership()
-        with self._held.lock:
-            queues = {queue: self._queue(held) for queue, held in self._held.queues.items()}
-            topics = self._held.figures.all(membership.subscriptions, self._timer.now_ms())
+        with self._state.lock:
+            queues = {queue: self._queue_info(process_queue) for queue, process_queue in self._state.queues.items()}
+            topics = self._state.figures.for_topics(membership.subscriptions, self._timer.now_ms())
         return RunningInfo(
             membership,
             self._started_ms,
@@ -334,40 +336,44 @@ class Answers:
             stacks=stacks_of_threads() if stacks and self._settings.answer_stacks else None,
         )
 
-    def _queue(self, held: ProcessQueue) -> QueueInfo:
-        first, last = held.offsets or (None, None)
+    def _queue_info(self, process_queue: ProcessQueue) -> QueueInfo:
+        first_offset, last_offset = process_queue.offsets or (None, None)
         return QueueInfo(
-            commit_offset=self._held.offsets.get(held.queue),
-            cached_min_offset=first,
-            cached_max_offset=last,
-            cached_count=held.count,
-            cached_bytes=held.bytes,
-            locked=held.lock.granted_ms is not None and self._consuming.ready(held),
-            dropped=held.dropped,
-            last_lock_ms=self._wall(held.lock.granted_ms, self._timer.lease_ms()),
-            last_pull_ms=self._wall(held.last_pull_ms, self._timer.now_ms()),
-            last_consume_ms=self._wall(held.last_consume_ms, self._timer.now_ms()),
+            commit_offset=self._state.offsets.get(process_queue.queue),
+            cached_min_offset=first_offset,
+            cached_max_offset=last_offset,
+            cached_count=process_queue.count,
+            cached_bytes=process_queue.bytes,
+            locked=process_queue.lock.granted_ms is not None and self._consume_service.is_ready(process_queue),
+            dropped=process_queue.dropped,
+            last_lock_ms=self._wall_ms(process_queue.lock.granted_ms, self._timer.lease_ms()),
+            last_pull_ms=self._wall_ms(process_queue.last_pull_ms, self._timer.now_ms()),
+            last_consume_ms=self._wall_ms(process_queue.last_consume_ms, self._timer.now_ms()),
         )
 
-    def _wall(self, at_ms: int | None, now_ms: int) -> int | None:
+    def _wall_ms(self, at_ms: int | None, now_ms: int) -> int | None:
         return None if at_ms is None else self._timer.wall_ms() - now_ms + at_ms
 
-    def _consumed(self, message: ReceivedMessage) -> DirectResult:
+    def _consume_directly(self, message: ReceivedMessage) -> DirectResult:
         if self.closed:
             raise ClosedError("the consumer is closed")
-        self._check_direct(message)
+        self._check_direct_message(message)
         message = opened(message)
         if message.decode_error is not None:
             raise DecodeError(f"the message cannot be decoded: {message.decode_error}", topic=message.topic)
-        began_ms = self._timer.now_ms()
+        started_ms = self._timer.now_ms()
         queue, messages = message.queue, (message,)
-        if isinstance(self._consuming, Orderly):
-            ordered = self._consuming.context(queue, messages)
-            return self._direct(self._consuming.call(messages, ordered), began_ms, self._consuming.auto_commit)
-        context = self._consuming.context(queue, messages)
-        return self._direct(self._consuming.call(messages, context), began_ms, None)
+        if isinstance(self._consume_service, OrderedConsumeService):
+            ordered_context = self._consume_service.context(queue, messages)
+            return self._direct_result(
+                self._consume_service.call_directly(messages, ordered_context),
+                started_ms,
+                self._consume_service.auto_commit,
+            )
+        context = self._consume_service.context(queue, messages)
+        return self._direct_result(self._consume_service.call_directly(messages, context), started_ms, None)
 
-    def _check_direct(self, message: ReceivedMessage) -> None:
+    def _check_direct_message(self, message: ReceivedMessage) -> None:
         """Raise ``MessageRefused`` if the listener must not get a message that a broker passes to it directly.
 
         The group must be subscribed to the topic that stores the message, and to the first topic of a retry. The second topic is
@@ -375,26 +381,30 @@ class Answers:
         """
         if not self._settings.answer_direct_messages:
             raise MessageRefused("option 'answerDirectMessages' of this member is false", topic=message.topic)
-        subscribed = self._membership().subscriptions
+        subscriptions = self._membership().subscriptions
         for topic in (message.queue.topic, message.topic):
-            if topic not in subscribed:
+            if topic not in subscriptions:
                 raise MessageRefused(f"group {self._settings.group} is not subscribed to this topic", topic=topic)
 
-    def _direct(self, outcome: object, began_ms: int, auto_commit: bool | None) -> DirectResult:
-        spent_ms = self._timer.now_ms() - began_ms
+    def _direct_result(self, outcome: object, started_ms: int, auto_commit: bool | None) -> DirectResult:
+        duration_ms = self._timer.now_ms() - started_ms
         remark = str(outcome) if isinstance(outcome, Failure) else None
-        return DirectResult(_told(outcome), spent_ms, auto_commit is not None, auto_commit is not False, remark)
+        return DirectResult(
+            _direct_outcome(outcome), duration_ms, auto_commit is not None, auto_commit is not False, remark
+        )
 
 
-def _told(outcome: object) -> DirectOutcome:
+def _direct_outcome(outcome: object) -> DirectOutcome:
     if isinstance(outcome, Failure):
         return DirectOutcome.THROW_EXCEPTION
-    known = {
+    outcomes = {
         None: DirectOutcome.SUCCESS,
         CommitAction.COMMIT: DirectOutcome.COMMIT,
         CommitAction.ROLLBACK: DirectOutcome.ROLLBACK,
     }
-    return known.get(outcome, DirectOutcome.LATER) if isinstance(outcome, CommitAction | None) else DirectOutcome.LATER
+    return (
+        outcomes.get(outcome, DirectOutcome.LATER) if isinstance(outcome, CommitAction | None) else DirectOutcome.LATER
+    )
 
 
 def stacks_of_threads() -> str:

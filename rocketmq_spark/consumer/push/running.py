@@ -19,21 +19,27 @@ from functools import partial
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Aside, Timer
-from rocketmq_spark.consumer.ahead import ReadAhead
+from rocketmq_spark.consumer.ahead import BacklogReader
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.concurrent import Concurrent
+from rocketmq_spark.consumer.push.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets, OffsetStore, file_of
-from rocketmq_spark.consumer.push.orderly import Orderly
+from rocketmq_spark.consumer.push.offset_store import (
+    BrokerOffsets,
+    FileOffsets,
+    LocalOffsets,
+    OffsetStore,
+    offsets_path,
+)
+from rocketmq_spark.consumer.push.orderly import OrderedConsumeService
 from rocketmq_spark.consumer.push.ownership import Ownership
-from rocketmq_spark.consumer.push.pulling import Backlog, Pulling
-from rocketmq_spark.consumer.push.rebalancing import Answers, Rebalancing
-from rocketmq_spark.consumer.push.workers import SendBack, Workers
+from rocketmq_spark.consumer.push.pulling import Backlogs, Pulling
+from rocketmq_spark.consumer.push.rebalancing import BrokerRequestHandler, Rebalancing
+from rocketmq_spark.consumer.push.workers import ListenerPool, SendBack
 from rocketmq_spark.consumer.result import Listener, Replier
 from rocketmq_spark.consumer.rows import RowsDecoder, RowsQueue, batch_listener
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tracing import ListenerTraces
-from rocketmq_spark.consumer.troubles import COMPARE_S, ConsumeModes, Introductions, SubscriptionConflicts
+from rocketmq_spark.consumer.troubles import COMPARE_S, ConsumeModes, Reregistration, SubscriptionConflicts
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
@@ -43,13 +49,16 @@ from rocketmq_spark.ports import GroupMember
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
-FIRST_PERSIST_S = 10.0
+FIRST_COMMIT_S = 10.0
 FIRST_LOCK_S, LOCK_S = 1.0, 20.0
 # A broker that restarts forgets its locks. The connection to a Proxy stays open, so only the next lock request shows the loss.
-UNNOTICED_LOCK_S = 3.0
+NO_NOTICES_LOCK_S = 3.0
 STATS_S = 60.0
-ENDS_S, HEARD_MS = 20.0, 30_000  # a queue that is pulled is heard of sooner, also where nothing comes: pulls wait 15 s
-HANGS_S = 1.0  # what is asked for nothing any more is not waited for longer: the last words need the time
+END_OFFSETS_S, MAX_END_OFFSET_AGE_MS = (
+    20.0,
+    30_000,
+)  # a queue that is pulled is heard of sooner, also where nothing comes: pulls wait 15 s
+CLOSE_TIMEOUT_S = 1.0  # what is asked for nothing any more is not waited for longer: the last words need the time
 # What broadcasting members of a host are called in their folder, which must be the same after a restart; Java's default.
 INSTANCE_NAME = "DEFAULT"
 
@@ -63,12 +72,12 @@ class ConsumerTools:
     """
 
     timer: Callable[[str], Timer] = Timer
-    workers: Callable[[str, int], Workers] = Workers
-    aside: Callable[[], Aside] = Aside
-    read_ahead: ReadAhead | None = None
+    workers: Callable[[str, int], ListenerPool] = ListenerPool
+    per_queue_threads: Callable[[], Aside] = Aside
+    backlog_reader: BacklogReader | None = None
     replier: Replier | None = None
     traces: Callable[[], ListenerTraces | None] = lambda: None
-    rows: RowsDecoder | None = None
+    rows_decoder: RowsDecoder | None = None
 
 
 class RunningConsumer:
@@ -80,171 +89,193 @@ class RunningConsumer:
         settings: ConsumerSettings,
         subscriptions: Subscriptions,
         listener: Listener,
-        make: ConsumerTools,
+        tools: ConsumerTools,
     ) -> None:
-        make_timer = make.timer
+        make_timer = tools.timer
         name = f"rocketmq-{settings.group}-{next(_numbers)}"
         self._port = port
         self._settings = settings
         self._subscriptions = subscriptions
-        self._pulls, self._upkeep = make_timer(f"{name}-pull"), make_timer(f"{name}-upkeep")
-        self._locks = make_timer(f"{name}-lock")
-        self._workers = make.workers(f"{name}-listener", settings.threads)
-        self.held = MemberState(settings.thresholds)
-        self._store = self._offset_store()
-        self._pulling = Pulling(port, settings, self.held, self._pulls, subscriptions.get, self._repair)
-        self._ownership = Ownership(port, settings, self.held, self._store, self._pulling.begin, self._pulls)
-        self._ownership.subscribed_ms = subscriptions.at_ms
-        rebalances = make_timer(f"{name}-rebalance")
-        self.rebalancing = Rebalancing(port, settings, self.held, subscriptions, self._ownership, rebalances)
-        if make.rows is not None:
-            self._pulling.unpack, listener = make.rows, batch_listener(listener, make.rows.to_batch)
-            self._ownership.make_queue = partial(RowsQueue, make.rows.to_batch)
-        self._traces = make.traces()
+        self._pull_timer, self._upkeep_timer = make_timer(f"{name}-pull"), make_timer(f"{name}-upkeep")
+        self._lock_timer = make_timer(f"{name}-lock")
+        self._workers = tools.workers(f"{name}-listener", settings.threads)
+        self.state = MemberState(settings.thresholds)
+        self._store = self._new_offset_store()
+        self._pulling = Pulling(port, settings, self.state, self._pull_timer, subscriptions.get, self._correct_offset)
+        self._ownership = Ownership(port, settings, self.state, self._store, self._pulling.pull_later, self._pull_timer)
+        self._ownership.subscribed_ms = subscriptions.subscribed_ms
+        rebalance_timer = make_timer(f"{name}-rebalance")
+        self.rebalancing = Rebalancing(port, settings, self.state, subscriptions, self._ownership, rebalance_timer)
+        if tools.rows_decoder is not None:
+            self._pulling.decode, listener = tools.rows_decoder, batch_listener(listener, tools.rows_decoder.to_batch)
+            self._ownership.make_queue = partial(RowsQueue, tools.rows_decoder.to_batch)
+        self._traces = tools.traces()
         if self._traces is not None:
-            listener = self._traces.around(listener, settings)
-        self._consuming = self._consumer_of(listener, make)
-        self._consuming.replier = make.replier
-        self._pulling.consuming, self._pulling.move = self._consuming, self.rebalancing.move
-        introductions = Introductions(port, rebalances, self.rebalancing.wake)
-        self._pulling.unknown, self._pulling.lost = introductions.refused, introductions.lost
-        if isinstance(self._consuming, Orderly):
-            self._pulling.unready = self._consuming.lock_soon
-        if make.read_ahead is not None and settings.reads_ahead:
-            self._pulling.read_ahead(Backlog(settings, self.held, self._pulls, make.read_ahead))
-        self._differing = SubscriptionConflicts(port, settings.group, subscriptions)
-        self._modes = ConsumeModes(port, settings.group, subscriptions)
-        self._answers = Answers(self.held, self.rebalancing, self._membership, self._consuming, settings, self._upkeep)
-        self._leave: Callable[[Deadline], None] | None = None
+            listener = self._traces.wrap(listener, settings)
+        self._consume_service = self._new_consume_service(listener, tools)
+        self._consume_service.replier = tools.replier
+        self._pulling.consume_service, self._pulling.reset_offsets_soon = (
+            self._consume_service,
+            self.rebalancing.reset_soon,
+        )
+        reregistration = Reregistration(port, rebalance_timer, self.rebalancing.schedule)
+        self._pulling.on_unknown_member, self._pulling.on_connection_lost = (
+            reregistration.on_unknown_member,
+            reregistration.on_connection_lost,
+        )
+        if isinstance(self._consume_service, OrderedConsumeService):
+            self._pulling.on_not_ready = self._consume_service.request_lock_soon
+        if tools.backlog_reader is not None and settings.may_read_ahead:
+            self._pulling.use_backlogs(Backlogs(settings, self.state, self._pull_timer, tools.backlog_reader))
+        self._conflicts = SubscriptionConflicts(port, settings.group, subscriptions)
+        self._consume_modes = ConsumeModes(port, settings.group, subscriptions)
+        self._request_handler = BrokerRequestHandler(
+            self.state, self.rebalancing, self._membership, self._consume_service, settings, self._upkeep_timer
+        )
+        self._leave_group: Callable[[Deadline], None] | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Join the group, send a heartbeat, and rebalance.
 
         Raises ``LocalProtocolError`` for a second member in a process, ``OptionError`` for an environment without queues
         or if another member has locked the offset file, and ``OffsetError`` if that file is damaged.
         """
-        self._store.begin()
-        self._find_routes()
-        self._leave = self._port.join(self._settings.group, self._membership, self._answers, self._settings.heartbeat_s)
+        self._store.open()
+        self._fetch_routes()
+        self._leave_group = self._port.join(
+            self._settings.group, self._membership, self._request_handler, self._settings.heartbeat_s
+        )
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
-        self.rebalancing.begin()
-        self._upkeep.every(self._settings.persist_interval_s, self._persist, FIRST_PERSIST_S)
-        self._upkeep.every(STATS_S, self._log_stats, STATS_S)
-        self._upkeep.every(COMPARE_S, self._look_at_others, COMPARE_S)
-        self._upkeep.every(ENDS_S, self._look_at_ends, ENDS_S)
+        self.rebalancing.start()
+        self._upkeep_timer.every(self._settings.persist_interval_s, self._commit, FIRST_COMMIT_S)
+        self._upkeep_timer.every(STATS_S, self._log_stats, STATS_S)
+        self._upkeep_timer.every(COMPARE_S, self._check_subscriptions, COMPARE_S)
+        self._upkeep_timer.every(END_OFFSETS_S, self._read_end_offsets, END_OFFSETS_S)
         if self._settings.clustering:
-            self._upkeep.every(COMPARE_S, self._look_at_modes, 0.0)
-        if isinstance(self._consuming, Concurrent):
+            self._upkeep_timer.every(COMPARE_S, self._check_consume_modes, 0.0)
+        if isinstance(self._consume_service, ConcurrentConsumeService):
             timeout_s = self._settings.consume_timeout_s
-            self._upkeep.every(timeout_s, self._consuming.clean, timeout_s)
+            self._upkeep_timer.every(timeout_s, self._consume_service.send_late_back, timeout_s)
         elif self._settings.clustering:
-            self._locks.every(LOCK_S, self._ownership.lock_all, FIRST_LOCK_S)
-            self._locks.every(UNNOTICED_LOCK_S, self._renew_locks_at_proxy, UNNOTICED_LOCK_S)
+            self._lock_timer.every(LOCK_S, self._ownership.renew_locks, FIRST_LOCK_S)
+            self._lock_timer.every(NO_NOTICES_LOCK_S, self._renew_locks_without_notices, NO_NOTICES_LOCK_S)
 
-    def _renew_locks_at_proxy(self) -> None:
+    def _renew_locks_without_notices(self) -> None:
         if not self._port.has_notices:
-            self._ownership.lock_all()
+            self._ownership.renew_locks()
 
-    def settle(self) -> None:
+    def wait_for_first_rebalance(self) -> None:
         """Wait until the first queues have begun: what is sent from then on lies behind their start."""
-        self.rebalancing.first(TIMEOUT_S)
+        self.rebalancing.wait_for_first_run(TIMEOUT_S)
 
-    def end(self, deadline: Deadline) -> list[ReceivedMessage]:
+    def stop(self, deadline: Deadline) -> list[ReceivedMessage]:
         """Leave the group; returns messages that listeners have at ``deadline``. Requests to brokers may take ``TIMEOUT_S`` more.
 
         No pull or listener call begins after this. A broker that hangs takes no time from listeners. If Ctrl-C ends the wait,
         the group is left nevertheless; another call completes the steps that Ctrl-C interrupted.
         """
         try:
-            self._answers.closed = True
-            self._consuming.close()
+            self._request_handler.closed = True
+            self._consume_service.close()
             self.rebalancing.stop()
-            self._pulling.close(min(HANGS_S, deadline.remaining()))
-            over = self._workers.close(deadline)
-            if isinstance(self._consuming, Concurrent):
-                over = self._consuming.idle(deadline) and over
-            if not over:
+            self._pulling.close(min(CLOSE_TIMEOUT_S, deadline.remaining()))
+            all_ended = self._workers.close(deadline)
+            if isinstance(self._consume_service, ConcurrentConsumeService):
+                all_ended = self._consume_service.wait_for_calls(deadline) and all_ended
+            if not all_ended:
                 logger.warning("group %s: listeners did not finish before the timeout", self._settings.group)
-            return self._consuming.unfinished()
+            return self._consume_service.unfinished()
         finally:
-            self._say_last_words(Deadline.after(max(TIMEOUT_S, deadline.remaining())))
+            self._leave_and_close(Deadline.after(max(TIMEOUT_S, deadline.remaining())))
 
-    def _say_last_words(self, deadline: Deadline) -> None:
-        hanging = deadline.within(HANGS_S)
+    def _leave_and_close(self, deadline: Deadline) -> None:
+        close_deadline = deadline.within(CLOSE_TIMEOUT_S)
         try:
-            for close in (self.rebalancing.close, self._upkeep.close, self._locks.close):
-                close(hanging.remaining())
+            for close in (self.rebalancing.close, self._upkeep_timer.close, self._lock_timer.close):
+                close(close_deadline.remaining())
             self._ownership.leave(deadline)
-            self.rebalancing.settle()  # a pull may have received a reset meanwhile
+            self.rebalancing.apply_resets()  # a pull may have received a reset meanwhile
         finally:
-            if self._leave is not None:
-                self._leave(deadline)
-                self._leave = None  # not before: an interrupted one is repeated
-            self._store.end()
+            if self._leave_group is not None:
+                self._leave_group(deadline)
+                self._leave_group = None  # not before: an interrupted one is repeated
+            self._store.close()
             if self._traces is not None:
                 self._traces.close(deadline.remaining())
 
-    def changed(self) -> None:
+    def send_subscriptions(self) -> None:
         """Report changed subscriptions to brokers now, because they reject pulls with a filter that they do not know."""
         self._port.heartbeat(Deadline.after(TIMEOUT_S))
-        self.rebalancing.wake()
+        self.rebalancing.schedule()
 
     @property
-    def listens_here(self) -> bool:
+    def is_listener_thread(self) -> bool:
         """Whether the calling thread runs a listener; ``end`` waits for these."""
-        return self._workers.here
+        return self._workers.is_worker_thread
 
     def stats(self) -> ConsumerStats:
-        stats = self.held.stats()
-        topics = {topic for topic in self._subscriptions.all() if not topic.startswith(RETRY_PREFIX)}
-        return stats if topics <= self.rebalancing.shared else replace(stats, lag=None)  # some queues are not known yet
+        stats = self.state.stats()
+        topics = {topic for topic in self._subscriptions.filters() if not topic.startswith(RETRY_PREFIX)}
+        return (
+            stats if topics <= self.rebalancing.balanced_topics else replace(stats, lag=None)
+        )  # some queues are not known yet
 
     def figures(self) -> dict[str, TopicFigures]:
         """Return the recent figures of each topic."""
-        with self.held.lock:
-            return self.held.figures.all(self._subscriptions.all(), self._pulls.now_ms())
+        with self.state.lock:
+            return self.state.figures.for_topics(self._subscriptions.filters(), self._pull_timer.now_ms())
 
-    def _consumer_of(self, listener: Listener, make: ConsumerTools) -> Concurrent | Orderly:
-        settings, held = self._settings, self.held
+    def _new_consume_service(
+        self, listener: Listener, tools: ConsumerTools
+    ) -> ConcurrentConsumeService | OrderedConsumeService:
+        settings, state = self._settings, self.state
         send_back = None
         if settings.clustering:
-            send_back = SendBack(self._port, settings.group, settings.max_reconsume_times, held)
+            send_back = SendBack(self._port, settings.group, settings.max_reconsume_times, state)
         if not settings.ordered:
-            return Concurrent(listener, settings, held, self._workers, self._pulls, send_back, make.aside())
-        ordered = Orderly(listener, settings, held, self._workers, self._pulls, send_back)
-        ordered.left = self.rebalancing.wake
+            return ConcurrentConsumeService(
+                listener, settings, state, self._workers, self._pull_timer, send_back, tools.per_queue_threads()
+            )
+        service = OrderedConsumeService(listener, settings, state, self._workers, self._pull_timer, send_back)
+        service.on_queue_free = self.rebalancing.schedule
         if settings.clustering:
-            ordered.relock, ordered.locks = self._ownership.relock, self._locks
-            ordered.connection = self._port.connection
-        self._ownership.orderly = ordered
-        return ordered
+            service.request_locks, service.lock_timer = self._ownership.request_locks, self._lock_timer
+            service.connection = self._port.connection
+        self._ownership.ordered_service = service
+        return service
 
-    def _offset_store(self) -> OffsetStore:
+    def _new_offset_store(self) -> OffsetStore:
         settings = self._settings
         if settings.clustering:
-            return BrokerOffsets(self._port, settings.group, self.held, lambda queue: self._consuming.ready(queue))
-        client = f"{platform.node()}@{INSTANCE_NAME}"
+            return BrokerOffsets(
+                self._port, settings.group, self.state, lambda queue: self._consume_service.is_ready(queue)
+            )
+        client_folder = f"{platform.node()}@{INSTANCE_NAME}"
         group = settings.wire_group or settings.group
-        file = file_of(expanded(settings.offsets_folder, "localOffsetsDir"), client, group, settings.name_servers)
+        path = offsets_path(
+            expanded(settings.offsets_folder, "localOffsetsDir"), client_folder, group, settings.name_servers
+        )
         if settings.offsets_folder_given:  # other options are parts of the path, and links may have changed
-            confined(file, "localOffsetsDir")
-        return FileOffsets(LocalOffsets(file), self.held, lambda queue, by: self._port.bounds(queue, by).max_offset)
+            confined(path, "localOffsetsDir")
+        return FileOffsets(
+            LocalOffsets(path), self.state, lambda queue, deadline: self._port.bounds(queue, deadline).max_offset
+        )
 
     def _membership(self) -> Membership:
-        each = self._subscriptions.each()
+        topic_filters = self._subscriptions.topic_filters()
         return Membership(
-            {topic: one.filter for topic, one in each.items()},
-            {topic: one.version_ms for topic, one in each.items()},
+            {topic: topic_filter.filter for topic, topic_filter in topic_filters.items()},
+            {topic: one.version_ms for topic, one in topic_filters.items()},
             message_model="CLUSTERING" if self._settings.clustering else "BROADCASTING",
             consume_from_where=self._settings.consume_from.where.value,
         )
 
-    def _repair(self, queue: ProcessQueue, offset: int) -> None:
-        self.rebalancing.repair(queue, offset)
+    def _correct_offset(self, queue: ProcessQueue, offset: int) -> None:
+        self.rebalancing.correct_offset_soon(queue, offset)
 
-    def _find_routes(self) -> None:
+    def _fetch_routes(self) -> None:
         """Fetch routes, so that heartbeats have addresses. Each rebalance retries missing routes."""
-        for topic in self._subscriptions.all():
+        for topic in self._subscriptions.filters():
             try:
                 self.rebalancing.queues(topic, Deadline.after(TIMEOUT_S))
             except OptionError:
@@ -254,32 +285,32 @@ class RunningConsumer:
                 level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.INFO
                 logger.log(level, "topic %s has no route yet: %s", topic, e)
 
-    def _persist(self) -> None:
+    def _commit(self) -> None:
         self._workers.start_missing()  # where the system had no threads to give, work waits for them
         self._store.persist(Deadline.after(TIMEOUT_S))
 
-    def _look_at_others(self) -> None:
-        self._differing.look(Deadline.after(TIMEOUT_S))
+    def _check_subscriptions(self) -> None:
+        self._conflicts.check(Deadline.after(TIMEOUT_S))
 
-    def _look_at_modes(self) -> None:
-        self._modes.look(Deadline.after(TIMEOUT_S))
+    def _check_consume_modes(self) -> None:
+        self._consume_modes.check(Deadline.after(TIMEOUT_S))
 
-    def _look_at_ends(self) -> None:
+    def _read_end_offsets(self) -> None:
         """Ask for the ends of queues that are not pulled, such as full ones: the lag would be that of their last pull."""
-        now_ms, deadline = self._pulls.now_ms(), Deadline.after(TIMEOUT_S)
-        troubled: set[str] = set()  # brokers that do not answer: waited for once
-        for queue in self.held.owned():
-            if now_ms - queue.end_updated_ms <= HEARD_MS:
+        now_ms, deadline = self._pull_timer.now_ms(), Deadline.after(TIMEOUT_S)
+        unavailable_brokers: set[str] = set()  # brokers that do not answer: waited for once
+        for process_queue in self.state.owned():
+            if now_ms - process_queue.end_updated_ms <= MAX_END_OFFSET_AGE_MS:
                 continue
-            end = None
-            if queue.queue.broker_name not in troubled and not deadline.expired:
+            end_offset = None
+            if process_queue.queue.broker_name not in unavailable_brokers and not deadline.expired:
                 try:
-                    end = self._port.bounds(queue.queue, deadline).max_offset
+                    end_offset = self._port.bounds(process_queue.queue, deadline).max_offset
                 except RocketMQError as e:
-                    logger.debug("the end of %s is unknown: %s", queue.queue, e)
+                    logger.debug("the end of %s is unknown: %s", process_queue.queue, e)
                     if isinstance(e, CallTimeout | ConnectionLost):
-                        troubled.add(queue.queue.broker_name)
-            self.held.heard(queue, end, now_ms)
+                        unavailable_brokers.add(process_queue.queue.broker_name)
+            self.state.record_end_offset(process_queue, end_offset, now_ms)
 
     def _log_stats(self) -> None:
         logger.info("group %s: %s", self._settings.group, self.stats())

@@ -34,26 +34,30 @@ logger = logging.getLogger(__name__)
 Work = Callable[[], None]
 
 
-class Workers:
+class ListenerPool:
     """``count`` threads, started with the first work. Exceptions of work are logged."""
 
     def __init__(self, name: str, count: int) -> None:
         self._name = name
         self._count = count
-        self._line: deque[Work] = deque()
-        self._wakes: SimpleQueue[None] = SimpleQueue()
-        self._waking = False  # a wake is under way: the worker that gets it looks at the line after this is False again
+        self._queue: deque[Work] = deque()
+        self._wake_tokens: SimpleQueue[None] = SimpleQueue()
+        self._wake_pending = (
+            False  # a wake is under way: the worker that gets it looks at the line after this is False again
+        )
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._mine = threading.local()  # known on a thread from its first moment on, before it is among ``_threads``
-        self._lacking = False
+        self._thread_local = (
+            threading.local()
+        )  # known on a thread from its first moment on, before it is among ``_threads``
+        self._is_short_of_threads = False
         self._closed = False
 
     def submit(self, *work: Work) -> None:
         """Queue work. Must not be called after ``close``."""
         if self._closed:
             return
-        self._line.extend(work)
+        self._queue.extend(work)
         if len(self._threads) < self._count:
             self.start_missing()
         self._wake()
@@ -63,17 +67,17 @@ class Workers:
 
         If the system has no threads left, the running ones do the work, or it waits for the next call of this.
         """
-        if not self._line:
+        if not self._queue:
             return
         with self._lock:
             try:
                 while len(self._threads) < self._count and not self._closed:
                     self._threads.append(start_thread(f"{self._name}-{len(self._threads)}", self._run))
             except RuntimeError as e:
-                if not self._lacking:
+                if not self._is_short_of_threads:
                     text = "%d of %d threads of %s run, and no more can be started: %s"
                     logger.warning(text, len(self._threads), self._count, self._name, e)
-                self._lacking = True
+                self._is_short_of_threads = True
 
     def close(self, deadline: Deadline) -> bool:
         """Drop queued work; returns whether running work ended by ``deadline``."""
@@ -81,7 +85,7 @@ class Workers:
             self._closed = True
             threads = list(self._threads)
         for _ in threads:
-            self._wakes.put(None)
+            self._wake_tokens.put(None)
         me = threading.current_thread()
         for thread in threads:
             if thread is not me:
@@ -89,25 +93,25 @@ class Workers:
         return not any(thread.is_alive() for thread in threads if thread is not me)
 
     @property
-    def here(self) -> bool:
+    def is_worker_thread(self) -> bool:
         """Whether the calling thread is a worker."""
-        return getattr(self._mine, "runs", False)
+        return getattr(self._thread_local, "runs", False)
 
     def _wake(self) -> None:
-        if not self._waking:
-            self._waking = True
-            self._wakes.put(None)
+        if not self._wake_pending:
+            self._wake_pending = True
+            self._wake_tokens.put(None)
 
     def _run(self) -> None:
-        self._mine.runs = True
+        self._thread_local.runs = True
         while not self._closed:
             try:
-                work = self._line.popleft()
+                work = self._queue.popleft()
             except IndexError:
-                self._wakes.get()
-                self._waking = False
+                self._wake_tokens.get()
+                self._wake_pending = False
                 continue
-            if self._line and not self._waking:
+            if self._queue and not self._wake_pending:
                 self._wake()
             work()
             del work  # otherwise the waiting thread would keep the messages alive
@@ -115,88 +119,94 @@ class Workers:
 
 TIMEOUT_S = 5.0
 COPY_TIMEOUT_S = 3.0
-HANGS_S = 10.0  # if no message of a call is accepted for this time, the rest of the call is not sent now
-DEAD = -1  # the delay level that makes a message a dead letter
-DROPPED = "dropped: the group is broadcasting"  # instead of being sent back
+MAX_UNACCEPTED_S = 10.0  # if no message of a call is accepted for this time, the rest of the call is not sent now
+DEAD_LETTER_LEVEL = -1  # the delay level that makes a message a dead letter
+DROPPED_TEXT = "dropped: the group is broadcasting"  # instead of being sent back
 
 
 class SendBack:
     """Returns failed messages of one group. After ``max_reconsume_times`` deliveries a message goes to the dead-letter topic."""
 
-    def __init__(self, port: GroupMember, group: str, max_reconsume_times: int, held: MemberState) -> None:
+    def __init__(self, port: GroupMember, group: str, max_reconsume_times: int, state: MemberState) -> None:
         self._port = port
         self._group = group
-        self._max = max_reconsume_times
-        self._held = held
+        self._max_reconsume_times = max_reconsume_times
+        self._state = state
 
     def __call__(self, message: ReceivedMessage, level: int) -> bool:
         """Return a message; returns whether it is settled. A copy loses the delay level, as in Java.
 
         Brokers do not count attempts after which they could not be reached, so the last one requests a dead letter.
         """
-        damaged = message.decode_error is not None
+        is_damaged = message.decode_error is not None
         # A copy of a damaged message is not recognized as damaged. So it is a dead letter, and no listener takes it for another.
-        last = level < 0 or message.reconsume_times >= self._max or (damaged and _stays(message))
-        if self._sent_back(message, DEAD if last else level):
-            return self._noted(message, last)
-        return (last or not damaged) and self._copied(message, last)
+        is_last = (
+            level < 0
+            or message.reconsume_times >= self._max_reconsume_times
+            or (is_damaged and _cannot_be_moved(message))
+        )
+        if self._send_back(message, DEAD_LETTER_LEVEL if is_last else level):
+            return self._record_sent_back(message, is_last)
+        return (is_last or not is_damaged) and self._copy_to_retry_topic(message, is_last)
 
-    def dead(self, message: ReceivedMessage) -> bool:
+    def make_dead_letter(self, message: ReceivedMessage) -> bool:
         """Make a message a dead letter after its last attempt in place; returns whether it is settled.
 
         A copy has the number of attempts. The broker does not count attempts in place, so request 36 would deliver the message
         again: it is used, with the level for dead letters, for messages that cannot be copied, and for damaged ones.
         """
-        if message.decode_error is None and self._copied(message, True, self._max):
+        if message.decode_error is None and self._copy_to_retry_topic(message, True, self._max_reconsume_times):
             return True
-        if self._sent_back(message, DEAD):
-            return self._noted(message, True)
-        return message.decode_error is not None and self._copied(message, True)
+        if self._send_back(message, DEAD_LETTER_LEVEL):
+            return self._record_sent_back(message, True)
+        return message.decode_error is not None and self._copy_to_retry_topic(message, True)
 
-    def _noted(self, message: ReceivedMessage, dead: bool) -> bool:
-        if dead:
+    def _record_sent_back(self, message: ReceivedMessage, is_dead_letter: bool) -> bool:
+        if is_dead_letter:
             text = "message %s of %s is a dead letter now, in topic %s, after attempt %d"
             attempt = message.reconsume_times + 1
             logger.warning(text, message.msg_id, message.queue, dlq_topic(self._group), attempt)
-        with self._held.lock:
-            self._held.counts["sent back"] += 1
+        with self._state.lock:
+            self._state.counts["sent back"] += 1
         return True
 
-    def _sent_back(self, message: ReceivedMessage, level: int) -> bool:
-        if _stays(message):
+    def _send_back(self, message: ReceivedMessage, level: int) -> bool:
+        if _cannot_be_moved(message):
             return False
         try:
-            self._port.send_back(self._group, message, level, self._max, Deadline.after(TIMEOUT_S))
+            self._port.send_back(self._group, message, level, self._max_reconsume_times, Deadline.after(TIMEOUT_S))
         except RocketMQError as e:
             logger.warning("message %s could not be sent back by its broker: %s", message.msg_id, e)
             return False
         return True
 
-    def _copied(self, message: ReceivedMessage, last: bool, most: int | None = None) -> bool:
+    def _copy_to_retry_topic(
+        self, message: ReceivedMessage, is_last: bool, max_reconsume_times: int | None = None
+    ) -> bool:
         """Send a copy of at most ``most`` attempts; after the ``last`` attempt it goes to the dead-letter topic.
 
         A message that can then neither be copied nor moved is skipped, because its queue would stand still for ever.
         """
-        if most is None:
-            most = 0 if last else self._max
+        if max_reconsume_times is None:
+            max_reconsume_times = 0 if is_last else self._max_reconsume_times
         try:
-            self._port.send_to_retry(self._group, message, most, Deadline.after(COPY_TIMEOUT_S))
+            self._port.send_to_retry(self._group, message, max_reconsume_times, Deadline.after(COPY_TIMEOUT_S))
         except RocketMQError as e:
-            if last and _stays(message) and isinstance(e, (MessageRefused, MessageIllegal)):
+            if is_last and _cannot_be_moved(message) and isinstance(e, (MessageRefused, MessageIllegal)):
                 text = "the message at offset %d of %s failed and is skipped: no broker takes a copy of it: %s"
                 logger.error(text, message.queue_offset, message.queue, e)
                 return True
             logger.warning("message %s could not be copied to the retry topic: %s", message.msg_id, e)
             return False
-        return self._noted(message, last)
+        return self._record_sent_back(message, is_last)
 
 
-def _stays(message: ReceivedMessage) -> bool:
+def _cannot_be_moved(message: ReceivedMessage) -> bool:
     """Whether its broker cannot move it: it would take the whole inner batch, and refuses; or its place is unknown."""
     return bool(message.sys_flag & SysFlag.INNER_BATCH) or message.commit_log_offset < 0
 
 
-def send_each(
+def send_all_back(
     messages: Iterable[ReceivedMessage], send: Callable[[ReceivedMessage], bool], is_over: Callable[[], bool]
 ) -> list[ReceivedMessage]:
     """Send messages of a call back one after the other. Returns the messages that no broker accepted.
@@ -204,11 +214,11 @@ def send_each(
     Sends no more messages after ``is_over`` returned True (another call finished them, or another member has the queue), or if
     the broker hangs: a call may have a thousand rows, and each would wait for the broker.
     """
-    left = []
-    hangs = Deadline.after(HANGS_S)
+    unsent = []
+    accept_deadline = Deadline.after(MAX_UNACCEPTED_S)
     for message in messages:
-        if hangs.expired or is_over() or not send(message):
-            left.append(message)
+        if accept_deadline.expired or is_over() or not send(message):
+            unsent.append(message)
         else:
-            hangs = Deadline.after(HANGS_S)
-    return left
+            accept_deadline = Deadline.after(MAX_UNACCEPTED_S)
+    return unsent

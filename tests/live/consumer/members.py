@@ -116,7 +116,7 @@ class Members:
     def owned(self, consumer: BaseConsumer) -> int:
         """How many queues of the topic it has."""
         assert consumer._running is not None
-        return sum(held.queue.topic == self.topic for held in consumer._running.held.owned())
+        return sum(held.queue.topic == self.topic for held in consumer._running.state.owned())
 
     def stored(self) -> dict[MessageQueue, int | None]:
         queues = self.mq.admin.route(self.topic).readable()
@@ -136,7 +136,7 @@ class Members:
 
 @pytest.fixture
 def members(rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Members]:
-    monkeypatch.setattr(running, "FIRST_PERSIST_S", 1.0)  # ten, as in Java, are long to wait
+    monkeypatch.setattr(running, "FIRST_COMMIT_S", 1.0)  # ten, as in Java, are long to wait
     made = Members(rocketmq, topic)
     yield made
     for consumer in made.all:
