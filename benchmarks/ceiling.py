@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 from rocketmq_spark import LocalBroker
 from rocketmq_spark.columnar.decode.schema import BASIC, ddl
 from rocketmq_spark.options import parse
-from rocketmq_spark.spark.source.readers import RocketMQReader
+from rocketmq_spark.spark.source.batch_reader import RocketMQReader
 
 TASKS = 2
 

@@ -14,7 +14,7 @@ from benchmarks.harness import Found
 from rocketmq_spark import LocalBroker, session
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.options import parse
-from rocketmq_spark.spark.source.readers import RocketMQStreamReader
+from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 
 TOPICS, QUEUES, BROKERS = 1250, 4, 2
 # A message in every queue would take longer to write than to plan: a moved end is planned just the same.

@@ -16,7 +16,7 @@ from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.options import Options, parse
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.session import puller, routes
-from rocketmq_spark.spark.source.readers import RocketMQReader
+from rocketmq_spark.spark.source.batch_reader import RocketMQReader
 
 _LENGTHS = struct.Struct(">II")
 _HEADER = re.compile(rb'\{"code":0,.*"nextBeginOffset":"(\d+)".*"opaque":(\d+)')

@@ -24,7 +24,7 @@ from benchmarks.harness import Found
 from rocketmq_spark import LocalBroker, foreach_batch_writer
 from rocketmq_spark.options import parse
 from rocketmq_spark.session.looks import look_tools
-from rocketmq_spark.spark.sink.once import noted
+from rocketmq_spark.spark.sink.exactly_once import snapshot_queue_ends
 from rocketmq_spark.spark.sink.report import Written
 from rocketmq_spark.stored.look import Look
 
@@ -131,7 +131,7 @@ def _queues(broker: LocalBroker) -> dict[str, float]:
         {"nameServer": broker.name_server, "topic": topic, "deliveryGuarantee": "exactly-once",
          "exactlyOnceSettle": str(round(SETTLE_S * 1000))}
     ).for_role("sink")  # fmt: skip
-    ends = noted(options)
+    ends = snapshot_queue_ends(options)
     harness.expect("queues", len(ends.queues), QUEUES)
     (body,) = workload.bodies(1, SIZE)
     workload.send(broker, topic, [body] * QUEUES)

@@ -32,7 +32,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base import process
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.options import parse
-from rocketmq_spark.spark.source.readers import RocketMQStreamReader
+from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 
 T = TypeVar("T")
 

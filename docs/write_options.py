@@ -9,7 +9,7 @@ import front_page
 from options_page import errors_markdown, markdown, typed_keywords
 
 from rocketmq_spark.localbroker.servers import write_compose_files
-from rocketmq_spark.spark.monitoring import listeners
+from rocketmq_spark.spark.monitoring import metrics_listener
 
 HERE = Path(__file__).parent
 
@@ -17,7 +17,7 @@ if __name__ == "__main__":
     for name, heading, text in (
         ("options.md", "## Connection", markdown()),
         ("errors.md", "## Codes", errors_markdown()),
-        ("metrics.md", "## Figures", listeners.markdown()),
+        ("metrics.md", "## Figures", metrics_listener.metrics_table()),
     ):
         page = HERE / name
         page.write_text(page.read_text("utf-8").partition(heading)[0] + text, "utf-8")

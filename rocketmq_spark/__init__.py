@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.base import extras
-from rocketmq_spark.spark import tuning
+from rocketmq_spark.spark import conf
 
 if TYPE_CHECKING:
     from rocketmq_spark.consumer.result import Context, Listener, OrderedContext
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from rocketmq_spark.session.admin import Admin
     from rocketmq_spark.session.consumers import Consumer, PullConsumer, SimpleConsumer
     from rocketmq_spark.session.producers import Producer
+    from rocketmq_spark.spark.conf import exactly_once_conf, low_latency_conf
     from rocketmq_spark.spark.datasource import register
-    from rocketmq_spark.spark.monitoring.listeners import GroupOffsetListener, MetricsListener
-    from rocketmq_spark.spark.monitoring.queries import explain, progress
+    from rocketmq_spark.spark.monitoring.explain import explain
+    from rocketmq_spark.spark.monitoring.group_offset_listener import GroupOffsetListener
+    from rocketmq_spark.spark.monitoring.metrics_listener import MetricsListener
+    from rocketmq_spark.spark.monitoring.queries import progress
     from rocketmq_spark.spark.read import read_rocketmq
     from rocketmq_spark.spark.sink.foreach import foreach_batch_writer, write_rocketmq
-    from rocketmq_spark.spark.tuning import exactly_once_conf, low_latency_conf
 
 __version__ = "0.1.0"
 
@@ -39,13 +41,13 @@ _HOMES = {
     "Consumer": "session.consumers",
     "ConsumerStats": "model.membership",
     "Context": "consumer.result",
-    "GroupOffsetListener": "spark.monitoring.listeners",
+    "GroupOffsetListener": "spark.monitoring.group_offset_listener",
     "HalfMessage": "producer.transactions",
     "Listener": "consumer.result",
     "LocalBroker": "localbroker",
     "Message": "model",
     "MessageQueue": "model",
-    "MetricsListener": "spark.monitoring.listeners",
+    "MetricsListener": "spark.monitoring.metrics_listener",
     "OrderedContext": "consumer.result",
     "PoppedMessage": "model.message",
     "Producer": "session.producers",
@@ -58,10 +60,10 @@ _HOMES = {
     "SentRows": "producer.rows.sent",
     "SimpleConsumer": "session.consumers",
     "TransactionState": "model.send",
-    "exactly_once_conf": "spark.tuning",
-    "explain": "spark.monitoring.queries",
+    "exactly_once_conf": "spark.conf",
+    "explain": "spark.monitoring.explain",
     "foreach_batch_writer": "spark.sink.foreach",
-    "low_latency_conf": "spark.tuning",
+    "low_latency_conf": "spark.conf",
     "progress": "spark.monitoring.queries",
     "read_rocketmq": "spark.read",
     "register": "spark.datasource",
@@ -108,7 +110,8 @@ _ARROW = ("pyarrow", "numpy", "xxhash")
 _PACKAGES = {
     "producer.rows.sent": ("numpy",),
     "spark.datasource": ("pyspark",),
-    "spark.monitoring.listeners": ("pyspark",),
+    "spark.monitoring.group_offset_listener": ("pyspark",),
+    "spark.monitoring.metrics_listener": ("pyspark",),
     "spark.read": ("pyspark", *_ARROW),
     "spark.sink.foreach": ("pyspark", *_ARROW),
 }
@@ -145,4 +148,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "aio"})
 
 
-tuning.check_workers_with_pyspark()
+conf.check_workers_with_pyspark()

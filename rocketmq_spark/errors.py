@@ -141,6 +141,7 @@ class TopicNotFound(BrokerError):
     code = "ROCKETMQ_TOPIC_NOT_FOUND"
     retriable = True
     refresh_route = True
+    silent: Collection[str] = ()  # name servers that did not answer, and may know the topic
 
 
 class MessageIllegal(BrokerError):

@@ -13,7 +13,7 @@ import threading
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rocketmq_spark.spark.monitoring.queries import of_progress
+from rocketmq_spark.spark.monitoring.queries import figures_of_progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,7 +151,7 @@ def _label(axes: Axes, label: str) -> None:
 
 
 def _point(raw: dict[str, Any]) -> Point:
-    found = of_progress(raw)
+    found = figures_of_progress(raw)
     at = datetime.fromisoformat(found["timestamp"])
     return Point(
         found["batchId"], at.timestamp(), found["rows"], found["batchMs"] or 0, found["lag"], found["behindMs"]

@@ -36,7 +36,8 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark.compat import ReadLimit
 from rocketmq_spark.spark.datasource import RocketMQDataSource
-from rocketmq_spark.spark.source.readers import RocketMQReader, RocketMQStreamReader
+from rocketmq_spark.spark.source.batch_reader import RocketMQReader
+from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 from tests.helpers import between_looks, indexed
 from tests.mockbroker import eventually
 

@@ -38,7 +38,7 @@ for part in json.loads(sys.argv[1]):
             import rocketmq_spark
             for public in rocketmq_spark.__all__:
                 getattr(rocketmq_spark, public)
-            for inner in ("source.readers", "source.tasks", "sink.task", "datasource"):
+            for inner in ("source.batch_reader", "source.stream_reader", "sink.writer", "datasource"):
                 importlib.import_module(f"rocketmq_spark.spark.{inner}")
         except BaseException:
             traceback.print_exc()

@@ -41,8 +41,8 @@ def test_what_spark_finds_by_itself_is_the_same():
 def test_options_travel_and_secrets_with_them_unseen():
     made = source(accessKey="k", secretKey="s3cr3t-of-the-user")
     again = cloudpickle.loads(cloudpickle.dumps(made))
-    assert again._parsed.secret_key.reveal() == "s3cr3t-of-the-user"
-    assert "s3cr3t" not in repr(again) + repr(again._parsed) + str(again._parsed.secret_key)
+    assert again._options.secret_key.reveal() == "s3cr3t-of-the-user"
+    assert "s3cr3t" not in repr(again) + repr(again._options) + str(again._options.secret_key)
 
 
 @pytest.mark.parametrize("kind", ["reader", "streamReader"])

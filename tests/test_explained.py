@@ -6,7 +6,7 @@ import pytest
 
 from rocketmq_spark.errors import MessageRefused, OptionError, RouteNotFound
 from rocketmq_spark.options.names import KAFKA_SOURCE_COLUMNS, of_kafka_column
-from rocketmq_spark.spark.monitoring.queries import explain
+from rocketmq_spark.spark.monitoring.explain import explain
 
 CAUSE = RouteNotFound("no such topic", "h:1", topic="t", remedy="Create it")
 IN_A_TASK = f"""Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times: Traceback (most recent call last):

@@ -7,6 +7,7 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,19 +21,21 @@ def status(mode: int, uid: int = 1000, gid: int = 1000) -> os.stat_result:
     return os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, uid, gid, 0, 0, 0, 0))
 
 
-GROUPS = {1000: "alice", 1001: "bob", 1002: "team-c", 100: "users", 104: "tape", 50: "staff"}
+GROUPS = {1000: "alice", 1001: "bob", 1002: "team-c", 1005: "frank", 100: "users", 104: "tape", 50: "staff"}
 MEMBERS = {1001: ["bob", "alice"], 1000: ["alice"]}
 USERS = {
     1000: ("alice", 1000),
     1001: ("bob", 1001),
     1002: ("carol", 1002),
     1003: ("dave", 100),
+    1005: ("frank", 1005),
+    1006: ("grace", 1005),
     104: ("scanner", 65534),
 }
 
 
 @pytest.fixture
-def groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is alice's, and in the groups users and 2000, the fsGroup of a volume."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(os, "getegid", lambda: 1000)
@@ -41,9 +44,13 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def account(uid: int) -> object:
         name, gid = USERS[uid]
-        return SimpleNamespace(pw_name=name, pw_gid=gid)
+        return SimpleNamespace(pw_name=name, pw_uid=uid, pw_gid=gid)
 
     monkeypatch.setattr(pwd, "getpwuid", account)
+    monkeypatch.setattr(pwd, "getpwall", lambda: [account(uid) for uid in USERS])
+    folders.primary_users.cache_clear()
+    yield
+    folders.primary_users.cache_clear()
 
 
 @pytest.mark.usefixtures("groups")
@@ -61,6 +68,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> None:
         (status(0o775, 1003, 100), True),  # the primary group of many
         (status(0o775, 1001, 1001), True),  # a private group with another member
         (status(0o775, 1002, 1002), False),  # the private group of its owner, by its number
+        (status(0o775, 1005, 1005), True),  # the primary group of another account, too, which is not among the members
         (status(0o775, 104, 104), True),  # no group of that user
         (status(0o775, 1009, 100), True),  # nor of one without a name
         (status(0o2775, 0, 2000), False),  # a volume of Kubernetes

@@ -26,7 +26,7 @@ from rocketmq_spark.consumer.push.offset_store import cluster_folder
 from rocketmq_spark.errors import LocalProtocolError
 from rocketmq_spark.model import Message, ReceivedMessage
 from rocketmq_spark.options.parsing import instance_of
-from rocketmq_spark.spark.monitoring.queries import explain
+from rocketmq_spark.spark.monitoring.explain import explain
 from rocketmq_spark.wire import bodies, traces
 from rocketmq_spark.wire.messages import BatchItem, decode_messages, encode_batch
 from rocketmq_spark.wire.names import legal_name, read_problem

@@ -16,8 +16,14 @@ import yaml
 
 from rocketmq_spark.base import exposition, extras
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.spark.monitoring import listeners
-from rocketmq_spark.spark.monitoring.listeners import METRICS, MetricsListener, QueryFigures, families, markdown
+from rocketmq_spark.spark.monitoring import metrics_listener
+from rocketmq_spark.spark.monitoring.metrics_listener import (
+    METRICS,
+    MetricsListener,
+    QueryMetrics,
+    metric_families,
+    metrics_table,
+)
 from rocketmq_spark.spark.sink.report import AtBroker, Written
 from tests.test_exposition import get
 
@@ -50,14 +56,14 @@ def event(name="orders", ident="id-1", progress=None, run=1):
 
 
 def test_figures_that_spark_does_not_ask_for_have_no_samples() -> None:
-    figures = QueryFigures("q")
+    figures = QueryMetrics("q")
     figures.progress({**told(), "sources": [{"latestOffset": '{"topics": {}, "v": 1}'}]}, 1.0)
     names = {name.split("_", 2)[-1] for name, _, _ in figures.samples()}
     assert names == {"query_active", "progress_timestamp_seconds", "rows_total", "batches_total", "batch_seconds"}
 
 
 def test_a_progress_as_figures():
-    figures = QueryFigures("orders")
+    figures = QueryMetrics("orders")
     figures.progress(told(sink_rows=5, losses={"truncated": {"ranges": 1, "offsets": 9}}), 17.5)
     found = samples(figures)
     assert found["query_active",] == 1
@@ -71,7 +77,7 @@ def test_a_progress_as_figures():
 
 
 def test_counters_add_up_and_a_batch_counts_once():
-    figures = QueryFigures("orders")
+    figures = QueryMetrics("orders")
     for batch, rows in ((0, 5), (1, 3), (1, 0), (2, 2)):
         figures.progress(told(batch, rows, sink_rows=rows), 1.0)
     found = samples(figures)
@@ -79,7 +85,7 @@ def test_counters_add_up_and_a_batch_counts_once():
 
 
 def test_what_is_not_known_has_no_line():
-    figures = QueryFigures("orders")
+    figures = QueryMetrics("orders")
     figures.progress(told(lag=None, behindMs=None, losses={"went_back": {"ranges": 1, "offsets": None}}), 1.0)
     found = samples(figures)
     assert (
@@ -90,11 +96,11 @@ def test_what_is_not_known_has_no_line():
 
 
 def test_before_a_progress_only_that_it_runs_is_known():
-    assert samples(QueryFigures("orders")) == {("query_active",): 1}
+    assert samples(QueryMetrics("orders")) == {("query_active",): 1}
 
 
 def test_the_counts_of_a_writer():
-    figures = QueryFigures("orders", WRITER)
+    figures = QueryMetrics("orders", WRITER)
     line = figures.progress(told(), 1.0)
     found = samples(figures)
     assert {name[0]: value for name, value in found.items() if len(name) == 1 and name[0].startswith("sink")} == {
@@ -119,9 +125,9 @@ def test_the_counts_of_a_writer():
 
 
 def test_prometheus_text():
-    figures = QueryFigures('o"r\\d\ners', WRITER)
+    figures = QueryMetrics('o"r\\d\ners', WRITER)
     figures.progress(told(), 1.0)
-    lines = exposition.text(families([figures, QueryFigures("other")])).splitlines()
+    lines = exposition.text(metric_families([figures, QueryMetrics("other")])).splitlines()
     assert "# TYPE rocketmq_spark_query_active gauge" in lines
     assert 'rocketmq_spark_query_active{query="other"} 1.0' in lines
     assert r'rocketmq_spark_lost_ranges_total{cause="truncated",query="o\"r\\d\ners"} 0.0' in lines
@@ -132,7 +138,7 @@ def test_prometheus_text():
 
 
 def test_every_figure_has_a_row_and_can_be_seen():
-    figures = QueryFigures("orders", WRITER)
+    figures = QueryMetrics("orders", WRITER)
     figures.progress(told(), 1.0)
     figures.idle(2.0)
     assert {name for name, *_ in figures.samples()} == {metric.name for metric in METRICS}
@@ -289,7 +295,7 @@ def expressions():
 
 def test_every_figure_stands_on_the_page():
     page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-    assert page[page.index("## Figures") :] == markdown(), "run: make docs"
+    assert page[page.index("## Figures") :] == metrics_table(), "run: make docs"
     assert all(page.count(f"| `{metric.name}` | {metric.kind} |") == 1 for metric in METRICS)
 
 
@@ -364,5 +370,5 @@ def test_the_mode_of_a_file_that_is_exchanged_stays(tmp_path, monkeypatch):
         return number, part
 
     monkeypatch.setattr(tempfile, "mkstemp", exchanged)
-    listeners._replace(tmp_path / "q.prom", b"1")
+    metrics_listener._replace(tmp_path / "q.prom", b"1")
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600

@@ -46,8 +46,9 @@ from rocketmq_spark.remoting.pool import Dialling
 from rocketmq_spark.spark.compat import EqualTo
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.task import TaskWriter
-from rocketmq_spark.spark.source.commit import GroupOffsets
-from rocketmq_spark.spark.source.readers import PrunedReader, RocketMQReader, RocketMQStreamReader
+from rocketmq_spark.spark.source.batch_reader import PrunedReader, RocketMQReader
+from rocketmq_spark.spark.source.group_offsets import GroupOffsets
+from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 from rocketmq_spark.wire.messages import decode_batch
 from tests.consumer import group
 from tests.consumer.pop import FakeProxy
@@ -187,7 +188,7 @@ def test_a_task_writes_through_a_sender(wired: Callable[..., None]) -> None:
     wired(sender=fake)
     batch = pa.record_batch({"body": [b"a", b"b"], "delayMs": pa.array([5, None], pa.int64())})
     made = options("sink", topic="t")
-    names = checks.check(made, from_arrow_schema(batch.schema))
+    names = checks.check_sink(made, from_arrow_schema(batch.schema))
     checks.check_brokers(made, names)
     assert TaskWriter(made, names).write([batch]).rows == 2
     assert {"publish_queues", "timers", "batch_storage", "send_async"} == set(fake.asked)
@@ -214,7 +215,7 @@ def test_the_sink_asks_a_transport_for_its_features_and_not_for_its_name(
     }
     batch = pa.record_batch(rows)
     made = options("sink", topic="t")
-    names = checks.check(made, from_arrow_schema(batch.schema))
+    names = checks.check_sink(made, from_arrow_schema(batch.schema))
     assert TaskWriter(made, names).write([batch]).rows == 20
     assert len({queue for queue, _ in sent}) == 1
     assert [len(items) for _, items in sent] == [3] * 6 + [2]

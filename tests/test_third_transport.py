@@ -187,7 +187,7 @@ def write(sender: MemorySender, monkeypatch: pytest.MonkeyPatch, rows: pa.Record
     monkeypatch.setattr(session, "sender", lambda options: sender)
     monkeypatch.setattr(session, "row_encoder", lambda options: MemoryRowEncoder)
     options = sink_options("nobody:9876", **given)
-    names = checks.check(options, from_arrow_schema(rows.schema))
+    names = checks.check_sink(options, from_arrow_schema(rows.schema))
     return TaskWriter(options, names, None, {}).write([rows])
 
 

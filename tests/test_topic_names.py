@@ -15,8 +15,8 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options, parse
 from rocketmq_spark.options.topic_names import TopicNames
 from rocketmq_spark.producer.rows.routing import with_rocketmq_topics
-from rocketmq_spark.spark.sink import guarantee
-from rocketmq_spark.spark.source import filters
+from rocketmq_spark.spark.sink import exactly_once_checks
+from rocketmq_spark.spark.source import checkpoint_identity
 from rocketmq_spark.spark.source.checks import check_source
 
 DOTTED, PLAIN = "db.shop.orders", "db_shop_orders"
@@ -84,12 +84,15 @@ def test_an_expression_is_not_renamed() -> None:
 def test_the_offset_log_has_rocketmqs_names() -> None:
     dotted = check_source(parsed(subscribe=DOTTED), "stream source")
     plain = check_source(parse({"nameServer": "h:1", "subscribe": PLAIN}), "stream source")
-    assert filters.recorded(dotted) == filters.recorded(plain)
-    assert filters.recorded(dotted)["subscribe"] == [PLAIN]
+    assert checkpoint_identity.source_identity(dotted) == checkpoint_identity.source_identity(plain)
+    assert checkpoint_identity.source_identity(dotted)["subscribe"] == [PLAIN]
 
 
 def test_exactly_once_notes_the_ends_of_rocketmqs_topics() -> None:
-    assert guarantee.topics(parsed(allowedTopics=f"bills,{DOTTED}").for_role("sink")) == ["bills", PLAIN]
+    assert exactly_once_checks.written_topics(parsed(allowedTopics=f"bills,{DOTTED}").for_role("sink")) == [
+        "bills",
+        PLAIN,
+    ]
 
 
 def rows(*topics: str | None) -> pa.RecordBatch:

@@ -12,7 +12,7 @@ import pytest
 
 from rocketmq_spark import low_latency_conf
 from rocketmq_spark.base import folders
-from rocketmq_spark.spark.tuning import private_sockets
+from rocketmq_spark.spark.conf import private_sockets
 
 SOCKETS = "spark.python.unix.domain.socket.enabled"
 MANAGER = "spark.sql.streaming.checkpointFileManagerClass"

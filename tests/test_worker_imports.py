@@ -13,10 +13,11 @@ from tests.fix_spark import environment
 
 # CPU time: on a busy machine the start takes longer, but not more CPU time.
 MOST_S = 3.0
-READER = ("rocketmq_spark.spark.datasource", "rocketmq_spark.spark.source.readers")
-WRITER = ("rocketmq_spark.spark.datasource", "rocketmq_spark.spark.sink.task")
+READER = ("rocketmq_spark.spark.datasource", "rocketmq_spark.spark.source.batch_reader")
+STREAM_READER = ("rocketmq_spark.spark.datasource", "rocketmq_spark.spark.source.stream_reader")
+WRITER = ("rocketmq_spark.spark.datasource", "rocketmq_spark.spark.sink.writer")
 OF_WRITERS = "columnar.encode producer.engine producer.rows spool spark.sink spark.checkpoints"
-OF_READERS = "spark.source.stream spark.source.readers consumer"
+OF_READERS = "spark.source.stream spark.source.batch_reader spark.source.stream_reader consumer"
 # Each kind of process: PySpark's module, our modules that it imports, and our modules that it must not import.
 KINDS = {
     "finds the source": ("pyspark.sql.worker.lookup_data_sources", ("pyspark_rocketmq",), "base options spark"),
@@ -28,10 +29,10 @@ KINDS = {
     "plans a batch": ("pyspark.sql.worker.plan_data_source_read", READER, f"{OF_WRITERS} columnar.decode.decoder"),
     "plans a stream": (
         "pyspark.sql.streaming.python_streaming_source_runner",
-        READER,
+        STREAM_READER,
         f"{OF_WRITERS} columnar.decode.decoder",
     ),
-    "reads": ("pyspark.worker", (*READER, "rocketmq_spark.columnar.decode.decoder"), OF_WRITERS),
+    "reads": ("pyspark.worker", (*READER, *STREAM_READER, "rocketmq_spark.columnar.decode.decoder"), OF_WRITERS),
     "plans a write": ("pyspark.sql.worker.write_into_data_source", WRITER, OF_READERS),
     "writes": ("pyspark.worker", WRITER, OF_READERS),
     "commits": ("pyspark.sql.worker.python_streaming_sink_runner", WRITER, OF_READERS),

@@ -12,15 +12,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocketmq_spark.spark import tuning
+from rocketmq_spark.spark import conf
 from tests.fix_spark import ROOT, environment
 
 
 @pytest.fixture(autouse=True)
 def warns_again():
-    tuning.warn_if_workers_differ.cache_clear()
+    conf.warn_if_workers_differ.cache_clear()
     yield
-    tuning.warn_if_workers_differ.cache_clear()
+    conf.warn_if_workers_differ.cache_clear()
 
 
 def program(tmp_path: Path, code: int) -> str:
@@ -34,8 +34,8 @@ def program(tmp_path: Path, code: int) -> str:
 def said(name: str) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        tuning.warn_if_workers_differ(name)
-        tuning.warn_if_workers_differ(name)
+        conf.warn_if_workers_differ(name)
+        conf.warn_if_workers_differ(name)
     return [str(warning.message) for warning in caught]
 
 
@@ -63,14 +63,14 @@ def test_the_probe_imports_nothing_from_the_current_folder(tmp_path, monkeypatch
     Path("python-1").write_text("#!/bin/sh")
     Path("python-1").chmod(0o755)
     monkeypatch.setenv("PATH", ".")
-    assert tuning.can_import("python-1")
+    assert conf.can_import("python-1")
     assert (called[0]["cwd"], called[0]["args"][0]) == ("/", str(tmp_path / "python-1"))
     assert "PYTHONPATH" not in called[0]["env"]
 
 
 def test_the_probe_finds_what_is_missing():
     """A Python without site packages lacks pyarrow; it finds the package itself in the folder of the clone."""
-    probe = [sys.executable, "-c", tuning._PROBE]
+    probe = [sys.executable, "-c", conf._IMPORT_PROBE]
     assert subprocess.run(probe, env=environment()).returncode == 0
     assert subprocess.run([probe[0], "-S", *probe[1:]], env=environment()).returncode == 1
 
@@ -141,7 +141,7 @@ def test_data_sources_are_found_without_an_import(tmp_path, zipped, has_them):
     if not zipped:
         zipfile.ZipFile(tmp_path / "pyspark.zip").extractall(tmp_path / "folder")
     where = tmp_path / ("pyspark.zip" if zipped else "folder")
-    code = f"import sys\nsys.path.insert(0, {str(where)!r})\nfrom rocketmq_spark.spark import tuning\n"
-    command = [sys.executable, "-c", f"{code}print(tuning.has_data_sources())"]
+    code = f"import sys\nsys.path.insert(0, {str(where)!r})\nfrom rocketmq_spark.spark import conf\n"
+    command = [sys.executable, "-c", f"{code}print(conf.has_data_sources())"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.stdout == f"{has_them}\n", done.stderr

@@ -76,7 +76,7 @@ class AsyncHalfMessage:
         await self._call(self._half.rollback, timeout_s)
 
 
-class _Waiting(NamedTuple):
+class _UnstartedSend(NamedTuple):
     """A send that has not begun."""
 
     future: asyncio.Future[SendResult]
@@ -86,7 +86,7 @@ class _Waiting(NamedTuple):
     context: Context  # of the coroutine that sends it
 
 
-class _Handed:
+class _UnstartedSendCount:
     """Counts the sends that threads have not begun yet."""
 
     def __init__(self) -> None:
@@ -94,11 +94,11 @@ class _Handed:
         self._changed = threading.Condition(self._lock)
         self._futures: set[asyncio.Future[SendResult]] = set()
 
-    def add(self, waiting: _Waiting) -> None:
+    def add(self, waiting: _UnstartedSend) -> None:
         with self._lock:
             self._futures.add(waiting.future)
 
-    def discard(self, waiting: _Waiting) -> None:
+    def discard(self, waiting: _UnstartedSend) -> None:
         """Remove ``waiting``. May be called twice, because a send for which no thread could start may get one later."""
         with self._lock:
             self._futures.discard(waiting.future)
@@ -167,10 +167,10 @@ class Producer(Asynchronous):
             self._transaction_check = transaction_check
             check = functools.partial(self._loop.run, unowned(transaction_check))
         self._producer = producers.Producer(name_server, group, transaction_check=check, **options)
-        self._fresh: deque[_Waiting] = deque()  # of this iteration of the event loop
+        self._fresh: deque[_UnstartedSend] = deque()  # of this iteration of the event loop
         self._begun = 0  # number of sends that have begun since the start
         self._send_thread = _SendThread()
-        self._handed = _Handed()
+        self._handed = _UnstartedSendCount()
         self._rows = EventLoop()  # for calls that may take long, on separate threads
 
     async def queues(self, topic: str) -> list[MessageQueue]:
@@ -199,7 +199,7 @@ class Producer(Asynchronous):
             seconds("timeout_s", timeout_s)  # an error on a thread would leave the future without a result
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
         future = loop.create_future()
-        self._fresh.append(_Waiting(future, message, how, time.monotonic(), copy_context()))
+        self._fresh.append(_UnstartedSend(future, message, how, time.monotonic(), copy_context()))
         if len(self._fresh) == 1:
             loop.call_soon(self._begin_fresh)
         result: SendResult = await future
@@ -224,7 +224,7 @@ class Producer(Asynchronous):
             if self._fresh:
                 self._loop.here().call_soon(self._begin_fresh)
 
-    def _begin_or_hand_over(self, waiting: _Waiting) -> None:
+    def _begin_or_hand_over(self, waiting: _UnstartedSend) -> None:
         message, how = waiting.message, waiting.how
         if not _sized(message):  # the producer rejects it at once
             self._begin(waiting)
@@ -241,7 +241,7 @@ class Producer(Asynchronous):
         """Whether a send neither requests a broker's timer limit nor compresses a large body."""
         return how.delay is how.deliver_at is None and len(message.body) <= MOST_IN_LOOP
 
-    def _hand_over(self, waiting: _Waiting, start: Callable[[], object]) -> None:
+    def _hand_over(self, waiting: _UnstartedSend, start: Callable[[], object]) -> None:
         self._handed.add(waiting)
         try:
             start()
@@ -249,7 +249,7 @@ class Producer(Asynchronous):
             self._handed.discard(waiting)
             raise
 
-    def _begin_in_turn(self, waiting: _Waiting, why: tuple[str, str]) -> None:
+    def _begin_in_turn(self, waiting: _UnstartedSend, why: tuple[str, str]) -> None:
         """Begin a send on a thread, or fail it with ``why`` (cause and remedy) if it waited for longer than its timeout."""
         try:
             given_s = waiting.how.timeout_s
@@ -263,7 +263,7 @@ class Producer(Asynchronous):
         finally:
             self._handed.discard(waiting)
 
-    def _begin(self, waiting: _Waiting) -> None:
+    def _begin(self, waiting: _UnstartedSend) -> None:
         future, message, how, _, context = waiting
         if future.done():  # cancelled, or refused
             return
@@ -412,7 +412,7 @@ def _sized(message: object) -> bool:
     return isinstance(message, Message) and isinstance(message.topic, str) and hasattr(message.body, "__len__")
 
 
-def _not_begun(error: BaseException, waiting: _Waiting) -> BaseException:
+def _not_begun(error: BaseException, waiting: _UnstartedSend) -> BaseException:
     if not isinstance(error, RuntimeError):
         return error
     return SendFailed(

@@ -325,11 +325,13 @@ def new_files_are_open() -> bool:
 
 
 def _is_private(gid: int, uid: int) -> bool:
-    """Whether a group certainly has no other members than the user ``uid`` and root. The owner of a file of the group need not be
-    a member.
+    """Whether a group certainly has no other members than the user ``uid`` and root, and is the primary group of no other
+    account. The owner of a file of the group need not be a member.
     """
     if gid == ROOT:  # also the group of all users of an image for OpenShift
         return True
+    if not primary_users().get(gid, set()) <= {uid, ROOT}:
+        return False
     try:
         group = grp.getgrgid(gid)
     except KeyError:  # a volume of Kubernetes (``fsGroup``), random gids of containers
@@ -343,6 +345,15 @@ def _is_private(gid: int, uid: int) -> bool:
         and (group.gr_name == account.pw_name or gid == uid)
         and {*group.gr_mem} <= {account.pw_name}
     )
+
+
+@functools.cache  # a directory service may have very many accounts
+def primary_users() -> dict[int, set[int]]:
+    """The accounts that have a group as their primary group, by the group: they are not among its members (``gr_mem``)."""
+    found: dict[int, set[int]] = {}
+    for account in pwd.getpwall():
+        found.setdefault(account.pw_gid, set()).add(account.pw_uid)
+    return found
 
 
 def only_own(path: Path) -> bool:

@@ -21,7 +21,8 @@ from rocketmq_spark.model.admin import GROUP
 if TYPE_CHECKING:
     from rocketmq_spark.model import MessageQueue, OffsetRange
     from rocketmq_spark.session import Client
-    from rocketmq_spark.spark.checkpoints.entries import Folder, LoggedBatch, Read
+    from rocketmq_spark.spark.checkpoints.files import Folder
+    from rocketmq_spark.spark.checkpoints.offset_log import BatchRead, LoggedBatch
     from rocketmq_spark.spark.checkpoints.rewind import Drift, RewindPlan
 
 _BATCHES = {"batchId": "BATCH", "begun": "BEGUN", "done": "DONE", "offsets": "OFFSETS", "queues": "QUEUES"}
@@ -74,8 +75,8 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
     A batch without DONE was started but not finished: the query reads the same ranges again when it starts. --json prints one
     object per batch, with its ranges.
     """
-    from rocketmq_spark.spark.checkpoints.entries import folder as opened
-    from rocketmq_spark.spark.checkpoints.entries import history
+    from rocketmq_spark.spark.checkpoints.files import open_folder as opened
+    from rocketmq_spark.spark.checkpoints.offset_log import history
 
     found = history(opened(folder))
     if not found:
@@ -96,10 +97,10 @@ def show(output: Output, folder: str, last: int, number: int | None) -> None:
     output.note(_next(found[-1]))
 
 
-def _batch(read: Read, machine: bool) -> dict[str, object]:
+def _batch(read: BatchRead, machine: bool) -> dict[str, object]:
     row = {
         "batchId": read.batch.number,
-        "begun": moment(read.batch.begun_ms),
+        "begun": moment(read.batch.planned_ms),
         "done": moment(read.done_ms),
         "offsets": read.size,
     }
@@ -127,7 +128,7 @@ def _queue(queue: MessageQueue) -> dict[str, object]:
     return {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id}
 
 
-def _next(last: Read) -> str:
+def _next(last: BatchRead) -> str:
     number = last.batch.number
     if last.done_ms is None:
         return (
@@ -158,24 +159,24 @@ def diff(ctx: click.Context, output: Output, target: Target, folder: str) -> Non
     The exit code is 1 if any queue has lost data or is not readable now.
     """
     from rocketmq_spark.cli.query import clusters, left_out
-    from rocketmq_spark.spark.checkpoints.entries import folder as opened
-    from rocketmq_spark.spark.checkpoints.entries import last_batch
+    from rocketmq_spark.spark.checkpoints.files import open_folder as opened
+    from rocketmq_spark.spark.checkpoints.offset_log import last_batch
 
     batch = last_batch(opened(folder))
     if batch is None:
         raise OffsetError(f"{folder} has no finished batch yet", remedy="Wait for the first one")
     if not batch.sources:
         raise OffsetError(f"batch {batch.number} in {folder} reads no RocketMQ topic", remedy="Name another query's")
-    client = target.within(batch.reads).client()
-    batch, elsewhere = batch.within(clusters(client))
+    client = target.within(batch.source_identities).client()
+    batch, elsewhere = batch.of_clusters(clusters(client))
     found, errors = differences(client, batch)
     if elsewhere:
         errors.append(left_out(elsewhere))
     output.rows(_DRIFT, map(_drifted, found))
-    bad = [one for one in found if not one.state.lossless]
+    bad = [one for one in found if not one.state.is_lossless]
     for line in errors:
         output.note(line)
-    waiting = [one.queue.broker_name for one in bad if one.state.waits]
+    waiting = [one.queue.broker_name for one in bad if one.state.is_unavailable]
     if lost := len(bad) - len(waiting):
         output.note(
             f"{lost} of {len(found)} queues have lost what was to be read next. With failOnDataLoss=warn the query continues at "
@@ -196,7 +197,7 @@ def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[s
     from rocketmq_spark.admin import deadline, with_kept
     from rocketmq_spark.cli.query import unplanned
     from rocketmq_spark.spark.checkpoints.rewind import drift
-    from rocketmq_spark.spark.source.recreation import RecreationWatch, share
+    from rocketmq_spark.spark.source.recreated_topics import RecreationWatch, topic_broker
 
     away: set[str] = set()
     errors: list[str] = []
@@ -213,12 +214,12 @@ def differences(client: Client, batch: LoggedBatch) -> tuple[list[Drift], list[s
     bounds = with_kept(client, client.brokers.bounds(queues, deadline(client), note), positions, note)
     recreated: list[MessageQueue] = []
     for offsets in batch.sources.values():
-        found = RecreationWatch(lambda: client.brokers, GROUP).look(offsets, bounds, deadline(client))
-        recreated += found.made_again
+        found = RecreationWatch(lambda: client.brokers, GROUP).check(offsets, bounds, deadline(client))
+        recreated += found.recreated
         for one, error in found.unanswered.items():
             away.add(one[1])
             errors.append(str(error))
-            bounds = {queue: of for queue, of in bounds.items() if share(queue) != one}
+            bounds = {queue: of for queue, of in bounds.items() if topic_broker(queue) != one}
     # A new queue may be in the route only: if its broker answers and does not have the queue, the query reads no such queue.
     existing = {q: at for q, at in positions.items() if q not in new or q in bounds or q.broker_name in away}
     return drift(existing, bounds, recreated, away, _unregistered(client, batch)), errors
@@ -271,15 +272,15 @@ def rewind(
     copied them to a backup beside FOLDER. Nothing is sent to brokers.
     """
     from rocketmq_spark.spark.checkpoints import rewind as back
-    from rocketmq_spark.spark.checkpoints.entries import folder as opened
-    from rocketmq_spark.spark.checkpoints.entries import history
+    from rocketmq_spark.spark.checkpoints.files import open_folder as opened
+    from rocketmq_spark.spark.checkpoints.offset_log import history
 
     if (number is None) == (time_ms is None):
         raise click.UsageError("rewind needs either --to-batch N or --to-time TIME")
     found = opened(folder)
     with found.as_owner():
         reads = history(found)
-        planned = back.plan(found, reads, back.chosen(reads, number, time_ms))
+        planned = back.plan_rewind(found, reads, back.choose_batch(reads, number, time_ms))
         if really and planned.removed and not when["force"]:
             _refuse_restless(found, when["quiet_s"])
     lines = list(_will_be_read(planned))
@@ -291,7 +292,7 @@ def rewind(
         return
     backup = None
     if really:
-        backup = back.carry_out(found, planned, datetime.now(UTC)).name
+        backup = back.execute(found, planned, datetime.now(UTC)).name
         lines.append(f"Done. To undo it, copy the files of {backup} back into {folder}")
     else:
         lines.append("Nothing was changed: use --yes to apply")
@@ -299,7 +300,7 @@ def rewind(
     row = {
         "rewound": really,
         "batchId": planned.batch.number,
-        "again": planned.again,
+        "again": planned.rolled_back,
         "ranges": ranges,
         "backup": backup,
     }
@@ -309,11 +310,11 @@ def rewind(
 
 def _will_be_read(planned: RewindPlan) -> Iterator[str]:
     """The exact words."""
-    if planned.again:
+    if planned.rolled_back:
         batches = (
-            f"batch {planned.again[0]}"
-            if len(planned.again) == 1
-            else f"batches {planned.again[0]} to {planned.again[-1]}"
+            f"batch {planned.rolled_back[0]}"
+            if len(planned.rolled_back) == 1
+            else f"batches {planned.rolled_back[0]} to {planned.rolled_back[-1]}"
         )
         count = sum(part.size for part in planned.ranges)
         yield f"What {batches} read is read again, {count} offsets, in new batches from number {planned.batch.number + 1} on:"

@@ -12,7 +12,7 @@ from rocketmq_spark.cli.output import aligned
 from rocketmq_spark.model.admin import Pace, QueueLag, pace, total
 
 if TYPE_CHECKING:
-    from rocketmq_spark.spark.checkpoints.entries import Read
+    from rocketmq_spark.spark.checkpoints.offset_log import BatchRead
 
 
 class LagSnapshot(NamedTuple):
@@ -50,9 +50,9 @@ _SPARE = ("minOffset", "written", "maxOffset", "position", "left", "read", "age"
 _GAP = 2
 
 
-def under_way(read: Read, silent: Iterable[str], now_ms: int) -> dict[str, object]:
+def under_way(read: BatchRead, silent: Iterable[str], now_ms: int) -> dict[str, object]:
     """The batch of a query that is not done: its number, for how long, and the ``silent`` brokers that it reads."""
-    begun_ms = read.batch.begun_ms
+    begun_ms = read.batch.planned_ms
     for_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
     return {"batchId": read.batch.number, "forMs": for_ms, "waitsFor": sorted(silent)}
 

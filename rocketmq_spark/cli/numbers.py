@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from rocketmq_spark.options import parsing
+
 
 class IntRange(click.IntRange):
     """A whole number within bounds."""
@@ -23,6 +25,18 @@ class FloatRange(click.FloatRange):
         if not math.isfinite(number):
             raise click.BadParameter(f"{value!r} is not a finite number.", ctx, param)
         return number
+
+
+class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+    """A number of bytes, as in options: ``256k``, ``4m``, ``1g`` or plain bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else parsing.size()(value)
+        except ValueError as e:
+            raise click.BadParameter(f"{value!r} is not {e}.", param=param, ctx=ctx) from None
 
 
 def _plain(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

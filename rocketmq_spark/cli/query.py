@@ -20,7 +20,7 @@ from rocketmq_spark.model import MessageQueue
 if TYPE_CHECKING:
     from rocketmq_spark.admin.groups import Positions
     from rocketmq_spark.session import Client
-    from rocketmq_spark.spark.checkpoints.entries import LoggedBatch, Read
+    from rocketmq_spark.spark.checkpoints.offset_log import BatchRead, LoggedBatch
 
 
 class QueryPositions(NamedTuple):
@@ -34,7 +34,7 @@ class QueryPositions(NamedTuple):
     batch: int | None
     positions: Positions
     new: frozenset[MessageQueue]
-    under_way: Read | None
+    under_way: BatchRead | None
     elsewhere: Sequence[str] = ()
     errors: Sequence[RocketMQError] = ()
 
@@ -44,31 +44,34 @@ def next_positions(target: Target, name: str, topics: Sequence[str]) -> tuple[Cl
 
     Raises ``OffsetError`` for a folder that is no checkpoint, and for topics that the query does not read.
     """
-    from rocketmq_spark.spark.checkpoints.entries import folder, last_batch, merged, under_way
-    from rocketmq_spark.spark.source import filters
+    from rocketmq_spark.spark.checkpoints.files import open_folder
+    from rocketmq_spark.spark.checkpoints.offset_log import last_batch, lowest_positions, uncommitted_batch
+    from rocketmq_spark.spark.source import checkpoint_identity
 
-    opened = folder(name)
+    opened = open_folder(name)
     done = last_batch(opened)
     chosen = done or last_batch(opened, committed=False)
     if chosen is None:
         raise OffsetError(f"{name} has no batch yet", remedy="Wait for the first one")
     if not chosen.sources:
         raise OffsetError(f"batch {chosen.number} in {name} reads no RocketMQ topic", remedy="Name another query's")
-    unfinished = under_way(opened)
-    client = target.within(chosen.reads).client()
+    unfinished = uncommitted_batch(opened)
+    client = target.within(chosen.source_identities).client()
     names = clusters(client)
-    here, elsewhere = chosen.within(names)
+    here, elsewhere = chosen.of_clusters(names)
     new, errors = unplanned(client, here)
     starts: dict[MessageQueue, int] = {}
     if unfinished is not None:  # it has logged its starts, also those of sources that are in no finished batch
-        planned = unfinished.batch.within(names)[0].sources
-        starts = merged(offsets.start for offsets in planned.values())
-        new |= {queue for at, offsets in planned.items() if at not in here.sources for queue in offsets.start}
+        planned = unfinished.batch.of_clusters(names)[0].sources
+        starts = lowest_positions(offsets.new_queue_starts for offsets in planned.values())
+        new |= {
+            queue for at, offsets in planned.items() if at not in here.sources for queue in offsets.new_queue_starts
+        }
     positions: Positions = dict(here.positions)
     if done is None:
         positions = {queue: starts.get(queue) for queue in positions}
     positions |= {queue: starts.get(queue) for queue in new}
-    named = {topic for reads in here.reads for topic in filters.recorded_topics(reads)}
+    named = {topic for reads in here.source_identities for topic in checkpoint_identity.recorded_topics(reads)}
     known = sorted({queue.topic for queue in positions} | named)
     if wrong := sorted(set(topics) - set(known)):
         raise OffsetError(
@@ -85,18 +88,18 @@ def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], li
     deleted and created again, and queues of new topics that match a pattern. Also returns the errors because of which queues may
     be missing.
     """
-    from rocketmq_spark.spark.source import filters
+    from rocketmq_spark.spark.source import checkpoint_identity, subscription
 
     new: set[MessageQueue] = set()
     errors: list[RocketMQError] = []
     for offsets in batch.sources.values():
         known = {queue.topic for queue in offsets.positions}
-        chosen = filters.recorded_topics(offsets.reads)
-        if (pattern := filters.recorded_pattern(offsets.reads)) is not None:
+        chosen = checkpoint_identity.recorded_topics(offsets.source_identity)
+        if (pattern := checkpoint_identity.recorded_pattern(offsets.source_identity)) is not None:
             try:
                 cluster = client.routes.cluster()
                 internal = {*cluster, *(data.cluster for data in cluster.values())}
-                chosen |= {*filters.matching(pattern, client.routes.topics(), internal)}
+                chosen |= {*subscription.matching_topics(pattern, client.routes.topics(), internal)}
             except RocketMQError as e:
                 errors.append(e)
         queues: list[MessageQueue] = []
@@ -106,7 +109,7 @@ def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], li
             except RouteNotFound as e:
                 if topic in known:  # otherwise its loss was accepted, or it was deleted since the name server listed it
                     errors.append(e)
-        new |= {*filters.read_next(offsets, queues)} - offsets.positions.keys()
+        new |= {*checkpoint_identity.queues_of_next_batch(offsets, queues)} - offsets.positions.keys()
     return new, errors
 
 
@@ -118,9 +121,9 @@ def clusters(client: Client) -> set[str]:
         return set()
 
 
-def waited_for(client: Client, read: Read) -> set[str]:
+def waited_for(client: Client, read: BatchRead) -> set[str]:
     """Return the brokers of the client's cluster that a batch reads and that do not answer."""
-    here, _ = read.batch.within(clusters(client))
+    here, _ = read.batch.of_clusters(clusters(client))
     return silent(client, {part.queue for part in read.ranges if part.queue in here.positions})
 
 

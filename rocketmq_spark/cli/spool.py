@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import click
 
-from rocketmq_spark.base.clock import utc_text
+from rocketmq_spark.base.clock import Deadline, utc_text
 from rocketmq_spark.base.process import dedicate, on_signals
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.cli.command import CliGroup, SendingCommand
 from rocketmq_spark.cli.connection import Target, connected
-from rocketmq_spark.cli.numbers import FloatRange
+from rocketmq_spark.cli.numbers import FloatRange, SizeType
 from rocketmq_spark.cli.output import Output
 from rocketmq_spark.delay import DEAD_TOPIC, INNER_TOPIC
 from rocketmq_spark.errors import OptionError, RocketMQError, SpoolError
@@ -31,6 +31,7 @@ from rocketmq_spark.model.admin import GROUP
 
 if TYPE_CHECKING:
     from rocketmq_spark.options import Options
+    from rocketmq_spark.spool.copying import Copied
     from rocketmq_spark.spool.records import SpoolOwner
     from rocketmq_spark.spool.spool import SpoolEntry, SpoolReading
 
@@ -55,7 +56,7 @@ _SUMMARY = {
 
 @click.group(cls=CliGroup)
 def spool() -> None:
-    """Inspect, send or export the spool of a producer, or the spools of a sink's workers.
+    """Inspect, copy, send or export the spool of a producer, or the spools of a sink's workers.
 
     FOLDER is a spool, or a spoolDir that contains the spools of workers.
     """
@@ -92,7 +93,7 @@ def show(output: Output, folder: Path, records: bool) -> None:
             )
             if records:
                 for entry in reading.entries():
-                    row = _row_of(path, entry)
+                    row = _shown(path, entry, _row_of)
                     output.item(row, _line(row))
             if damage := _damage_of(path, reading):
                 rows[-1]["damaged"] = True
@@ -117,7 +118,7 @@ def export(output: Output, folder: Path) -> None:
     for path in _paths(folder):
         with _collected(failed), _opened(path, SpoolReading) as reading:
             for entry in reading.entries():
-                row = {**_row_of(path, entry), **_content(entry)}
+                row = _shown(path, entry, _row_of, _content)
                 output.item(row, json.dumps(row, ensure_ascii=False))
                 count += 1
             failed += _damage_of(path, reading)
@@ -230,6 +231,67 @@ def repair(output: Output, folder: Path) -> None:
     _raise(output, failed)
 
 
+@spool.command()
+@_FOLDER
+@click.argument("copied_to", metavar="COPY", type=click.Path(path_type=Path))
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    help="Time limit for reading all spools of FOLDER, in seconds.",
+)
+@click.option(
+    "--max-bytes",
+    type=SizeType(),
+    default="4g",
+    show_default=True,
+    help="Limit of what is copied, each key and value counted with 512 bytes more.",
+)
+@click.pass_obj
+def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_bytes: int) -> None:
+    """Copy the spools in FOLDER, also those of other users, into the new folder COPY.
+
+    COPY must not exist; it belongs to you alone. A process with the rights of the owner reads; each entry is checked, and written
+    into a new database, so 'spool show' of the copy says what 'spool send' sends from it. FOLDER does not change: no process may
+    use it meanwhile, and you delete it when the copy is sent. COPY is a spool if FOLDER is one and has no others in it; otherwise
+    it has the spools worker-1, worker-2 and so on. The exit code is 1 if not everything could be copied.
+    """
+    from rocketmq_spark.spool.copying import CopyLimits, copy_spool, new_folder
+    from rocketmq_spark.spool.files import WORKER
+
+    failed: list[Exception] = []
+    paths = _paths(folder)
+    rows: list[tuple[dict[str, object], str]] = []
+    limits = CopyLimits(Deadline.after(timeout_s), max_bytes)
+    with new_folder(copied_to, folder) as new:
+        for number, path in enumerate(paths, 1):
+            name = "" if paths == [folder] else f"{WORKER}{number}"
+            with _collected(failed):
+                copied = copy_spool(path, new / name, limits)
+                for warning in copied.warnings:
+                    output.warning(f"{path}: {warning}")
+                row = {"path": str(path), "copy": str(copied_to / name), "waiting": copied.waiting, "dead": copied.dead}
+                text = f"{path} -> {row['copy']}: {copied.waiting} wait, {copied.dead} dead"
+                rows.append(({**row, "leftOut": copied.left_out, "damaged": copied.is_damaged}, text))
+                failed += _not_copied(path, copied)
+    for values, line in rows:
+        output.item(values, line)
+    _raise(output, failed)
+
+
+def _not_copied(path: Path, copied: Copied) -> list[SpoolError]:
+    """The error if not all of a spool was copied."""
+    what = [f"{count} entries were left out: {reason}" for reason, count in copied.left_out.items()]
+    if copied.is_damaged:
+        what.insert(0, "it is damaged, and not all of it could be read")
+    if not what:
+        return []
+    remedy = "The spool still has the rest; look at the copy before you send it"
+    return [SpoolError(f"the spool in {path} was copied in part: {'; '.join(what)}", remedy=remedy)]
+
+
 def _raise(output: Output, failed: Sequence[Exception]) -> None:
     """The first error of several folders; the others are shown."""
     for other in failed[1:]:
@@ -330,16 +392,26 @@ def _paths(folder: Path) -> list[Path]:
     return in_order(found)
 
 
-def _row_of(path: Path, entry: SpoolEntry) -> dict[str, object]:
+def _shown(path: Path, entry: SpoolEntry, *parts: Callable[[SpoolEntry], dict[str, object]]) -> dict[str, object]:
+    """The row of a record. The users who may write to a folder decide what is in a record: if that causes any error, the row has
+    the error, and the command shows the other records.
+    """
+    row: dict[str, object] = {"path": str(path), "record": entry.sequence, "standing": entry.standing}
+    for part in parts:
+        try:
+            row |= part(entry)
+        except Exception as e:  # noqa: BLE001 - see above
+            row["error"] = f"{type(e).__name__}: {e}"
+    return row
+
+
+def _row_of(entry: SpoolEntry) -> dict[str, object]:
     """What is known of a record, with null for what is not."""
     from rocketmq_spark.errors import DecodeError
     from rocketmq_spark.spool.spool import SEND_KIND, send_of
 
     record, state = entry.record, entry.state
     row: dict[str, object] = {
-        "path": str(path),
-        "record": entry.sequence,
-        "standing": entry.standing,
         "due": None if entry.due_ms is None else utc_text(entry.due_ms),
         "tries": None if state is None else state.tries,
         "reason": (state.reason or None) if state is not None else None,

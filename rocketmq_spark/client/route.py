@@ -44,6 +44,7 @@ ROUTE_AGE_S = 30.0
 UNLISTED_S = 90.0
 
 _CHECK = "Check option 'nameServer' and that the name server runs"
+_START_OTHERS = "Start the name servers that do not answer, or remove them from option 'nameServer'"
 _ALLOW_TIME = "Allow more time, or check that the name server runs and has this address"
 
 
@@ -71,6 +72,7 @@ class NameServers:
         first = self._current
         unknown: TopicNotFound | None = None
         last: RocketMQError | None = None
+        silent: list[str] = []
         wrong: OptionError | None = None
         for i in range(len(self.addresses)):
             at = (first + i) % len(self.addresses)
@@ -80,6 +82,7 @@ class NameServers:
                 unknown = unknown or e
             except (ConnectionLost, CallTimeout, RemoteProtocolError) as e:
                 last = e
+                silent.append(self.addresses[at])
             except NotSupported:
                 if self.calls.pool.is_proxy(self.addresses[at]):
                     raise
@@ -91,6 +94,7 @@ class NameServers:
                 self._current = at
                 return self.addresses[at], answer
         if unknown is not None:
+            unknown.silent = silent
             raise unknown
         if last is None:
             assert wrong is not None
@@ -422,7 +426,11 @@ class Routes:
                 names.read_problem(topic, self.scope)
                 or f"the {server} knows no such topic, or all its brokers are down"
             )
-            raise RouteNotFound(why, e.addr, e.broker_code, topic) from e
+            remedy = None
+            if e.silent:
+                why += f", and {', '.join(e.silent)} did not answer and may know it"
+                remedy = _START_OTHERS
+            raise RouteNotFound(why, e.addr, e.broker_code, topic, remedy=remedy) from e
         route = self._settled(self._route(topic, server, answer), deadline)
         return route, _size(route, answer), answer.peer
 
@@ -651,7 +659,7 @@ def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNot
     except RocketMQError:
         pass
     hint = f"Did you mean {', '.join(near)}? " if near else ""
-    remedy = (hint + remedy).rstrip()
+    remedy = (hint + (error.remedy or remedy)).rstrip()
     return RouteNotFound(error.message, error.addr, error.broker_code, error.topic, remedy=remedy or None)
 
 

@@ -96,10 +96,10 @@ def lagging_queues(
     limits: PrefetchLimits,
     is_unfiltered: Callable[[MessageQueue], bool],
 ) -> dict[str, list[BacklogRange]]:
-    """Return the unread ranges of the queues to read ahead, by broker. They are queues that are far behind, without a pull in flight.
+    """Return the unread ranges of the queues to read ahead, by broker.
 
-    Queues with a filter are not read ahead. For a filter, a broker searches hundreds of offsets per answer, so the offset of the
-    next pull is unknown.
+    These queues are far behind, and have no pull in flight. Queues with a filter are not read ahead: with a filter, a broker
+    searches hundreds of offsets per answer, so the offset of the next pull is unknown.
     """
     backlogs: dict[str, list[BacklogRange]] = {}
     if limits.half_count < MIN_HALF_ANSWERS * limits.pull_batch_size:
@@ -166,7 +166,7 @@ class RangeRead(Protocol):
 
     @property
     def resets(self) -> Mapping[MessageQueue, int]:
-        """The offsets to which an operator reset the group. Brokers report a reset only once. Complete when the read has ended."""
+        """The offsets to which an operator reset queues; complete when the read has ended. Brokers report a reset only once."""
 
     def fetch(self) -> Generator[Sequence[ReadAnswer], None, None]:
         """Yield answers. Ends early, with ``whole`` False, before an answer that has special messages."""

@@ -250,9 +250,9 @@ class MessageCache:
 class ProcessQueue(MessageCache):
     """The unfinished messages of ``queue``, and the effects of a listener's result on them.
 
-    A ``dropped`` queue is not pulled, and no listener gets messages of it. If an ordered listener still has messages of the queue,
-    the queue stays locked until the call ends. So this call may still advance the offset, unless the queue was ``released``
-    before. The result of a concurrent call has no effect, because its queue is released at once.
+    A ``dropped`` queue is not pulled, and no listener gets messages of it. If an ordered listener still has messages of the
+    queue, the queue stays locked until the call ends. So this call may still advance the offset, unless the queue was
+    ``released`` before. The result of a concurrent call has no effect, because its queue is released at once.
     """
 
     def __init__(self, queue: MessageQueue, now_ms: int = 0) -> None:
@@ -280,7 +280,7 @@ class ProcessQueue(MessageCache):
         return in_batches(messages, size), -(-len(messages) // size)
 
     def requeue(self, call: Sequence[ReceivedMessage], failed: Sequence[ReceivedMessage]) -> Sequence[Any]:
-        """Let the ``failed`` messages of a call wait for one more attempt; returns the argument of ``submit`` for this attempt."""
+        """Put the ``failed`` messages of a call back for one more attempt; returns the argument of ``submit`` for it."""
         retried = [with_next_attempt(self.with_original_body(message)) for message in failed]
         for message in retried:
             self.replace(message)

@@ -268,8 +268,8 @@ class RowsDecoder:
         self.to_batch = to_batch
 
     def __call__(self, parts: Sequence[FetchedPart]) -> Iterator[tuple[list[Rows], int | None]]:
-        """Yield, for each part, its rows and an offset. The messages from this offset on were left out, because the messages before
-        them are too large; None if no message was left out.
+        """Yield, for each part, its rows and an offset. The messages from this offset on were left out, because the messages
+        before them are too large; None if no message was left out.
         """
         rows_of_parts = self._decode_together(parts)
         for number, part in enumerate(parts):

@@ -36,7 +36,7 @@ def checked_topic(topic: object) -> str:
 
 
 def parse_filter(tags: str | None, sql: str | None) -> Filter:
-    """Return the filter of one subscription. Raises ``OptionError`` for invalid or blank values, and for tags together with SQL."""
+    """Return the filter of one subscription. Raises ``OptionError`` for invalid or blank values, and for tags with SQL."""
     for name, value in (("tags", tags), ("sql", sql)):
         if value is not None:
             text(name, value, "a str")
@@ -140,7 +140,7 @@ class Subscriptions:
         return 0 if topic_filter is None else topic_filter.subscribed_ms
 
     def filter(self, topic: str) -> Filter:
-        """Return the filter of a topic. Without a subscription (an explicitly assigned queue), the filter accepts all messages."""
+        """Return the filter of a topic. Without a subscription (an explicitly assigned queue), all messages match."""
         topic_filter = self._topics.get(topic)
         return NO_FILTER if topic_filter is None else topic_filter.filter
 
@@ -277,7 +277,7 @@ class ConsumerSettings:
     def may_read_ahead(self) -> bool:
         """Whether queues that are far behind may be read ahead.
 
-        Not with a pull interval or limits for topics. Not for ordered listeners of messages, which are too slow to profit from it.
+        Not with a pull interval or limits for topics, and not for ordered listeners of messages, which are too slow for it.
         """
         is_paced = self.pull_interval_s or self.topic_max_count is not None or self.topic_max_bytes is not None
         return (self.arrow or not self.ordered) and not is_paced

@@ -52,14 +52,14 @@ class ListenerTraces:
         return functools.partial(self._call_traced, listener, settings)
 
     def _start_deferred(self, settings: ConsumerSettings, messages: Any, context: Any) -> OutcomeCallback:
-        call = _none_on_failure(_TracedCall, settings, messages, context)
+        call = _none_on_failure(_ListenerCall, settings, messages, context)
         if call is None:
             return lambda outcome: None
         self._append(call.before)
         return functools.partial(self._append, call.after)
 
     def _call_traced(self, listener: Listener, settings: ConsumerSettings, messages: Any, context: Any) -> object:
-        call = _none_on_failure(_TracedCall, settings, messages, context)
+        call = _none_on_failure(_ListenerCall, settings, messages, context)
         if call is None:
             return listener(messages, context)
         self._append(call.before)
@@ -88,7 +88,7 @@ def _none_on_failure(make: Callable[..., T], *args: Any) -> T | None:
     return result
 
 
-class _TracedCall:
+class _ListenerCall:
     """Creates the trace records of one call of a listener."""
 
     def __init__(self, settings: ConsumerSettings, messages: Sequence[ReceivedMessage], context: Any) -> None:

@@ -41,7 +41,7 @@ from rocketmq_spark.delay.release import (
 from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import NO_FILTER
 from rocketmq_spark.model.membership import BrokerRequest, Membership
-from rocketmq_spark.spark.sink.refusals import SinkChecks
+from rocketmq_spark.spark.sink.row_checks import SinkChecks
 from rocketmq_spark.wire.envelope import DIGEST_AT, DIGEST_END, DUE_AT, INNER_TOPIC, MAGIC, VERSION
 
 # A group for each topic of envelopes: members of one group must not subscribe to different topics.

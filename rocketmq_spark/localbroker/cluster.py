@@ -8,10 +8,11 @@ production. The methods also accept ``"namesrv"`` (the second is ``"namesrv-2"``
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -298,17 +299,31 @@ class LocalBroker(Closing):
                 f"conf sets {servers.TLS_CERT}, but this proxy was started without TLS",
                 remedy="Pass the fields to LocalBroker(proxy=...)",
             )
-        with self._lock, distro.writing_to(self.data):
+        with self._lock, _starting_on(self.data):
             _own(self).restart(broker, servers.checked(conf or {}), Deadline.after(self._start_timeout_s))
 
     def add_broker(self, conf: Mapping[str, object] | None = None) -> str:
         """Add a broker without slaves, with ``conf`` as settings of its broker.conf. Returns its name when it is registered."""
         self._refuse_more_than_one(len(self._specs) + 1)
-        with self._lock, distro.writing_to(self.data):
+        with self._lock, _starting_on(self.data):
             spec = BrokerSpec(servers.broker_names(len(self.brokers) + 1)[-1], 0)
             _own(self).bring_up(spec, Deadline.after(self._start_timeout_s), servers.checked(conf or {}))
             self._specs.append(spec)
             return spec.name
+
+
+@contextlib.contextmanager
+def _starting_on(folder: Path) -> Iterator[None]:
+    """As ``distro.writing_to``. An error without a remedy says so if the disk is full: the operating system ends a server there,
+    and its log, which has no room either, does not name the cause.
+    """
+    with distro.writing_to(folder):
+        try:
+            yield
+        except LocalBrokerError as e:
+            if e.remedy is None and (problem := disk_problem(folder)):
+                e.remedy = f"{problem}. Free some space"
+            raise
 
 
 def _running(mq: LocalBroker) -> Members:

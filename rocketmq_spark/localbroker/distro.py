@@ -136,7 +136,7 @@ def _check(folder: Path) -> None:
             return
         raise LocalBrokerError(
             f"{problem or f'Others may write to {folder}'}; files from there would be executed",
-            remedy=f"Make it yours: chown -R and chmod -R go-w, or name a folder of your own with {CACHE_VARIABLE}",
+            remedy=f"Remove it, or name a folder of your own with {CACHE_VARIABLE}",
         )
 
 
@@ -145,8 +145,8 @@ def _check_above(folder: Path) -> None:
     if exposure is not None:
         raise LocalBrokerError(
             f"The cache {folder} lies in {exposure}; files from there would be executed",
-            remedy="Make that folder yours with chown, close it with chmod go-w (1777 if others need it), or name a cache "
-            f"elsewhere with {CACHE_VARIABLE}",
+            remedy=f"Name a cache elsewhere with {CACHE_VARIABLE}, or let the folder's owner run chmod go-w (1777 if others "
+            "need it)",
         )
 
 

@@ -87,7 +87,7 @@ def _check(data: Path) -> None:
     if problem is not None:
         raise LocalBrokerError(
             f"The data folder {data} is not used: {problem}",
-            remedy="Make it yours (chown -R, chmod go-w), or choose another folder, such as a new one in it",
+            remedy="Choose another folder, such as a new one in it, or let its owner run: chmod go-w",
         )
     folders.warn_if_replaceable(data, "the data folder of LocalBroker")
 

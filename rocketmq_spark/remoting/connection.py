@@ -130,7 +130,7 @@ class _Waiter:
             outcome.log(logger, "the receiver of an answer failed")
 
 
-class _Reader(threading.Thread):
+class _ReaderThread(threading.Thread):
     """The thread of a connection. It never waits for the socket to accept bytes: the server may be waiting for it to read."""
 
 
@@ -171,7 +171,7 @@ class Connection:
         self._say_so = NowAndThen(SAID_S)
         self._held = waiting or Budget(WAITING_BYTES)
         self._unread_bytes = 0
-        self._reader = _Reader(target=self._read, name=f"rocketmq-{address}", daemon=True)
+        self._reader = _ReaderThread(target=self._read, name=f"rocketmq-{address}", daemon=True)
         try:
             self._reader.start()
         except BaseException:  # the system allows no more threads
@@ -270,7 +270,7 @@ class Connection:
 
     def _flush(self, deadline: Deadline) -> None:
         """Write queued bytes until ``deadline``, one writer at a time."""
-        if isinstance(threading.current_thread(), _Reader) or not may_wait():
+        if isinstance(threading.current_thread(), _ReaderThread) or not may_wait():
             deadline = _NO_WAIT  # the reader writes the rest
         if self._write_lock._is_owned():  # type: ignore[attr-defined]
             return  # called by a signal handler during a write, which includes these bytes

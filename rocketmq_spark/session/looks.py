@@ -41,7 +41,7 @@ def look_tools(
 
 
 def noted_ids(options: Options, ends: QueueEnds) -> NotedStoredIds:
-    """Return the ids for a task of the sink; the driver has noted the ends of the queues (``spark.checkpoints.notes``)."""
+    """Return the ids for a task of the sink; the driver has noted the ends of the queues (``spark.checkpoints.batch_notes``)."""
     return NotedStoredIds(lambda timeout_s, clock: look_tools(options, timeout_s, clock), ends)
 
 

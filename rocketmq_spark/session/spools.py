@@ -231,12 +231,12 @@ def _move(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:
     while store.next_due_ms() is not None:  # a page may be empty: a record that cannot be read becomes a dead letter
         taken = store.take(_ENDLESS_MS, _PAGE, _PAGE_BYTES, _page())
         notes = {name: value for name, value in store.notes().items() if value}  # empty notes have no meaning
-        moved = [
-            (record, max(0, work.due.due_ms - ahead_ms))
-            for work in taken
-            for record in (work.record, *(other.record for other in work.behind))
-        ]
-        into.add(moved, notes)
+        moved, states = [], []
+        for work in taken:
+            due_ms = max(0, work.due.due_ms - ahead_ms)
+            moved += [(work.record, due_ms), *((other.record, due_ms) for other in work.behind)]
+            states += [work.state, *(other.state for other in work.behind)]
+        into.add(moved, notes, states)
         store.settle([(work, Done()) for work in taken], 0)
         yield len(moved)
 

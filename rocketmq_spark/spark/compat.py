@@ -51,18 +51,18 @@ CLASSES = {
 }
 
 
-def _load(name: str) -> type | None:
+def _load_class(name: str) -> type | None:
     module = CLASSES[name]
     try:
-        loaded: type | None = getattr(importlib.import_module(module), name, None)
+        class_: type | None = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as e:
         if e.name != module:  # the module exists, but a package that it imports does not
             raise
         return None
-    return loaded
+    return class_
 
 
-_loaded = {name: _load(name) for name in CLASSES}
+_loaded = {name: _load_class(name) for name in CLASSES}
 _stream_writer, _arrow_writer = _loaded["DataSourceStreamWriter"], _loaded["DataSourceArrowWriter"]
 if _loaded["DataSourceStreamArrowWriter"] is None and _stream_writer is not None and _arrow_writer is not None:
     # PySpark 4.0 lacks this class, but passes Arrow batches to every DataSourceArrowWriter, also to the writer of a stream.

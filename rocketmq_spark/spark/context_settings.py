@@ -14,24 +14,24 @@ from typing import Any
 
 from pyspark import SparkFiles
 
-from rocketmq_spark.spark.tuning import exactly_once_conf
+from rocketmq_spark.spark.conf import exactly_once_conf
 
 VARIABLE = "ROCKETMQ_SPARK_CONTEXT_SETTINGS"
 
 
-def variable_of(get: Callable[[str], str | None]) -> str:
+def encoded_settings(get: Callable[[str], str | None]) -> str:
     """Return the value of ``VARIABLE``: JSON with this process's context and its settings; a setting that is not set is null."""
-    return json.dumps({"context": _context(), "settings": {name: get(name) for name in exactly_once_conf()}})
+    return json.dumps({"context": _context_id(), "settings": {name: get(name) for name in exactly_once_conf()}})
 
 
-def registered() -> dict[str, str | None] | None:
+def registered_settings() -> dict[str, str | None] | None:
     """Return the settings that ``register`` recorded for this process's context; None if it was not called there."""
     text = os.environ.get(VARIABLE)
     seen: dict[str, Any] = json.loads(text) if text else {}
-    return seen["settings"] if seen and seen["context"] == _context() else None
+    return seen["settings"] if seen and seen["context"] == _context_id() else None
 
 
-def _context() -> str | None:
+def _context_id() -> str | None:
     """Return the folder of the context's files, which identifies the context; None if there is no context."""
     try:
         return SparkFiles.getRootDirectory()

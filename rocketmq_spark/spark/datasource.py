@@ -8,8 +8,8 @@ Python source has a map of environment variables that all queries of the source 
 into the map, on its own thread and without a lock (``PythonStreamingSourceRunner.init``). If two streams start at once, one
 entry may be lost while the map counts it: then no task of that source can be serialized until the driver ends ("Illegal size
 5 of collection, expected 6"). Entries that already exist are only replaced, which is safe. docs/upstream.md has the proof.
-``register`` also makes tasks read every batch if ``spark.kryo.registrationRequired`` is set (see ``source.tasks``), and lets the
-sink check the settings of exactly-once before a query sends anything (see ``sink.guarantee``).
+``register`` also makes tasks read every batch if ``spark.kryo.registrationRequired`` is set (see ``source.prefetch``), and lets
+the sink check the settings of exactly-once before a query sends anything (see ``sink.exactly_once_checks``).
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from pyspark.sql.types import StructType
 from rocketmq_spark import options as options_table
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.spark import compat, context_settings, spark_options
-from rocketmq_spark.spark.tuning import READ_BY_TASKS, warn_if_workers_differ
+from rocketmq_spark.spark.conf import READ_BY_TASKS, warn_if_workers_differ
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from rocketmq_spark.columnar.decode.schema import Column
-    from rocketmq_spark.spark.sink.task import RocketMQStreamWriter, RocketMQWriter
-    from rocketmq_spark.spark.source.readers import RocketMQReader, RocketMQStreamReader
+    from rocketmq_spark.spark.sink.writer import RocketMQStreamWriter, RocketMQWriter
+    from rocketmq_spark.spark.source.batch_reader import RocketMQReader
+    from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 
 
 class RocketMQDataSource(compat.DataSource):
@@ -40,8 +41,8 @@ class RocketMQDataSource(compat.DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        ours, self._of_spark = spark_options.split(options)
-        self._parsed = options_table.parse(ours)
+        ours, self._spark_options = spark_options.split(options)
+        self._options = options_table.parse(ours)
 
     @classmethod
     def name(cls) -> str:
@@ -50,49 +51,49 @@ class RocketMQDataSource(compat.DataSource):
     def schema(self) -> str:
         from rocketmq_spark.columnar.decode.schema import columns_of, ddl
 
-        return ddl(columns_of(self._parsed))
+        return ddl(columns_of(self._options))
 
     def reader(self, schema: StructType) -> RocketMQReader:
         compat.require('a batch read with format("rocketmq")', "DataSourceReader")
-        from rocketmq_spark.spark.source.readers import PrunedReader, RocketMQReader, pushdown_enabled
+        from rocketmq_spark.spark.source.batch_reader import PrunedReader, RocketMQReader, pushdown_enabled
 
-        kind = PrunedReader if self._parsed.predicate_pushdown and pushdown_enabled() else RocketMQReader
-        return kind(*self._source("batch source", schema))
+        reader_class = PrunedReader if self._options.predicate_pushdown and pushdown_enabled() else RocketMQReader
+        return reader_class(*self._source("batch source", schema))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
         compat.require('a stream from format("rocketmq")', "DataSourceStreamReader")
-        from rocketmq_spark.spark.source.readers import RocketMQStreamReader
+        from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 
         # Spark may compare the declared columns with the Arrow schema of the rows, whose columns are nullable without comments.
         may_be_null = ("nullable", "containsNull", "valueContainsNull")
-        plain = not any(f'"{name}":false' in schema.json() for name in may_be_null) and not any(
+        is_plain = not any(f'"{name}":false' in schema.json() for name in may_be_null) and not any(
             f.metadata for f in schema
         )
-        return RocketMQStreamReader(*self._source("stream source", schema), hands_over=plain)
+        return RocketMQStreamReader(*self._source("stream source", schema), supports_prefetch=is_plain)
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         compat.require('a write with format("rocketmq")', "DataSourceArrowWriter")
-        from rocketmq_spark.spark.sink.task import RocketMQWriter
+        from rocketmq_spark.spark.sink.writer import RocketMQWriter
 
-        spark_options.check(self._of_spark, "batch sink")
+        spark_options.check(self._spark_options, "batch sink")
         if overwrite:
             raise OptionError("rocketmq topics cannot be overwritten", remedy='Write with .mode("append")')
-        return RocketMQWriter(self._parsed.for_role("sink"), schema)
+        return RocketMQWriter(self._options.for_role("sink"), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
         compat.require('a stream to format("rocketmq")', "DataSourceStreamArrowWriter")
-        from rocketmq_spark.spark.sink.guarantee import check_progress
-        from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
+        from rocketmq_spark.spark.sink.exactly_once_checks import check_progress
+        from rocketmq_spark.spark.sink.writer import RocketMQStreamWriter
 
-        spark_options.check(self._of_spark, "stream sink")
+        spark_options.check(self._spark_options, "stream sink")
         if overwrite:
             raise OptionError(
                 "rocketmq topics cannot be overwritten",
                 remedy='Use outputMode("append"), or foreachBatch with foreach_batch_writer for other modes',
             )
         checkpoint = self.options.get("checkpointLocation") or self.options.get("checkpointlocation")
-        options = self._parsed.for_role("sink")
-        check_progress(options, spark_options.tracks_asynchronously(self._of_spark))
+        options = self._options.for_role("sink")
+        check_progress(options, spark_options.tracks_asynchronously(self._spark_options))
         return RocketMQStreamWriter(options, schema, checkpoint)
 
     def _source(self, role: str, schema: StructType) -> tuple[options_table.Options, tuple[Column, ...]]:
@@ -100,8 +101,8 @@ class RocketMQDataSource(compat.DataSource):
         from rocketmq_spark.columnar.decode.schema import chosen, columns_of
         from rocketmq_spark.spark.source.checks import check_source
 
-        spark_options.check(self._of_spark, role)
-        return check_source(self._parsed, role), chosen(columns_of(self._parsed), schema)
+        spark_options.check(self._spark_options, role)
+        return check_source(self._options, role), chosen(columns_of(self._options), schema)
 
 
 def register(spark: SparkSession) -> None:
@@ -136,8 +137,9 @@ def register(spark: SparkSession) -> None:
 
 
 def _try_to_complete_environment(spark: SparkSession) -> bool:
-    """Add the environment variables, and return whether Spark knows the source. This uses internals of Spark, which may change.
-    The source works without it, too.
+    """Add the environment variables, and return whether Spark knows the source.
+
+    This uses internals of Spark, which may change. If it fails, it warns, and the source works except for what the warning says.
     """
     try:
         return _complete_environment(spark)
@@ -159,7 +161,7 @@ def _complete_environment(spark: SparkSession) -> bool:
         if not variables.containsKey(name):
             variables.put(name, value)
     conf = spark.sparkContext.getConf()
-    variables.put(context_settings.VARIABLE, context_settings.variable_of(conf.get))
+    variables.put(context_settings.VARIABLE, context_settings.encoded_settings(conf.get))
     if conf.get("spark.kryo.registrationRequired", "false").lower() == "true":
         variables.put(READ_BY_TASKS, "1")
     return True

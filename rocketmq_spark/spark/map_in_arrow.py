@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def map_in_arrow(df: DataFrame, function: Callable[..., Any], schema: str, instead: str) -> DataFrame:
+def map_in_arrow(df: DataFrame, function: Callable[..., Any], schema: str, alternative: str) -> DataFrame:
     """Return ``df.mapInArrow(function, schema)``. PySpark requires pandas for it, without using pandas, and warns about its new
     versions.
 
@@ -28,4 +28,4 @@ def map_in_arrow(df: DataFrame, function: Callable[..., Any], schema: str, inste
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
             return df.mapInArrow(function, schema)
     except ImportError as e:
-        raise OptionError(f"PySpark cannot use mapInArrow: {e}", remedy=f"Install pandas, or {instead}") from e
+        raise OptionError(f"PySpark cannot use mapInArrow: {e}", remedy=f"Install pandas, or {alternative}") from e

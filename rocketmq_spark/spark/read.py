@@ -18,9 +18,9 @@ from rocketmq_spark.columnar.decode.schema import Column, columns_of, ddl
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.spark.map_in_arrow import map_in_arrow
-from rocketmq_spark.spark.source import tasks
+from rocketmq_spark.spark.source import partition_reader
+from rocketmq_spark.spark.source.batch_reader import RocketMQReader
 from rocketmq_spark.spark.source.checks import check_source
-from rocketmq_spark.spark.source.readers import RocketMQReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,11 +70,11 @@ def read_rocketmq(
     pickled = [(bytearray(pickle.dumps(partition)),) for partition in planned]
     # With as many slices as rows, each task has one row. ``createDataFrame`` runs no job, because it gets the schema.
     rows: Any = context.parallelize(pickled, len(pickled)) if pickled else []
-    carried = spark.createDataFrame(rows, "task binary")
-    return map_in_arrow(carried, functools.partial(_read, checked, columns), ddl(columns), _FORMAT)
+    tasks = spark.createDataFrame(rows, "task binary")
+    return map_in_arrow(tasks, functools.partial(_read, checked, columns), ddl(columns), _FORMAT)
 
 
 def _read(options: Options, columns: tuple[Column, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for task in batch.column(0).to_pylist():
-            yield from tasks.read(options, columns, pickle.loads(task))
+            yield from partition_reader.read_partition(options, columns, pickle.loads(task))

@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager
 from rocketmq_spark.errors import RocketMQError, SpoolError
 from rocketmq_spark.spool.records import (
     DEAD,
-    LAST,
     NOTE,
     RECORD,
     TOTALS,
     Due,
+    PendingPlace,
     Record,
     RecordState,
     Totals,
@@ -28,27 +28,30 @@ from rocketmq_spark.spool.records import (
     ordered,
 )
 
-_NEVER = Due(LAST, LAST)
+_NEW = RecordState(0, 0)  # the state of a new record in its lane; it gets a time when it becomes pending
 
 
 class AtomicChange:
-    """Steps that are written together or not at all. ``earliest`` is the first due time of the records that it makes pending,
-    ``ended_ms`` the latest original due time of those whose marks end with it (0 if none).
+    """Steps that are written together or not at all. ``pended`` and ``unpended`` are the places of records that become pending
+    and that no longer are, ``ended_ms`` is the latest original due time of those whose marks end with it (0 if none).
     """
 
     def __init__(self, totals: Totals) -> None:
         self.totals = totals.copy()
         self.puts: list[tuple[bytes, bytes]] = []
         self.deletes: list[bytes] = []
-        self.earliest = _NEVER
+        self.pended: list[PendingPlace] = []
+        self.unpended: list[PendingPlace] = []
         self.ended_ms = 0
 
     @property
     def all_puts(self) -> list[tuple[bytes, bytes]]:
         return [*self.puts, (TOTALS, self.totals.encode())]
 
-    def add(self, record: Record, data: bytes) -> int:
-        """Add a new record, encoded as ``data``; returns its sequence."""
+    def add(self, record: Record, data: bytes, state: RecordState = _NEW) -> int:
+        """Add a new record, encoded as ``data``; returns its sequence. Its place in its lane keeps the ``state`` of a record that
+        has failed before, because it may have to wait there.
+        """
         totals = self.totals
         sequence = totals.next_sequence
         totals.next_sequence += 1
@@ -57,32 +60,40 @@ class AtomicChange:
         totals.last_ms = max(totals.last_ms, record.stored_ms)
         self.puts.append((numbered(RECORD, sequence), data))
         if record.lane:
-            self.puts.append((ordered(record.lane, sequence), b""))
+            self.puts.append((ordered(record.lane, sequence), state.encode() if state.tries else b""))
         return sequence
 
     def mark(self, record: Record, due: Due) -> None:
         """Write a record's marks, by which the record and its due time are found."""
-        self.puts += [(marked(*mark), due.key) for mark in record.marks]
+        self.puts += [(marked(*mark), due.encoded) for mark in record.marks]
 
-    def pend(self, due: Due, state: RecordState) -> None:
-        self.puts.append((due.key, state.encode()))
-        self.earliest = min(self.earliest, due)
+    def pend(self, pending: PendingPlace, state: bytes) -> None:
+        """Make a record pending, with its encoded state."""
+        self.puts.append((pending.key, state))
+        self.pended.append(pending)
 
-    def move(self, record: Record, pending: Due, due: Due, state: RecordState) -> None:
-        """Change the due time of a pending record."""
+    def unpend(self, pending: PendingPlace) -> None:
         self.deletes.append(pending.key)
-        self.pend(due, state)
-        self.mark(record, due)
+        self.unpended.append(pending)
 
-    def hasten(self, pending: Due, now_ms: int, state: RecordState, data: bytes | None) -> None:
-        """Make a pending record due now, but not before its original due time, if ``data`` contains one: an earlier clock, by
+    def retry(self, record: Record, pending: PendingPlace, due: Due, state: RecordState) -> None:
+        """Give a record a new due time after a failed attempt, but not one before its original due time: an earlier clock, by
         which that time seemed to be over, may have been ahead.
         """
-        if isinstance(record := decoded(data), Record):
-            self.move(record, pending, Due(max(now_ms, record.first_due_ms or 0), pending.sequence), state)
-        else:
-            self.deletes.append(pending.key)
-            self.pend(Due(now_ms, pending.sequence), state)
+        due = Due(max(due.due_ms, record.first_due_ms or 0), due.sequence)
+        self.unpend(pending)
+        self.pend(record.pending(due, failed=True), state.encode())
+        self.mark(record, due)
+
+    def hasten(self, pending: PendingPlace, now_ms: int, state: bytes, data: bytes | None) -> None:
+        """Make a pending record due now, or at the original due time that ``data`` contains, if that is later."""
+        record = decoded(data)
+        original_ms = record.first_due_ms if isinstance(record, Record) else None
+        due = Due(max(now_ms, original_ms or 0), pending.due.sequence)
+        self.unpend(pending)
+        self.pend(pending._replace(due=due), state)
+        if isinstance(record, Record):
+            self.mark(record, due)
 
     def remark(self, data: bytes | None, due: Due) -> None:
         """Like ``mark``, for an encoded record. Does nothing if it cannot be decoded."""
@@ -130,10 +141,18 @@ class AtomicChange:
 
 
 class Ticket:
-    """One caller's additions: records with their due times, their encoded form, and notes. ``error`` is set if writing failed."""
+    """One caller's additions: records with their due times, their encoded form, their states (None: new ones), and notes.
+    ``error`` is set if writing failed.
+    """
 
-    def __init__(self, records: Sequence[tuple[Record, int]], notes: Mapping[bytes, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        records: Sequence[tuple[Record, int]],
+        notes: Mapping[bytes, bytes] | None = None,
+        states: Sequence[RecordState] | None = None,
+    ) -> None:
         self.items = [(record, due_ms, record.encode()) for record, due_ms in records]
+        self.states = states
         self.notes = [(NOTE + name, value) for name, value in notes.items()] if notes else []
         self.size = sum([len(data) for _, _, data in self.items])
         self.laned = any(record.lane for record, _ in records)

@@ -138,6 +138,18 @@ class Database:
             finally:
                 del found  # otherwise the traceback of an error would keep the iterator, and so the folder's lock
 
+    def last_key(self, start: bytes, end: bytes) -> bytes | None:
+        """The last key from ``start`` to before ``end``, or None."""
+        found = self._iterator(end)
+        try:
+            with self._errors("read"):
+                found.seek_for_prev(end)
+                key: bytes | None = found.key() if found.valid() else None
+                found.status()
+        finally:
+            del found  # as in ``scan``
+        return None if key is None or key < start else key
+
     def _iterator(self, end: bytes) -> Any:
         options = self._rocks.ReadOptions()
         options.set_iterate_upper_bound(end)

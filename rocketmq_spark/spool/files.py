@@ -304,8 +304,9 @@ def look_first(path: Path) -> str:
     """Return the instruction for sending the messages of another user. It begins with a small letter, as part of a sentence."""
     name, copy = shlex.quote(str(path)), f"~/{shlex.quote(f'{path.absolute().name}-copy')}"
     return (
-        "copy it to a new folder of yours, look at the copy and send the copy, because its owner can change it until it is sent, "
-        f"and messages are sent with the keys of whoever sends them: cp -RH {name} {copy} && "
+        "copy it as root to a new folder, look at the copy and send the copy, because only root and its owner can open it, its "
+        "owner can change it until it is sent, and its messages are sent with the keys of the user who runs the command: "
+        f"rocketmq-spark spool copy {name} {copy} && "
         f"rocketmq-spark spool show {copy} --records, and then: rocketmq-spark spool send {copy}"
     )
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rocketmq_spark.spool.changes import AtomicChange
@@ -30,6 +30,7 @@ from rocketmq_spark.spool.records import (
     ORDER,
     RECORD,
     Due,
+    PendingPlace,
     Record,
     RecordState,
     Totals,
@@ -40,6 +41,7 @@ from rocketmq_spark.spool.records import (
     marked,
     numbered,
     ordered,
+    pending_place,
     place_of,
     sequence_of,
 )
@@ -153,22 +155,29 @@ Joins = Callable[[Record], Callable[[Record], bool]]
 
 
 class Behind(NamedTuple):
-    """A record that is sent together with the one before it in its lane; ``size`` is what counts against ``max_bytes``."""
+    """A record that is sent together with the one before it in its lane; ``size`` is what counts against ``max_bytes``, and
+    ``state`` has the failures in the store from which the record was moved.
+    """
 
     sequence: int
     record: Record
     size: int
+    state: RecordState
 
 
 class Work(NamedTuple):
     """A record that was taken, with the records that are sent together with it; ``size`` is what counts against ``max_bytes``."""
 
-    due: Due
+    pending: PendingPlace
     state: RecordState
     record: Record
     size: int
     taken_ms: int
     behind: tuple[Behind, ...] = ()
+
+    @property
+    def due(self) -> Due:
+        return self.pending.due
 
 
 _LONG = 1024  # longer than any run
@@ -214,37 +223,40 @@ def _nothing(first: Record) -> Callable[[Record], bool]:
     return lambda record: False
 
 
-# Due records whose target is full may be in front of others. Up to this number they are skipped; beyond it they are postponed.
-SPARE = 64
+# Pauses between the attempts for a target that fails, in ms: from the second failure without a success on, each twice as long.
+PAUSE_MS, LONGEST_PAUSE_MS = 10, 1000
 
 
 class Window(NamedTuple):
-    """Limits for a target that failed: how many of its records may be out at once, and for how long others are postponed if they
-    are in front of other targets' records (0: not at all, because the target answers).
+    """Limits for a target that failed: how many of its records may be out at once, and until when none may be handed out.
+    ``failures`` counts the attempts that failed one after the other since the last answer.
     """
 
     size: int
-    put_off_ms: int
+    failures: int = 0
+    pause_until_ms: int = 0
+
+    def failed(self, now_ms: int) -> Window:
+        """The window after a failed attempt, or after several that were out together."""
+        # A large exponent would be a large number.
+        pause_ms = min(LONGEST_PAUSE_MS, PAUSE_MS << min(self.failures - 1, 10)) if self.failures else 0
+        return Window(1, self.failures + 1, now_ms + pause_ms)
 
 
 class Turns:
-    """Decides which records may be handed out now. For a target with a window, records that are ``out`` already count, too.
+    """Decides which records may be handed out now. For each target, records that are ``out`` already count, too: a target with a
+    window may have as many as that allows, another one as many as ``share``.
 
-    ``late`` are refused records that may be postponed, each with the moment until which.
+    ``refused`` are the targets of due records that must wait, and ``next_ms`` is the end of the first of their pauses.
     """
 
-    def __init__(self, windows: Mapping[str, Window], out: Iterable[str], now_ms: int) -> None:
+    def __init__(self, windows: Mapping[str, Window], share: int, out: Iterable[str], now_ms: int) -> None:
         self._windows = windows
+        self._default = Window(share)
         self._now_ms = now_ms
-        self._out = Counter(out) if windows else Counter()
-        self.spare = 1 + SPARE if windows else 0  # how many records are examined beyond those that are taken
-        self.refused = False
-        self.late: list[tuple[Work, int]] = []
-
-    @property
-    def crowd(self) -> bool:
-        """Whether there are so many refused records that they must be postponed to reach others."""
-        return len(self.late) > SPARE
+        self._out = Counter(out)
+        self.refused: set[str] = set()
+        self.next_ms: int | None = None
 
     def joins(self, joins: Joins) -> Joins:
         """``joins``, except that records of a target with a window of one are sent alone."""
@@ -255,19 +267,21 @@ class Turns:
 
         return joined
 
-    def takes(self, work: Work) -> bool:
-        """Whether the next record may be handed out."""
-        window = self._windows.get(work.record.target)
+    def accepts(self, target: str) -> bool:
+        """Whether a record of the target may be handed out."""
+        window = self._windows.get(target, self._default if target else None)
         if window is None:
             return True
-        self._out[work.record.target] += 1
-        if self._out[work.record.target] <= window.size:
+        if self._out[target] < window.size and window.pause_until_ms <= self._now_ms:
             return True
-        self.refused = True
-        if window.put_off_ms:
-            bare = replace(work.record, payload=b"")  # many large ones would fill the memory
-            self.late.append((work._replace(record=bare), self._now_ms + window.put_off_ms))
+        self.refused.add(target)
+        if self._out[target] < window.size and (self.next_ms is None or window.pause_until_ms < self.next_ms):
+            self.next_ms = window.pause_until_ms
         return False
+
+    def took(self, target: str) -> None:
+        """Note that a record is handed out."""
+        self._out[target] += 1
 
 
 def lanes(db: Database) -> Iterator[bytes]:
@@ -293,12 +307,12 @@ def followers(db: Database, sequence: int, first: Record, joins: Joins) -> tuple
     if not lane or db.get(ordered(lane, sequence)) is None:
         return ()
     takes, found = joins(first), []
-    for key, _ in db.scan(ordered(lane, sequence + 1), ordered(lane, LAST)):
+    for key, value in db.scan(ordered(lane, sequence + 1), ordered(lane, LAST)):
         data = db.get(numbered(RECORD, sequence_of(key))) or b""
         record = decoded(data)
         if not isinstance(record, Record) or not takes(record):
             break
-        found.append(Behind(sequence_of(key), record, len(data)))
+        found.append(Behind(sequence_of(key), record, len(data), RecordState.known(value)))
     return tuple(found)
 
 
@@ -307,11 +321,11 @@ def leave(db: Database, change: AtomicChange, lane: bytes, gone: Sequence[int], 
     if not lane or db.get(ordered(lane, gone[0])) is None:
         return True
     change.deletes += [ordered(lane, sequence) for sequence in gone]
-    for key, _ in db.scan(ordered(lane, gone[-1] + 1), ordered(lane, LAST)):
+    for key, value in db.scan(ordered(lane, gone[-1] + 1), ordered(lane, LAST)):
         following = sequence_of(key)
         record = decoded(db.get(numbered(RECORD, following)))
-        target = record.target if isinstance(record, Record) else ""
-        change.pend(Due(now_ms, following), RecordState(0, now_ms, target))
+        state = RecordState.known(value)._replace(since_ms=now_ms)
+        change.pend(pending_place(record, Due(now_ms, following), failed=state.tries > 0), state.encode())
         return True
     return False
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import shlex
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,12 +32,15 @@ def _is_of_another(path: Path) -> bool:
 def become_owner(path: Path) -> None:
     """Allow this process to use a spool that only its owner, this user and root may change.
 
+    RocksDB writes to the folder even to read it, and follows links there. So only root and the owner may open a spool; anyone may
+    open one of root.
+
     With links in the folder, its owner could lead root to other files. So root takes the rights of the owner for the rest of the
     process: whatever of the spool stays open, it never has more rights than the owner. From then on the process must not
     import modules, because the owner may not be able to read Python's files.
 
-    Raises ``SpoolError`` if others may change the spool, if it has links or special files, if root cannot take the rights, or if
-    it has taken those of another owner before.
+    Raises ``SpoolError`` if it belongs to another user and root does not run this, if others may change the spool, if it has
+    links or special files, if root cannot take the rights, or if it has taken those of another owner before.
     """
     owner = _owner(path)  # ``_check`` ensures that no other user can replace this folder before it is opened
     if not folders.has_own_rights() and owner.st_uid != os.geteuid():
@@ -45,6 +49,12 @@ def become_owner(path: Path) -> None:
             f"rights of {folders.user(os.geteuid())} for good, to use the spool of that user",
             remedy=f"Run the command again with that folder: {shlex.quote(str(path))}",
         )
+    if not _is_root() and (other := folders.foreign(path)) is not None:
+        raise SpoolError(
+            f"the spool in {path} is not used: {other}, and RocksDB would follow links of that user with the rights of "
+            f"{folders.user(os.geteuid())}",
+            remedy="Run the command as root or as that user",
+        )
     _check(path, owner.st_uid)
     if os.geteuid() == folders.ROOT != owner.st_uid:
         _take_rights(owner.st_uid, path)
@@ -52,7 +62,8 @@ def become_owner(path: Path) -> None:
         raise SpoolError(
             f"root uses the spool in {path} with the rights of its owner, {folders.user(owner.st_uid)}, who may not read "
             "it there",
-            remedy=f"Let its owner read it, or give it to root: chown -R root {shlex.quote(str(path))}",
+            remedy=f"Let its owner run, not root: chmod u+rwx {shlex.quote(str(path))}. If a folder above keeps its owner out, "
+            "first move the spool below a folder that only root may change and all may enter",
         )
     if (problem := folders.irregular_in(path, OF_OTHERS)) is not None:
         raise SpoolError(
@@ -76,11 +87,12 @@ def _owner(path: Path) -> os.stat_result:
 
 
 def _check(path: Path, owner: int) -> None:
-    above = next(folders.exposures(path, owner), None)
-    if above is not None and not _is_root():
-        # Only a warning: the folder may be a volume of Kubernetes with mode 0777, which this user cannot change.
+    on_the_way = folders.exposures(path, owner)
+    if not _is_root():
+        # Folders only cause a warning: one may be a volume of Kubernetes with mode 0777, which this user cannot change.
         folders.warn_if_replaceable(path, "the spool")
-        above = None
+        on_the_way = (each for each in on_the_way if stat.S_ISLNK(each.status.st_mode))
+    above = next(on_the_way, None)
     inside = folders.exposures_in(path, OF_OTHERS, owner)
     if (
         not _is_root() and owner == folders.ROOT
@@ -90,14 +102,23 @@ def _check(path: Path, owner: int) -> None:
     found = above or next(inside, None)
     if found is None:
         return
-    change = "chmod go-w" if found.uid is None else f"chown -h {owner}"
-    place = found.path
-    if above is None:
-        change, place = change.replace(" ", " -R ", 1), path
     raise SpoolError(
         f"the spool in {path} is not used: {found.who} may change {found.path}",
-        remedy=f"Run: {change} {shlex.quote(str(place))}, or move the spool to a folder that only you and root may change",
+        remedy=_remedy(found, owner, is_above=above is not None),
     )
+
+
+def _remedy(found: folders.Exposure, owner: int, is_above: bool) -> str:
+    """Nothing that root runs recursively, or on a path that another user may lead elsewhere before root runs it."""
+    move, place = "move the spool below a folder that only you and root may change", shlex.quote(str(found.path))
+    if found.uid is None:
+        holder = found.status.st_uid
+        whose = "Run" if holder == os.geteuid() else f"Let {folders.user(holder)} run, not root"
+        return f"{whose}: chmod go-w {place}, or {move}"
+    if is_above:
+        return move.capitalize()
+    name = shlex.quote(found.path.name)
+    return f"Let its owner remove {place}. If you trust it, first {move}; then run there: chown -h {owner} {name}"
 
 
 def _take_rights(owner: int, path: Path) -> None:

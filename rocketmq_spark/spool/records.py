@@ -4,7 +4,8 @@ A key is one byte for the area, then numbers of fixed width, so that keys sort l
 *sequence*, which never changes. Areas:
 
 * ``r`` records by sequence: kind, payload, target, lane and marks.
-* ``p`` pending by due time and sequence: the state of the record.
+* ``q`` pending by target, due time and sequence: the state of the record.
+* ``p`` pending by due time and sequence, as releases before 0.2 wrote them; see ``pending.migrate``.
 * ``o`` order by lane and sequence: the records of a lane, of which only the first is pending.
 * ``d`` dead by sequence: the state of records that were given up.
 * ``i`` marks by space and place: due time and sequence of the record.
@@ -22,6 +23,7 @@ is detected. A ``RecordState`` counts its failures. ``Totals`` are updated in ev
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 import zlib
@@ -31,7 +33,8 @@ from typing import NamedTuple
 
 from rocketmq_spark.errors import DecodeError
 
-RECORD, PENDING, ORDER, DEAD = b"r", b"p", b"o", b"d"
+RECORD, PENDING, ORDER, DEAD = b"r", b"q", b"o", b"d"
+UNINDEXED = b"p"
 MARK, NOTE = b"i", b"n"
 # Notes with this prefix remain valid when records are lost, because they are not about records.
 LASTING = b"environment's "
@@ -43,7 +46,8 @@ OWNER = (b"e", b"z")
 
 _DUE = struct.Struct(">cQQ")
 _NUMBERED = struct.Struct(">cQ")
-_LANE = _MARK = struct.Struct(">cH")
+_LANE = _MARK = _TARGET = struct.Struct(">cH")
+_PLACE = struct.Struct(">QQ")
 _SEQUENCE = struct.Struct(">Q")
 LAST = 2**64 - 1
 
@@ -55,13 +59,69 @@ class Due(NamedTuple):
     sequence: int
 
     @property
-    def key(self) -> bytes:
-        return _DUE.pack(PENDING, self.due_ms, self.sequence)
+    def encoded(self) -> bytes:
+        """The value of a mark, and the key of a pending record of releases before 0.2."""
+        return _DUE.pack(UNINDEXED, self.due_ms, self.sequence)
+
+    @property
+    def packed(self) -> bytes:
+        """The end of the key of a pending record."""
+        return _PLACE.pack(self.due_ms, self.sequence)
 
     @classmethod
-    def parse(cls, key: bytes) -> Due:
-        _, due_ms, sequence = _DUE.unpack(key)
+    def parse(cls, data: bytes) -> Due:
+        _, due_ms, sequence = _DUE.unpack(data)
         return cls(due_ms, sequence)
+
+
+@functools.lru_cache(1024)
+def group_of(target: str, waits: bool) -> bytes:
+    """The first part of the keys of pending records: of one target, which ``waits`` for an answer of the target, or not."""
+    data = target.encode()
+    return _TARGET.pack(PENDING, len(data)) + data + (b"\1" if waits else b"\0")
+
+
+def target_of(group: bytes) -> str:
+    """The target of a group."""
+    return group[_TARGET.size : -1].decode(errors="replace")
+
+
+def behind_group(group: bytes) -> bytes:
+    """The key at which a group ends."""
+    return group + b"\xff" * (_PLACE.size + 1)
+
+
+class PendingPlace(NamedTuple):
+    """The place of a pending record.
+
+    Args:
+        target: The record's target.
+        waits: Whether the record becomes due when its target answers. A record with marks waits only for its due time until an
+            attempt has failed.
+        due: When it is due, and its sequence.
+    """
+
+    target: str
+    waits: bool
+    due: Due
+
+    @property
+    def group(self) -> bytes:
+        return group_of(self.target, self.waits)
+
+    @property
+    def key(self) -> bytes:
+        target, waits, due = self
+        return group_of(target, waits) + _PLACE.pack(*due)
+
+    @classmethod
+    def parse(cls, key: bytes) -> PendingPlace:
+        return cls(target_of(key[: -_PLACE.size]), key[-_PLACE.size - 1] != 0, due_in(key))
+
+
+def due_in(key: bytes) -> Due:
+    """The due time and sequence at the end of the key of a pending record, also of a release before 0.2."""
+    return Due(*_PLACE.unpack(key[-_PLACE.size :]))
 
 
 def numbered(area: bytes, sequence: int) -> bytes:
@@ -111,14 +171,18 @@ def behind(area: bytes) -> bytes:
 # The space of marks that begin with a record's original due time (ms since 1970).
 IDENTITY = b"id"
 VERSION = 1
+# Version of totals with pending records that releases before 0.2 would not find.
+INDEXED = 2
 MARKED = 2  # version of records with marks, which precede the payload
 
 _HEAD = struct.Struct(">BI")  # version, checksum of the rest
 _REST = struct.Struct(">QHHH")  # stored at, lengths of kind, target and lane
 _LENGTH = struct.Struct(">H")
 _STATE = struct.Struct(">BHQH")  # version, tries, since when, length of the target
+# A file may have this number. One more must not be an error, because other records are settled in the same write.
+_MOST_TRIES = 65535
 _TOTALS = struct.Struct(">B7Q")
-_MOST = 1 << 62  # of anything that is counted; Python's ``len`` has twice as much
+MOST = 1 << 62  # of anything that is counted; Python's ``len`` has twice as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +212,21 @@ class Record:
         places = (place for space, place in self.marks if space == IDENTITY and len(place) >= _SEQUENCE.size)
         return next(map(due_of, places), None)
 
-    @property
-    def first_target(self) -> str:
-        """The target before the first attempt: none for a record with marks, which waits only for its due time."""
-        return "" if self.marks else self.target
+    def pending(self, due: Due, failed: bool = False) -> PendingPlace:
+        """The place of this record, due at ``due``. ``failed``: after an attempt."""
+        return PendingPlace(self.target, bool(self.target) and (failed or not self.marks), due)
+
+    @staticmethod
+    def first_place(data: bytes, due: Due) -> PendingPlace:
+        """The place of an encoded record before its first attempt. Does not verify the checksum: a million records are read."""
+        try:
+            version, _ = _HEAD.unpack_from(data)
+            _, kind, target, _ = _REST.unpack_from(data, _HEAD.size)
+            start = _HEAD.size + _REST.size + kind
+            name = data[start : start + target].decode()
+        except (struct.error, UnicodeDecodeError):  # it becomes a dead letter when it is taken
+            return PendingPlace("", False, due)
+        return PendingPlace(name, bool(name) and version != MARKED, due)
 
     def encode(self) -> bytes:
         kind, target = self.kind.encode(), self.target.encode()
@@ -190,16 +265,14 @@ class Record:
 
 
 class RecordState(NamedTuple):
-    """A record's state: number of failures, the time of this state (ms since 1970), the target it waits for, and the reason."""
+    """A record's state: number of failures, the time of this state (ms since 1970), and the reason."""
 
     tries: int
     since_ms: int
-    target: str = ""
     reason: str = ""
 
     def encode(self) -> bytes:
-        target = self.target.encode()
-        head = _STATE.pack(VERSION, self.tries, self.since_ms, len(target)) + target
+        head = _STATE.pack(VERSION, min(self.tries, _MOST_TRIES), self.since_ms, 0)
         return head + self.reason.encode(errors="replace") if self.reason else head
 
     @classmethod
@@ -208,18 +281,28 @@ class RecordState(NamedTuple):
             version, tries, since_ms, length = _STATE.unpack_from(data)
             if version != VERSION:
                 raise DecodeError(f"a state of version {version}; this release reads version {VERSION}")
-            at = _STATE.size + length
-            return cls(tries, since_ms, data[_STATE.size : at].decode(), data[at:].decode(errors="replace"))
-        except (struct.error, UnicodeDecodeError) as e:
+            return cls(tries, since_ms, data[_STATE.size + length :].decode(errors="replace"))
+        except struct.error as e:
             raise DecodeError(f"a state of {len(data)} bytes cannot be read: {e}") from e
 
     @classmethod
     def known(cls, data: bytes) -> RecordState:
-        """Like ``decode``, but an empty state for data that cannot be read: the error is raised when the record is taken."""
+        """Like ``decode``, but an empty state for a place in a lane without one, and for data that cannot be read."""
+        if not data:  # as in most places of lanes
+            return cls(0, 0)
         try:
             return cls.decode(data)
         except DecodeError:
             return cls(0, 0)
+
+    @staticmethod
+    def awaited(data: bytes) -> str:
+        """The target that a record waits for, in the state that a release before 0.2 wrote; empty if it cannot be read."""
+        try:
+            version, _, _, length = _STATE.unpack_from(data)
+        except struct.error:
+            return ""
+        return data[_STATE.size : _STATE.size + length].decode(errors="replace") if version == VERSION else ""
 
 
 class Done(NamedTuple):
@@ -264,13 +347,24 @@ class Totals:
         )
 
     @property
+    def are_possible(self) -> bool:
+        """Whether no total is below zero, as after a record that the totals had not counted."""
+        return min(self.depth, self.size, self.dead, self.dead_bytes) >= 0
+
+    @property
     def all_bytes(self) -> int:
         """The bytes that count against ``max_bytes``, dead letters included, because they are on the same disk."""
         return self.size + self.dead_bytes
 
     def encode(self) -> bytes:
-        return _TOTALS.pack(VERSION, self.next_sequence, self.depth, self.size, self.dead, self.dead_bytes,
-                            self.give_ups, self.last_ms)  # fmt: skip
+        """With the version of earlier releases for a store without pending records, so that they can use it."""
+        return _TOTALS.pack(INDEXED if self.depth else VERSION, self.next_sequence, self.depth, self.size, self.dead,
+                            self.dead_bytes, self.give_ups, self.last_ms)  # fmt: skip
+
+    @staticmethod
+    def indexed(data: bytes) -> bytes:
+        """Encoded totals, with the version of a store that earlier releases must not use."""
+        return bytes((INDEXED,)) + data[1:]
 
     @classmethod
     def decode(cls, data: bytes) -> Totals | None:
@@ -279,9 +373,9 @@ class Totals:
             version, *numbers = _TOTALS.unpack(data)
         except struct.error as e:
             raise DecodeError(f"totals of {len(data)} bytes cannot be read: {e}") from e
-        if version != VERSION:
-            raise DecodeError(f"totals of version {version}; this release reads version {VERSION}")
-        return cls(*numbers) if max(numbers) <= _MOST else None
+        if version not in (VERSION, INDEXED):
+            raise DecodeError(f"totals of version {version}; this release reads version {INDEXED}")
+        return cls(*numbers) if max(numbers) <= MOST else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +469,11 @@ def due_of(identity: bytes) -> int:
     """The original due time of the record with this identity, in ms since 1970."""
     due_ms: int = _SEQUENCE.unpack_from(identity)[0]
     return due_ms
+
+
+def pending_place(record: Record | DecodeError, due: Due, failed: bool = False) -> PendingPlace:
+    """The place of a pending record; without a target if the record cannot be read. ``failed``: after an attempt."""
+    return record.pending(due, failed) if isinstance(record, Record) else PendingPlace("", False, due)
 
 
 def decoded(data: bytes | None) -> Record | DecodeError:

@@ -16,6 +16,7 @@ import fcntl
 import itertools
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Collection, Container, Iterator, Sequence
 from pathlib import Path
@@ -31,13 +32,17 @@ from rocketmq_spark.spool.records import (
     LASTING,
     LOST_OWNER,
     MARK,
+    MOST,
     NOTE,
     ORDER,
     OWNER,
     PENDING,
     RECORD,
     TOTALS,
+    UNINDEXED,
+    VERSION,
     Due,
+    PendingPlace,
     Record,
     RecordState,
     SpoolOwner,
@@ -47,6 +52,7 @@ from rocketmq_spark.spool.records import (
     lane_of,
     numbered,
     ordered,
+    pending_place,
 )
 from rocketmq_spark.spool.records import sequence_of as number
 
@@ -216,12 +222,39 @@ def _files(path: Path) -> list[Path]:
 _NAMED = 20
 
 
+def contradiction(db: Database) -> str | None:
+    """Return a clause about entries that cannot all be true, although each can be read; None if there are none.
+
+    Reads all due times and places in lanes if there are dead letters, and otherwise only the last record.
+    """
+    totals, last = stored_totals(db), db.last_key(RECORD, behind(RECORD))
+    if totals is not None and last is not None and (totals.next_sequence <= number(last) or not totals.all_bytes):
+        return "its totals do not count all records"
+    dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
+    waiting = (number(key) for area in (PENDING, UNINDEXED, ORDER) for key, _ in db.scan(area, behind(area)))
+    return "a record is both dead and waiting" if dead and any(each in dead for each in waiting) else None
+
+
+class Derived(NamedTuple):
+    """The number of records that are there, how many are ``missing``, which numbers have no record, and whether that is exact."""
+
+    kept: int
+    missing: int
+    lost: Sequence[int]
+    exact: bool
+
+
 def repair(db: Database, salvaged: Salvaged | None = None) -> None:
-    """Repair the records of a store that lost data; ``salvaged`` is the result of the database's repair.
+    """Repair the records of a store that lost data, and log the result; ``salvaged`` is that of the database's repair."""
+    _say(db, derive(db, salvaged), None if salvaged is None else salvaged.folder)
+
+
+def derive(db: Database, salvaged: Salvaged | None = None) -> Derived:
+    """Derive due times, order, marks and totals from the records.
 
     A record without a due time becomes due at its original one, or now. Due times and places in lanes without a record are
-    dropped and logged. A record that does not match its checksum becomes a dead letter when it is taken. If records are lost,
-    all notes but ``LASTING`` ones are deleted, because they may be about these.
+    dropped. A dead record has neither. A record that does not match its checksum becomes a dead letter when it is taken. If
+    records are lost, all notes but ``LASTING`` ones are deleted, because they may be about these.
     """
     before = _totals(db)
     dead = {number(key) for key, _ in db.scan(DEAD, behind(DEAD))}
@@ -231,6 +264,11 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
     totals, kept, busy = change.totals, set(), set()
     for key, data in db.scan(RECORD, behind(RECORD)):
         sequence, record = number(key), decoded(data)
+        if sequence >= MOST:
+            raise SpoolError(
+                f"record {sequence} of the spool in {db.path} has a number that no store reaches: the file was changed",
+                remedy=f"Copy the rest: rocketmq-spark spool copy {shlex.quote(str(db.path))} COPY",
+            )
         kept.add(sequence)
         lane = record.lane if isinstance(record, Record) else lanes.get(sequence, b"")
         totals.next_sequence = max(totals.next_sequence, sequence + 1)
@@ -241,14 +279,15 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
         totals.depth += 1
         totals.size += len(data)
         due_ms = record.first_due_ms if isinstance(record, Record) else None
-        due = pending.get(sequence) or Due(totals.last_ms if due_ms is None else due_ms, sequence)
-        change.remark(data, due)
+        due = Due(totals.last_ms if due_ms is None else due_ms, sequence)
+        place = pending.get(sequence) or pending_place(record, due)
+        change.remark(data, place.due)
         if lane and sequence not in lanes:
             change.puts.append((ordered(lane, sequence), b""))
         if sequence not in pending and (not lane or lane not in busy):
-            change.pend(due, RecordState(0, totals.last_ms, getattr(record, "first_target", "")))
+            change.pend(place, RecordState(0, totals.last_ms).encode())
         elif sequence in pending and lane in busy:
-            change.deletes.append(pending[sequence].key)  # an earlier record of its lane was recovered and goes first
+            change.unpend(place)  # an earlier record of its lane was recovered and goes first
         if lane:
             busy.add(lane)
     lost = sorted(({*pending, *dead, *lanes}) - kept)
@@ -256,30 +295,38 @@ def repair(db: Database, salvaged: Salvaged | None = None) -> None:
         change.deletes += [pending[sequence].key] if sequence in pending else []
         change.deletes += [numbered(DEAD, sequence)] if sequence in dead else []
         change.deletes += [ordered(lanes[sequence], sequence)] if sequence in lanes else []
-    stale = [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence not in kept - dead]
+    change.deletes += [key for key, _ in db.scan(ORDER, behind(ORDER)) if number(key) in dead]
+    alive = kept - dead
+    stale = [key for key, value in db.scan(MARK, behind(MARK)) if Due.parse(value).sequence not in alive]
     # Settled records may have been recovered, too. Then neither places without a record nor earlier totals say how many are lost.
     rebuilt = frozenset() if salvaged is None else salvaged.rebuilt
-    lost = [] if rebuilt & {PENDING, DEAD, ORDER} else lost
+    lost = [] if rebuilt & {PENDING, UNINDEXED, DEAD, ORDER} else lost
     missing = max(len(lost), 0 if TOTALS in rebuilt else before.depth + before.dead - len(kept))
     exact = salvaged is None or (salvaged.counted and RECORD not in rebuilt)
     if missing or not exact:
         stale += [key for key, _ in db.scan(NOTE, behind(NOTE)) if not key.startswith(NOTE + LASTING)]
     db.write(change.all_puts, change.deletes + stale + doubled, sync=True)
-    _say(db, len(kept), missing, lost, None if salvaged is None else salvaged.folder, exact)
+    return Derived(len(kept), missing, lost, exact)
 
 
-def _places(db: Database, dead: Container[int]) -> tuple[dict[int, Due], list[bytes]]:
-    """The due times of records, and obsolete keys, which are back because the block with their deletion was lost."""
-    places = [Due.parse(key) for key, _ in db.scan(PENDING, behind(PENDING))]
-    pending = {due.sequence: due for due in reversed(places)}
-    return pending, [due.key for due in places if pending[due.sequence] is not due or due.sequence in dead]
+def _places(db: Database, dead: Container[int]) -> tuple[dict[int, PendingPlace], list[bytes]]:
+    """The places of pending records, and obsolete keys, which are back because the block with their deletion was lost."""
+    places = sorted(_pending_places(db), key=lambda place: place.due)
+    pending = {place.due.sequence: place for place in reversed(places)}
+    return pending, [
+        place.key for place in places if pending[place.due.sequence] is not place or place.due.sequence in dead
+    ]
 
 
-def pending_now(db: Database, sequences: Collection[int]) -> dict[int, Due | None]:
-    """The due time of each of these records; None for a missing record, or one that waits behind another one."""
+def _pending_places(db: Database) -> Iterator[PendingPlace]:
+    return (PendingPlace.parse(key) for key, _ in db.scan(PENDING, behind(PENDING)))
+
+
+def pending_now(db: Database, sequences: Collection[int]) -> dict[int, PendingPlace | None]:
+    """The place of each of these records; None for a missing record, or one that waits behind another one."""
     if not sequences:
         return {}
-    found = {due.sequence: due for due in (Due.parse(key) for key, _ in db.scan(PENDING, behind(PENDING)))}
+    found = {place.due.sequence: place for place in _pending_places(db)}
     return {sequence: found.get(sequence) for sequence in sequences}
 
 
@@ -303,7 +350,8 @@ def name_owner(db: Database, known: SpoolOwner | None, salvaged: Salvaged | None
         db.write([(key, owner.encode()) for key in OWNER], sync=True)
 
 
-def _say(db: Database, kept: int, missing: int, lost: Sequence[int], damaged_files: Path | None, exact: bool) -> None:
+def _say(db: Database, derived: Derived, damaged_files: Path | None) -> None:
+    kept, missing, lost, exact = derived
     how_many = str(missing)
     if not exact:
         how_many = f"at least {missing}" if missing else "an unknown number, perhaps none,"
@@ -337,11 +385,17 @@ def _totals(db: Database) -> Totals:
         return Totals()
 
 
-def lacks_totals(db: Database) -> bool:
-    """Whether the totals of a store are damaged, or missing although it has records."""
-    if stored_totals(db) is not None:
-        return False
-    return db.get(TOTALS) is not None or next(db.scan(RECORD, behind(RECORD)), None) is not None
+def needs_repair(db: Database) -> bool:
+    """Whether the entries of a store contradict each other, or its totals are damaged, or missing although it has records, or
+    were written by an earlier release that repaired the store and did not find its pending records.
+    """
+    data = db.get(TOTALS)
+    if data is not None and Totals.decode(data) is None:
+        return True
+    uncounted = RECORD if data is None else PENDING if data[0] == VERSION else None
+    if uncounted is not None and next(db.scan(uncounted, behind(uncounted)), None) is not None:
+        return True
+    return contradiction(db) is not None
 
 
 def stored_totals(db: Database) -> Totals | None:

@@ -19,7 +19,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError
 from rocketmq_spark.model import Resent
 from rocketmq_spark.spool.lanes import Runs, Schedule, Turns, UnreachableTargets, Window, Work
-from rocketmq_spark.spool.records import Dead, Done, Due, Record, RetryLater, Verdict
+from rocketmq_spark.spool.records import Dead, Done, Record, RetryLater, Verdict
 from rocketmq_spark.spool.store import Store
 
 logger = logging.getLogger(__name__)
@@ -27,9 +27,8 @@ logger = logging.getLogger(__name__)
 MAX_OUT, MAX_OUT_BYTES = 64, 64 << 20
 PAGE = 1000
 GATHER_S = 0.005
-# Due records that are in front of other targets' records are postponed by PUT_OFF_MS; by PUT_OFF_HANGING_MS if an attempt took
-# HANGS_MS or more, because the next attempt will take long, too.
-HANGS_MS, PUT_OFF_MS, PUT_OFF_HANGING_MS = 1000, 2000, 10_000
+# The part of ``max_out`` that a single target leaves to others, so that they do not wait while its first attempts fail.
+OTHERS = 1 / 8
 # After a failure of the store, such as a full disk.
 TROUBLE_S = 1.0
 
@@ -82,15 +81,14 @@ class Redelivery:
         self._schedule = schedule or Schedule()
         self.runs = Runs()
         self._silences = UnreachableTargets()
-        self._called: dict[str, Due | None] = {}
+        self._called: dict[str, bytes | None] = {}  # targets whose records become due, and from where on
         self._out: dict[int, Work] = {}
         self._ended: dict[int, RecordResult] = {}  # by sequence
         self._with_letter: dict[int, RecordResult] = {}  # the dead letter is out
         self._max_out = max_out
         self._windows: dict[str, Window] = {}  # by target that failed
-        self._put_off_ms = 0  # the latest moment until which records are postponed
-        # With a large ``max_out``, many records end at about the same time. One write settles all of them, and new ones are taken
-        # only when there is room for many, because each read of the store skips all records that are out.
+        self._share = max_out - int(max_out * OTHERS)
+        # With a large ``max_out``, many records end at about the same time. One write settles all of them.
         self._least, self._gather_s = (1, 0.0) if max_out <= MAX_OUT else (max_out // 8, GATHER_S)
         self._alarm_ms: int | None = None
         self._asked = self._turning = False
@@ -159,7 +157,7 @@ class Redelivery:
         if self._asked or self._turning or self._called or self._out:
             return True
         due_ms = self._store.next_due_ms()
-        return due_ms is not None and due_ms <= max(self._clock(), self._put_off_ms)
+        return due_ms is not None and due_ms <= self._clock()
 
     def _turn(self) -> None:
         with self._changing:
@@ -217,21 +215,19 @@ class Redelivery:
             room_bytes = MAX_OUT_BYTES - sum(work.size for work in self._out.values())
             room = 0 if self._closed or room_bytes <= 0 else self._max_out - len(self._out)
             crowded = room < self._least and len(self._out) > len(self._ended)
-            turns = Turns(self._windows, (work.record.target for work in self._out.values()), now_ms)
+            out = [work.record.target for work in self._out.values()]
+            turns = Turns(dict(self._windows), self._share, out, now_ms)
         if room > 0 and not crowded:
             # While attempts for a target fail, its records are sent alone.
             for work in self._store.take(now_ms, room, room_bytes, turns.joins(self.runs.of), turns):
                 self._try(work)
         with self._changing:
-            if turns.crowd:
-                self._put_off_ms = max(self._put_off_ms, *(until_ms for _, until_ms in turns.late))
-                return 0.0
             if self._called:
                 return 0.0
             if crowded or room_bytes <= 0 or len(self._out) >= self._max_out:  # the next result starts a turn
                 return None
-        # Refused records need no alarm: the next result of their target starts a turn.
-        first = (self._store.next_due_ms(now_ms + 1 if turns.refused else 0), self._silences.next_ms())
+        # Records of a target that has as many out as it may need no alarm: its next result starts a turn.
+        first = (self._store.next_due_ms(turns.refused), turns.next_ms, self._silences.next_ms())
         return min((max(0.0, (due_ms - now_ms) / 1000) for due_ms in first if due_ms is not None), default=None)
 
     def _try(self, work: Work) -> None:
@@ -309,7 +305,9 @@ class Redelivery:
             with self._changing:
                 for each, _ in settled:
                     del self._ended[each.work.due.sequence], self._out[each.work.due.sequence]
-                    self._note(each.work, each.resent, now_ms)
+                failing = {work.record.target for work in self._out.values()}
+                for each, _ in settled:
+                    self._note(each.work, each.resent, now_ms, failing)
                 if not len(self._store):
                     self._silences.forget()
                     self._windows.clear()
@@ -332,7 +330,10 @@ class Redelivery:
             return RetryLater(now_ms + round(1000 * self._schedule.steps_s[-1]), reason)
         return Dead(reason)
 
-    def _note(self, work: Work, resent: Resent, now_ms: int) -> None:
+    def _note(self, work: Work, resent: Resent, now_ms: int, failing: set[str]) -> None:
+        """Note a result. Of attempts for a target that were out together, only the last failure counts: ``failing`` are targets
+        with attempts that are still out, or whose failure was counted.
+        """
         self.runs.ended(work.record.lane, 1 + len(work.behind), resent.error is None, not resent.passing)
         if not self._store.holds(work.record.lane):
             self.runs.forget(work.record.lane)
@@ -340,17 +341,18 @@ class Redelivery:
         if resent.error is None:
             self.delivered += 1 + len(work.behind)
             if (window := self._windows.pop(target, None)) is not None and 2 * window.size < self._max_out:
-                self._windows[target] = Window(2 * window.size, 0)
+                self._windows[target] = Window(2 * window.size)
         elif resent.passing:
-            hangs = now_ms - work.taken_ms >= HANGS_MS
-            self._windows[target] = Window(1, PUT_OFF_HANGING_MS if hangs else PUT_OFF_MS)
+            window = self._windows.get(target, Window(1))
+            self._windows[target] = window._replace(size=1) if target in failing else window.failed(now_ms)
+            failing.add(target)
             self._silences.failed(target, now_ms, work.taken_ms)
 
     def _call(self, targets: set[str]) -> None:
-        """Mark the records of these targets as due now, also postponed ones."""
+        """Mark the records of these targets as due now, and end the pauses of the targets."""
         self._called.update(dict.fromkeys(targets))
         for target in targets & self._windows.keys():
-            self._windows[target] = self._windows[target]._replace(put_off_ms=0)
+            self._windows[target] = Window(self._windows[target].size)
 
     def _hasten(self) -> None:
         with self._changing:
@@ -358,12 +360,11 @@ class Redelivery:
             called = dict(self._called)
         if not called:
             return
-        start = next(iter(called.values()))
-        same = {target for target, at in called.items() if at == start}
-        goes_on = self._store.hasten(same, start, PAGE, self._clock())
-        with self._changing:
-            for target in same:
+        for target, start in list(called.items())[:PAGE]:
+            goes_on = self._store.hasten(target, start, PAGE, self._clock())
+            with self._changing:
                 if goes_on is None:
                     del self._called[target]
                 else:
                     self._called[target] = goes_on
+                    return  # one page per turn, because others wait

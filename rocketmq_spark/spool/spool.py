@@ -26,22 +26,22 @@ from rocketmq_spark.ports import Resender
 from rocketmq_spark.queues.selection import is_built_in
 from rocketmq_spark.spool.database import Damaged, Database
 from rocketmq_spark.spool.lanes import Schedule, SteadyClock
+from rocketmq_spark.spool.pending import all_pending, first_due_ms
 from rocketmq_spark.spool.records import (
     DEAD,
-    PENDING,
     RECORD,
     TOTALS,
-    Due,
     Record,
     RecordState,
     SpoolOwner,
     Totals,
     behind,
     decoded,
+    due_in,
     numbered,
     sequence_of,
 )
-from rocketmq_spark.spool.recovery import ALL_KEYS, database_to_read
+from rocketmq_spark.spool.recovery import ALL_KEYS, contradiction, database_to_read
 from rocketmq_spark.spool.redelivery import MAX_OUT, PAGE, Redelivery
 from rocketmq_spark.spool.store import Store
 
@@ -102,9 +102,33 @@ def send_of(record: Record) -> SpooledSend:
             raise DecodeError(
                 f"selector {selector!r} is none of RocketMQ's, and code that a file names is not executed"
             )
-        return SpooledSend(head["topic"], request, queue, tuple(head["msgIds"]), selector, head.get("arg"))
+        send = SpooledSend(head["topic"], request, queue, tuple(head["msgIds"]), selector, head.get("arg"))
+        if not _has_types_of_a_send(send):
+            raise DecodeError(f"a send of {len(data)} bytes has values of other types than this package writes")
+        return send
     except (struct.error, ValueError, KeyError, TypeError, RecursionError) as e:
         raise DecodeError(f"a send of {len(data)} bytes cannot be read: {e!r}") from e
+
+
+def _has_types_of_a_send(send: SpooledSend) -> bool:
+    """Whether the values from a file, which may be any JSON, are texts and numbers where a send has these."""
+    request, queue = send.request, send.queue
+    texts = (send.topic, request.group, request.properties, *send.msg_ids, *(() if queue is None else queue[:2]))
+    most, optional = request.max_reconsume_times, () if queue is None else (queue.queue_id,)
+    numbers = (
+        request.sys_flag,
+        request.flag,
+        request.born_timestamp_ms,
+        request.reconsume_times,
+        request.default_topic_queues,
+        *optional,
+        *(() if most is None else (most,)),
+    )
+    return (
+        all(type(text) is str for text in texts)
+        and all(type(number) is int for number in numbers)
+        and type(request.batch) is bool
+    )
 
 
 def lane_of(send: SpooledSend) -> bytes:
@@ -162,8 +186,13 @@ class SpoolReading:
         if data is None:
             return None if self.is_damaged else Totals()
         found = Totals.decode(data)
-        if found is None:
-            self._db.damage = self._db.damage or "its totals are impossible"
+        problem: str | None = "its totals are impossible"
+        if found is not None:
+            try:
+                problem = contradiction(self._db)
+            except Damaged as e:
+                problem = e.message
+        self._db.damage = self._db.damage or problem
         return found
 
     @property
@@ -179,16 +208,17 @@ class SpoolReading:
     @property
     def first_due_ms(self) -> int | None:
         """The first due time, in ms since 1970, or None."""
-        first = next(self._db.scan(PENDING, behind(PENDING)), None)
-        return None if first is None else Due.parse(first[0]).due_ms
+        return first_due_ms(self._db)
 
     def entries(self) -> Iterator[SpoolEntry]:
         """All records: pending ones by due time, then those behind them and then dead ones, in the order of storing."""
-        for key, value in self._db.scan(PENDING, behind(PENDING)):
-            due = Due.parse(key)
-            yield SpoolEntry(due.sequence, "pending", due.due_ms, _state(value), self._record(due.sequence))
-        pending = {sequence_of(key) for key, _ in self._db.scan(PENDING, behind(PENDING))}
         dead = {sequence_of(key) for key, _ in self._db.scan(DEAD, behind(DEAD))}
+        places = sorted((due_in(key), key) for key, _ in all_pending(self._db))
+        for due, key in places:
+            if due.sequence not in dead:
+                state = _state(self._db.get(key) or b"")
+                yield SpoolEntry(due.sequence, "pending", due.due_ms, state, self._record(due.sequence))
+        pending = {due.sequence for due, _ in places}
         # All keys: a repair after damage anywhere may bring records back that are not shown here, so all damage must be found.
         for key, data in self._db.scan(*ALL_KEYS):
             if not key.startswith(RECORD):
@@ -199,6 +229,10 @@ class SpoolReading:
         for sequence in sorted(dead):
             value = self._db.get(numbered(DEAD, sequence)) or b""
             yield SpoolEntry(sequence, "dead", None, _state(value), self._record(sequence))
+
+    def stored(self) -> Iterator[tuple[bytes, bytes]]:
+        """All readable keys with their values, as they are stored."""
+        return self._db.scan(*ALL_KEYS)
 
     def close(self) -> None:
         self._db.close()

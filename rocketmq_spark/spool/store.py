@@ -23,14 +23,16 @@ from rocketmq_spark.spool.changes import AtomicChange, GroupCommit, Ticket
 from rocketmq_spark.spool.database import Damaged, Database, occupy
 from rocketmq_spark.spool.files import OWNERS, FreeSpace, check_owner, make_folder
 from rocketmq_spark.spool.lanes import Joins, Marks, Turns, Work, followers, kept, lane_with, lanes, leave
+from rocketmq_spark.spool.pending import PendingIndex, migrate
 from rocketmq_spark.spool.records import (
     NOTE,
     OWNER,
-    PENDING,
     RECORD,
+    TOTALS,
     Dead,
     Done,
     Due,
+    PendingPlace,
     Record,
     RecordState,
     RetryLater,
@@ -38,7 +40,10 @@ from rocketmq_spark.spool.records import (
     Totals,
     Verdict,
     behind,
+    behind_group,
     decoded,
+    due_in,
+    group_of,
     numbered,
 )
 from rocketmq_spark.spool.recovery import Salvaged, finish, salvage
@@ -64,11 +69,10 @@ class Store:
         self._lock = threading.RLock()
         self._group = GroupCommit(self._lock, self._add, together=sync == "batch")
         self._leased: set[int] = set()
-        self._moved: dict[int, Due | None] = {}  # new due times of records that were out when damage was found
+        self._moved: dict[int, PendingPlace | None] = {}  # new places of records that were out when damage was found
         self.totals = Totals()
         # The latest original due time of the records that ended; when it was opened, the latest moment that was recorded.
         self.ended_ms = 0
-        self._floor = Due(0, 0)
         self._owner: SpoolOwner | None = None
         self._failed = self._damaged = self._closed = False
         self.damages = 0
@@ -88,14 +92,19 @@ class Store:
         """Whether the lane has a record that is not settled yet."""
         return lane in self._lanes
 
-    def add(self, records: Sequence[tuple[Record, int]], notes: Mapping[bytes, bytes] | None = None) -> None:
+    def add(
+        self,
+        records: Sequence[tuple[Record, int]],
+        notes: Mapping[bytes, bytes] | None = None,
+        states: Sequence[RecordState] | None = None,
+    ) -> None:
         """Store records, each with its due time (ms since 1970), and ``notes``. On return, both are as durable as ``sync`` says.
-        A record whose first mark belongs to another record is not stored.
+        A record whose first mark belongs to another record is not stored. ``states`` are those of the records in another store.
 
         Writes all or nothing. Raises ``SpoolFull`` beyond ``max_bytes`` or if the disk is nearly full, ``SpoolError`` if writing
         fails.
         """
-        self._group.put(Ticket(records, notes))
+        self._group.put(Ticket(records, notes, states))
 
     def notes(self) -> dict[bytes, bytes]:
         """The latest notes by name."""
@@ -131,9 +140,12 @@ class Store:
                 data = self._db.get(numbered(RECORD, due.sequence)) or b""
                 if isinstance(record := decoded(data), Record):
                     change.unmark(record)
+                    pending = self._pending.find(record.target, due)
                 else:
                     change.deletes += recovery.marks_with(self._db, due.sequence)
-                change.deletes.append(due.key)
+                    pending = recovery.pending_now(self._db, [due.sequence])[due.sequence]
+                if pending is not None:
+                    change.unpend(pending)
                 change.finish(due.sequence, len(data))
                 gone.add(due.sequence)
             if change.deletes:
@@ -143,38 +155,32 @@ class Store:
     def take(
         self, now_ms: int, limit: int, max_bytes: int = 1 << 62, joins: Joins | None = None, turns: Turns | None = None
     ) -> list[Work]:
-        """Take the first due records that are neither leased nor refused by ``turns``, at most ``limit`` and ``max_bytes``, each
-        with the records that ``joins`` accepts. If many are refused, they are postponed, to reach the records behind them.
+        """Take the first due records that are not leased, of the targets that ``turns`` accepts, at most ``limit`` and
+        ``max_bytes``, each with the records that ``joins`` accepts.
 
         The caller must settle each of them. A record that cannot be read becomes a dead letter, unchanged, with the reason.
         """
         with self._ready:
-            first, found = None, []
-            for key, value in self._db.scan(self._floor.key, Due(now_ms + 1, 0).key):
-                due = Due.parse(key)
-                first = first or due
-                if due.sequence not in self._leased:
-                    found.append((due, value))
-                    if len(found) >= limit + (turns.spare if turns else 0):
-                        break
-            self._floor = first or Due(now_ms + 1, 0)
             taken: list[Work] = []
             size = 0
-            for due, value in found:
-                if size >= max_bytes or len(taken) >= limit or (work := self._read(due, value, now_ms)) is None:
-                    continue
-                if turns is None or turns.takes(work):
-                    if joins is not None:
-                        work = work._replace(behind=followers(self._db, due.sequence, work.record, joins))
-                    taken.append(work)
-                    size += work.size
-            if turns is not None and turns.crowd:
-                change = AtomicChange(self.totals)
-                for work, due_ms in turns.late:
-                    state = work.state._replace(target=work.record.target)  # it may answer before the new due time
-                    change.move(work.record, work.due, Due(due_ms, work.due.sequence), state)
-                self._write(change)
-            self._leased.update(work.due.sequence for work in taken)
+            accepts = _always if turns is None else turns.accepts
+            try:
+                with contextlib.closing(self._pending.due(now_ms, accepts)) as due:
+                    for pending, value in due:
+                        if (work := self._read(pending, value, now_ms)) is not None:
+                            if joins is not None:
+                                sent_with_it = followers(self._db, pending.due.sequence, work.record, joins)
+                                work = work._replace(behind=sent_with_it)
+                            if turns is not None:
+                                turns.took(pending.target)
+                            taken.append(work)
+                            size += work.size
+                        if size >= max_bytes or len(taken) >= limit:
+                            break
+            except BaseException:
+                self._failed = True  # the index has passed the records that were taken
+                raise
+            self._leased.update([work.pending.due.sequence for work in taken])
             return taken
 
     def settle(self, outcomes: Sequence[tuple[Work, Verdict]], now_ms: int) -> None:
@@ -186,21 +192,21 @@ class Store:
             change.totals.last_ms = max(now_ms, self.totals.last_ms)
             left = []
             for work, verdict in outcomes:
-                sequence, tries = work.due.sequence, work.state.tries + 1
-                if (pending := self._moved.get(sequence, work.due)) is None:
+                sequence, tries = work.pending.due.sequence, work.state.tries + 1
+                if (pending := self._moved.get(sequence, work.pending)) is None:
                     continue  # lost by damage, or a repair recovered an earlier record of its lane, so it is not first
                 record, size = kept(self._db, work) if self._marks.freeing else (work.record, work.size)
                 if isinstance(verdict, RetryLater):
-                    state = RecordState(tries, now_ms, record.target, verdict.reason)
-                    change.move(record, pending, Due(verdict.due_ms, sequence), state)
+                    state = RecordState(tries, now_ms, verdict.reason)
+                    change.retry(record, pending, Due(verdict.due_ms, sequence), state)
                     continue
-                change.deletes.append(pending.key)
+                change.unpend(pending)
                 change.unmark(record)
                 if isinstance(verdict, Dead) and verdict.is_sent:
                     change.finish(sequence, size)
                     change.totals.give_ups += 1
                 elif isinstance(verdict, Dead):
-                    change.bury(sequence, size, RecordState(tries, now_ms, "", verdict.reason))
+                    change.bury(sequence, size, RecordState(tries, now_ms, verdict.reason))
                 else:
                     change.finish(sequence, size)
                 gone = [sequence]
@@ -213,39 +219,40 @@ class Store:
                     left.append(work.record.lane)
             self._write(change)
             self._lanes.difference_update(left)
-            ended = {work.due.sequence for work, _ in outcomes}
+            ended = {work.pending.due.sequence for work, _ in outcomes}
             self._leased -= ended
             self._moved = {sequence: due for sequence, due in self._moved.items() if sequence not in ended}
 
-    def hasten(self, targets: Collection[str] | None, start: Due | None, limit: int, now_ms: int) -> Due | None:
-        """Make records that wait for ``targets`` (None: all) due now, but not before their original due time. Examines ``limit``
+    def hasten(self, target: str | None, start: bytes | None, limit: int, now_ms: int) -> bytes | None:
+        """Make records that wait for ``target`` (None: all) due now, but not before their original due time. Examines ``limit``
         records from ``start`` on.
 
         Returns where to continue, or None after the last record.
         """
         with self._ready:
             change, goes_on, marked = AtomicChange(self.totals), None, self._marks.used
-            first = start or Due(now_ms + 1, 0)
-            for seen, (key, value) in enumerate(self._db.scan(first.key, behind(PENDING))):
-                due = Due.parse(key)
+            groups = self._pending.groups() if target is None else [group_of(target, True)]
+            keys = (
+                entry
+                for group in groups
+                if start is None or start < behind_group(group)
+                for entry in self._db.scan(max(start or b"", group + Due(now_ms + 1, 0).packed), behind_group(group))
+            )
+            for seen, (key, state) in enumerate(keys):
                 if seen >= limit:
-                    goes_on = due
+                    goes_on = key
                     break
-                state = RecordState.known(value)
-                if (targets is None or state.target in targets) and due.sequence not in self._leased:
-                    change.hasten(due, now_ms, state, self._db.get(numbered(RECORD, due.sequence)) if marked else None)
+                if (sequence := due_in(key).sequence) not in self._leased:
+                    data = self._db.get(numbered(RECORD, sequence)) if marked else None
+                    change.hasten(PendingPlace.parse(key), now_ms, state, data)
             if change.puts:
                 self._write(change)
             return goes_on
 
-    def next_due_ms(self, from_ms: int = 0) -> int | None:
-        """The first due time, not before ``from_ms``, of records that are not leased."""
+    def next_due_ms(self, without: Collection[str] = ()) -> int | None:
+        """The first due time of records that are not leased, except those of targets in ``without``."""
         with self._ready:
-            for key, _ in self._db.scan(max(self._floor, Due(from_ms, 0)).key, behind(PENDING)):
-                due = Due.parse(key)
-                if due.sequence not in self._leased:
-                    return due.due_ms
-            return None
+            return self._pending.first_due_ms(without)
 
     def revive(self, now_ms: int) -> int:
         """Make readable dead records pending again, with all attempts and in no order. Returns how many."""
@@ -254,7 +261,8 @@ class Store:
             for sequence, record, size in recovery.dead_ones(self._db):
                 if isinstance(record, Record):
                     change.revive(sequence, record, size)
-                    change.pend(Due(now_ms, sequence), RecordState(0, now_ms, record.target))
+                    due = Due(now_ms, sequence)
+                    change.pend(record.pending(due, failed=True), RecordState(0, now_ms).encode())
                 revived_bytes = change.totals.size - self.totals.size
                 if len(change.puts) >= REVIVED_AT_ONCE or revived_bytes >= REVIVED_BYTES:  # there may be millions
                     self._write(change)
@@ -330,7 +338,9 @@ class Store:
     def _load(self, salvaged: Salvaged | None) -> None:
         db = Database(self.path)
         try:
-            if salvaged or recovery.lacks_totals(db):
+            damaged = salvaged is not None or recovery.needs_repair(db)
+            migrate(db, damaged)
+            if damaged:
                 self.damages += 1
                 recovery.repair(db, salvaged)
                 recovery.name_owner(db, self._owner, salvaged)
@@ -342,13 +352,13 @@ class Store:
             self.ended_ms = self.ended_ms or self.totals.last_ms
             self._lanes = set(lanes(db))
             self._marks = Marks(db, bool(self._leased))
+            self._pending = PendingIndex(db, self._leased)
         except BaseException as e:
             db.close()
             if isinstance(e, DecodeError):
                 raise recovery.of_another_release(self.path, e) from e
             raise
         self._db = db
-        self._floor = Due(0, 0)
 
     def _add(self, tickets: Sequence[Ticket]) -> None:
         try:
@@ -362,12 +372,15 @@ class Store:
                         ticket.error = problem
                         continue
                     change.puts += ticket.notes
-                    for record, due_ms, data in ticket.items:
+                    for at, (record, due_ms, data) in enumerate(ticket.items):
                         if record.marks and (record.marks[0] in marks or self._marks.known(*record.marks[0])):
                             continue
-                        sequence = change.add(record, data)
+                        new = RecordState(0, record.stored_ms)
+                        state = ticket.states[at] if ticket.states else new
+                        sequence = change.add(record, data, state)
                         if not record.lane or record.lane not in lanes:
-                            change.pend(Due(due_ms, sequence), RecordState(0, record.stored_ms, record.first_target))
+                            place = record.pending(Due(due_ms, sequence), failed=state.tries > 0)
+                            change.pend(place, state.encode())
                         if record.lane:
                             lanes.add(record.lane)
                         if record.marks:
@@ -381,16 +394,17 @@ class Store:
             for ticket in tickets:
                 ticket.error = ticket.error or e
 
-    def _read(self, due: Due, value: bytes, now_ms: int) -> Work | None:
+    def _read(self, pending: PendingPlace, value: bytes, now_ms: int) -> Work | None:
+        due = pending.due
         data = self._db.get(numbered(RECORD, due.sequence)) or b""
         try:
-            return Work(due, RecordState.decode(value), Record.decode(data), len(data), now_ms)
+            return Work(pending, RecordState.decode(value), Record.decode(data), len(data), now_ms)
         except DecodeError as e:
             logger.error("record %d of the spool in %s becomes a dead letter: %s", due.sequence, self.path, e)
             now_ms = min(now_ms, max(due.due_ms, self.totals.last_ms))  # adoption takes at the end of time
             change = AtomicChange(self.totals)
-            change.deletes.append(due.key)
-            change.bury(due.sequence, len(data), RecordState(0, now_ms, "", f"it cannot be read: {e.message}"))
+            change.unpend(pending)
+            change.bury(due.sequence, len(data), RecordState(0, now_ms, f"it cannot be read: {e.message}"))
             change.deletes += recovery.marks_with(self._db, due.sequence) if self._marks.used else ()
             lane = lane_with(self._db, due.sequence) if self._lanes else None
             if lane is not None and not leave(self._db, change, lane, [due.sequence], now_ms):
@@ -400,13 +414,22 @@ class Store:
 
     def _write(self, change: AtomicChange, sync: bool = False) -> None:
         try:
+            if not change.totals.are_possible:
+                self._db.write([], [TOTALS])  # the next call opens the database again, and counts
+                raise SpoolError(
+                    f"the totals of the spool in {self.path} are lower than its records; these are counted again"
+                )
             self._db.write(change.all_puts, change.deletes, sync)
         except RocketMQError:
             self._failed = True
             raise
         self.totals = change.totals
         self.ended_ms = max(self.ended_ms, change.ended_ms)
-        self._floor = min(self._floor, change.earliest)
+        self._pending.changed(change.pended, change.unpended)
+
+
+def _always(target: str) -> bool:
+    return True
 
 
 class _Ready:

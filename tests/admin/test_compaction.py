@@ -11,7 +11,7 @@ from rocketmq_spark.base.codes import COMPACTION, Request, Response
 from rocketmq_spark.cli.checkpoint import differences
 from rocketmq_spark.errors import AccessDenied
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.checkpoints.entries import LoggedBatch
+from rocketmq_spark.spark.checkpoints.offset_log import LoggedBatch
 from rocketmq_spark.spark.checkpoints.rewind import DriftState
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.wire import rpc

@@ -13,6 +13,7 @@ COMMITTED_MS = (
 MOVED_MS = 30_000  # until members have the queues of one that is no longer there
 TAKEN_MS = 2500  # until a node that takes a queue over reads the numbers of the one before
 REGAINED_MS = 5000
+IN_TURN_MS = 2000  # from the clock's reading, by which a node takes messages, to their sending
 CHECKED_MS = 15_000  # until an owner repairs the numbers that a node which stood still has put back
 
 
@@ -44,9 +45,25 @@ def parsed(node: str, text: str) -> list[Sent]:
     return [Sent(int(at), node, int(now), int(due), body.rstrip()) for at, now, due, body in lines]
 
 
-def early(sends: Iterable[Sent]) -> list[Sent]:
-    """Those that were not due by the clock of the node that sent them."""
-    return [sent for sent in sends if sent.now_ms < sent.due_ms]
+def early(sends: Iterable[Sent], events: Sequence[Event]) -> list[Sent]:
+    """Those that were not due by the clock of the node that sent them: neither when it sent them, nor, if the clock was set
+    meanwhile, when it took them.
+    """
+    return [sent for sent in sends if sent.now_ms < sent.due_ms and not _taken_before_clock_was_set(sent, events)]
+
+
+def _taken_before_clock_was_set(sent: Sent, events: Sequence[Event]) -> bool:
+    ahead_ms, own = 0, sorted((e for e in events if e.node == sent.node), key=lambda e: e.begin_ms)
+    for event in own:
+        if event.kind == "clock":
+            frozen_ms = sum(
+                max(0, min(e.end_ms, sent.at_ms) - max(e.begin_ms, event.begin_ms)) for e in own if e.kind == "freeze"
+            )
+            ran_ms = sent.at_ms - event.begin_ms - frozen_ms
+            if -IN_TURN_MS <= ran_ms <= IN_TURN_MS and event.begin_ms + ahead_ms >= sent.due_ms:
+                return True
+            ahead_ms = event.ahead_ms
+    return False
 
 
 def repeats(sends: Iterable[Sent]) -> list[tuple[Sent, Sent]]:

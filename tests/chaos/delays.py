@@ -283,6 +283,6 @@ def test_delays(make_cluster: Callable[..., LocalBroker], tmp_path: Path) -> Non
     why = reasons(pairs, events)
     say(f"{count} messages, {found.total() - len(found)} repeats in the topic, {len(taken)} queues taken; {dict(why)}")
     assert sorted(map(str, range(count))) == sorted(found), "messages are lost"
-    assert early(sends) == []
+    assert early(sends, events) == []
     assert [pair for pair in pairs if reason(*pair, events) is None] == []
     assert len(taken) - QUEUES >= (20 if SECONDS >= 600 else 1)

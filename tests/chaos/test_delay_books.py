@@ -15,7 +15,31 @@ def test_lines_are_read_and_a_line_that_is_cut_is_not() -> None:
 
 def test_early_is_what_was_not_due_by_the_clock_of_its_node() -> None:
     ahead = Sent(1, "a", 20, 10, "m")
-    assert early([ahead, ahead._replace(now_ms=9), ahead._replace(now_ms=10)]) == [ahead._replace(now_ms=9)]
+    assert early([ahead, ahead._replace(now_ms=9), ahead._replace(now_ms=10)], []) == [ahead._replace(now_ms=9)]
+
+
+@pytest.mark.parametrize(
+    ("events", "is_early"),
+    [
+        ([], True),
+        ([("a", 99_500, -20_000)], False),
+        ([("a", 90_000, -20_000)], True),
+        ([("b", 99_500, -20_000)], True),
+        ([("a", 50_000, -10_000), ("a", 99_500, -20_000)], True),
+        ([("a", 50_000, 20_000), ("a", 90_000, -20_000)], True),
+    ],
+)
+def test_a_clock_set_between_taking_and_sending(events: list[tuple[str, int, int]], is_early: bool) -> None:
+    sent = Sent(100_000, "a", 80_000, 99_000, "m")
+    clocks = [Event("clock", node, at, at, ahead) for node, at, ahead in events]
+    assert early([sent], clocks) == [sent] * is_early
+
+
+def test_a_node_that_stood_still_sends_what_it_had_taken() -> None:
+    sent = Sent(100_000, "a", 80_000, 99_000, "m")
+    ahead, back = Event("clock", "a", 1, 1, 20_000), Event("clock", "a", 90_000, 90_000, -20_000)
+    assert early([sent], [ahead, back]) == [sent]
+    assert early([sent], [ahead, back, Event("freeze", "a", 80_000, 99_500)]) == []
 
 
 def test_repeats_are_pairs_of_one_message() -> None:

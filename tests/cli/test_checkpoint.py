@@ -18,9 +18,9 @@ from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.spark.checkpoints import rewind
-from rocketmq_spark.spark.checkpoints.entries import LoggedBatch
+from rocketmq_spark.spark.checkpoints.offset_log import LoggedBatch
 from rocketmq_spark.spark.checkpoints.rewind import DriftState
-from rocketmq_spark.spark.source import recreation
+from rocketmq_spark.spark.source import recreated_topics
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.cli.conftest import documents
 from tests.cli.test_lag import feed
@@ -143,7 +143,7 @@ def test_nothing_is_removed_where_the_epoch_could_not_be_raised(run: Run, query:
     (query / "rocketmq").mkdir()
     (query / "rocketmq" / "epoch").write_text("what")
     done = run("checkpoint", "rewind", str(query), "--to-batch", "0", "--yes", "--force")
-    assert (done.exit_code, "rocketmq/epoch is no number" in done.stderr) == (1, True)
+    assert (done.exit_code, "rocketmq/epoch is not a number" in done.stderr) == (1, True)
     assert (query / "offsets" / "2").exists()
     assert [path.name for path in query.parent.iterdir()] == ["query"]
 
@@ -177,7 +177,7 @@ def test_differences_to_the_broker(
     rocketmq.create_topic(remade, 2)
     feed(rocketmq, remade, 6)
     positions = {queue(1, fine): 3, queue(1, shrunk): 9, queue(1, remade): 4, queue(0, "gone-" + fine): 1}
-    entry(tmp_path, 0, json.dumps(Offsets(positions, marks={queue(1, remade): last_ms}).to_json()))
+    entry(tmp_path, 0, json.dumps(Offsets(positions, newest_store_ms={queue(1, remade): last_ms}).to_json()))
     session.close_all()
     done = run("checkpoint", "diff", str(tmp_path), "--json")
     found = {(row["topic"], row["queueId"]): (row["state"], row["offsets"]) for row in documents(done.stdout)}
@@ -194,7 +194,7 @@ def test_differences_to_the_broker(
     entry(tmp_path, 0, json.dumps(Offsets({queue(0, fine): 0, queue(1, fine): 3}).to_json()))
     well = run("checkpoint", "diff", str(tmp_path))
     assert (well.exit_code, well.stderr) == (0, "Nothing is lost\n")
-    own = Offsets({queue(1, fine): 3}, reads={"namespace": "", "environment": "dev", "environments": {}})
+    own = Offsets({queue(1, fine): 3}, source_identity={"namespace": "", "environment": "dev", "environments": {}})
     entry(tmp_path, 0, json.dumps(own.to_json()))
     of_environment = documents(run("checkpoint", "diff", str(tmp_path), "--json").stdout)
     assert [row["queueId"] for row in of_environment] == [1], "the other queue is that of another environment"
@@ -232,12 +232,12 @@ def test_whose_broker_does_not_say_whether_its_topic_is_the_old_one_is_not_known
 ) -> None:
     """It has answered where its queues end: nothing is lost, for all that these say."""
     silent, other = queue(0), MessageQueue("orders", "broker-b", 0)
-    answers = recreation.Found([], {("orders", "broker-a"): CallTimeout("no answer in time")})
-    monkeypatch.setattr(recreation.RecreationWatch, "look", lambda *asked: answers)
+    answers = recreated_topics.RecreationResult([], {("orders", "broker-a"): CallTimeout("no answer in time")})
+    monkeypatch.setattr(recreated_topics.RecreationWatch, "check", lambda *asked: answers)
     monkeypatch.setattr(admin, "with_kept", lambda client, bounds, *more: bounds)
     client = client_of([silent, other], lambda queues, *more: dict.fromkeys(queues, QueueBounds(0, 7, 0)))
     found, errors = differences(client, LoggedBatch(0, {0: Offsets({silent: 5, other: 7})}))
-    assert [one.state for one in found] == [DriftState.AWAY, DriftState.READ]
+    assert [one.state for one in found] == [DriftState.UNAVAILABLE, DriftState.READ]
     assert ["no answer in time" in error for error in errors] == [True]
 
 
@@ -248,9 +248,11 @@ def test_of_a_broker_that_is_registered_and_silent_nothing_is_said_to_be_lost(mo
         note(CallTimeout("no answer in time"), silent)
         return {here: QueueBounds(0, 7, 0)}
 
-    monkeypatch.setattr(recreation.RecreationWatch, "look", lambda *asked: recreation.Found([], {}))
+    monkeypatch.setattr(
+        recreated_topics.RecreationWatch, "check", lambda *asked: recreated_topics.RecreationResult([], {})
+    )
     monkeypatch.setattr(admin, "with_kept", lambda client, bounds, *more: bounds)
     client = client_of([here, silent], bounds)
     found, errors = differences(client, LoggedBatch(0, {0: Offsets({here: 7, silent: 3})}))
-    assert [one.state for one in found] == [DriftState.READ, DriftState.AWAY]
+    assert [one.state for one in found] == [DriftState.READ, DriftState.UNAVAILABLE]
     assert len(errors) == 1

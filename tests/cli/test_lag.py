@@ -96,7 +96,7 @@ def test_of_a_query_by_its_checkpoint(
     topic = make_topic(queues=2)
     feed(rocketmq, topic, 10)
     queues = [MessageQueue(topic, "broker-a", i) for i in range(2)]
-    log = Offsets(dict(zip(queues, (0, 9), strict=True)), start={queues[1]: 2, queues[0]: 0})
+    log = Offsets(dict(zip(queues, (0, 9), strict=True)), new_queue_starts={queues[1]: 2, queues[0]: 0})
 
     def ask() -> dict[str, object]:
         done = run("lag", "--checkpoint", str(tmp_path), "--json")
@@ -139,7 +139,7 @@ def test_queues_that_no_batch_has_planned_are_behind(
         (found,) = documents(done.stdout)
         return found
 
-    entry(tmp_path, 0, json.dumps(Offsets({planned: 0}, reads=reads).to_json()))
+    entry(tmp_path, 0, json.dumps(Offsets({planned: 0}, source_identity=reads).to_json()))
     found = ask()
     assert (found["lag"], found["lost"], found["unknownQueues"], found["newQueues"]) == (13, 0, 0, 3)
     assert [(row["topic"], row["queueId"], row["position"], row["lag"]) for row in found["queues"]] == [  # type: ignore[attr-defined]
@@ -159,12 +159,12 @@ def test_queues_that_no_batch_has_planned_are_behind(
         (topic, 0, "read", 0), (topic, 1, "new", 10), (later, 0, "new", 0), (later, 1, "new", 3),
     ]  # fmt: skip
     # Batch 1 has logged where it begins, and is not done.
-    unfinished = Offsets({planned: 0, other: 9}, {other: 4}, reads=reads)
+    unfinished = Offsets({planned: 0, other: 9}, {other: 4}, source_identity=reads)
     entry(tmp_path, 1, json.dumps(unfinished.to_json()), done=False)
     assert (ask()["lag"], ask()["newQueues"]) == (9, 3)
     # Nothing else belongs to a query of these queues alone.
     for reads in ({"namespace": "", "newQueues": False}, {"namespace": "", "environment": "1", "environments": 2}):
-        entry(tmp_path, 1, json.dumps(Offsets({planned: 0}, reads=reads).to_json()))
+        entry(tmp_path, 1, json.dumps(Offsets({planned: 0}, source_identity=reads).to_json()))
         assert (ask()["lag"], ask()["newQueues"]) == (0, 0)
 
 
@@ -229,7 +229,7 @@ def test_a_topic_created_again_after_its_loss_is_behind(
     scripted: MockBroker, tmp_path: Path, reads: dict[str, object], strategy: str, new: list[MessageQueue]
 ) -> None:
     """The query accepted the loss: its positions do not name the topic. The next batch reads it from its first message."""
-    logged = Offsets(dict.fromkeys(T, 7), reads=reads, plan={"allocationStrategy": strategy})
+    logged = Offsets(dict.fromkeys(T, 7), source_identity=reads, plan={"allocationStrategy": strategy})
     entry(tmp_path, 0, json.dumps(logged.to_json()))
     (found,) = documents(look(scripted, "lag", "--checkpoint", str(tmp_path), "--json").stdout)
     assert (found["lag"], found["newQueues"]) == (7 * len(new), len(new))
@@ -250,7 +250,7 @@ def test_a_topic_that_stays_deleted_after_its_loss_is_no_error(
 ) -> None:
     there = route(2, {"broker-a": scripted.address})
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda call: there if call.ext("topic") == "t" else NO_ROUTE)
-    entry(tmp_path, 0, json.dumps(Offsets(dict.fromkeys(T, 7), reads=reads).to_json()))
+    entry(tmp_path, 0, json.dumps(Offsets(dict.fromkeys(T, 7), source_identity=reads).to_json()))
     for more, lag_of, count in (((), 0, 2), (("--topic", "u"), None, 0)):
         done = look(scripted, "lag", "--checkpoint", str(tmp_path), "--json", *more)
         (found,) = documents(done.stdout)
@@ -263,7 +263,7 @@ def test_topics_that_cannot_be_listed_are_an_error(tmp_path: Path, no_broker: Pa
     bounds = json.dumps({"minOffset": 0, "maxOffset": 7, "lastUpdateTimestamp": 0})
     stats = f'{{"offsetTable":{{{{"brokerName":"broker-a","queueId":0,"topic":"t"}}:{bounds}}}}}'
     reads = {"namespace": "", "subscribePattern": "t.*"}
-    entry(tmp_path, 0, json.dumps(Offsets({MessageQueue("t", "broker-a", 0): 7}, reads=reads).to_json()))
+    entry(tmp_path, 0, json.dumps(Offsets({MessageQueue("t", "broker-a", 0): 7}, source_identity=reads).to_json()))
     with MockBroker({Request.GET_TOPIC_STATS_INFO: ok(stats.encode())}) as broker:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": broker.address}))
         broker.on(Request.GET_BROKER_CLUSTER_INFO, refuse(Response.NO_PERMISSION))
@@ -429,7 +429,7 @@ def test_a_query_is_looked_for_in_its_namespace(
     feed(rocketmq, topic, 9)
     feed(rocketmq, f"shop%{topic}", 4)
     positions = {MessageQueue(topic, "broker-a", 1): 3}
-    entry(tmp_path, 0, json.dumps(Offsets(positions, reads={"namespace": "shop"}).to_json()))
+    entry(tmp_path, 0, json.dumps(Offsets(positions, source_identity={"namespace": "shop"}).to_json()))
     (found,) = documents(run("lag", "--checkpoint", str(tmp_path), "--json").stdout)
     assert found["lag"] == 1
     rows = documents(run("checkpoint", "diff", str(tmp_path), "--json").stdout)
@@ -444,10 +444,12 @@ def test_queues_of_another_cluster_are_not_looked_for_in_this_one(
     """A query may read two clusters, with topics and brokers of the same names."""
     topic = make_topic(queues=2)
     feed(rocketmq, topic, 4)
-    here = Offsets({MessageQueue(topic, "broker-a", 1): 3}, reads={"namespace": "", "clusters": ["DefaultCluster"]})
+    here = Offsets(
+        {MessageQueue(topic, "broker-a", 1): 3}, source_identity={"namespace": "", "clusters": ["DefaultCluster"]}
+    )
     there = Offsets(
         {MessageQueue(topic, "broker-a", 1): 900, MessageQueue("other", "b", 0): 5},
-        reads={"namespace": "", "clusters": ["eu"]},
+        source_identity={"namespace": "", "clusters": ["eu"]},
     )
     sources = [json.dumps(offsets.to_json()) for offsets in (here, there)]
     entry(tmp_path, 0, *sources)

@@ -19,7 +19,7 @@ from rocketmq_spark.cli.lag_view import (
 )
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.model.admin import QueueLag
-from rocketmq_spark.spark.checkpoints.entries import LoggedBatch, Read
+from rocketmq_spark.spark.checkpoints.offset_log import BatchRead, LoggedBatch
 
 NOW_MS = 1_800_000_000_000
 LARGE = 9_876_543_210
@@ -51,7 +51,7 @@ def test_what_programs_get() -> None:
 
 
 def test_a_batch_that_is_not_done() -> None:
-    read = Read(LoggedBatch(7, {}, NOW_MS - 65_000), [OffsetRange(queue(1, broker="broker-b"), 3, 9)], [], None)
+    read = BatchRead(LoggedBatch(7, {}, NOW_MS - 65_000), [OffsetRange(queue(1, broker="broker-b"), 3, 9)], [], None)
     told = under_way(read, {"broker-b"}, NOW_MS)
     assert told == {"batchId": 7, "forMs": 65_000, "waitsFor": ["broker-b"]}
     assert waiting(told) == "batch 7 was begun 1 m 5 s ago and is not done: broker-b does not answer"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,9 @@ from rocketmq_spark.cli.output import Text
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
+from rocketmq_spark.spool import spool as spool_module
 from rocketmq_spark.spool.records import LOST_OWNER, Dead, Record, SpoolOwner
-from rocketmq_spark.spool.spool import SendSpool, record_of
+from rocketmq_spark.spool.spool import SendSpool, record_of, send_of
 from rocketmq_spark.spool.store import Store
 from tests.cli.conftest import documents
 from tests.helpers import stored
@@ -64,6 +66,27 @@ def test_export_gives_bodies_and_properties_of_all(run: Run, folder: Path) -> No
     assert all(one["properties"]["UNIQ_KEY"] == one["msgIds"][0] for one in found)
     (first,) = (one for one in found if base64.b64decode(one["body"]) == b"first")
     assert (first["properties"]["TAGS"], first["properties"]["mine"], first["group"]) == ("t", "1", "g_cli")
+
+
+def test_a_copy_shows_the_same_records_and_is_sent(
+    rocketmq: LocalBroker, run: Run, folder: Path, topic: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    (told,) = documents(run("spool", "copy", str(folder), str(copy), "--json").stdout)
+    assert told == {
+        "path": str(folder), "copy": str(copy), "waiting": 3, "dead": 1, "leftOut": {}, "damaged": False
+    }  # fmt: skip
+    for command in (("export",), ("show", "--records")):
+        rows = [
+            documents(run("spool", command[0], str(path), *command[1:], "--json").stdout) for path in (folder, copy)
+        ]
+        source, copied = ([{**row, "path": "", "oldestDueAge": 0} for row in found] for found in rows)
+        assert source == copied
+    run("spool", "assign", str(copy))
+    (done,) = documents(run("spool", "send", str(copy), "--json").stdout)
+    assert (done["sent"], done["left"], done["dead"]) == (3, 0, 1)
+    assert sorted(each.body for each in stored(rocketmq, topic, 3)) == [b"any", b"first", b"second"]
+    assert documents(run("spool", "show", str(folder), "--json").stdout)[0]["depth"] == 3
 
 
 def test_what_one_cluster_was_to_get_is_not_sent_to_another_unless_it_is_assigned(
@@ -216,6 +239,26 @@ def test_what_can_be_read_of_a_damaged_spool_is_shown_and_exported(
     *records, summary = documents(done.stdout)
     assert (told["waiting"], told["dead"]) == (len(records), 0) == (summary["depth"], summary["dead"])
     assert documents(run("spool", "repair", str(tmp_path), "--json").stdout)[0]["damages"] == 0
+
+
+@pytest.mark.parametrize("command", [("show", "--records"), ("export",)])
+def test_a_record_that_cannot_be_shown_hides_no_other_one(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """``send`` would send the others."""
+    sends = [SpooledSend(topic, SendRequest("g", b"x"), None, ("A",)) for topic in ("crafted", "payments")]
+    with contextlib.closing(Store(tmp_path, sync="never")) as store:
+        store.add([(record_of(send, 1), 1) for send in sends])
+
+    def fail_once(record: Record) -> SpooledSend:
+        if (send := send_of(record)).topic == "crafted":
+            raise TypeError("expected str")
+        return send
+
+    monkeypatch.setattr(spool_module, "send_of", fail_once)
+    first, second, *_ = documents(run("spool", command[0], str(tmp_path), *command[1:], "--json").stdout)
+    assert (first["record"], first["error"]) == (1, "TypeError: expected str")
+    assert second["topic"] == "payments"
 
 
 def test_a_spool_in_use_can_be_shown_and_not_sent(run: Run, folder: Path) -> None:

@@ -79,6 +79,19 @@ def raised(parts: Parts, topic: str) -> RouteNotFound:
 
 
 class TestNameServers:
+    def test_a_topic_that_one_server_lacks_while_another_is_silent_may_exist(self, dead: str) -> None:
+        """A name server that has just started lacks topics, and so does one that a broker cannot reach."""
+        with MockBroker({ROUTE: NO_ROUTE}) as one:
+            parts = Parts(f"{one.address};{dead}")
+            for at in (0, 1):
+                starting_with(parts, at)
+                error = parts.routes.missing_topic(raised(parts, "orders"))
+                assert f"and {dead} did not answer and may know it" in error.message
+                assert error.remedy is not None
+                assert "Start the name servers that do not answer" in error.remedy
+                assert "topic create" not in error.remedy
+            parts.pool.close()
+
     def test_the_next_one_is_tried_and_kept(self, broker: MockBroker, dead: str) -> None:
         parts = Parts(f"{dead};{broker.address}")
         starting_with(parts, 0)

@@ -338,7 +338,7 @@ def test_the_sink_takes_kafkas_columns_and_ignores_others():
 def test_headers_whose_fields_have_another_case_are_stored():
     parts = [StructField("KEY", StringType()), StructField("Value", BinaryType())]
     schema = StructType([StructField("value", StringType()), StructField("headers", ArrayType(StructType(parts)))])
-    given = checks.check(sink_options("n:1", kafkaColumns=True, topic="t"), schema)
+    given = checks.check_sink(sink_options("n:1", kafkaColumns=True, topic="t"), schema)
     assert given["properties"] == "headers"
     entry = pa.struct([("KEY", pa.string()), ("Value", pa.binary())])
     made, _ = converted(value=["v"], headers=pa.array([[{"KEY": "h", "Value": b"1"}]], pa.list_(entry)))

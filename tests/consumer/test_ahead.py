@@ -282,9 +282,8 @@ class StartInterrupted:
             return self if path == ahead.__file__ else None
         while caller is not None and caller.f_code is not Prefetcher._start_reader.__code__:
             caller = caller.f_back  # type: ignore[assignment]
-        parted = (
-            not linecache.getline(path, frame.f_lineno).lstrip().startswith("with ")
-        )  # its end is no place for Ctrl-C
+        # Its end is no place for Ctrl-C.
+        parted = not linecache.getline(path, frame.f_lineno).lstrip().startswith("with ")
         if caller is not None and event == "line" and parted and not unlike_ctrl_c(frame):
             self.left -= 1
             if self.left == -1:

@@ -264,9 +264,8 @@ def test_1_18_a_message_that_takes_too_long_and_that_no_broker_takes_is_tried_on
 ) -> None:
     """It is the first one of its queue again, and each try may take its time from the storing of offsets, which it holds up."""
     consumer, port = started(group, consume_timeout_s=60.0)
-    monkeypatch.setattr(
-        consumer._running._consume_service, "_finish", lambda *given: None
-    )  # as if the listener had it still
+    # As if the listener had it still.
+    monkeypatch.setattr(consumer._running._consume_service, "_finish", lambda *given: None)
     group.brokers.send(A, b"slow", b"slower")
     group.time.advance(1)
     monkeypatch.undo()
@@ -296,9 +295,8 @@ def test_1_18_a_message_that_comes_again_and_takes_too_long_is_sent_back(
     group.time.advance(1)
     assert consumer.stats().topics["T"].consume_ms == 250.0
     group.brokers.failing.clear()
-    monkeypatch.setattr(
-        consumer._running._consume_service, "_finish", lambda *given: None
-    )  # as if the listener had it still
+    # As if the listener had it still.
+    monkeypatch.setattr(consumer._running._consume_service, "_finish", lambda *given: None)
     group.time.advance(6)
     monkeypatch.undo()
     group.time.advance(130)
@@ -311,9 +309,8 @@ def test_1_18_the_log_says_what_becomes_of_a_message_that_takes_too_long(
     group: GroupBench, clustering: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
 ) -> None:
     consumer, port = started(group, consume_timeout_s=60.0, clustering=clustering, offsets_folder=tmp_path)
-    monkeypatch.setattr(
-        consumer._running._consume_service, "_finish", lambda *given: None
-    )  # as if the listener had it still
+    # As if the listener had it still.
+    monkeypatch.setattr(consumer._running._consume_service, "_finish", lambda *given: None)
     group.brokers.send(A, b"slow")
     group.time.advance(1)
     monkeypatch.undo()

@@ -59,7 +59,7 @@ def test_a_stop_that_is_interrupted_is_continued_by_the_next(
     assert consumer.stop() == consumer.stop() == []
     assert (port.seen("leave"), port.asked, group.brokers.locks) == (["g"], None, {})
     assert group.brokers.offsets[q("a:0")] == 1
-    assert all(timer._closed for timer in (running._pull_timer, running._upkeep, running._locks))
+    assert all(timer._closed for timer in (running._pull_timer, running._upkeep_timer, running._lock_timer))
 
 
 @pytest.mark.parametrize("timeout_s", ["30s", None, math.nan])

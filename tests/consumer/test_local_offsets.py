@@ -212,7 +212,9 @@ def test_offsets_of_another_user_are_not_used(path: Path, monkeypatch: pytest.Mo
     LocalOffsets(path).store({A: 1})
     LocalOffsets(path).store({A: 2})
     uid = users.give_away(monkeypatch, path.parent / place)
-    with pytest.raises(OffsetError, match=rf"are not used: .* belongs to uid {uid}, .* chown -R, or choose another"):
+    with pytest.raises(
+        OffsetError, match=rf"are not used: .* belongs to uid {uid}, .* Choose another 'localOffsetsDir'"
+    ):
         LocalOffsets(path).load()
 
 
@@ -232,6 +234,28 @@ def test_nothing_is_created_where_a_link_of_another_user_leads(
     with pytest.raises(OffsetError, match=r"are not used: .* belongs to uid"):
         FileOffsets(LocalOffsets(path), MemberState(Thresholds(40, 1 << 20, 400)), lambda *_: 0).open()
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("above", [0, 1, 2, 3], ids=["cluster", "group", "client", "localOffsetsDir"])
+def test_offsets_in_a_folder_of_another_user_are_not_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch, above: int
+) -> None:
+    """That user could rename the folders below, so that the consumer skips messages."""
+    LocalOffsets(path).store({A: 1})
+    users.give_away(monkeypatch, path.parents[above])
+    with pytest.raises(OffsetError, match=r"are not used: .* belongs to uid"):
+        LocalOffsets(path).load()
+
+
+@pytest.mark.parametrize("above", [1, 2], ids=["client", "localOffsetsDir"])
+def test_earlier_offsets_below_a_folder_of_others_are_not_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch, above: int
+) -> None:
+    earlier = LocalOffsets(path).legacy_file()
+    earlier.store({A: 1})
+    users.give_away(monkeypatch, path.parents[above + 1])
+    with pytest.raises(OffsetError, match=r"are not used: .* belongs to uid"):
+        earlier.load()
 
 
 def test_a_lock_of_another_user_is_not_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,11 +195,11 @@ def subscribes(member: Member, outcomes: list[Exception]) -> None:
 
 def test_a_listener_that_takes_long_keeps_its_message(member):
     goes_on = member.held_up()
-    settling = member.consumer._running._acknowledger
+    acknowledger = member.consumer._running._acknowledger
     eventually(lambda: member.proxy.asked == 2, 60)
     for number in range(1, 7):
         member.time.advance(10)
-        eventually(lambda: not settling._renewing, 60)  # they ask on threads of their own
+        eventually(lambda: not acknowledger._renew_threads, 60)  # they ask on threads of their own
         assert member.proxy.told == [("change", "A", 30.0)] * number
     goes_on.set()
     eventually(lambda: member.proxy.told[6:] == [("ack", "A")], 60)
@@ -385,14 +385,14 @@ def test_a_stop_that_is_interrupted_leaves_and_is_continued_by_the_next(member, 
     goes_on = member.held_up()
     running = member.consumer._running
     with monkeypatch.context() as patch:
-        patch.setattr(running._unacked, "finish", raising(KeyboardInterrupt()))
+        patch.setattr(running._unacked, "wait_until_settled", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             member.consumer.stop()
     assert member.proxy.closed
     goes_on.set()
     assert member.consumer.stop() == []
     assert running._workers._closed
-    assert running._looks._closed
+    assert running._check_timer._closed
 
 
 def test_a_stop_in_a_listener_does_not_wait_for_the_one_that_waits_for_it(member):

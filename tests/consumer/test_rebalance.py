@@ -103,9 +103,8 @@ def test_a_dropped_queue_that_may_still_be_busy_is_to_go_and_to_come_back() -> N
     owned = owning(*qs("a:0-1"))
     owned[q("a:0")].dropped = True
     share = Allocation(frozenset(owned))
-    assert queue_change(owned, "T", share, 0) == QueueChange(
-        drop=(q("a:0"),), add=(q("a:0"),)
-    )  # who adds it looks whether it is gone
+    # Who adds it looks whether it is gone.
+    assert queue_change(owned, "T", share, 0) == QueueChange(drop=(q("a:0"),), add=(q("a:0"),))
     assert not is_balanced(owned, "T", share)
     del owned[q("a:0")]
     assert queue_change(owned, "T", share, 0) == QueueChange(add=(q("a:0"),))

@@ -23,7 +23,7 @@ from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.send import BatchStorage
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.spark.sink.refusals import SinkChecks
+from rocketmq_spark.spark.sink.row_checks import SinkChecks
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, Envelope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.delay.nodes import QUEUES, World
@@ -246,13 +246,13 @@ def test_an_error_of_the_sink_that_names_no_row_is_found(error: Exception, monke
         if any(row.body == b"bad" for row in rows):
             raise error
 
-    monkeypatch.setattr(SinkChecks, "_look", look)
+    monkeypatch.setattr(SinkChecks, "_check_rows", look)
     good = [packed(f"UNIQ_KEY\x01{number}\x02") for number in range(9)]
     alone_is_dead(given_out([*good[:4], packed(body=b"bad"), *good[4:]], REMOTING), 4, "no")
 
 
 def test_an_error_that_may_pass_makes_no_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SinkChecks, "_look", raising(CallTimeout("no answer", "b:1")))
+    monkeypatch.setattr(SinkChecks, "_check_rows", raising(CallTimeout("no answer", "b:1")))
     with pytest.raises(CallTimeout):
         given_out([packed()], REMOTING)
 

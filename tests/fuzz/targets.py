@@ -214,7 +214,7 @@ TARGETS: dict[str, Target] = {
     "arrival": Target(lambda data: arrival(QUEUE, 0, data, 1), [_ENVELOPE, _CANCEL], ()),
     "released": Target(released, [_ENVELOPE, _CANCEL], ()),
     "record": Target(Record.decode, [_RECORD.encode(), record_of(_SEND, 1).encode()]),
-    "state": Target(RecordState.decode, [RecordState(3, 5, "broker b", "why").encode()]),
+    "state": Target(RecordState.decode, [RecordState(3, 5, "why").encode()]),
     "totals": Target(Totals.decode, [Totals(1, 2, 3).encode()]),
     "owner": Target(SpoolOwner.decode, [SpoolOwner().encode()]),
     "send": Target(lambda data: send_of(Record("send", data, 1)), [record_of(_SEND, 1).payload]),

@@ -15,7 +15,7 @@ from typing import Any
 from rocketmq_spark import exactly_once_conf
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.spark.checkpoints.notes import ROOM
+from rocketmq_spark.spark.checkpoints.batch_notes import NOTES_FOLDER
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import FrameSplitter
 from tests.fix_proxy import FaultyProxy
@@ -265,7 +265,9 @@ class Swallowing(FaultyProxy):
 
 
 def noted(pipes: Pipes) -> bool:
-    return all((pipes.folder / pipe.name / ROOM).exists() for pipe in pipes.pipes if pipe.guarantee == "exactly-once")
+    return all(
+        (pipes.folder / pipe.name / NOTES_FOLDER).exists() for pipe in pipes.pipes if pipe.guarantee == "exactly-once"
+    )
 
 
 def made(make_topic: Callable[..., str], *pipes: Pipe) -> list[Pipe]:

@@ -67,8 +67,8 @@ class Writes:
         recorded = dataclasses.replace(client, sender=self.sender)
         with self.monkeypatch.context() as patched:
             patched.setattr(session, "client", lambda options: recorded)
-            names = checks.check(options, from_arrow_schema(schema))
-            return TaskWriter(options, names, None, checks.positions(options)).write(batches)
+            names = checks.check_sink(options, from_arrow_schema(schema))
+            return TaskWriter(options, names, None, checks.environment_queues(options)).write(batches)
 
     @property
     def requests(self) -> list[tuple[MessageQueue, Any]]:

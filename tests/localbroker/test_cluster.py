@@ -15,6 +15,7 @@ import pytest
 
 from rocketmq_spark.errors import BrokerNotFound, LocalBrokerError
 from rocketmq_spark.localbroker import LocalBroker, process
+from rocketmq_spark.localbroker import cluster as cluster_room
 from rocketmq_spark.localbroker.members import Registration
 from rocketmq_spark.localbroker.process import Server
 from rocketmq_spark.localbroker.servers import BrokerSpec
@@ -299,3 +300,13 @@ def test_a_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LocalBrokerError, match=r"Could not write to .*/file/data: Not a directory\. Free some space"):
         LocalBroker(data=tmp_path / "file" / "data").start()
+
+
+def test_a_broker_that_ends_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log has no room either: without the remedy the error is a part of a stack."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100 << 30, 100 << 30, 0))
+    error = LocalBrokerError("broker-a ended while starting", remark="a stack")
+    with pytest.raises(LocalBrokerError, match="ended while starting"), cluster_room._starting_on(tmp_path):
+        raise error
+    assert f"a stack. The disk of {tmp_path} is more than 90% full" in str(error)
+    assert str(error).endswith("Free some space")

@@ -348,7 +348,7 @@ def test_a_cache_of_another_user_is_not_used(monkeypatch: pytest.MonkeyPatch, tm
     uid = users.give_away(monkeypatch, tmp_path / "theirs" if place.endswith("others") else theirs)
     with pytest.raises(LocalBrokerError) as raised:
         distro.cache_folder()
-    for part in (f"belongs to uid {uid}", "would be executed", "chown -R", distro.CACHE_VARIABLE):
+    for part in (f"belongs to uid {uid}", "would be executed", "Remove it, or name a", distro.CACHE_VARIABLE):
         assert part in str(raised.value)
 
 

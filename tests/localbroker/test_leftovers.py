@@ -200,7 +200,7 @@ def test_a_data_folder_of_another_user_is_not_used(
     (data / "ports.json").symlink_to(tmp_path / "precious")
     uid = users.give_away(monkeypatch, data / place)
     with pytest.raises(
-        LocalBrokerError, match=rf"The data folder {data} is not used: .* belongs to uid {uid}.*chown -R"
+        LocalBrokerError, match=rf"The data folder {data} is not used: .* belongs to uid {uid}.*Choose another folder"
     ):
         claim(run, data, keep=True)
     assert (tmp_path / "precious").read_text() == "important"

@@ -15,7 +15,7 @@ from rocketmq_spark.errors import BrokerNotFound, CallTimeout, ConnectionLost, O
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.sink import checks, task
-from rocketmq_spark.spark.sink.once import NotedSender
+from rocketmq_spark.spark.sink.exactly_once import NotedQueuesSender
 from tests.live.writes import TYPES, frame, sink_options
 from tests.producer.scripted import ScriptedSender, Time, qs
 
@@ -30,7 +30,7 @@ def schema(**columns):
 
 def problems(columns, **given):
     with pytest.raises(OptionError) as e:
-        checks.check(sink_options("x:1", **given), schema(**columns))
+        checks.check_sink(sink_options("x:1", **given), schema(**columns))
     return e.value.message
 
 
@@ -38,7 +38,7 @@ def test_a_priority_goes_over_grpc_only():
     text = problems({"body": None, "priority": pa.int32()}, topic="t")
     assert text == "column 'priority' is for messages over gRPC only; expected option 'transport' grpc"
     given = sink_options("x:1", topic="t", transport="grpc", proxyEndpoint="x:2")
-    assert checks.check(given, schema(body=None, priority=pa.int32())) == {"body": "body", "priority": "priority"}
+    assert checks.check_sink(given, schema(body=None, priority=pa.int32())) == {"body": "body", "priority": "priority"}
 
 
 def test_everything_wrong_is_in_one_error():
@@ -76,7 +76,7 @@ def test_everything_wrong_is_in_one_error():
         ({}, {"environments": "3"}, "option 'environments' needs option 'environment'"),
         ({}, {"environment": "4", "environments": "3"}, "option 'environment' is '4'; expected a whole number from 1 to 3"),
         ({"topic": None}, {"topic": None, "environment": "2"}, "option 'environment' is '2' without option 'environments', so"),
-        ({"topic": None}, {"topic": None, "environment": "2"}, "each task learns from column 'topic' by itself"),
+        ({"topic": None}, {"topic": None, "environment": "2"}, "each task finds the topics in column 'topic' by itself"),
         ({"topic": None}, {"topic": None, "environment": "2"}, 'or to their queues, such as {"2": {"broker-a": [0]}}'),
         ({}, {"queueSelector": "no.such:selector"}, "option 'queueSelector' is 'no.such:selector'"),
         ({}, {"queueSelector": "os:sep"}, "expected a callable, found str"),
@@ -94,30 +94,30 @@ def test_one_thing_wrong(columns, given, part):
 def test_an_environment_by_its_number_needs_somebody_who_remembers_its_queues():
     """A batch is counted for by its driver, a stream's writer is made anew for each micro-batch."""
     by_number = sink_options("x:1", topic="t", environment="2")
-    checks.check(by_number, schema(body=None))
-    with pytest.raises(OptionError, match=r"Spark makes the writer of a stream anew .*foreach_batch_writer"):
-        checks.check(by_number, schema(body=None), stream=True)
+    checks.check_sink(by_number, schema(body=None))
+    with pytest.raises(OptionError, match=r"Spark creates the writer of a stream again .*foreach_batch_writer"):
+        checks.check_sink(by_number, schema(body=None), stream=True)
     for more in ({"environments": "3"}, {"environmentMode": "suffix"}):
         options = sink_options("x:1", environment="2", **more)
-        checks.check(options, schema(body=None, topic=None), stream=True)
-        assert checks.positions(options) == {}
+        checks.check_sink(options, schema(body=None, topic=None), stream=True)
+        assert checks.environment_queues(options) == {}
 
 
 def test_the_driver_counts_the_queues_of_an_environment_once(use):
     client = use(Asked())
     client.all_queues = lambda topic, deadline: client.publish_queues(topic, deadline)
     options = sink_options("x:1", topic="t", environment="2", sendTimeout="100ms")
-    assert checks.positions(options) == {"t": (MessageQueue("t", "b", 0),)}
+    assert checks.environment_queues(options) == {"t": (MessageQueue("t", "b", 0),)}
     client.error = ConnectionLost("no name server answers")
-    assert checks.positions(options) == {"t": (MessageQueue("t", "b", 0),)}
+    assert checks.environment_queues(options) == {"t": (MessageQueue("t", "b", 0),)}
     use(Asked(error=client.error))
     with pytest.raises(ConnectionLost):
-        checks.positions(options)
+        checks.environment_queues(options)
 
 
 def test_good_ones_are_found_by_their_names():
     columns = {"VALUE": pa.binary(), "ShardingKey": None, "queueid": pa.int16(), "order_no": pa.int64()}
-    assert checks.check(sink_options("x:1", topic="t", messageId="ORDER_NO"), schema(**columns)) == {
+    assert checks.check_sink(sink_options("x:1", topic="t", messageId="ORDER_NO"), schema(**columns)) == {
         "body": "VALUE", "shardingkey": "ShardingKey", "queueid": "queueid", "messageid": "order_no",
     }  # fmt: skip
 
@@ -129,19 +129,21 @@ def test_options_that_mean_nothing_to_a_sink_are_refused(name):
 
 
 def test_the_sinks_settings():
-    found = checks.settings(sink_options("x:1", sendTimeout="12s", requireStoreOk="ok", totalBatchMaxBytes="1m"))
+    found = checks.producer_settings(
+        sink_options("x:1", sendTimeout="12s", requireStoreOk="ok", totalBatchMaxBytes="1m")
+    )
     assert (found.send_timeout_s, found.attempt_timeout_s, found.retries, found.pinned_retries) == (12, 2, None, None)
     assert found.store_must_be_ok
     assert found.send_latency_fault
     assert (found.max_async_bytes, found.max_async_messages, found.auto_create_topics) == (1 << 20, 1 << 10, False)
     assert (found.max_in_flight, found.max_in_flight_per_broker) == (None, None)
     assert found.queues_stay_shut, "what a task sends after a batch that failed would overtake it in its queue"
-    assert checks.settings(sink_options("x:1", maxInFlight="7")).max_in_flight_per_broker == 7
+    assert checks.producer_settings(sink_options("x:1", maxInFlight="7")).max_in_flight_per_broker == 7
     given = {"sendLatencyFault": "false", "latencyMax": "1s,2s", "notAvailableDuration": "0,9s"}
-    found = checks.settings(sink_options("x:1", **given))
+    found = checks.producer_settings(sink_options("x:1", **given))
     assert not found.send_latency_fault
     assert (found.fault_tables.latency_max_ms, found.fault_tables.not_available_ms) == ((1000, 2000), (0, 9000))
-    assert checks.settings(sink_options("x:1", sendLatencyFault="4.x")).fault_tables.isolated_ms == 30_000
+    assert checks.producer_settings(sink_options("x:1", sendLatencyFault="4.x")).fault_tables.isolated_ms == 30_000
 
 
 class Asked:
@@ -174,9 +176,9 @@ class Asked:
 
 @pytest.fixture
 def use(monkeypatch):
-    process.kept(checks._CHECKED).clear()
-    process.kept(checks._ASKED).clear()
-    process.kept(checks._NUMBERED).clear()
+    process.kept(checks._TOPICS_KEY).clear()
+    process.kept(checks._TIMERS_KEY).clear()
+    process.kept(checks._NUMBERS_KEY).clear()
 
     def patch(client):
         monkeypatch.setattr(session, "sender", lambda options: client)
@@ -223,7 +225,7 @@ class Numbered(Asked):
 
 def test_partitions_wait_for_a_broker_that_is_not_listed(use):
     sender = use(Numbered(BrokerNotFound("no name server lists a"), "ab"))
-    found = checks.partitions(sink_options("x:1", topic="t", retryInterval=1), {"partition": "partition"})
+    found = checks.partition_queues(sink_options("x:1", topic="t", retryInterval=1), {"partition": "partition"})
     assert [queue.broker_name for queue in found["t"]] == list("aabb")
     assert sender.answers == []
 
@@ -266,7 +268,7 @@ def test_exactly_once_writes_warn_of_numbers_that_changed(use, caplog):
     sender, options = Numbered("b", "ab"), sink_options("x:1", topic="t")
     for noted in ("b:0-1", "a:0-1 b:0-1"):
         use(sender)
-        checks.numbered_queues(NotedSender(sender, qs(noted)), "t", options)
+        checks.numbered_queues(NotedQueuesSender(sender, qs(noted)), "t", options)
     (record,) = caplog.records
     assert "now 0 to 1 on a, 2 to 3 on b, before 0 to 1 on b" in record.getMessage()
 
@@ -280,12 +282,12 @@ def test_numbers_of_another_connection_are_not_compared(use, caplog):
 
 def test_numbers_of_partitions_take_little_memory(use, monkeypatch):
     """Options and servers decide how many topics there are, and how many queues each has."""
-    monkeypatch.setattr(checks, "_MOST_NUMBERED", 9)
+    monkeypatch.setattr(checks, "_MAX_NUMBERED", 9)
     brokers = ["BC"] * 10
     sender = use(Numbered(*brokers, "bcdefghijklm"))
     for n in range(len(brokers)):
         checks.numbered_queues(sender, f"t{n}", sink_options("x:1"))
-    kept = process.kept(checks._NUMBERED)
+    kept = process.kept(checks._NUMBERS_KEY)
     assert {topic: numbers for (_, topic), numbers in kept.items()} == dict.fromkeys(
         ("t7", "t8", "t9"), (("b", 4), ("c", 4))
     )
@@ -294,12 +296,12 @@ def test_numbers_of_partitions_take_little_memory(use, monkeypatch):
 
 
 def test_another_name_of_a_topic_is_told_once_and_names_take_little_memory(monkeypatch, caplog):
-    process.kept(checks._NAMED).clear()
-    monkeypatch.setattr(checks, "_MOST_NAMED", 3)
+    process.kept(checks._NAMES_KEY).clear()
+    monkeypatch.setattr(checks, "_MAX_NAMED", 3)
     options = sink_options("x:1", topicNames="dotsToUnderscores")
     for names in (["a.a", "b.b"], ["c.c", "a.a"], ["d.d"]):
         checks.check_topic_names(options, names)
-    assert list(process.kept(checks._NAMED).values()) == ["c.c", "a.a", "d.d"]
+    assert list(process.kept(checks._NAMES_KEY).values()) == ["c.c", "a.a", "d.d"]
     checks.check_topic_names(options, ["b_b"])  # the other name is forgotten
     checks.check_topic_names(sink_options("y:1", topicNames="dotsToUnderscores"), ["d_d"])
     checks.check_topic_names(sink_options("x:1"), ["d_d"])
@@ -323,14 +325,14 @@ def test_timers_are_refused_by_brokers_that_would_ignore_them(use, column):
 def test_11_26_a_stream_with_other_columns_is_checked_again(use):
     use(Asked(OLD))
     options = sink_options("x:1", topic="t")
-    checks.check_brokers(options, {}, once=True)
+    checks.check_brokers(options, {}, once_per_process=True)
     with pytest.raises(OptionError, match="b is older"):
-        checks.check_brokers(options, {"delayms": "delayMs"}, once=True)
+        checks.check_brokers(options, {"delayms": "delayMs"}, once_per_process=True)
 
 
 def test_11_26_a_batch_may_be_as_large_as_a_message():
     options = sink_options("x:1", topic="t", batchMaxBytes=1000, maxMessageSize=1000)
-    assert checks.check(options, schema(body=None)) == {"body": "body"}
+    assert checks.check_sink(options, schema(body=None)) == {"body": "body"}
     assert "more than 'maxMessageSize' 999" in problems(
         {"body": None}, topic="t", batchMaxBytes=1000, maxMessageSize=999
     )
@@ -361,7 +363,7 @@ def test_what_brokers_said_elsewhere_does_not_count(use):
     """Another address map may lead to other brokers of the same names, and other options may come from another user."""
     client = use(Asked())
     for extra in ({}, {"addressMap": '{"10.0.0.5:10911": "y:2"}'}, {}):
-        checks.timers(client, sink_options("x:1", topic="t", **extra)).missing("t", {"b"}, Deadline.after(3))
+        checks.timer_cache(client, sink_options("x:1", topic="t", **extra)).missing("t", {"b"}, Deadline.after(3))
     assert [brokers for brokers, _ in client.versions_asked] == [["b"], ["b"]]
 
 
@@ -371,7 +373,7 @@ def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch
     for _ in range(3):
         assert timers(client, {"a", "b"}) == [["a", "b"]]
     monkeypatch.setattr(checks, "Timers", functools.partial(checks.Timers, silent_s=0.0))
-    process.kept(checks._ASKED).clear()
+    process.kept(checks._TIMERS_KEY).clear()
     timers(client, {"a", "b"})
     client.versions["b"] = OLD
     with pytest.raises(OptionError, match="b is older"):
@@ -381,7 +383,7 @@ def test_11_23_a_broker_that_hangs_is_asked_again_after_a_while(use, monkeypatch
 
 def test_a_topic_that_moves_within_a_task_to_brokers_without_timers_is_refused_there(use, monkeypatch):
     """They would deliver at once what is due later."""
-    monkeypatch.setattr(task, "ROUTE_S", 0.0)
+    monkeypatch.setattr(task, "ROUTE_REFRESH_S", 0.0)
     sender = use(ScriptedSender(Time()))
     sender.longest_timers["old"] = 0
     rows = frame(body=["x"], delayMs=[60_000])
@@ -406,7 +408,7 @@ def test_the_versions_of_real_brokers_are_those_of_their_answers(rocketmq: Local
 def test_a_stream_asks_once_and_a_batch_each_time(use):
     client = use(Asked())
     for _ in range(3):
-        checks.check_brokers(sink_options("x:1", topic="t"), {}, once=True)
+        checks.check_brokers(sink_options("x:1", topic="t"), {}, once_per_process=True)
     assert client.asked == 1
     for _ in range(3):
         checks.check_brokers(sink_options("x:1", topic="t"), {})
@@ -419,20 +421,20 @@ def test_a_topic_of_another_namespace_is_another_one(monkeypatch):
     missing = RouteNotFound("no such topic", None, codes.Response.TOPIC_NOT_EXIST, "t")
     clients = {"": Asked(), "n": Asked(error=missing, brokers=True)}
     monkeypatch.setattr(session, "sender", lambda options: clients[options.namespace or ""])
-    process.kept(checks._CHECKED).clear()
-    checks.check_brokers(sink_options("x:1", topic="t"), {}, once=True)
+    process.kept(checks._TOPICS_KEY).clear()
+    checks.check_brokers(sink_options("x:1", topic="t"), {}, once_per_process=True)
     with pytest.raises(RouteNotFound):
-        checks.check_brokers(sink_options("x:1", topic="t", namespace="n"), {}, once=True)
+        checks.check_brokers(sink_options("x:1", topic="t", namespace="n"), {}, once_per_process=True)
 
 
 def test_a_stream_goes_on_when_nobody_can_tell(use):
     missing = RouteNotFound("no such topic", None, codes.Response.TOPIC_NOT_EXIST, "t")
     for error in (ConnectionLost("no name server"), missing):
         use(Asked(error=error))
-        checks.check_brokers(sink_options("x:1", topic="t"), {}, once=True)
+        checks.check_brokers(sink_options("x:1", topic="t"), {}, once_per_process=True)
     use(Asked(error=missing, brokers=True))
     with pytest.raises(RouteNotFound):
-        checks.check_brokers(sink_options("x:1", topic="t"), {}, once=True)
+        checks.check_brokers(sink_options("x:1", topic="t"), {}, once_per_process=True)
 
 
 def test_a_batch_write_begins_with_its_spool_while_no_broker_answers(use, tmp_path):
@@ -447,7 +449,7 @@ def test_12_9_no_error_is_its_own_cause(use):
     unwritable = RouteNotFound("no write permission")
     use(Asked(error=unwritable, brokers=True))
     with pytest.raises(RouteNotFound) as e:
-        checks.check_brokers(sink_options("x:1", topic="t"), {}, once=True)
+        checks.check_brokers(sink_options("x:1", topic="t"), {}, once_per_process=True)
     assert e.value is unwritable
     assert e.value.__cause__ is None
 

@@ -244,7 +244,7 @@ def test_a_batch_that_was_begun_for_other_topics_is_not_begun_anew_under_another
 ) -> None:
     """A write without a name is called after its topics, and what is stored would be sent again under another name."""
     monkeypatch.setattr(foreach, "_check_context", lambda *given: None)
-    monkeypatch.setattr(foreach, "_sent", lambda df, options, names, plan, what: Written(rows=int(plan.begun)))
+    monkeypatch.setattr(foreach, "_run_write", lambda df, options, names, plan, what: Written(rows=int(plan.is_repeat)))
     one, two, three = (make_topic(queues=1) for _ in range(3))
     given: dict[str, Any] = {"delivery_guarantee": "exactly-once", "exactly_once_settle": "4s"}
     given["checkpoint_location"] = str(checkpoint(tmp_path / "checkpoint"))
@@ -272,13 +272,13 @@ def test_a_checkpoint_whose_batch_is_done_is_that_of_another_query(tmp_path: Pat
     path = checkpoint(tmp_path / "checkpoint")
     frame: Any = SimpleNamespace(sparkSession=object())  # it has no context, as on Spark Connect
     batch = foreach.QueryBatch(str(path), "mine", 0)
-    with foreach._named(frame, batch, ["orders"]):
+    with foreach._registered_write(frame, batch, ["orders"]):
         (path / "commits").mkdir()
     (path / "commits" / "0").write_text("v1\n{}")
     for number in (0, None):
         with (
             pytest.raises(OptionError, match=r"batch 0 .* is finished") as e,
-            foreach._named(frame, batch._replace(number=number, write="other"), ["orders"]),
+            foreach._registered_write(frame, batch._replace(number=number, write="other"), ["orders"]),
         ):
             pytest.fail("it is not begun")
         assert "checkpoint_location" in str(e.value.remedy)

@@ -7,7 +7,7 @@ import pytest
 from rocketmq_spark.errors import CallTimeout, OptionError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.options import Options
-from rocketmq_spark.spark.sink import once
+from rocketmq_spark.spark.sink import exactly_once
 from tests.helpers import stored
 from tests.live.writes import Make, bodies, frame
 from tests.sink.test_once import Sink, sink, soon
@@ -46,7 +46,7 @@ def test_further_topics_are_noted_before_anything_is_sent(
         raise CallTimeout("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(once, "noted", unanswered)
+        patched.setattr(exactly_once, "snapshot_queue_ends", unanswered)
         assert sink.plan(sink.options(topic=good)).ends.topics == [good]
         with pytest.raises(CallTimeout):
             sink.plan(sink.options(allowedTopics=f"{bad},{good}"))

@@ -20,9 +20,9 @@ from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStat
 from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
 from rocketmq_spark.producer.confirming import EndKind, end_of
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.spark.sink import checks, guarantee
-from rocketmq_spark.spark.sink.once import NotedSender, TaskOnce, plan_job
-from rocketmq_spark.spark.sink.report import Tally
+from rocketmq_spark.spark.sink import checks, worker_socket
+from rocketmq_spark.spark.sink.exactly_once import ExactlyOnceTask, NotedQueuesSender, plan_job
+from rocketmq_spark.spark.sink.report import TaskCounts
 from rocketmq_spark.spark.sink.task import TaskWriter
 from tests.fix_spark import Finished
 from tests.live.writes import Make, frame, sink_options
@@ -40,14 +40,14 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def watched(worker: socket.socket) -> Callable[[], bool]:
     """As below PySpark's worker, which has the connection to Spark in a variable of this name."""
-    names: dict[str, Any] = {"__name__": "pyspark.worker", "watch": guarantee.watch}
+    names: dict[str, Any] = {"__name__": "pyspark.worker", "watch": worker_socket.watch_worker_socket}
     exec("def main(infile, outfile):\n    return (lambda: watch())()", names)
     with worker.makefile("rb") as infile:
         return cast(Callable[[], bool], names["main"](infile, None))
 
 
 def test_outside_of_a_worker_nobody_gives_up() -> None:
-    assert guarantee.watch() is guarantee.never_given_up
+    assert worker_socket.watch_worker_socket() is worker_socket.never_abandoned
 
 
 def test_a_connection_that_spark_has_closed_is_seen_behind_what_can_still_be_read(
@@ -73,7 +73,7 @@ class Keeping:
 
 def test_nothing_is_sent_when_spark_has_given_up_the_attempt() -> None:
     keeping, outcomes, over = Keeping(), list[Any](), False
-    sender = NotedSender(cast(Any, keeping), [QUEUE], lambda: over)
+    sender = NotedQueuesSender(cast(Any, keeping), [QUEUE], lambda: over)
     request = SendRequest("g", b"x", "")
     sender.send_async(QUEUE, request, Deadline.after(1), outcomes.append)
     assert (keeping.sent, outcomes) == ([QUEUE], [])
@@ -90,7 +90,7 @@ def test_queues_are_those_that_were_noted_of_the_newest_route() -> None:
     found: list[tuple[MessageQueue, ...]] = []
     inner = SimpleNamespace(publish_queues=lambda topic, deadline, refresh: found[-1])
     other, new = MessageQueue("t", "a", 1), MessageQueue("t", "a", 2)
-    sender = NotedSender(cast(Any, inner), [QUEUE, other])
+    sender = NotedQueuesSender(cast(Any, inner), [QUEUE, other])
     for route, noted in (((QUEUE, other, new), (QUEUE, other)), ((other, new), (other,)), ((QUEUE,), (QUEUE,))):
         found.append(route)
         assert sender.publish_queues("t", Deadline.after(1)) == noted
@@ -99,31 +99,38 @@ def test_queues_are_those_that_were_noted_of_the_newest_route() -> None:
 def test_tasks_of_one_process_with_other_queues_share_nothing() -> None:
     """Which of them are an environment's is counted in those that were noted."""
     inner = cast(Any, object())
-    one, alike, more = (NotedSender(inner, queues) for queues in ([QUEUE], [QUEUE], [QUEUE, MessageQueue("t", "a", 1)]))
+    one, alike, more = (
+        NotedQueuesSender(inner, queues) for queues in ([QUEUE], [QUEUE], [QUEUE, MessageQueue("t", "a", 1)])
+    )
     assert one == alike != more
 
 
 def test_who_waits_for_an_outcome_hears_that_spark_does_not_want_it_any_more() -> None:
     """A broker that does not answer must not keep a worker that Spark has forgotten."""
-    writer, once = TaskWriter.__new__(TaskWriter), TaskOnce.__new__(TaskOnce)
+    writer, once = TaskWriter.__new__(TaskWriter), ExactlyOnceTask.__new__(ExactlyOnceTask)
     asked: list[bool] = []
 
     def over() -> bool:
         asked.append(len(asked) > 0)
         return asked[-1]
 
-    once._given_up = over
-    writer._once, writer._options = once, cast(Any, type("Given", (), {"send_timeout": 60.0}))
+    once._is_abandoned = over
+    writer._exactly_once, writer._options = once, cast(Any, type("Given", (), {"send_timeout": 60.0}))
     writer._outcomes = queues.SimpleQueue()
-    with pytest.raises(ClosedError, match="Spark has given up this task"):
-        writer._outcome()
+    with pytest.raises(ClosedError, match="Spark has abandoned this task"):
+        writer._next_outcome()
     assert asked == [False, True]
 
 
 def test_the_error_of_a_task_counts_what_had_its_answer_when_another_batch_failed() -> None:
     writer = TaskWriter.__new__(TaskWriter)
     outgoing = Outgoing("T", SendRequest("g", b"x"), 3.0)
-    writer._once, writer._tally, writer._expected, writer._outcomes = None, Tally(), 3, queues.SimpleQueue()
+    writer._exactly_once, writer._counts, writer._pending_outcomes, writer._outcomes = (
+        None,
+        TaskCounts(),
+        3,
+        queues.SimpleQueue(),
+    )
     writer._options = cast(Any, SimpleNamespace(send_timeout=60.0, require_store_ok="any"))
     writer._engine = cast(Any, SimpleNamespace(close=lambda *_, **__: None))
     stored = SendResult(SendStatus.SEND_OK, "", QUEUE, 7)
@@ -136,9 +143,9 @@ def test_the_error_of_a_task_counts_what_had_its_answer_when_another_batch_faile
 def test_a_task_that_fails_gives_up_its_batches_before_it_hangs_up() -> None:
     """What breaks would else be sent again, over a new connection, when the next attempt has looked."""
     writer, done = TaskWriter.__new__(TaskWriter), list[str]()
-    writer._expected, writer._outcomes = 0, queues.SimpleQueue()
+    writer._pending_outcomes, writer._outcomes = 0, queues.SimpleQueue()
     writer._engine = cast(Any, SimpleNamespace(close=lambda *_, **__: done.append("given up")))
-    writer._once = cast(Any, SimpleNamespace(end_sending=lambda: done.append("hung up")))
+    writer._exactly_once = cast(Any, SimpleNamespace(end_sending=lambda: done.append("hung up")))
     with pytest.raises(ZeroDivisionError):
         writer.write(1 // each for each in (0,))  # type: ignore[arg-type, misc]
     assert done == ["given up", "hung up"]
@@ -171,9 +178,9 @@ SCRIPT = """
     def sink(batches):
         from pyspark import TaskContext
 
-        from rocketmq_spark.spark.sink import checks, guarantee
+        from rocketmq_spark.spark.sink import checks, worker_socket
 
-        over = guarantee.watch()
+        over = worker_socket.watch_worker_socket()
         attempt = TaskContext.get().attemptNumber()
         if not attempt:  # nothing is read: Spark notices that its input failed when it has given us all that came before
             note("sends")
@@ -207,7 +214,7 @@ def test_an_attempt_that_fails_has_nothing_left_to_send(rocketmq: LocalBroker, m
     """Over a slow way it would arrive when the next attempt has looked what is stored."""
     options = sink_options(rocketmq.name_server, topic=make_topic(queues=1), deliveryGuarantee="exactly-once")
     plan, rows = plan_job(options), frame(body=["x"])
-    names = checks.check(options, from_arrow_schema(rows.schema))
+    names = checks.check_sink(options, from_arrow_schema(rows.schema))
 
     def broken() -> Iterator[pa.RecordBatch]:
         yield rows
@@ -215,8 +222,8 @@ def test_an_attempt_that_fails_has_nothing_left_to_send(rocketmq: LocalBroker, m
 
     address = session.routes(options).address(rocketmq.brokers[0])
     connection = session.client(options).calls.pool.get(address, Deadline.after(5.0))
-    TaskWriter(options, names, 0, {}, TaskOnce(options, plan)).write(iter([rows]))
+    TaskWriter(options, names, 0, {}, ExactlyOnceTask(options, plan)).write(iter([rows]))
     assert not connection.closed
     with pytest.raises(ZeroDivisionError):
-        TaskWriter(options, names, 0, {}, TaskOnce(options, plan)).write(broken())
+        TaskWriter(options, names, 0, {}, ExactlyOnceTask(options, plan)).write(broken())
     assert connection.closed

@@ -25,9 +25,9 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session.looks import noted_ids
 from rocketmq_spark.spark import context_settings
-from rocketmq_spark.spark.sink import checks, guarantee, once
-from rocketmq_spark.spark.sink.once import OncePlan
-from rocketmq_spark.spark.sink.task import RocketMQStreamWriter
+from rocketmq_spark.spark.sink import checks, exactly_once, exactly_once_checks
+from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan
+from rocketmq_spark.spark.sink.writer import RocketMQStreamWriter
 from rocketmq_spark.stored.ends import QueueEnds
 from tests.live.writes import frame, sink_options
 
@@ -51,17 +51,17 @@ def test_what_cannot_be_combined_is_refused_with_its_reason(
     chosen = {"topic": "t", "deliveryGuarantee": "exactly-once", **given}
     options = sink_options("x:1", **{name: value for name, value in chosen.items() if value is not None})
     with pytest.raises(OptionError, match=why):
-        checks.check(options, from_arrow_schema(frame(body=["x"], **columns).schema))
+        checks.check_sink(options, from_arrow_schema(frame(body=["x"], **columns).schema))
 
 
 def test_without_xxhash_it_is_refused_and_its_command_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the driver when the write is planned, and on a worker that lacks it."""
     options = sink_options("x:1", topic="t", deliveryGuarantee="exactly-once")
     columns = from_arrow_schema(frame(body=["x"]).schema)
-    checks.check(options, columns)
+    checks.check_sink(options, columns)
     monkeypatch.setattr(extras, "installed", lambda name: name != "xxhash")
     with pytest.raises(OptionError, match=r"xxhash, which hashes rows, is not installed: pip install .*'xxhash>="):
-        checks.check(options, columns)
+        checks.check_sink(options, columns)
     monkeypatch.setitem(sys.modules, "xxhash", None)
     with pytest.raises(
         OptionError, match=r"needs xxhash, which a Spark worker.*On all workers: pip install .*'xxhash>="
@@ -71,7 +71,7 @@ def test_without_xxhash_it_is_refused_and_its_command_named(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("killed", "settle_s"), [(None, 4.0), ("2s", 4.0), ("2000", 4.0), ("8s", 10.0), ("1m", 62.0)])
 def test_cancelled_tasks_are_gone_when_the_settle_time_is_over(killed: str | None, settle_s: float) -> None:
-    guarantee.check_settle({"spark.python.task.killTimeout": killed}.get, settle_s)
+    exactly_once_checks.check_settle({"spark.python.task.killTimeout": killed}.get, settle_s)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_cancelled_tasks_are_gone_when_the_settle_time_is_over(killed: str | Non
 )
 def test_a_settle_time_that_is_shorter_than_cancelled_tasks_live_is_refused(killed: str, settle_s: float) -> None:
     with pytest.raises(OptionError, match=f"killTimeout is {killed}"):
-        guarantee.check_settle({"spark.python.task.killTimeout": killed}.get, settle_s)
+        exactly_once_checks.check_settle({"spark.python.task.killTimeout": killed}.get, settle_s)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_a_settle_time_that_is_shorter_than_cancelled_tasks_live_is_refused(kill
         ({"spark.speculation": "true"}, False, "spark.speculation=false .it is true"),
         ({"spark.stage.maxConsecutiveAttempts": None}, False, "maxConsecutiveAttempts=1 .it is not set"),
         ({"spark.stage.ignoreDecommissionFetchFailure": None}, True, "ignoreDecommissionFetchFailure=false"),
-        ({guarantee.ADAPTIVE: None}, True, "stateless.enabled=false"),
-        ({guarantee.ADAPTIVE: None}, False, None),
+        ({exactly_once_checks.ADAPTIVE: None}, True, "stateless.enabled=false"),
+        ({exactly_once_checks.ADAPTIVE: None}, False, None),
     ],
 )
 def test_settings_that_allow_what_the_sink_cannot_see_are_refused(
@@ -100,22 +100,22 @@ def test_settings_that_allow_what_the_sink_cannot_see_are_refused(
 ) -> None:
     get = {**exactly_once_conf(), **given}.get
     if lacks is None:
-        guarantee.check_settings(get, streaming, "it")
+        exactly_once_checks.check_settings(get, streaming, "it")
         return
     with pytest.raises(OptionError, match=lacks):
-        guarantee.check_settings(get, streaming, "it")
+        exactly_once_checks.check_settings(get, streaming, "it")
 
 
 def test_settings_that_register_saw_are_checked_before_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    guarantee.check_registered()  # without ``register`` nothing is known
+    exactly_once_checks.check_registered()  # without ``register`` nothing is known
     for context, settings in (("/earlier", {}), ("/files", exactly_once_conf()), ("/files", {})):
-        guarantee.check_registered()  # what another context had says nothing about this one
+        exactly_once_checks.check_registered()  # what another context had says nothing about this one
         monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda context=context: context)
-        monkeypatch.setenv(context_settings.VARIABLE, context_settings.variable_of(settings.get))
+        monkeypatch.setenv(context_settings.VARIABLE, context_settings.encoded_settings(settings.get))
         monkeypatch.setattr(SparkFiles, "getRootDirectory", lambda: "/files")
     with pytest.raises(OptionError, match=r"the Spark context lacks spark.stage.maxConsecutiveAttempts=1") as e:
-        guarantee.check_registered()
-    assert guarantee.ADAPTIVE not in str(e.value), "a session may still set it"
+        exactly_once_checks.check_registered()
+    assert exactly_once_checks.ADAPTIVE not in str(e.value), "a session may still set it"
 
 
 def test_a_writer_of_a_context_without_the_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,35 +138,35 @@ def test_a_writer_of_a_context_without_the_settings_is_refused(tmp_path: Path, m
 
 def test_a_task_of_another_query_or_batch_than_the_note_s_is_refused() -> None:
     names, here = {"query": "q", "batch": "b"}, {"q": "query-1", "b": "7"}
-    guarantee.check_batch(here.get, "query-1", 7, names)
-    guarantee.check_batch({}.get, "query-1", 7, names)  # Spark Connect does not say it
+    exactly_once_checks.check_batch(here.get, "query-1", 7, names)
+    exactly_once_checks.check_batch({}.get, "query-1", 7, names)  # Spark Connect does not say it
     for query, number, said in (("query-2", 7, "query-1"), ("query-1", 6, "7")):
         with pytest.raises(OptionError, match=f"Spark says that . is {said}"):
-            guarantee.check_batch(here.get, query, number, names)
+            exactly_once_checks.check_batch(here.get, query, number, names)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        (once._QUERY, "query-2", "Spark says that sql.streaming.queryId is query-2"),
-        (once._BATCH, "8", "Spark says that streaming.sql.batchId is 8"),
+        (exactly_once._QUERY, "query-2", "Spark says that sql.streaming.queryId is query-2"),
+        (exactly_once._BATCH, "8", "Spark says that streaming.sql.batchId is 8"),
         ("spark.python.task.killTimeout", "1m", "killTimeout is 1m"),
         ("spark.speculation", "true", "the Spark context of this task lacks spark.speculation=false"),
     ],
 )
 def test_each_task_looks_where_it_runs(monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str) -> None:
     """With the note of another batch its rows would get the ids of that one's, and those that are equal would be left out."""
-    here = {**exactly_once_conf(), once._QUERY: "query-1", once._BATCH: "7"}
+    here = {**exactly_once_conf(), exactly_once._QUERY: "query-1", exactly_once._BATCH: "7"}
     task = SimpleNamespace(getLocalProperty=here.get)
-    monkeypatch.setattr(once, "TaskContext", SimpleNamespace(get=lambda: task))
-    stream = OncePlan(BatchName("query-1", 0, 7, b"", "sink"), QueueEnds({}, {}))
+    monkeypatch.setattr(exactly_once, "TaskContext", SimpleNamespace(get=lambda: task))
+    stream = ExactlyOncePlan(BatchName("query-1", 0, 7, b"", "sink"), QueueEnds({}, {}))
     job = replace(stream, streaming=False)
-    once.check_task(stream, 4.0)
+    exactly_once.check_task(stream, 4.0)
     with pytest.raises(OptionError, match="cannot see, inside a streaming query, that a batch is repeated"):
-        once.check_task(job, 4.0)
+        exactly_once.check_task(job, 4.0)
     here[name] = value
     with pytest.raises(OptionError, match=why):
-        once.check_task(stream, 4.0)
+        exactly_once.check_task(stream, 4.0)
 
 
 def test_a_look_ends_with_its_task() -> None:
@@ -189,16 +189,18 @@ def test_topics_are_checked_once_in_each_place(monkeypatch):
     """The same name may be a compaction topic elsewhere, or one that this user may not read."""
     checked = []
     monkeypatch.setattr(session, "client", lambda options: SimpleNamespace(routes=None, brokers=None))
-    monkeypatch.setattr(once, "ends_now", lambda *given: QueueEnds({}, {}))
-    monkeypatch.setattr(once, "_check", lambda options, ends: checked.append(options) is None)
-    process.kept(once._CHECKED).clear()
+    monkeypatch.setattr(exactly_once, "ends_now", lambda *given: QueueEnds({}, {}))
+    monkeypatch.setattr(exactly_once, "_check_topics", lambda options, ends: checked.append(options) is None)
+    process.kept(exactly_once._CHECKED_TOPICS).clear()
     ways = [{"addressMap": '{"10.0.0.5:10911": "y:2"}'}, {"accessKey": "a", "secretKey": "b"}, {"tls": "true"}]
     suffixes = [{"environment": name, "environmentMode": "suffix"} for name in ("dev", "test")]
     places = [{}, {"namespace": "n"}, *suffixes, *ways, {"nameServer": "y:1"}, {"topic": "u"}]
     for place in (*places, *places):
-        once.noted(sink_options("x:1", **{"topic": "t", "deliveryGuarantee": "exactly-once", **place}))
+        exactly_once.snapshot_queue_ends(
+            sink_options("x:1", **{"topic": "t", "deliveryGuarantee": "exactly-once", **place})
+        )
     assert len(checked) == len(places)
-    process.kept(once._CHECKED).clear()
+    process.kept(exactly_once._CHECKED_TOPICS).clear()
 
 
 def test_a_server_that_never_answers_a_check_holds_up_only_its_own_query(monkeypatch):
@@ -209,10 +211,10 @@ def test_a_server_that_never_answers_a_check_holds_up_only_its_own_query(monkeyp
         asked.set()
         return answers.wait(60)
 
-    monkeypatch.setattr(once, "ends_now", lambda *given: QueueEnds({}, {}))
-    monkeypatch.setattr(once, "_check", check)
+    monkeypatch.setattr(exactly_once, "ends_now", lambda *given: QueueEnds({}, {}))
+    monkeypatch.setattr(exactly_once, "_check_topics", check)
     hostile = sink_options("127.0.0.1:1", topic="t", deliveryGuarantee="exactly-once")
-    theirs = threading.Thread(target=once.noted, args=(hostile,))
+    theirs = threading.Thread(target=exactly_once.snapshot_queue_ends, args=(hostile,))
     theirs.start()
     assert asked.wait(60)
     mine = threading.Thread(target=session.client, args=(sink_options("127.0.0.1:2", topic="t"),), daemon=True)
@@ -221,5 +223,5 @@ def test_a_server_that_never_answers_a_check_holds_up_only_its_own_query(monkeyp
     went_on = not mine.is_alive()
     answers.set()
     theirs.join()
-    process.kept(once._CHECKED).clear()
+    process.kept(exactly_once._CHECKED_TOPICS).clear()
     assert went_on

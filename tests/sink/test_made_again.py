@@ -14,9 +14,9 @@ from rocketmq_spark.errors import BrokerNotFound, UnprovedError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.session.looks import look_tools
-from rocketmq_spark.spark.checkpoints import notes
-from rocketmq_spark.spark.sink import once
-from rocketmq_spark.spark.sink.once import plan_job
+from rocketmq_spark.spark.checkpoints import batch_notes
+from rocketmq_spark.spark.sink import exactly_once
+from rocketmq_spark.spark.sink.exactly_once import plan_job
 from rocketmq_spark.stored.ends import QueueEnds
 from rocketmq_spark.stored.look import NOTED_S, AskedStoredIds, Look, LookTools
 from tests.helpers import indexed, stored
@@ -73,7 +73,7 @@ def test_a_topic_that_is_the_same_and_what_a_note_says_of_it(
     sink.attempt(sink.plan(options), options, rows)
     others(rocketmq, topic)
     assert sink.attempt(sink.plan(options), options, rows).already_stored == 3
-    path: Path = sink.path / notes.ROOM / "0" / "sink"
+    path: Path = sink.path / batch_notes.NOTES_FOLDER / "0" / "sink"
     noted = json.loads(path.read_text())
     assert noted["stored"][topic]["broker-a"]["0"] > 1_700_000_000_000
     del noted["stored"], noted["sum"], noted["settle"]
@@ -104,12 +104,12 @@ def test_what_an_earlier_run_sent_is_waited_for_as_long_as_that_run_said(
         asked.append(tools.settle_s)
         return Look(tools, since)
 
-    monkeypatch.setattr(once, "Look", look)
+    monkeypatch.setattr(exactly_once, "Look", look)
     for settle in ("1s", "0.3s"):
         sink.plan(sink.options(topic=topic, exactlyOnceSettle=settle))
     assert asked == [1.0]
     with monkeypatch.context() as patched:
-        patched.setattr(once, "noted", away)
+        patched.setattr(exactly_once, "snapshot_queue_ends", away)
         sink.plan(sink.options(topic=topic, exactlyOnceSettle="1.5s"))
     sink.plan(sink.options(topic=topic))
     assert asked == [1.0, 1.5, 1.5], "also of a run that did not hear of new queues"
@@ -147,7 +147,7 @@ def test_what_retention_deleted_cannot_be_proved(rocketmq: LocalBroker, make_top
     indexed(rocketmq)
     rocketmq.admin.delete_topic(topic)
     rocketmq.admin.create_topic(topic, queues=1)
-    path = sink.path / notes.ROOM / "0" / "sink"
+    path = sink.path / batch_notes.NOTES_FOLDER / "0" / "sink"
     noted = json.loads(path.read_text())
     for ends in noted["topics"][topic].values():
         ends["0"] = 5

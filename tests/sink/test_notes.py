@@ -16,10 +16,10 @@ from pyarrow.fs import FileType, LocalFileSystem, SubTreeFileSystem
 from rocketmq_spark.columnar.encode.content_ids import BatchName
 from rocketmq_spark.errors import OffsetError, OptionError, UnprovedError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.checkpoints import entries, notes, rewind
-from rocketmq_spark.spark.checkpoints.entries import Folder, checkpoint_folder
-from rocketmq_spark.spark.checkpoints.notes import BatchNote
-from rocketmq_spark.spark.sink import once
+from rocketmq_spark.spark.checkpoints import batch_notes, files, offset_log, rewind
+from rocketmq_spark.spark.checkpoints.batch_notes import BatchNote
+from rocketmq_spark.spark.checkpoints.files import Folder, checkpoint_folder
+from rocketmq_spark.spark.sink import exactly_once
 from rocketmq_spark.stored.ends import QueueEnds
 from rocketmq_spark.stored.look import LookTools
 
@@ -44,19 +44,21 @@ def folder(request: Any, tmp_path: Path) -> Folder:
 
 
 def test_a_batch_is_begun_once_and_its_note_stays(folder: Folder) -> None:
-    name = notes.batch_name(folder, "sink")
+    name = batch_notes.batch_name(folder, "sink")
     assert (name.query, name.epoch, name.number, name.write) == ("query-1", 0, 0, "sink")
-    first = notes.begin(folder, name, lambda: ENDS)
-    assert (first.before, first.note.ends) == (False, ENDS)
-    again = notes.begin(folder, notes.batch_name(folder, "sink"), lambda: pytest.fail("the note is there"))
-    assert (again.before, again.note) == (True, first.note)
+    first = batch_notes.begin_batch(folder, name, lambda: ENDS)
+    assert (first.existed, first.note.ends) == (False, ENDS)
+    again = batch_notes.begin_batch(
+        folder, batch_notes.batch_name(folder, "sink"), lambda: pytest.fail("the note is there")
+    )
+    assert (again.existed, again.note) == (True, first.note)
 
 
 def test_the_note_of_another_process_that_was_quicker_is_the_one_that_counts(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tasks may have sent rows before our ends were asked for: without a look they would be sent again."""
-    name = notes.batch_name(folder, "sink")
+    name = batch_notes.batch_name(folder, "sink")
     create, others = Folder.create, [BatchNote(name, ENDS), BatchNote(name._replace(epoch=1), ENDS)]
 
     def late(self: Folder, path: str, content: bytes) -> bool:
@@ -64,68 +66,70 @@ def test_the_note_of_another_process_that_was_quicker_is_the_one_that_counts(
         return create(self, path, content)
 
     monkeypatch.setattr(Folder, "create", late)
-    assert notes.begin(folder, name, lambda: LATER) == (others.pop(0), True)
+    assert batch_notes.begin_batch(folder, name, lambda: LATER) == (others.pop(0), True)
     folder.delete_folder("rocketmq/0")
     with pytest.raises(OffsetError, match=r"0/sink was written by another process meanwhile"):
-        notes.begin(folder, name, lambda: LATER)
+        batch_notes.begin_batch(folder, name, lambda: LATER)
 
 
 def test_a_note_with_other_offsets_or_of_another_epoch_is_of_another_batch(folder: Folder, tmp_path: Path) -> None:
-    notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
+    batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: ENDS)
     (tmp_path / "checkpoint" / "offsets" / "0").write_text("planned anew")
-    name = notes.batch_name(folder, "sink")
-    assert notes.begin(folder, name, lambda: LATER) == (BatchNote(name, LATER), False)
-    notes.raise_epoch(folder)
-    raised = notes.batch_name(folder, "sink")
+    name = batch_notes.batch_name(folder, "sink")
+    assert batch_notes.begin_batch(folder, name, lambda: LATER) == (BatchNote(name, LATER), False)
+    batch_notes.increment_epoch(folder)
+    raised = batch_notes.batch_name(folder, "sink")
     assert raised.epoch == 1
-    assert notes.begin(folder, raised, lambda: ENDS) == (BatchNote(raised, ENDS), False)
-    assert notes.begin(folder, raised, lambda: LATER).before
+    assert batch_notes.begin_batch(folder, raised, lambda: ENDS) == (BatchNote(raised, ENDS), False)
+    assert batch_notes.begin_batch(folder, raised, lambda: LATER).existed
 
 
 def test_a_damaged_note_may_have_been_handed_out(folder: Folder, tmp_path: Path) -> None:
     """Taken for none, it would have all rows of its batch sent again."""
-    name = notes.batch_name(folder, "sink")
-    notes.begin(folder, name, lambda: ENDS)
+    name = batch_notes.batch_name(folder, "sink")
+    batch_notes.begin_batch(folder, name, lambda: ENDS)
     path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
     whole = path.read_bytes()
     flipped = [whole.replace(b'"0": 7', b'"0": 6'), whole.replace(name.offsets.hex().encode(), b"00" * 16)]
-    for content in (*(whole[:cut] for cut in (0, 1, len(whole) // 2, len(whole) - 2)), *flipped):
+    wrong = [b'{"v": "token"}', b'{"v": Infinity}', b"[" * 200_000]
+    for content in (*(whole[:cut] for cut in (0, 1, len(whole) // 2, len(whole) - 2)), *flipped, *wrong):
         assert content != whole
         path.write_bytes(content)
-        with pytest.raises(UnprovedError, match=r"its note .*/checkpoint/rocketmq/0/sink is damaged"):
-            notes.begin(folder, name, lambda: LATER)
+        with pytest.raises(UnprovedError, match=r"its note .*/checkpoint/rocketmq/0/sink is damaged") as error:
+            batch_notes.begin_batch(folder, name, lambda: LATER)
+        assert "token" not in str(error.value)
         assert path.read_bytes() == content
     path.write_bytes(whole)
-    assert notes.begin(folder, name, lambda: LATER) == (BatchNote(name, ENDS), True)
+    assert batch_notes.begin_batch(folder, name, lambda: LATER) == (BatchNote(name, ENDS), True)
 
 
 def test_a_note_of_an_earlier_version_has_no_sum(folder: Folder, tmp_path: Path) -> None:
-    name = notes.batch_name(folder, "sink")
-    notes.begin(folder, name, lambda: ENDS)
+    name = batch_notes.batch_name(folder, "sink")
+    batch_notes.begin_batch(folder, name, lambda: ENDS)
     path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
     value = json.loads(path.read_bytes())
     del value["sum"], value["stored"], value["settle"]
     path.write_text(json.dumps(value))
-    assert notes.begin(folder, name, lambda: LATER) == (BatchNote(name, ENDS), True)
+    assert batch_notes.begin_batch(folder, name, lambda: LATER) == (BatchNote(name, ENDS), True)
 
 
 def test_a_batch_that_an_earlier_version_began_is_not_taken_for_unsent(folder: Folder, tmp_path: Path) -> None:
     """Its rows have ids that are made otherwise: none would be found, and all would be sent again."""
-    name = notes.batch_name(folder, "sink")
+    name = batch_notes.batch_name(folder, "sink")
     path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
     path.parent.mkdir(parents=True)
     earlier = BatchNote(name, ENDS, version=1).to_bytes()
     path.write_bytes(earlier)
     for asked in (
-        lambda: notes.begin(folder, name, lambda: LATER),
-        lambda: notes.of_batch(folder, name),
-        lambda: notes.standing(folder, "sink"),
+        lambda: batch_notes.begin_batch(folder, name, lambda: LATER),
+        lambda: batch_notes.notes_of_batch(folder, name),
+        lambda: batch_notes.batch_status(folder, "sink"),
     ):
         with pytest.raises(UnprovedError, match=r"unfinished batch 0 .* version 1; this version reads 2.*with option"):
             asked()
     assert path.read_bytes() == earlier
     taken_back = name._replace(epoch=1)
-    assert not notes.begin(folder, taken_back, lambda: LATER).before, (
+    assert not batch_notes.begin_batch(folder, taken_back, lambda: LATER).existed, (
         "a batch that was taken back has other ids in any case"
     )
 
@@ -134,17 +138,17 @@ def test_the_last_batch_is_that_of_the_largest_number(folder: Folder, tmp_path: 
     """Of its texts 9 would be the last for ever, whose note is there: the rows of later batches had its ids."""
     for number in (9, 10, 100):
         (tmp_path / "checkpoint" / "offsets" / str(number)).write_text("planned")
-        assert notes.batch_name(folder, "sink").number == number
+        assert batch_notes.batch_name(folder, "sink").number == number
 
 
 def test_each_rewind_raises_the_epoch(folder: Folder) -> None:
     """After the second one rows with the ids of the first would be taken for stored."""
-    notes.raise_epoch(folder)
-    assert notes.epoch(folder) == 0, "nothing was sent by a note"
-    notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
+    batch_notes.increment_epoch(folder)
+    assert batch_notes.epoch(folder) == 0, "nothing was sent by a note"
+    batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: ENDS)
     for count in (1, 2, 3):
-        notes.raise_epoch(folder)
-        assert notes.epoch(folder) == count
+        batch_notes.increment_epoch(folder)
+        assert batch_notes.epoch(folder) == count
 
 
 def test_a_look_waits_for_as_long_as_its_run_and_those_before_may_send(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,11 +163,11 @@ def test_a_look_waits_for_as_long_as_its_run_and_those_before_may_send(monkeypat
             """Nothing is stored."""
 
     unused: Any = None
-    monkeypatch.setattr(once, "Look", Looked)
-    monkeypatch.setattr(once, "look_tools", lambda *_, **__: LookTools(unused, unused, unused, 1.0, 4.0))
+    monkeypatch.setattr(exactly_once, "Look", Looked)
+    monkeypatch.setattr(exactly_once, "look_tools", lambda *_, **__: LookTools(unused, unused, unused, 1.0, 4.0))
     name = BatchName("query-1", 0, 0, b"", "sink")
     for before_s in (60.0, 1.0):
-        once._found(unused, name, BatchNote(name, ENDS, settle_s=before_s))
+        exactly_once._read_stored_hashes(unused, name, BatchNote(name, ENDS, settle_s=before_s))
     assert waited == [60.0, 4.0]
 
 
@@ -175,41 +179,41 @@ def test_a_note_keeps_its_ends_and_masters_where_others_join() -> None:
 
 
 def test_what_is_being_written_beside_notes_is_none(folder: Folder, tmp_path: Path) -> None:
-    name = notes.batch_name(folder, "sink")
-    note = notes.begin(folder, name, lambda: ENDS).note
+    name = batch_notes.batch_name(folder, "sink")
+    note = batch_notes.begin_batch(folder, name, lambda: ENDS).note
     (tmp_path / "checkpoint" / "rocketmq" / "0" / ".other.part").write_bytes(b"{")
-    assert notes.of_batch(folder, name) == [note]
+    assert batch_notes.notes_of_batch(folder, name) == [note]
 
 
 def test_a_finished_batch_of_an_earlier_version_has_its_note(folder: Folder, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
-    note = BatchNote(notes.batch_name(folder, "sink"), ENDS, version=1)
+    note = BatchNote(batch_notes.batch_name(folder, "sink"), ENDS, version=1)
     for below, content in (("rocketmq/0/sink", note.to_bytes()), ("commits/0", b"v1")):
         (path / below).parent.mkdir(parents=True)
         (path / below).write_bytes(content)
-    assert notes.standing(folder, "sink") == "batch 0 is finished, with a note"
+    assert batch_notes.batch_status(folder, "sink") == "batch 0 is finished, with a note"
 
 
 def test_the_notes_of_named_writes_count_too_and_of_a_finished_batch_none_is_read(
     folder: Folder, tmp_path: Path
 ) -> None:
     path = tmp_path / "checkpoint"
-    notes.begin(folder, notes.batch_name(folder, "second"), lambda: ENDS)
-    assert notes.standing(folder, "sink") == "batch 0 is begun, with a note"
+    batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "second"), lambda: ENDS)
+    assert batch_notes.batch_status(folder, "sink") == "batch 0 is begun, with a note"
     (path / "rocketmq" / "0" / "second").write_bytes(b"damaged")
     with pytest.raises(UnprovedError, match="damaged"):
-        notes.standing(folder, "sink")
+        batch_notes.batch_status(folder, "sink")
     (path / "commits").mkdir()
     (path / "commits" / "0").write_bytes(b"v1")
-    assert notes.standing(folder, "sink") == "batch 0 is finished, with a note"
+    assert batch_notes.batch_status(folder, "sink") == "batch 0 is finished, with a note"
 
 
 def test_a_note_keeps_the_longest_time_for_which_its_runs_may_send(folder: Folder) -> None:
-    name = notes.batch_name(folder, "sink")
-    note = notes.begin(folder, name, lambda: ENDS, settle_s=60.0).note
+    name = batch_notes.batch_name(folder, "sink")
+    note = batch_notes.begin_batch(folder, name, lambda: ENDS, settle_s=60.0).note
     for settle_s, kept_s in ((4.0, 60.0), (90.0, 90.0), (4.0, 90.0)):
-        notes.extend(folder, note, ENDS, settle_s)
-        note = notes.begin(folder, name, lambda: LATER, settle_s=settle_s).note
+        batch_notes.add_queues(folder, note, ENDS, settle_s)
+        note = batch_notes.begin_batch(folder, name, lambda: LATER, settle_s=settle_s).note
         assert note.settle_s == kept_s
 
 
@@ -237,17 +241,17 @@ def test_a_note_stays_where_a_file_cannot_be_replaced_in_one_step(tmp_path: Path
     path = str(checkpoint(tmp_path / "checkpoint"))
     system = Clobbering(SubTreeFileSystem(path, LocalFileSystem()))
     folder = Folder("hdfs://checkpoint", system, "")
-    name = notes.batch_name(folder, "sink")
-    note = notes.begin(folder, name, lambda: ENDS).note
+    name = batch_notes.batch_name(folder, "sink")
+    note = batch_notes.begin_batch(folder, name, lambda: ENDS).note
     joined = ENDS.with_others(QueueEnds({MessageQueue("t", "b", 0): 3}, {"b": "b:1"}))
     system.cut = True
     with pytest.raises(OffsetError, match="the name node is away"):
-        notes.extend(folder, note, joined)
+        batch_notes.add_queues(folder, note, joined)
     assert folder.read_bytes("rocketmq/0/sink") is None
     system.cut = False
-    assert notes.begin(folder, name, lambda: LATER) == (BatchNote(name, joined), True)
-    notes.raise_epoch(folder)
-    assert not notes.begin(folder, notes.batch_name(folder, "sink"), lambda: LATER).before
+    assert batch_notes.begin_batch(folder, name, lambda: LATER) == (BatchNote(name, joined), True)
+    batch_notes.increment_epoch(folder)
+    assert not batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: LATER).existed
 
 
 def test_a_file_system_that_moves_no_files_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,24 +264,24 @@ def test_a_file_system_that_moves_no_files_is_an_error(tmp_path: Path, monkeypat
     monkeypatch.setattr(system, "move", move, raising=False)
     folder = Folder("abfs://c", system, "")
     with pytest.raises(OffsetError, match="abfs://c: not fully implemented"):
-        notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
+        batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: ENDS)
 
 
 def test_a_note_of_a_later_version_is_not_guessed_at(folder: Folder, tmp_path: Path) -> None:
-    name = notes.batch_name(folder, "sink")
+    name = batch_notes.batch_name(folder, "sink")
     path = tmp_path / "checkpoint" / "rocketmq" / "0" / "sink"
     path.parent.mkdir(parents=True)
     path.write_bytes(BatchNote(name, ENDS).to_bytes().replace(b'"v": 2', b'"v": 3'))
     with pytest.raises(OptionError, match="version 3"):
-        notes.begin(folder, name, lambda: ENDS)
+        batch_notes.begin_batch(folder, name, lambda: ENDS)
 
 
 def test_notes_go_with_sparks_log(folder: Folder, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     for number in range(4):
         (path / "offsets" / str(number)).write_text(str(number))
-        notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
-        notes.begin(folder, notes.batch_name(folder, "second"), lambda: ENDS)
+        batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: ENDS)
+        batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "second"), lambda: ENDS)
         (path / "offsets" / str(number - 2)).unlink(missing_ok=True)
     kept = sorted(str(p.relative_to(path / "rocketmq")) for p in (path / "rocketmq").rglob("*") if p.is_file())
     assert kept == ["1/second", "1/sink", "2/second", "2/sink", "3/second", "3/sink"]
@@ -286,16 +290,16 @@ def test_notes_go_with_sparks_log(folder: Folder, tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_listed_takes_no_note_with_it(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """pyarrow's file system of HDFS lists nothing while the name node fails; without its note the batch would be sent again."""
-    name, files = notes.batch_name(folder, "sink"), Folder.files
+    name, files = batch_notes.batch_name(folder, "sink"), Folder.files
     monkeypatch.setattr(Folder, "files", lambda self, below: {} if below == "offsets" else files(self, below))
-    notes.begin(folder, name, lambda: ENDS)
-    assert notes.begin(folder, name, lambda: LATER).before
+    batch_notes.begin_batch(folder, name, lambda: ENDS)
+    assert batch_notes.begin_batch(folder, name, lambda: LATER).existed
 
 
 def test_old_notes_that_cannot_be_removed_do_not_hold_up_a_batch(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
+    batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: ENDS)
     (tmp_path / "checkpoint" / "offsets" / "1").write_text("1")
     (tmp_path / "checkpoint" / "offsets" / "0").unlink()
 
@@ -303,18 +307,18 @@ def test_old_notes_that_cannot_be_removed_do_not_hold_up_a_batch(
         raise OffsetError(f"{below} was removed by another write")
 
     monkeypatch.setattr(Folder, "delete_folder", gone)
-    assert not notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS).before
+    assert not batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: ENDS).existed
 
 
 def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
     folder = checkpoint_folder(str(tmp_path))
     with pytest.raises(OptionError, match="is not the checkpoint of a query"):
-        notes.batch_name(folder, "sink")
+        batch_notes.batch_name(folder, "sink")
     checkpoint(tmp_path / "c", 0)
     with pytest.raises(OptionError, match="nothing in its folder 'offsets'"):
-        notes.batch_name(checkpoint_folder(str(tmp_path / "c")), "sink")
+        batch_notes.batch_name(checkpoint_folder(str(tmp_path / "c")), "sink")
     with pytest.raises(OptionError, match="no planned batch 5"):
-        notes.batch_name(checkpoint_folder(str(tmp_path / "c")), "sink", 5)
+        batch_notes.batch_name(checkpoint_folder(str(tmp_path / "c")), "sink", 5)
 
 
 def test_a_folder_that_takes_no_files_is_an_error(tmp_path: Path) -> None:
@@ -322,7 +326,7 @@ def test_a_folder_that_takes_no_files_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "c" / "rocketmq").write_text("a file")
     folder = checkpoint_folder(f"file:{tmp_path}/c")
     with pytest.raises(OffsetError, match="Check the path and its permissions"):
-        notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
+        batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: ENDS)
 
 
 def test_only_one_of_two_creates_a_file(tmp_path: Path) -> None:
@@ -353,17 +357,19 @@ def test_a_rewind_raises_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         line = json.dumps({"batchTimestampMs": 1})
         (path / "offsets" / str(number)).write_text(f"v1\n{line}\n-")
         (path / "commits" / str(number)).write_text("v1\n{}")
-    folder = entries.folder(str(path))
-    notes.begin(folder, notes.batch_name(folder, "sink"), lambda: ENDS)
-    history = entries.history(folder)
-    planned = rewind.plan(folder, history, rewind.chosen(history, 0, None))
+    folder = files.open_folder(str(path))
+    batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: ENDS)
+    history = offset_log.history(folder)
+    planned = rewind.plan_rewind(folder, history, rewind.choose_batch(history, 0, None))
     monkeypatch.setattr(Folder, "delete", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        rewind.carry_out(folder, planned, datetime(2026, 11, 24, tzinfo=UTC))
-    assert notes.begin(folder, notes.batch_name(folder, "sink"), lambda: LATER).before, "the query may go on as it was"
+        rewind.execute(folder, planned, datetime(2026, 11, 24, tzinfo=UTC))
+    assert batch_notes.begin_batch(folder, batch_notes.batch_name(folder, "sink"), lambda: LATER).existed, (
+        "the query may go on as it was"
+    )
     monkeypatch.undo()
-    rewind.carry_out(folder, planned, datetime(2026, 11, 25, tzinfo=UTC))
-    assert notes.epoch(folder) == 1
+    rewind.execute(folder, planned, datetime(2026, 11, 25, tzinfo=UTC))
+    assert batch_notes.epoch(folder) == 1
 
 
 def interrupted(*given: object) -> None:

@@ -34,12 +34,19 @@ from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
 from rocketmq_spark.producer.confirming import EndKind, end_of
 from rocketmq_spark.producer.topics import owned
-from rocketmq_spark.spark.checkpoints import notes
-from rocketmq_spark.spark.checkpoints.entries import checkpoint_folder
-from rocketmq_spark.spark.sink import checks, guarantee, once
-from rocketmq_spark.spark.sink.once import NotedSender, OncePlan, TaskOnce, plan_batch, plan_job
+from rocketmq_spark.spark.checkpoints import batch_notes
+from rocketmq_spark.spark.checkpoints.files import checkpoint_folder
+from rocketmq_spark.spark.sink import checks, exactly_once, exactly_once_checks
+from rocketmq_spark.spark.sink.exactly_once import (
+    ExactlyOncePlan,
+    ExactlyOnceTask,
+    NotedQueuesSender,
+    plan_batch,
+    plan_job,
+)
 from rocketmq_spark.spark.sink.report import Written, total
-from rocketmq_spark.spark.sink.task import RocketMQStreamWriter, RocketMQWriter, TaskWriter
+from rocketmq_spark.spark.sink.task import TaskWriter
+from rocketmq_spark.spark.sink.writer import RocketMQStreamWriter, RocketMQWriter
 from tests.helpers import awaited, killed, stored
 from tests.live.producer.recording import RecordingSender
 from tests.live.writes import Make, bodies, frame, numbered, sink_options
@@ -52,7 +59,7 @@ SETTLE_S = 0.3
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarantee, "MIN_SETTLE_S", 0.1)
+    monkeypatch.setattr(exactly_once_checks, "MIN_SETTLE_S", 0.1)
 
 
 class Losing(RecordingSender):
@@ -92,11 +99,11 @@ class Sink:
         chosen = {"deliveryGuarantee": "exactly-once", "exactlyOnceSettle": f"{SETTLE_S}s", **given}
         return sink_options(self.mq.name_server, **chosen)
 
-    def plan(self, options: Options) -> OncePlan:
+    def plan(self, options: Options) -> ExactlyOncePlan:
         return plan_batch(options, str(self.path))
 
     def attempt(
-        self, plan: OncePlan, options: Options, *batches: pa.RecordBatch, partition: int = 0, attempt: int = 0
+        self, plan: ExactlyOncePlan, options: Options, *batches: pa.RecordBatch, partition: int = 0, attempt: int = 0
     ) -> Written:
         client = session.client(options)
         self.sender = Losing(client)
@@ -104,9 +111,9 @@ class Sink:
         recorded = dataclasses.replace(client, sender=self.sender)
         with self.monkeypatch.context() as patched:
             patched.setattr(session, "client", lambda options: recorded)
-            names = checks.check(options, from_arrow_schema(batches[0].schema))
-            mine = TaskOnce(options, pickle.loads(pickle.dumps(plan)), partition, attempt)
-            return TaskWriter(options, names, partition, checks.positions(options), mine).write(iter(batches))
+            names = checks.check_sink(options, from_arrow_schema(batches[0].schema))
+            mine = ExactlyOnceTask(options, pickle.loads(pickle.dumps(plan)), partition, attempt)
+            return TaskWriter(options, names, partition, checks.environment_queues(options), mine).write(iter(batches))
 
 
 @pytest.fixture
@@ -121,11 +128,11 @@ def test_a_batch_that_was_begun_sends_what_is_not_stored(
     topic = make_timerless_topic(queues=4, attributes=attributes)
     options = sink.options(topic=topic, deliveryGuarantee="exactly-once", batchMaxBytes=2_000)
     first = sink.plan(options)
-    assert not first.begun
+    assert not first.is_repeat
     done = sink.attempt(first, options, frame(body=numbered(300)))
     assert (done.sent, done.already_stored, done.confirmed, done.unmatched) == (300, 0, 0, 0)
     again = sink.plan(options)
-    assert again.begun
+    assert again.is_repeat
     rows = numbered(500)
     done = sink.attempt(again, options, frame(body=rows[250:]), frame(body=rows[:250][::-1]))
     assert (done.sent, done.already_stored, done.confirmed, done.unmatched) == (200, 300, 0, 0)
@@ -229,12 +236,12 @@ def test_another_partition_sends_rows_that_moved_to_it(
     )
 
 
-@pytest.mark.parametrize("max_ids", [once.MAX_IDS, 5])
+@pytest.mark.parametrize("max_ids", [exactly_once.MAX_PLANNED_IDS, 5])
 def test_rows_of_tasks_that_the_repeat_does_not_have_are_unmatched(
     make_timerless_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch, max_ids: int
 ) -> None:
     """Adaptive execution may make one task of three: then no other task sees what these stored."""
-    monkeypatch.setattr(once, "MAX_IDS", max_ids)
+    monkeypatch.setattr(exactly_once, "MAX_PLANNED_IDS", max_ids)
     options = sink.options(topic=make_timerless_topic(queues=2))
     plan = sink.plan(options)
     parts = [frame(body=numbered(10, 10 * partition)) for partition in range(3)]
@@ -257,9 +264,9 @@ def test_a_later_attempt_looks_by_itself(timerless: LocalBroker, make_timerless_
         yield frame(body=numbered(50))
         raise ZeroDivisionError("the task fails")
 
-    names = checks.check(options, from_arrow_schema(frame(body=["x"]).schema))
+    names = checks.check_sink(options, from_arrow_schema(frame(body=["x"]).schema))
     with pytest.raises(ZeroDivisionError):
-        TaskWriter(options, names, 0, {}, TaskOnce(options, plan)).write(half())
+        TaskWriter(options, names, 0, {}, ExactlyOnceTask(options, plan)).write(half())
     done = sink.attempt(plan, options, frame(body=numbered(100)), attempt=1)
     assert done.already_stored + done.sent == 100
     assert done.already_stored > 0
@@ -288,7 +295,7 @@ def test_nothing_goes_to_a_queue_that_was_not_noted() -> None:
     sender, outcomes = Asked(), list[Any]()
     request = SendRequest("g", b"x", "")
     for queue in (noted, other):
-        NotedSender(cast(Sender, sender), [noted]).send_async(queue, request, Deadline.after(1), outcomes.append)
+        NotedQueuesSender(cast(Sender, sender), [noted]).send_async(queue, request, Deadline.after(1), outcomes.append)
     assert sender.asked == [noted]
     (refused,) = outcomes
     assert end_of(refused) is EndKind.REFUSED
@@ -310,8 +317,8 @@ def test_a_note_waits_for_the_queues_of_an_environment(monkeypatch: pytest.Monke
     """Its tasks may send to no other ones."""
     given = {"environment": "dev" if layout else "2", **({"environments": layout} if layout else {})}
     a, b = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
-    monkeypatch.setattr(checks, "positions", lambda options: {} if layout else {"t": (b,)})
-    enough = once._enough(sink_options("x:1", topic="t", deliveryGuarantee="exactly-once", **given))
+    monkeypatch.setattr(checks, "environment_queues", lambda options: {} if layout else {"t": (b,)})
+    enough = exactly_once._require_master(sink_options("x:1", topic="t", deliveryGuarantee="exactly-once", **given))
     led = {name: BrokerData(name, "c", {0: f"{name}:1"}) for name in ("broker-a", "broker-b")}
     route = TopicRoute("t", tuple(QueueData(name, 1, 1, 6) for name in led), led)
     enough(route, {a, b})
@@ -322,13 +329,13 @@ def test_a_note_waits_for_the_queues_of_an_environment(monkeypatch: pytest.Monke
 
 def test_tasks_of_a_process_share_what_an_environment_owns() -> None:
     """Each task has a sender of its own, and what is kept for a sender stays as long as the process."""
-    how = checks.settings(sink_options("x:1", topic="t", environment="2")).environment
+    how = checks.producer_settings(sink_options("x:1", topic="t", environment="2")).environment
     assert how is not None
     sender, queues = cast(Sender, object()), [MessageQueue("t", "a", i) for i in range(2)]
-    first = owned(NotedSender(sender, queues), how)  # type: ignore[arg-type]
-    assert owned(NotedSender(sender, queues[::-1]), how) is first  # type: ignore[arg-type]
-    assert owned(NotedSender(sender, queues[:1]), how) is not first  # type: ignore[arg-type]
-    assert owned(NotedSender(cast(Sender, object()), queues), how) is not first  # type: ignore[arg-type]
+    first = owned(NotedQueuesSender(sender, queues), how)  # type: ignore[arg-type]
+    assert owned(NotedQueuesSender(sender, queues[::-1]), how) is first  # type: ignore[arg-type]
+    assert owned(NotedQueuesSender(sender, queues[:1]), how) is not first  # type: ignore[arg-type]
+    assert owned(NotedQueuesSender(cast(Sender, object()), queues), how) is not first  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +351,7 @@ def test_a_batch_is_finished_where_it_was_begun(
     sink.plan(sink.options(topic=topic))
     with pytest.raises(OptionError, match=rf"was begun for {topic}, and the query now writes to {topic} in "):
         sink.plan(sink.options(topic=topic, **place))
-    assert sink.plan(sink.options(topic=topic)).begun
+    assert sink.plan(sink.options(topic=topic)).is_repeat
 
 
 def test_a_layout_of_environments_may_be_spelled_otherwise(
@@ -352,9 +359,9 @@ def test_a_layout_of_environments_may_be_spelled_otherwise(
 ) -> None:
     layout = {"prod": {"broker-a": [0]}, "dev": {"broker-a": [1]}}
     given = {"topic": make_timerless_topic(queues=2), "environment": "dev"}
-    assert not sink.plan(sink.options(**given, environments=json.dumps(layout))).begun
+    assert not sink.plan(sink.options(**given, environments=json.dumps(layout))).is_repeat
     other = json.dumps(dict(reversed(layout.items())), indent=1)
-    assert sink.plan(sink.options(**given, environments=other)).begun
+    assert sink.plan(sink.options(**given, environments=other)).is_repeat
     layout["dev"]["broker-a"], layout["prod"]["broker-a"] = [0], [1]
     with pytest.raises(OptionError, match="was begun for "):
         sink.plan(sink.options(**given, environments=json.dumps(layout)))
@@ -364,14 +371,14 @@ def test_a_layout_of_environments_may_be_spelled_otherwise(
 def test_too_many_ids_are_read_again_by_the_tasks(
     timerless: LocalBroker, make_timerless_topic: Make, sink: Sink, monkeypatch: pytest.MonkeyPatch, attributes: Any
 ) -> None:
-    monkeypatch.setattr(once, "MAX_IDS", 10)
+    monkeypatch.setattr(exactly_once, "MAX_PLANNED_IDS", 10)
     topic = make_timerless_topic(queues=4, attributes=attributes)
     options = sink.options(topic=topic)
     plan = sink.plan(options)
     for partition in range(2):
         sink.attempt(plan, options, frame(body=numbered(10, 10 * partition)), partition=partition)
     again = sink.plan(options)
-    assert (again.found, set(again.places or ())) == (None, {0, 1})
+    assert (again.stored_hashes, set(again.stored_ranges or ())) == (None, {0, 1})
     assert sink.attempt(again, options, frame(body=numbered(12)), partition=0).already_stored == 10
     assert sorted(bodies(stored(timerless, topic, 22))) == sorted([*numbered(20), "000010", "000011"])
 
@@ -465,7 +472,7 @@ def test_a_broker_without_a_master_when_the_batch_was_begun_is_used_when_it_is_b
 
 def forgotten(sink: Sink) -> bool:
     """No note any more; never true."""
-    shutil.rmtree(sink.path / notes.ROOM)
+    shutil.rmtree(sink.path / batch_notes.NOTES_FOLDER)
     return False
 
 
@@ -536,26 +543,26 @@ def test_rights_and_kinds_are_checked_at_the_start(
     monkeypatch.setattr(f"rocketmq_spark.client.{question}", answer)
     with pytest.raises(error):
         sink.plan(options)
-    assert not (sink.path / notes.ROOM).exists(), "nothing was begun"
+    assert not (sink.path / batch_notes.NOTES_FOLDER).exists(), "nothing was begun"
 
 
 def test_the_note_is_made_by_the_first_pickling_and_its_answer_stays(make_timerless_topic: Make, sink: Sink) -> None:
     options = sink.options(topic=make_timerless_topic(queues=1))
     schema = from_arrow_schema(frame(body=["x"]).schema)
     unused = RocketMQStreamWriter(options, schema, str(sink.path))
-    assert not (sink.path / notes.ROOM).exists()
+    assert not (sink.path / batch_notes.NOTES_FOLDER).exists()
     first = RocketMQStreamWriter(options, schema, str(sink.path))
-    plans = [pickle.loads(pickle.dumps(first))._writer.once for _ in range(2)]
+    plans = [pickle.loads(pickle.dumps(first))._writer.plan for _ in range(2)]
     assert plans[0] == plans[1]
-    assert not plans[0].begun
-    assert pickle.loads(pickle.dumps(unused))._writer.once.begun, "it comes after a batch that was begun"
+    assert not plans[0].is_repeat
+    assert pickle.loads(pickle.dumps(unused))._writer.plan.is_repeat, "it comes after a batch that was begun"
 
 
 def test_each_batch_write_is_another_job(make_timerless_topic: Make, sink: Sink) -> None:
     options = sink.options(topic=make_timerless_topic(queues=1))
     assert plan_job(options).name != plan_job(options).name
     writer = RocketMQWriter(options, from_arrow_schema(frame(body=["x"]).schema))
-    plans = [pickle.loads(pickle.dumps(writer))._writer.once for _ in range(2)]
+    plans = [pickle.loads(pickle.dumps(writer))._writer.plan for _ in range(2)]
     assert plans[0] == plans[1]
     assert not plans[0].streaming
 
@@ -564,6 +571,6 @@ def test_a_rewound_batch_is_sent_again(timerless: LocalBroker, make_timerless_to
     topic = make_timerless_topic(queues=1)
     options = sink.options(topic=topic)
     sink.attempt(sink.plan(options), options, frame(body=["x"]))
-    notes.raise_epoch(checkpoint_folder(str(sink.path)))
+    batch_notes.increment_epoch(checkpoint_folder(str(sink.path)))
     assert sink.attempt(sink.plan(options), options, frame(body=["x"])).sent == 1
     assert bodies(stored(timerless, topic, 2)) == ["x", "x"]

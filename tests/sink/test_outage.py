@@ -241,7 +241,7 @@ def pair_topic(pair: LocalBroker) -> str:
 @pytest.fixture
 def two(pair: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> Writes:
     process.kept("fault tables").clear()
-    monkeypatch.setattr(task, "ROUTE_S", 0.5)
+    monkeypatch.setattr(task, "ROUTE_REFRESH_S", 0.5)
     return Writes(pair.name_server, monkeypatch)
 
 
@@ -452,10 +452,10 @@ def test_a_broker_that_stays_away_fails_the_task_in_time_and_what_the_error_coun
 
 def test_options_of_the_sink_reach_the_fault_table() -> None:
     process.kept("fault tables").clear()
-    first = task._faults(sink_options("x:1", sendLatencyFault="4.x"))
-    assert first is task._faults(sink_options("x:1", sendLatencyFault="4.x"))
-    assert first is not task._faults(sink_options("x:1"))
-    assert first is not task._faults(sink_options("y:1", sendLatencyFault="4.x")), (
+    first = task._fault_table(sink_options("x:1", sendLatencyFault="4.x"))
+    assert first is task._fault_table(sink_options("x:1", sendLatencyFault="4.x"))
+    assert first is not task._fault_table(sink_options("x:1"))
+    assert first is not task._fault_table(sink_options("y:1", sendLatencyFault="4.x")), (
         "brokers of others may have equal names"
     )
     assert first.tables.isolated_ms == 30_000

@@ -14,7 +14,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.sink.task import RocketMQWriter, TaskWriter
+from rocketmq_spark.spark.sink.task import TaskWriter
+from rocketmq_spark.spark.sink.writer import RocketMQWriter
 from tests.helpers import stored
 from tests.live.writes import sink_options
 from tests.producer.scripted import ScriptedSender, Time, qs
@@ -64,7 +65,7 @@ def test_a_task_waits_for_a_broker_that_is_not_listed(
     monkeypatch.setattr(session, "sender", lambda options: sender)
     options = sink_options("x:1", topic="T", kafkaColumns=True, sendTimeout=timeout)
     writer = TaskWriter(
-        options, {"body": "value", "partition": "partition"}, partitions={"T": tuple(qs("a:0-1 b:0-1"))}
+        options, {"body": "value", "partition": "partition"}, partition_queues={"T": tuple(qs("a:0-1 b:0-1"))}
     )
     if timeout == "60s":
         assert writer.write(iter([numbered(0)])).rows == 4
@@ -86,7 +87,7 @@ def test_topics_whose_brokers_are_away_share_one_timeout(monkeypatch: pytest.Mon
     writer = TaskWriter(
         sink_options("x:1", kafkaColumns=True, sendTimeout="500ms"),
         {"body": "value", "topic": "topic", "partition": "partition"},
-        partitions={topic: tuple(qs("a:0-1 b:0-1", topic)) for topic in topics},
+        partition_queues={topic: tuple(qs("a:0-1 b:0-1", topic)) for topic in topics},
     )
     rows = {"value": topics, "topic": topics, "partition": pa.array([2] * len(topics), pa.int32())}
     began = time.monotonic()

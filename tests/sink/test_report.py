@@ -7,19 +7,19 @@ import pytest
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.spark.sink.report import (
     AtBroker,
-    Tally,
+    TaskCounts,
     Written,
     total,
-    warn_of_left_out,
+    warn_of_omitted_headers,
     warn_of_unmatched,
-    with_report,
+    with_counts,
 )
 
 
 def test_a_tally_counts_by_broker():
-    tally = Tally()
+    tally = TaskCounts()
     tally.acknowledged("b", 10, 100)
-    tally.acknowledged("b", 5, 50, retries=3, failed=["a", "a"])
+    tally.acknowledged("b", 5, 50, retries=3, failed_brokers=["a", "a"])
     written = tally.written()
     assert written == Written(15, 150, 2, 3, {"a": AtBroker(failures=2), "b": AtBroker(15, 150, 2)})
     assert pickle.loads(pickle.dumps(written)) == written
@@ -40,7 +40,7 @@ def test_an_error_of_a_task_has_all_in_its_one_line():
     error = SendFailed("gave up", "h:1", topic="t", remedy="Look at the broker")
     error.__cause__ = cause
     error.add_note("The spool could not keep it: it is full.")
-    found = with_report(error, Written(7, 70, 2, 1))
+    found = with_counts(error, Written(7, 70, 2, 1))
     assert str(found) == (
         "[ROCKETMQ_SEND_FAILED] gave up (at h:1, topic t). The spool could not keep it: it is full. "
         "Acknowledged before that: 7 rows in 2 batches, 70 bytes, 1 retries. Look at the broker"
@@ -51,7 +51,7 @@ def test_an_error_of_a_task_has_all_in_its_one_line():
 
 
 def test_an_error_without_a_remedy_ends_with_what_was_acknowledged():
-    assert str(with_report(RocketMQError("x"), Written())).endswith(
+    assert str(with_counts(RocketMQError("x"), Written())).endswith(
         "Acknowledged before that: 0 rows in 0 batches, 0 bytes, 0 retries"
     )
 
@@ -60,7 +60,7 @@ def test_headers_that_were_left_out_are_reported_once_per_write(caplog):
     written = total([Written(rows=1, left_out=2), Written(rows=1, left_out=3)])
     assert str(written).endswith(", 5 headers left out")
     for each in (written, Written(rows=1)):
-        warn_of_left_out(each, "batch 4")
+        warn_of_omitted_headers(each, "batch 4")
     assert [record.message.split(",")[0] for record in caplog.records] == ["batch 4: 5 headers were left out"]
 
 

@@ -214,7 +214,7 @@ def test_queries_of_one_process_that_send_in_different_ways_have_spools_of_their
     found = []
     for more in ({}, {"requireStoreOk": "ok"}, {"accessKey": "me", "secretKey": "hush"}, {}):
         parsed = options.parse({**given, **more}).for_role("sink")
-        spool = worker_spool(parsed, checks.settings(parsed))
+        spool = worker_spool(parsed, checks.producer_settings(parsed))
         assert isinstance(spool, SendSpool)
         found.append(spool)
     assert found[0] is found[3]
@@ -227,13 +227,13 @@ def test_what_another_worker_left_is_sent_by_one_whose_own_spool_is_empty_and_as
     moody.on(Request.SEND_MESSAGE_V2, ok(msgId="x", queueId="0", queueOffset=1))
     given = {"nameServer": moody.address, "topic": "t", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
     parsed = options.parse(given).for_role("sink")
-    mine = worker_spool(parsed, checks.settings(parsed))
+    mine = worker_spool(parsed, checks.producer_settings(parsed))
     assert isinstance(mine, SendSpool)
     left = open_store(tmp_path / "worker-1", parsed)
     send = SpooledSend("t", SendRequest("g", b"left", "UNIQ_KEY\x01ID\x02"), None, ("ID",))
     left.add([(record_of(send, mine.now_ms()), mine.now_ms())])
     left.close()
-    assert worker_spool(parsed, checks.settings(parsed)) is mine
+    assert worker_spool(parsed, checks.producer_settings(parsed)) is mine
     eventually(lambda: len(mine.store) == 0, 60)
     assert len(moody.seen(Request.SEND_MESSAGE_V2)) == 1
 
@@ -244,7 +244,7 @@ def test_what_a_spool_holds_keeps_the_queues_of_its_environment_whatever_the_dri
     """The folder of a dead worker says which it had; a broker may have been away when the driver counted those of its topic."""
     given = {"nameServer": "127.0.0.1:1", "environment": "1", "onSendFailure": "spool", "spoolDir": str(tmp_path)}
     of_t, of_u = (options.parse({**given, "topic": topic}).for_role("sink") for topic in "tu")
-    settings, sender = checks.settings(of_u), session.sender(of_u)
+    settings, sender = checks.producer_settings(of_u), session.sender(of_u)
     assert settings.environment is not None
     a, b = ({topic: (MessageQueue(topic, name, 0),) for topic in "tu"} for name in "ab")
     known = owned(sender, settings.environment)

@@ -40,7 +40,7 @@ def write(monkeypatch: pytest.MonkeyPatch, columns: Mapping[str, pa.Array], give
     monkeypatch.setattr(session, "sender", lambda options: sender)
     batch = pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
     options = sink_options("x:1", **({} if "topic" in columns else {"topic": "T"}), **given)
-    names = checks.check(options, from_arrow_schema(batch.schema))
+    names = checks.check_sink(options, from_arrow_schema(batch.schema))
     TaskWriter(options, names).write(iter([batch.slice(0, 1), batch.slice(1)]))
     return b"".join(bytes(request.body) for request in sender.requests)
 

@@ -15,6 +15,7 @@ from rocketmq_spark.base import process
 from rocketmq_spark.errors import OptionError, RouteNotFound
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from rocketmq_spark.spark.sink import checks, task
+from rocketmq_spark.spark.sink import writer as writer_module
 from rocketmq_spark.spark.sink.report import Written
 from tests.live.writes import sink_options
 from tests.schemas import struct
@@ -68,7 +69,7 @@ def test_counts_are_logged(writer, caplog):
 
 def test_two_tasks_that_name_one_topic_in_two_ways_are_an_error():
     options = sink_options("x:1", topicNames="dotsToUnderscores", topic="t")
-    writer = object.__new__(task._Writer)
+    writer = object.__new__(writer_module._DriverWriter)
     writer.options = options
     same = [task.TaskCommitMessage(Written(1), ("t", "a.b")) for _ in range(2)]
     writer.commit([*same, None], "written")
@@ -78,10 +79,10 @@ def test_two_tasks_that_name_one_topic_in_two_ways_are_an_error():
 
 def test_two_writes_that_name_one_topic_in_two_ways_are_told(writer, caplog):
     """Two batch writes, or two micro-batches of a stream, whose writer Spark makes anew."""
-    process.kept(checks._NAMED).clear()
+    process.kept(checks._NAMES_KEY).clear()
     finish(writer, "commit", [])
     writer._writer.options = sink_options("x:1", topicNames="dotsToUnderscores")
-    number = (7,) if isinstance(writer, task.RocketMQStreamWriter) else ()
+    number = (7,) if isinstance(writer, writer_module.RocketMQStreamWriter) else ()
     for name in ("a.b", "a.b", "c_d", "a_b"):
         assert "two topics are one" not in caplog.text
         writer.commit([task.TaskCommitMessage(Written(1), (name,))], *number)
@@ -121,7 +122,7 @@ def test_a_topic_that_does_not_exist_is_told_before_any_task(broker_cluster, kin
 def test_a_stream_commits_whatever_became_of_its_topic(broker_cluster, monkeypatch, caplog):
     """Spark makes the writer anew for that, in another process, while the topic's brokers may be away and others there."""
     caplog.set_level(logging.INFO, "rocketmq_spark")
-    monkeypatch.setitem(sys.modules, task._COMMITS, ModuleType(task._COMMITS))
+    monkeypatch.setitem(sys.modules, writer_module._COMMIT_WORKER, ModuleType(writer_module._COMMIT_WORKER))
     writer = source(broker_cluster.name_server, topic="no-such-topic").streamWriter(SCHEMA, False)
     finish(writer, "commit", [Written(5, 100, 1)])
     assert "batch 7: 5 rows" in caplog.text

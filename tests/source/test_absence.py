@@ -10,7 +10,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.spark.source.waiting import Absence
+from rocketmq_spark.spark.source.waiting import UnavailableQueuesLog
 from tests.mockbroker import NO_ROUTE, MockBroker, eventually, never, ok, refuse
 from tests.reading import Run, positions
 from tests.source.scripted import cluster, route, stats
@@ -21,13 +21,13 @@ BOUNDS = {queue: QueueBounds(0, 1, 0) for queue in (A, B, C)}
 
 
 def test_what_changes_is_told_once_with_the_reason(caplog):
-    absence = Absence()
+    absence = UnavailableQueuesLog()
     reasons = {B: "no read permission", C: "the route does not name its broker"}
     for _ in range(3):
-        absence.look([A, B, C], {A: BOUNDS[A]}, reasons.__getitem__)
+        absence.update([A, B, C], {A: BOUNDS[A]}, reasons.__getitem__)
     for _ in range(3):
-        absence.look([A, B, C], {A: BOUNDS[A], B: BOUNDS[B]}, reasons.__getitem__)
-    absence.look([A, B], BOUNDS, reasons.__getitem__)
+        absence.update([A, B, C], {A: BOUNDS[A], B: BOUNDS[B]}, reasons.__getitem__)
+    absence.update([A, B], BOUNDS, reasons.__getitem__)
     assert [record.getMessage() for record in caplog.records] == [
         "the stream waits for queues that it cannot read now: t/b/0 (no read permission); "
         "t/c/0 (the route does not name its broker)",
@@ -37,10 +37,10 @@ def test_what_changes_is_told_once_with_the_reason(caplog):
 
 
 def test_a_queue_that_nobody_wants_any_more_goes_quietly(caplog):
-    absence = Absence()
-    absence.look([A, B], {A: BOUNDS[A]}, lambda _: "gone")
-    absence.look([A], {A: BOUNDS[A]}, lambda _: "gone")
-    absence.look([A], BOUNDS, lambda _: "gone")
+    absence = UnavailableQueuesLog()
+    absence.update([A, B], {A: BOUNDS[A]}, lambda _: "gone")
+    absence.update([A], {A: BOUNDS[A]}, lambda _: "gone")
+    absence.update([A], BOUNDS, lambda _: "gone")
     assert "again" not in caplog.text
 
 

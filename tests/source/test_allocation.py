@@ -12,11 +12,11 @@ from rocketmq_spark.spark.source.partitioning import (
     MAX_TASKS,
     ROWS_PER_TASK,
     Partitioning,
-    covered,
+    allocated_queues,
     partition_count,
     partition_id,
+    plan_tasks,
     split,
-    tasks,
 )
 
 QUEUES = [MessageQueue(topic, broker, i) for topic in "tu" for broker in ("broker-a", "broker-b") for i in range(3)]
@@ -61,7 +61,7 @@ _STRATEGIES = st.sampled_from(
 def test_every_offset_is_in_exactly_one_task(wanted, strategy, partitions, min_tasks, max_rows):
     """What was planned is never dropped, even if the strategy would give it to nobody now."""
     given = {"numPartitions": partitions, "minPartitions": min_tasks, "maxRecordsPerPartition": max_rows, **strategy}
-    found = tasks(rules(**{name: value for name, value in given.items() if value is not None}), QUEUES, wanted)
+    found = plan_tasks(rules(**{name: value for name, value in given.items() if value is not None}), QUEUES, wanted)
     assert offsets_of(found) == offsets_of([wanted])
     assert all(r.size > 0 for task in found for r in task)
     assert all(sum(r.size for r in task) <= max_rows for task in found)
@@ -120,7 +120,9 @@ def test_consumers_of_the_strategy_are_partitions():
         seen.append((consumer, tuple(consumers), {queue.topic for queue in queues}))
         return queues if consumer == consumers[0] else []
 
-    found = tasks(rules(allocationStrategy=strategy, numPartitions=2), QUEUES, [OffsetRange(q, 0, 1) for q in QUEUES])
+    found = plan_tasks(
+        rules(allocationStrategy=strategy, numPartitions=2), QUEUES, [OffsetRange(q, 0, 1) for q in QUEUES]
+    )
     assert len(found) == 1
     assert {consumers for _, consumers, _ in seen} == {("partition-00000", "partition-00001")}
     assert all(len(topics) == 1 for _, _, topics in seen), "topic by topic, as in Java"
@@ -128,20 +130,20 @@ def test_consumers_of_the_strategy_are_partitions():
 
 def test_a_queue_given_to_several_is_read_by_the_first():
     given = options(allocationStrategy=everything_to_nobody_and_all, numPartitions=3)
-    found = tasks(Partitioning.of(given), QUEUES[:3], [OffsetRange(q, 0, 1) for q in QUEUES[:2]])
+    found = plan_tasks(Partitioning.of(given), QUEUES[:3], [OffsetRange(q, 0, 1) for q in QUEUES[:2]])
     assert [[r.queue for r in task] for task in found] == [QUEUES[:2]]
 
 
 def test_queues_given_to_nobody_are_left_out():
     given = options(allocationStrategy="config", allocationConfig='{"u":{"broker-a":[0,2]}}')
-    mine, left_out = covered(given, QUEUES)
+    mine, left_out = allocated_queues(given, QUEUES)
     assert mine == [MessageQueue("u", "broker-a", i) for i in (0, 2)]
     assert left_out == set(QUEUES) - set(mine)
 
 
 def test_the_strategy_environment_names_the_queues_of_the_others_as_left_out():
     given = options(allocationStrategy="environment", environment="1", environments="3")
-    mine, left_out = covered(given, QUEUES)
+    mine, left_out = allocated_queues(given, QUEUES)
     assert mine
     assert left_out == set(QUEUES) - set(mine) != set()
 
@@ -156,16 +158,19 @@ def test_shares_are_rounded_half_up_and_cuts_never_exceed_the_maximum():
 
 @pytest.mark.parametrize("strategy", ["averagely", "averagelyByCircle", "consistentHash"])
 def test_complete_strategies_leave_nothing_out(strategy):
-    assert covered(options(allocationStrategy=strategy), list(reversed(QUEUES))) == (sorted(QUEUES), frozenset())
+    assert allocated_queues(options(allocationStrategy=strategy), list(reversed(QUEUES))) == (
+        sorted(QUEUES),
+        frozenset(),
+    )
 
 
 def test_an_environment_is_a_part_of_the_queues():
-    mine, left_out = covered(options(environment="1", environments="3"), QUEUES)
+    mine, left_out = allocated_queues(options(environment="1", environments="3"), QUEUES)
     assert set(mine) < set(QUEUES)
     assert {queue.topic for queue in mine} == {"t", "u"}
     assert left_out == frozenset()
 
 
 def test_nothing_to_read_is_no_task():
-    assert tasks(rules(), QUEUES, []) == []
-    assert tasks(rules(), QUEUES, [OffsetRange(QUEUES[0], 5, 5)]) == []
+    assert plan_tasks(rules(), QUEUES, []) == []
+    assert plan_tasks(rules(), QUEUES, [OffsetRange(QUEUES[0], 5, 5)]) == []

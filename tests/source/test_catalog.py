@@ -63,9 +63,9 @@ def test_a_broker_that_is_not_listed_keeps_its_numbers(scripted, answer):
         scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [both, route(1, {"broker-a": scripted.address})])
         session.routes(catalog(scripted.address)._options).get("t")
         later = catalog(scripted.address)
-        later.sweep()
+        later.fetch_all()
         assert set(later.known_routes["t"].brokers) == {"broker-a"}
-        numbers = kafka_partitions.partition_numbers(kafka_partitions.with_new_queues({}, later.numbered({"t"})))
+        numbers = kafka_partitions.partition_numbers(kafka_partitions.with_new_queues({}, later.numbered_queues({"t"})))
         assert numbers == {MessageQueue("t", "a", 0): 0, MessageQueue("t", "broker-a", 0): 1}
 
 
@@ -78,10 +78,10 @@ def test_brokers_of_many_topics_keep_their_numbers(scripted):
         source = catalog(scripted.address, subscribe=",".join(topics))
         for answer in (both, NO_ROUTE, route(1, {"broker-a": scripted.address})):
             scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, answer)
-            source.reroute()
+            source.refresh_routes()
         source.known_routes = {topic: source.routes.get(topic) for topic in topics}
         assert {name for known in source.known_routes.values() for name in known.brokers} == {"broker-a"}
-        there = source.numbered(topics)
+        there = source.numbered_queues(topics)
         assert sorted(there) == sorted(MessageQueue(topic, name, 0) for topic in topics for name in ("a", "broker-a"))
 
 
@@ -91,8 +91,8 @@ def test_only_new_numbers_wait_for_a_broker_that_does_not_answer(scripted):
         scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [both, route(1, {"broker-a": scripted.address})])
         session.routes(catalog(scripted.address)._options).get("t")
         later = catalog(scripted.address)
-        later.sweep()
-        assert later.numbered({"t"}, begun={"t"}) == [MessageQueue("t", "broker-a", 0)]
+        later.fetch_all()
+        assert later.numbered_queues({"t"}, numbered_topics={"t"}) == [MessageQueue("t", "broker-a", 0)]
         assert first.seen(Request.GET_TOPIC_STATS_INFO) == []
 
 
@@ -103,7 +103,7 @@ def queues(topic, count):
 def test_all_queues_with_their_bounds(broker_cluster, make_topic):
     one, two = make_topic(queues=2), make_topic(queues=3)
     feed(broker_cluster, two, 6)
-    bounds = catalog(broker_cluster.name_server, subscribe=f"{one},{two}").sweep().bounds
+    bounds = catalog(broker_cluster.name_server, subscribe=f"{one},{two}").fetch_all().bounds
     assert set(bounds) == {*queues(one, 2), *queues(two, 3)}
     assert [bounds[queue].max_offset for queue in queues(two, 3)] == [2, 2, 2]
     assert all(of.min_offset == 0 for of in bounds.values())
@@ -112,11 +112,11 @@ def test_all_queues_with_their_bounds(broker_cluster, make_topic):
 def test_assigned_queues_only(broker_cluster, make_topic):
     topic = make_topic(queues=4)
     assign = f'{{"{topic}":{{"broker-a":[3,1]}}}}'
-    assert sorted(catalog(broker_cluster.name_server, assign=assign).sweep().bounds) == [
+    assert sorted(catalog(broker_cluster.name_server, assign=assign).fetch_all().bounds) == [
         queues(topic, 4)[i] for i in (1, 3)
     ]
     with pytest.raises(OptionError, match=f"option 'assign' names queues that do not exist: {topic}/broker-a/9"):
-        catalog(broker_cluster.name_server, assign=f'{{"{topic}":{{"broker-a":[1,9]}}}}').sweep()
+        catalog(broker_cluster.name_server, assign=f'{{"{topic}":{{"broker-a":[1,9]}}}}').fetch_all()
 
 
 def test_topics_that_match_in_full(broker_cluster):
@@ -127,63 +127,63 @@ def test_topics_that_match_in_full(broker_cluster):
     assert {"cat-one", "a-cat-three"} <= set(everything)
     internal = {"TBW102", "broker-a", "DefaultCluster", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"}
     assert not internal & set(everything)
-    assert catalog(broker_cluster.name_server, subscribePattern="nosuch.*").sweep().bounds == {}
+    assert catalog(broker_cluster.name_server, subscribePattern="nosuch.*").fetch_all().bounds == {}
 
 
 def test_a_missing_topic_is_waited_for(scripted):
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [NO_ROUTE, NO_ROUTE, route(1, {"broker-a": scripted.address})])
-    assert list(catalog(scripted.address, topicWait="20s").sweep().bounds) == queues("t", 1)
+    assert list(catalog(scripted.address, topicWait="20s").fetch_all().bounds) == queues("t", 1)
 
 
 def test_a_missing_topic_is_an_error_at_once_by_default(scripted):
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
     with pytest.raises(RouteNotFound, match="topic t"):
-        catalog(scripted.address).sweep()
+        catalog(scripted.address).fetch_all()
 
 
 def test_a_start_needs_all_answers(scripted):
     scripted.on(Request.GET_TOPIC_STATS_INFO, never)
     with pytest.raises(CallTimeout):
-        catalog(scripted.address, requestTimeout="100ms").sweep()
+        catalog(scripted.address, requestTimeout="100ms").fetch_all()
     with pytest.raises(ConnectionLost):
-        catalog("127.0.0.1:1").sweep()
+        catalog("127.0.0.1:1").fetch_all()
 
 
 def test_a_running_stream_waits_for_answers(scripted, caplog):
     one = catalog(scripted.address)
-    assert one.sweep().bounds
-    one._rest_s = 0.0
+    assert one.fetch_all().bounds
+    one._poll_interval_s = 0.0
     scripted.on(Request.GET_TOPIC_STATS_INFO, never)
-    assert one.recent().bounds == {}
+    assert one.latest().bounds == {}
     assert "the source waits" in caplog.text
-    one._rest_s = 0.0
+    one._poll_interval_s = 0.0
     scripted.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
-    assert list(one.recent().bounds) == queues("t", 1)
+    assert list(one.latest().bounds) == queues("t", 1)
 
 
 def test_one_sweep_serves_several_questions(scripted):
     one = catalog(scripted.address)
-    one._rest_s = 60.0
-    one.sweep()
-    one._rest_s = 60.0
-    assert one.recent() is one.recent()
+    one._poll_interval_s = 60.0
+    one.fetch_all()
+    one._poll_interval_s = 60.0
+    assert one.latest() is one.latest()
     assert len(scripted.seen(Request.GET_TOPIC_STATS_INFO)) == 1
 
 
 def test_what_a_plan_saw_serves_the_rest_of_its_batch(scripted):
     now = [100.0]
     one = catalog(scripted.address, Clock(now=lambda: now[0]))
-    seen = one.sweep()
+    seen = one.fetch_all()
     now[0] += 0.9
-    assert one.recent(same_batch=True) is seen
-    one._doubt = True
-    assert one.recent(same_batch=True) is not seen
+    assert one.latest(same_batch=True) is seen
+    one._routes_are_stale = True
+    assert one.latest(same_batch=True) is not seen
     now[0] += 1.1
-    one.recent(same_batch=True)
+    one.latest(same_batch=True)
     assert len(scripted.seen(Request.GET_TOPIC_STATS_INFO)) == 3
 
 
-@pytest.mark.parametrize("ask", [OffsetCache.sweep, OffsetCache.recent])
+@pytest.mark.parametrize("ask", [OffsetCache.fetch_all, OffsetCache.latest])
 def test_routes_that_came_at_once_are_not_asked_for_again_one_by_one(scripted, ask):
     """They are as old as that, whatever age is allowed: with thousands of topics each would wait for a round trip."""
     one = catalog(scripted.address, subscribe="t,u,v")
@@ -197,27 +197,27 @@ def test_routes_that_came_at_once_are_not_asked_for_again_one_by_one(scripted, a
 def test_a_view_is_waited_for_until_it_is_due_and_not_too_long(scripted):
     slept: list[float] = []
     one = catalog(scripted.address, Clock(now=lambda: 100.0, sleep=slept.append))
-    one.sweep()
-    one._rest_s = 60.0
-    one.rest(0.1)
-    one._took_s = 0.2
-    one.rest(0.1)
-    one._took_s = 3.0
-    one.rest(0.1)
-    one._rest_s = 0.05
-    one.rest(0.1)
-    one._swept_at = float("-inf")
-    one.rest(0.1)
+    one.fetch_all()
+    one._poll_interval_s = 60.0
+    one.wait_for_next_poll(0.1)
+    one._poll_duration_s = 0.2
+    one.wait_for_next_poll(0.1)
+    one._poll_duration_s = 3.0
+    one.wait_for_next_poll(0.1)
+    one._poll_interval_s = 0.05
+    one.wait_for_next_poll(0.1)
+    one._polled_at_s = float("-inf")
+    one.wait_for_next_poll(0.1)
     assert slept == [0.1, 0.2, 0.25, pytest.approx(0.05), 0]
 
 
 def test_a_quiet_topic_is_asked_less_often(scripted):
     one = catalog(scripted.address)
-    one.sweep()
+    one.fetch_all()
     rests = []
     for _ in range(12):
-        one._note(one._view, 0.001)
-        rests.append(one._rest_s)
+        one._keep_view(one._view, 0.001)
+        rests.append(one._poll_interval_s)
     assert rests == sorted(rests)
     assert rests[-1] >= 0.25
 
@@ -227,8 +227,8 @@ A, B = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-b", 0)
 
 def again(one):
     """The next view, now."""
-    one._swept_at = float("-inf")
-    return one.recent()
+    one._polled_at_s = float("-inf")
+    return one.latest()
 
 
 @pytest.fixture
@@ -244,63 +244,63 @@ def two():
 
 def test_a_topic_whose_broker_comes_up_between_two_questions_is_not_deleted(scripted):
     one = catalog(scripted.address)
-    one.sweep()
+    one.fetch_all()
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [NO_ROUTE, route(1, {"broker-a": scripted.address})])
     scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
-    assert again(one).deleted == frozenset()
+    assert again(one).deleted_topics == frozenset()
     assert list(again(one).bounds) == queues("t", 1)
-    one.expect(Offsets({A: 5}))
+    one.set_checkpoint_offsets(Offsets({A: 5}))
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, [NO_ROUTE, route(1, {"broker-a": scripted.address})])
-    one._doubt = True
+    one._routes_are_stale = True
     with pytest.raises(RouteNotFound):
-        one.sweep()
+        one.fetch_all()
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
     scripted.on(Request.GET_TOPIC_STATS_INFO, GONE)
-    assert again(one).deleted == one.sweep().deleted == {"t"}
+    assert again(one).deleted_topics == one.fetch_all().deleted_topics == {"t"}
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_topic_that_a_restarted_name_server_does_not_know_yet_is_not_deleted(scripted, restarted):
     """Its broker is registered, and registers its topics in portions: it is asked itself."""
     one = catalog(scripted.address)
-    one.sweep()
+    one.fetch_all()
     if restarted:
         session.close_all()
         one = catalog(scripted.address)
-    one.expect(Offsets({A: 5}))
+    one.set_checkpoint_offsets(Offsets({A: 5}))
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
     scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
-    one._doubt = True
-    assert again(one).deleted == frozenset()
+    one._routes_are_stale = True
+    assert again(one).deleted_topics == frozenset()
     with pytest.raises(RouteNotFound):
-        one.sweep()
+        one.fetch_all()
     for silence in (never, refuse(Response.SYSTEM_BUSY, "busy")):
         scripted.on(Request.GET_TOPIC_STATS_INFO, silence)
-        assert again(one).deleted == frozenset()
+        assert again(one).deleted_topics == frozenset()
     scripted.on(Request.GET_TOPIC_STATS_INFO, GONE)
-    assert again(one).deleted == {"t"}
+    assert again(one).deleted_topics == {"t"}
 
 
 def test_routes_serve_on_while_a_name_server_that_has_restarted_knows_nothing(scripted):
     one = catalog(scripted.address)
-    one.expect(Offsets({A: 5}))
-    one.sweep()
+    one.set_checkpoint_offsets(Offsets({A: 5}))
+    one.fetch_all()
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
     scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({}))
     view = again(one)
-    assert (list(view.bounds), view.deleted) == ([A], frozenset())
+    assert (list(view.bounds), view.deleted_topics) == ([A], frozenset())
 
 
 def test_a_topic_is_not_deleted_while_its_last_route_had_no_master(scripted):
     """Whose word it would be is not known: the list of all has the master again, and the route is gone."""
     one = catalog(scripted.address)
-    one.expect(Offsets({A: 5}))
-    one.sweep()
+    one.set_checkpoint_offsets(Offsets({A: 5}))
+    one.fetch_all()
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": ""}))
     again(one)
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
     scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
-    assert again(one).deleted == frozenset()
+    assert again(one).deleted_topics == frozenset()
 
 
 def test_a_topic_of_the_pattern_that_is_deleted_after_it_was_listed_is_left_out(scripted):
@@ -310,10 +310,10 @@ def test_a_topic_of_the_pattern_that_is_deleted_after_it_was_listed_is_left_out(
     scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
     there = route(1, {"broker-a": scripted.address})
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda c: there if c.ext("topic") == "t" else NO_ROUTE)
-    assert list(catalog(scripted.address, subscribePattern="t|gone").sweep().bounds) == queues("t", 1)
+    assert list(catalog(scripted.address, subscribePattern="t|gone").fetch_all().bounds) == queues("t", 1)
     scripted.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, lists[0])
     with pytest.raises(RouteNotFound, match="gone"):
-        catalog(scripted.address, subscribePattern="t|gone").sweep()
+        catalog(scripted.address, subscribePattern="t|gone").fetch_all()
 
 
 def test_a_topic_is_not_deleted_while_a_broker_that_had_it_is_away(two):
@@ -321,23 +321,23 @@ def test_a_topic_is_not_deleted_while_a_broker_that_had_it_is_away(two):
     name_server, a, b = two
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": a.address}))
     one = catalog(name_server.address)
-    one.expect(Offsets({A: 5, B: 5}))
-    assert list(one.sweep().bounds) == [A]
+    one.set_checkpoint_offsets(Offsets({A: 5, B: 5}))
+    assert list(one.fetch_all().bounds) == [A]
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
     a.on(Request.GET_TOPIC_STATS_INFO, GONE)
     for there in ({"broker-a": a}, {"broker-a": a, "broker-b": b}):
         name_server.on(Request.GET_BROKER_CLUSTER_INFO, cluster(there))
-        assert again(one).deleted == frozenset()
+        assert again(one).deleted_topics == frozenset()
     b.on(Request.GET_TOPIC_STATS_INFO, GONE)
-    assert again(one).deleted == {"t"}
+    assert again(one).deleted_topics == {"t"}
 
 
 def test_who_answers_at_an_address_that_changed_hands_is_not_believed(two, caplog):
     """Another broker came up there, as containers do, before the name server forgot the first."""
     name_server, a, b = two
     one = catalog(name_server.address)
-    one.expect(Offsets({A: 5, B: 5}))
-    assert set(one.sweep().bounds) == {A, B}
+    one.set_checkpoint_offsets(Offsets({A: 5, B: 5}))
+    assert set(one.fetch_all().bounds) == {A, B}
     a.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({B: (0, 900)}))
     view = again(one)
     assert view.bounds == {B: QueueBounds(0, 5, 7)}
@@ -346,13 +346,13 @@ def test_who_answers_at_an_address_that_changed_hands_is_not_believed(two, caplo
     for hands in ({"broker-b": a}, {"broker-a": a, "broker-b": a}, {"broker-a": b, "broker-b": b}):
         name_server.on(Request.GET_BROKER_CLUSTER_INFO, cluster(hands))
         view = again(one)
-        assert (list(view.bounds), view.forgotten) == ([B], frozenset())
+        assert (list(view.bounds), view.topics_missing_on_broker) == ([B], frozenset())
     assert "broker 'broker-a' may have left its address" in caplog.text
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, NO_ROUTE)
     b.on(Request.GET_TOPIC_STATS_INFO, GONE)
-    assert again(one).deleted == frozenset()
+    assert again(one).deleted_topics == frozenset()
     name_server.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": a, "broker-b": b}))
-    assert again(one).deleted == {"t"}
+    assert again(one).deleted_topics == {"t"}
 
 
 def test_a_topic_of_the_pattern_that_has_positions_and_is_gone_is_deleted(scripted):
@@ -363,12 +363,12 @@ def test_a_topic_of_the_pattern_that_has_positions_and_is_gone_is_deleted(script
     there = route(1, {"broker-a": scripted.address})
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda c: there if c.ext("topic") == "other" else NO_ROUTE)
     one = catalog(scripted.address, subscribePattern="t|other")
-    one.expect(Offsets({A: 5, MessageQueue("elsewhere", "broker-a", 0): 1}))
+    one.set_checkpoint_offsets(Offsets({A: 5, MessageQueue("elsewhere", "broker-a", 0): 1}))
     assert one.topics() == ("other", "t")
-    assert one.sweep().deleted == again(one).deleted == {"t"}
-    one.expect(Offsets({}))
+    assert one.fetch_all().deleted_topics == again(one).deleted_topics == {"t"}
+    one.set_checkpoint_offsets(Offsets({}))
     assert one.topics() == ("other",)
-    assert again(one).deleted == frozenset()
+    assert again(one).deleted_topics == frozenset()
 
 
 def test_of_topics_that_a_pattern_matched_once_those_with_positions_are_kept(scripted):
@@ -379,27 +379,27 @@ def test_of_topics_that_a_pattern_matched_once_those_with_positions_are_kept(scr
     scripted.on(Request.GET_BROKER_CLUSTER_INFO, cluster({"broker-a": scripted}))
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, lambda c: answers.get(c.ext("topic"), NO_ROUTE))
     one = catalog(scripted.address, subscribePattern="t|passing")
-    one.expect(Offsets({A: 5}))
-    one.sweep()
-    assert one.knew("passing")
+    one.set_checkpoint_offsets(Offsets({A: 5}))
+    one.fetch_all()
+    assert one.is_known_topic("passing")
     listed.clear()
     answers.clear()
     scripted.on(Request.GET_TOPIC_STATS_INFO, GONE)
     again(one)
-    assert not one.knew("passing")
+    assert not one.is_known_topic("passing")
     assert list(one.known_routes) == ["t"]
 
 
 def test_a_broker_that_hangs_does_not_delay_what_others_have(two, caplog):
     name_server, a, b = two
     one = catalog(name_server.address, requestTimeout="60s")
-    one.sweep()
+    one.fetch_all()
     held = Held()
     b.on(Request.GET_TOPIC_STATS_INFO, held)
     for newest in (6, 7, 8):
         a.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({A: (0, newest)}))
         assert {queue: of.max_offset for queue, of in again(one).bounds.items()} == {A: newest, B: 5}
-        assert one._rest_s <= 0.25
+        assert one._poll_interval_s <= 0.25
     assert len(held.wait(1)) == 1
     assert "the source waits" not in caplog.text
     b.on(Request.GET_TOPIC_STATS_INFO, scripted_stats({B: (0, 9)}))
@@ -410,7 +410,7 @@ def test_a_broker_that_hangs_does_not_delay_what_others_have(two, caplog):
 def test_while_no_name_server_answers_its_last_word_holds(two, caplog):
     name_server, a, _ = two
     one = catalog(name_server.address)
-    one.sweep()
+    one.fetch_all()
     name_server.refuse_connections()
     name_server.drop()
     for newest in (6, 7):
@@ -421,16 +421,16 @@ def test_while_no_name_server_answers_its_last_word_holds(two, caplog):
 
 def test_what_is_waited_for_is_told_once_until_all_is_well(scripted, caplog):
     one = catalog(scripted.address)
-    one.sweep()
+    one.fetch_all()
     for count in (1, 2):
         scripted.on(Request.GET_TOPIC_STATS_INFO, refuse(Response.SYSTEM_BUSY, "busy"))
         for _ in range(4):
             assert again(one).bounds == {}
         assert caplog.text.count("the source waits") == count
-        assert one.trouble.tries == 4
+        assert one.retriable_failures.tries == 4
         scripted.on(Request.GET_TOPIC_STATS_INFO, ok(STATS))
         assert again(one).bounds
-        assert one.trouble.first is None
+        assert one.retriable_failures.first is None
 
 
 def only(*brokers):
@@ -441,13 +441,13 @@ def only(*brokers):
 def test_an_environment_keeps_its_queues_when_a_broker_leaves_the_route(two, kept):
     name_server, a, b = two
     one = catalog(name_server.address, environment="01")
-    assert list(one.sweep().bounds) == [A]
+    assert list(one.fetch_all().bounds) == [A]
     assert one.environment == {A: 1}
     if kept == "by the checkpoint":
         one = catalog(name_server.address, environment="01")
-        one.expect(Offsets({A: 3}, environment={A: 1}))
+        one.set_checkpoint_offsets(Offsets({A: 3}, environment={A: 1}))
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("b", b)))
-    assert one.sweep().bounds == again(one).bounds == {}  # broker-b's queue is the second environment's
+    assert one.fetch_all().bounds == again(one).bounds == {}  # broker-b's queue is the second environment's
     assert one.environment == {A: 1}
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("a", a), ("b", b)))
     assert list(again(one).bounds) == [A]
@@ -458,11 +458,11 @@ def test_a_checkpoint_of_another_environment_is_refused(two):
     with pytest.raises(
         CheckpointMismatch, match="the checkpoint is of no environment, and this query of environment '2'"
     ):
-        one.expect(Offsets({A: 3}, environment={A: 1}))
+        one.set_checkpoint_offsets(Offsets({A: 3}, environment={A: 1}))
     with pytest.raises(
         CheckpointMismatch, match="the checkpoint is of environment '1', and this query of environment '2'"
     ):
-        one.expect(Offsets({A: 3}, reads={"environment": "1"}))
+        one.set_checkpoint_offsets(Offsets({A: 3}, source_identity={"environment": "1"}))
 
 
 @pytest.mark.parametrize(
@@ -471,14 +471,14 @@ def test_a_checkpoint_of_another_environment_is_refused(two):
 def test_an_environment_whose_broker_is_away_waits(two, given):
     name_server, a, b = two
     one = catalog(name_server.address, **given)
-    assert list(one.sweep().bounds) == [B]
+    assert list(one.fetch_all().bounds) == [B]
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("a", a)))
     assert again(one).bounds == {}
     with pytest.raises(OptionError, match="option 'environment"):  # new, it may be a slip of the pen
-        catalog(name_server.address, **given).sweep()
+        catalog(name_server.address, **given).fetch_all()
     restarted = catalog(name_server.address, **given)
-    restarted.expect(Offsets({B: 3}, environment=one.environment))
-    assert restarted.sweep().bounds == {}
+    restarted.set_checkpoint_offsets(Offsets({B: 3}, environment=one.environment))
+    assert restarted.fetch_all().bounds == {}
     name_server.on(Request.GET_ROUTEINFO_BY_TOPIC, only(("a", a), ("b", b)))
     assert list(again(one).bounds) == list(again(restarted).bounds) == [B]
 
@@ -486,13 +486,13 @@ def test_an_environment_whose_broker_is_away_waits(two, given):
 def test_11_26_a_topic_was_known_by_its_positions_or_by_its_route(scripted):
     """What was there is waited for; a slip of the pen is not. After a restart there are positions and no route yet."""
     one = catalog(scripted.address)
-    assert not one.knew("t")
-    one.expect(Offsets({A: 5}))
-    assert one.knew("t")
-    assert not one.knew(None)
+    assert not one.is_known_topic("t")
+    one.set_checkpoint_offsets(Offsets({A: 5}))
+    assert one.is_known_topic("t")
+    assert not one.is_known_topic(None)
     fresh = catalog(scripted.address)
-    fresh.sweep()
-    assert fresh.knew("t")
+    fresh.fetch_all()
+    assert fresh.is_known_topic("t")
 
 
 class TestACompactionTopicKeepsWhatItsLogHasNot:
@@ -510,28 +510,28 @@ class TestACompactionTopicKeepsWhatItsLogHasNot:
 
     def test_reads_begin_there(self, scripted):
         one = catalog(scripted.address)
-        assert one.sweep().bounds == {self.T0: QueueBounds(1, 9, 7)}
-        one.expect(Offsets({self.T0: 1}))
-        assert one.recent().bounds == {self.T0: QueueBounds(1, 9, 7)}
+        assert one.fetch_all().bounds == {self.T0: QueueBounds(1, 9, 7)}
+        one.set_checkpoint_offsets(Offsets({self.T0: 1}))
+        assert one.latest().bounds == {self.T0: QueueBounds(1, 9, 7)}
         other = catalog(scripted.address)
-        other.expect(Offsets({self.T0: 0}))  # nothing is lost: compaction removed what was there
-        assert other.recent().bounds == {self.T0: QueueBounds(0, 9, 7)}
+        other.set_checkpoint_offsets(Offsets({self.T0: 0}))  # nothing is lost: compaction removed what was there
+        assert other.latest().bounds == {self.T0: QueueBounds(0, 9, 7)}
 
     def test_nobody_is_asked_where_nothing_before_the_log_is_to_be_read(self, scripted):
         one = catalog(scripted.address)
-        one.expect(Offsets({self.T0: 2}))
-        assert one.recent().bounds == {self.T0: QueueBounds(2, 9, 7)}
+        one.set_checkpoint_offsets(Offsets({self.T0: 2}))
+        assert one.latest().bounds == {self.T0: QueueBounds(2, 9, 7)}
         assert scripted.seen(Request.GET_TOPIC_CONFIG) == scripted.seen(Request.PULL_MESSAGE) == []
 
     def test_an_ordinary_topic_begins_with_its_log(self, scripted):
         scripted.on(Request.GET_TOPIC_CONFIG, topic_config())
-        assert catalog(scripted.address).sweep().bounds == {self.T0: QueueBounds(2, 9, 7)}
+        assert catalog(scripted.address).fetch_all().bounds == {self.T0: QueueBounds(2, 9, 7)}
         scripted.on(Request.GET_TOPIC_CONFIG, refuse(Response.NO_PERMISSION, "no"))
-        assert catalog(scripted.address).sweep().bounds == {self.T0: QueueBounds(2, 9, 7)}
+        assert catalog(scripted.address).fetch_all().bounds == {self.T0: QueueBounds(2, 9, 7)}
 
     @pytest.mark.parametrize("silent", [Request.GET_TOPIC_CONFIG, Request.PULL_MESSAGE])
     def test_while_it_is_unknown_a_stream_waits_and_a_start_is_an_error(self, scripted, silent):
         scripted.on(silent, refuse(Response.SERVICE_NOT_AVAILABLE, "starting"))
-        assert catalog(scripted.address).recent().bounds == {}
+        assert catalog(scripted.address).latest().bounds == {}
         with pytest.raises(ServiceNotAvailable):
-            catalog(scripted.address).sweep()
+            catalog(scripted.address).fetch_all()

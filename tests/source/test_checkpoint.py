@@ -10,8 +10,9 @@ import pytest
 
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.checkpoints import entries
-from rocketmq_spark.spark.checkpoints.entries import LoggedBatch, folder, history, last_batch, read, under_way
+from rocketmq_spark.spark.checkpoints import files, offset_log
+from rocketmq_spark.spark.checkpoints.files import open_folder
+from rocketmq_spark.spark.checkpoints.offset_log import LoggedBatch, history, last_batch, read_batch, uncommitted_batch
 from rocketmq_spark.spark.source.offsets import Offsets
 
 Q, P = MessageQueue("t", "broker-a", 3), MessageQueue("prices", "broker-a", 0)
@@ -45,32 +46,32 @@ def other(offset: int, start: int | None = None) -> str:
 def test_the_last_batch_that_is_done_and_that_was_begun(tmp_path: Path) -> None:
     for number in (8, 9, 10):
         entry(tmp_path, number, ours(number), done=number < 10)
-    assert last_batch(folder(str(tmp_path))) == LoggedBatch(9, {0: Offsets({Q: 9})})
-    assert last_batch(folder(str(tmp_path)), committed=False) == LoggedBatch(10, {0: Offsets({Q: 10})})
+    assert last_batch(open_folder(str(tmp_path))) == LoggedBatch(9, {0: Offsets({Q: 9})})
+    assert last_batch(open_folder(str(tmp_path)), committed=False) == LoggedBatch(10, {0: Offsets({Q: 10})})
 
 
 def test_the_batch_that_is_not_done_with_what_it_reads(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
-    assert under_way(folder(str(tmp_path))) is None
+    assert uncommitted_batch(open_folder(str(tmp_path))) is None
     entry(tmp_path, 0, ours(8, start=3), done=False)
-    found = under_way(folder(str(tmp_path)))
+    found = uncommitted_batch(open_folder(str(tmp_path)))
     assert found is not None
     assert (found.batch.number, found.ranges, found.done_ms) == (0, [OffsetRange(Q, 3, 8)], None)
     entry(tmp_path, 0, ours(8, start=3))
-    assert under_way(folder(str(tmp_path))) is None
+    assert uncommitted_batch(open_folder(str(tmp_path))) is None
     entry(tmp_path, 1, ours(9), done=False, begun_ms=77)
-    found = under_way(folder(str(tmp_path)))
+    found = uncommitted_batch(open_folder(str(tmp_path)))
     assert found is not None
-    assert (found.batch.number, found.batch.begun_ms, found.ranges) == (1, 77, [OffsetRange(Q, 8, 9)])
+    assert (found.batch.number, found.batch.planned_ms, found.ranges) == (1, 77, [OffsetRange(Q, 8, 9)])
     (tmp_path / "offsets" / "0").unlink()
-    found = under_way(folder(str(tmp_path)))
+    found = uncommitted_batch(open_folder(str(tmp_path)))
     assert found is not None
     assert (found.ranges, found.unknown) == ([], [Q])
 
 
 def test_sources_of_others_and_those_without_an_offset_are_left_out(tmp_path: Path) -> None:
     entry(tmp_path, 0, '{"other":{"0":5}}', "-", ours(7), '"12"', '{"logOffset":1}')
-    assert read(folder(str(tmp_path)), 0).sources == {2: Offsets({Q: 7})}
+    assert read_batch(open_folder(str(tmp_path)), 0).sources == {2: Offsets({Q: 7})}
 
 
 def test_a_folder_is_named_as_spark_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,29 +83,46 @@ def test_a_folder_is_named_as_spark_names_it(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr("pyarrow.fs.FileSystem", SimpleNamespace(from_uri=from_uri))
     for name in ("s3a://bucket/q", "s3n://bucket/q", "s3://bucket/q", "hdfs://h/q"):
-        folder(name)
+        open_folder(name)
     assert asked == ["s3://bucket/q"] * 3 + ["hdfs://h/q"]
     monkeypatch.chdir(tmp_path)
-    assert folder("s3a").name == "s3a"
+    assert open_folder("s3a").name == "s3a"
 
 
 def test_a_query_without_a_batch_has_none(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
-    assert last_batch(folder(str(tmp_path))) is None
+    assert last_batch(open_folder(str(tmp_path))) is None
     entry(tmp_path, 0, ours(1), done=False)
-    assert last_batch(folder(str(tmp_path))) is None
+    assert last_batch(open_folder(str(tmp_path))) is None
 
 
 def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
     with pytest.raises(OffsetError, match="is not a checkpoint: it has no folder 'offsets'"):
-        last_batch(folder(str(tmp_path)))
+        last_batch(open_folder(str(tmp_path)))
     entry(tmp_path, 0)
     for text in ("something", "v3\n{}\norders:{}"):
         (tmp_path / "offsets" / "0").write_text(text)
         with pytest.raises(
-            OffsetError, match=r"offsets/0 begins with '(something|v3)'; expected the version.*v1 or v2"
+            OffsetError, match=r"offsets/0 does not begin with the version of Spark's offset log, v1 or v2"
         ):
-            last_batch(folder(str(tmp_path)))
+            last_batch(open_folder(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"token", b"v1\n{}\ntoken\xff", b'v1\n{}\n{"v":1,"topics":{"t":{"a":{"0":"token"}}}}', b"v2\n{}\ntoken"],
+    ids=[*"abcd"],
+)
+def test_an_error_about_an_entry_contains_no_text_of_it(tmp_path: Path, content: bytes) -> None:
+    """``lag --serve`` shows the error to everyone who can connect to its port."""
+    entry(tmp_path, 0)
+    (tmp_path / "offsets" / "0").write_bytes(content)
+    with pytest.raises(OffsetError, match="offsets/0") as error:
+        last_batch(open_folder(str(tmp_path)))
+    shown: BaseException | None = error.value
+    while shown is not None:
+        assert not any(part in str(shown) for part in ("token", "0xff"))
+        shown = shown.__cause__
 
 
 @pytest.mark.parametrize(
@@ -121,7 +139,17 @@ def test_a_damaged_entry_is_not_taken_for_one_without_a_source(tmp_path: Path, c
     (tmp_path / "offsets" / "1").write_text(content)
     for look in (last_batch, history):
         with pytest.raises(OffsetError, match=r"offsets/1 is damaged.*Restore that file"):
-            look(folder(str(tmp_path)))
+            look(open_folder(str(tmp_path)))
+
+
+def test_json_that_is_nested_too_deep_is_damaged(tmp_path: Path) -> None:
+    deep = "[" * 200_000
+    entry(tmp_path, 0, '{"topics":' + deep)
+    with pytest.raises(OffsetError, match="offsets/0 is damaged"):
+        last_batch(open_folder(str(tmp_path)))
+    for head in (deep, '{"batchTimestampMs":Infinity}'):
+        (tmp_path / "offsets" / "0").write_text(f"v1\n{head}\n{ours(7)}")
+        assert read_batch(open_folder(str(tmp_path)), 0).planned_ms is None
 
 
 def test_sources_of_version_2_are_told_apart_by_name(tmp_path: Path) -> None:
@@ -130,7 +158,7 @@ def test_sources_of_version_2_are_told_apart_by_name(tmp_path: Path) -> None:
     named(tmp_path, 1, rates="-", prices=other(6), orders=ours(9))
     named(tmp_path, 2, orders=ours(10))
     named(tmp_path, 3, again=other(7, start=0), orders=ours(10), done=False)
-    found = history(folder(str(tmp_path)))
+    found = history(open_folder(str(tmp_path)))
     assert [read.ranges for read in found] == [
         [OffsetRange(Q, 2, 5), OffsetRange(P, 1, 4)], [OffsetRange(P, 4, 6), OffsetRange(Q, 5, 9)],
         [OffsetRange(Q, 9, 10)], [OffsetRange(P, 0, 7)],
@@ -138,7 +166,7 @@ def test_sources_of_version_2_are_told_apart_by_name(tmp_path: Path) -> None:
     assert [list(read.batch.sources) for read in found] == [
         ["orders", "prices"], ["prices", "orders"], ["orders"], ["again", "orders"],
     ]  # fmt: skip
-    unfinished = under_way(folder(str(tmp_path)))
+    unfinished = uncommitted_batch(open_folder(str(tmp_path)))
     assert unfinished is not None
     assert unfinished.ranges == [OffsetRange(P, 0, 7)]
 
@@ -147,32 +175,32 @@ def test_a_source_with_nothing_new_reads_nothing(tmp_path: Path) -> None:
     """Its entry is that of the batch before, with the start of that batch."""
     entry(tmp_path, 0, ours(5, start=2), other(4, start=1))
     entry(tmp_path, 1, ours(9), other(4, start=1))
-    assert history(folder(str(tmp_path)))[1].ranges == [OffsetRange(Q, 5, 9)]
+    assert history(open_folder(str(tmp_path)))[1].ranges == [OffsetRange(Q, 5, 9)]
 
 
 def test_a_self_join_reads_its_ranges_once(tmp_path: Path) -> None:
     """Spark logs its one source twice. Two sources that are not equally far are two."""
     entry(tmp_path, 0, ours(5, start=2), ours(5, start=2))
     entry(tmp_path, 1, ours(9), ours(7))
-    first, second = history(folder(str(tmp_path)))
+    first, second = history(open_folder(str(tmp_path)))
     assert (first.ranges, first.size) == ([OffsetRange(Q, 2, 5)], 3)
     assert (second.ranges, second.size) == ([OffsetRange(Q, 5, 9), OffsetRange(Q, 5, 7)], 6)
     (tmp_path / "offsets" / "0").unlink()
-    assert history(folder(str(tmp_path)))[0].unknown == [Q]
+    assert history(open_folder(str(tmp_path)))[0].unknown == [Q]
 
 
 def test_batches_that_are_removed_during_a_look_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         entry(tmp_path, number, ours(number))
-    listed = entries.begun_batches
+    listed = offset_log.planned_batches
 
-    def then_removed(opened: entries.Folder) -> set[int]:
+    def then_removed(opened: files.Folder) -> set[int]:
         found = listed(opened)
         (tmp_path / "offsets" / "0").unlink(missing_ok=True)
         return found
 
-    monkeypatch.setattr(entries, "begun_batches", then_removed)
-    assert [found.batch.number for found in history(folder(str(tmp_path)))] == [1, 2]
+    monkeypatch.setattr(offset_log, "planned_batches", then_removed)
+    assert [found.batch.number for found in history(open_folder(str(tmp_path)))] == [1, 2]
 
 
 def test_what_each_batch_read(tmp_path: Path) -> None:
@@ -181,12 +209,12 @@ def test_what_each_batch_read(tmp_path: Path) -> None:
     entry(tmp_path, 1, ours(5), begun_ms=2000)
     entry(tmp_path, 2, ours(4, start=1))
     entry(tmp_path, 3, ours(9), done=False)
-    found = history(folder(str(tmp_path)))
+    found = history(open_folder(str(tmp_path)))
     assert [read.ranges for read in found] == [
         [OffsetRange(Q, 2, 5)], [], [OffsetRange(Q, 1, 4)], [OffsetRange(Q, 4, 9)],
     ]  # fmt: skip
     assert [read.size for read in found] == [3, 0, 3, 5]
-    assert [read.batch.begun_ms for read in found] == [1000, 2000, None, None]
+    assert [read.batch.planned_ms for read in found] == [1000, 2000, None, None]
     written = (tmp_path / "commits" / "0").stat().st_mtime_ns // 1_000_000
     assert (found[0].done_ms, found[3].done_ms) == (written, None)
 
@@ -194,10 +222,10 @@ def test_what_each_batch_read(tmp_path: Path) -> None:
 def test_where_a_batch_began_that_follows_one_that_is_not_kept_is_not_known(tmp_path: Path) -> None:
     entry(tmp_path, 7, ours(5))
     entry(tmp_path, 9, ours(8))
-    found = history(folder(str(tmp_path)))
+    found = history(open_folder(str(tmp_path)))
     assert [(read.ranges, read.unknown, read.size) for read in found] == [([], [Q], None)] * 2
 
 
 def test_of_a_queue_that_several_sources_read_the_one_behind_counts(tmp_path: Path) -> None:
     entry(tmp_path, 0, ours(8), ours(5), ours(6))
-    assert read(folder(str(tmp_path)), 0).positions == {Q: 5}
+    assert read_batch(open_folder(str(tmp_path)), 0).positions == {Q: 5}

@@ -22,7 +22,7 @@ from tests import users
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    process.kept(owners._WARNED).clear()
+    process.kept(owners._WARNED_KEY).clear()
     path = tmp_path / "folder" / "checkpoint"
     for name in ("offsets", "commits", "state/0/0"):
         (path / name).mkdir(parents=True, mode=0o755)

@@ -14,7 +14,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import AccessDenied, GroupNotFound
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.source.commit import GroupOffsets
+from rocketmq_spark.spark.source.group_offsets import GroupOffsets
 from tests.mockbroker import Held, MockBroker, never, of_proxy, ok, refuse, route
 from tests.reading import Run, ranges_of
 from tests.source.scripted import cluster, stats
@@ -168,7 +168,7 @@ def test_what_waits_is_forgotten_with_its_queue(scripted, caplog):
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, lambda c: ok() if c.command.ext["queueId"] == "0" else busy)
     group_offsets.commit({A: 1, gone: 5})
     group_offsets.commit({A: 2})
-    assert group_offsets._refused == {}
+    assert group_offsets._failed_offsets == {}
     assert "can be committed again" not in caplog.text, "what waited was never stored"
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, busy)
     group_offsets.commit({A: 3})
@@ -196,7 +196,7 @@ def test_a_reader_with_refused_offsets_still_travels(scripted):
     scripted.on(Request.UPDATE_CONSUMER_OFFSET, refuse(Response.SYSTEM_BUSY, "busy"))
     group_offsets = GroupOffsets(options(scripted.address, group="g"))
     group_offsets.commit({A: 5})
-    assert cloudpickle.loads(cloudpickle.dumps(group_offsets))._refused == {A: 5}
+    assert cloudpickle.loads(cloudpickle.dumps(group_offsets))._failed_offsets == {A: 5}
 
 
 def test_another_query_that_uses_the_group_is_warned_about_once(scripted, caplog):

@@ -19,12 +19,17 @@ BOUNDS = QueueBounds(5, 10, 0)
         (5, BOUNDS, {}, (DriftState.BEHIND, 5)),
         (4, BOUNDS, {}, (DriftState.LOST, 1)),
         (12, BOUNDS, {}, (DriftState.WENT_BACK, 2)),
-        (7, BOUNDS, {"made_again": [Q]}, (DriftState.MADE_AGAIN, 5)),
+        (7, BOUNDS, {"recreated": [Q]}, (DriftState.RECREATED, 5)),
         (None, BOUNDS, {}, (DriftState.NEW, 5)),
-        (7, None, {}, (DriftState.GONE, None)),
-        (7, None, {"away": {"broker-a"}}, (DriftState.AWAY, None)),
-        (7, None, {"away": {"broker-a"}, "unregistered": {"broker-a"}}, (DriftState.UNREGISTERED, None)),
-        (7, BOUNDS, {"unregistered": {"broker-a"}}, (DriftState.BEHIND, 3)),
+        (7, None, {}, (DriftState.REMOVED, None)),
+        (7, None, {"unavailable_brokers": {"broker-a"}}, (DriftState.UNAVAILABLE, None)),
+        (
+            7,
+            None,
+            {"unavailable_brokers": {"broker-a"}, "unregistered_brokers": {"broker-a"}},
+            (DriftState.UNREGISTERED, None),
+        ),
+        (7, BOUNDS, {"unregistered_brokers": {"broker-a"}}, (DriftState.BEHIND, 3)),
     ],
 )
 def test_one_queue(position, bounds, how, expected) -> None:
@@ -37,5 +42,5 @@ def test_one_queue(position, bounds, how, expected) -> None:
 def test_all_queues_of_both_sides_in_order_and_which_of_them_lost_nothing() -> None:
     later = Q._replace(queue_id=1)
     assert [one.queue for one in drift({later: 1}, {Q: BOUNDS})] == [Q, later]
-    assert {state for state in DriftState if state.lossless} == {DriftState.READ, DriftState.BEHIND, DriftState.NEW}
-    assert {state for state in DriftState if state.waits} == {DriftState.AWAY, DriftState.UNREGISTERED}
+    assert {state for state in DriftState if state.is_lossless} == {DriftState.READ, DriftState.BEHIND, DriftState.NEW}
+    assert {state for state in DriftState if state.is_unavailable} == {DriftState.UNAVAILABLE, DriftState.UNREGISTERED}

@@ -12,7 +12,8 @@ from rocketmq_spark import session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CheckpointMismatch, OffsetError, OptionError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, BrokerData, Filter, MessageQueue, QueueData, TopicRoute
-from rocketmq_spark.spark.source import filters
+from rocketmq_spark.queues.environment import environment_of
+from rocketmq_spark.spark.source import checkpoint_identity, subscription
 from rocketmq_spark.spark.source.offsets import Offsets
 
 
@@ -33,7 +34,7 @@ def options(name_server="h:1", **given):
 )
 def test_of_topic(given, of_t, of_u):
     found = options(**given)
-    assert (filters.of_topic(found, "t"), filters.of_topic(found, "u")) == (of_t, of_u)
+    assert (subscription.filter_of_topic(found, "t"), subscription.filter_of_topic(found, "u")) == (of_t, of_u)
 
 
 def test_no_filter_is_false():
@@ -43,23 +44,23 @@ def test_no_filter_is_false():
 
 def test_two_kinds_exclude_each_other():
     with pytest.raises(OptionError, match="options 'tags' and 'sql' are mutually exclusive"):
-        filters.check(options(tags="a", sql="x > 5"))
+        subscription.check_subscription(options(tags="a", sql="x > 5"))
 
 
 @pytest.mark.parametrize("tags", ["||", " || ||", '{"t": "||"}'])
 def test_tags_that_are_none(tags):
     with pytest.raises(OptionError, match=r"expected tags separated by \|\|"):
-        filters.check(options(tags=tags))
+        subscription.check_subscription(options(tags=tags))
 
 
 @pytest.mark.parametrize("tags", ["*", "a", "a||b", '{"t": "a", "u": "*"}'])
 def test_tags_that_are_fine(tags):
-    filters.check(options(tags=tags))
+    subscription.check_subscription(options(tags=tags))
 
 
 def kept(**given):
     """What offsets record, without what they record of every source of these tests."""
-    record = filters.recorded(options(**given))
+    record = checkpoint_identity.source_identity(options(**given))
     usual = {"namespace": "", "subscribe": ["t", "u"]}
     return {name: value for name, value in record.items() if usual.get(name) != value}
 
@@ -69,8 +70,8 @@ def test_offsets_remember_the_filter():
     assert kept(tags="a || b", namespace="n") == {"namespace": "n", "tags": "a || b"}
     assert kept(group="g") == {"group": "g"}
     assert kept(sql='{"t":"x > 5"}') == {"sql": {"t": "x > 5"}}
-    assert filters.filter_of({"namespace": "n", "environment": "e", "tags": "a"}) == {"tags": "a"}
-    assert filters.filter_of({"sql": "x > 5"}) == {"sql": "x > 5"}
+    assert checkpoint_identity.filter_of({"namespace": "n", "environment": "e", "tags": "a"}) == {"tags": "a"}
+    assert checkpoint_identity.filter_of({"sql": "x > 5"}) == {"sql": "x > 5"}
 
 
 @pytest.mark.parametrize(
@@ -86,16 +87,16 @@ def test_offsets_remember_the_filter():
     ],
 )
 def test_offsets_remember_the_topics_that_are_named(given, record, topics):
-    found = filters.recorded(options(**given))
+    found = checkpoint_identity.source_identity(options(**given))
     assert found == {"namespace": "", **record}
-    assert filters.recorded_topics(json.loads(json.dumps(found))) == topics
-    assert filters.recorded_topics({"namespace": ""}) == set(), "of an earlier release"
+    assert checkpoint_identity.recorded_topics(json.loads(json.dumps(found))) == topics
+    assert checkpoint_identity.recorded_topics({"namespace": ""}) == set(), "of an earlier release"
 
 
 def test_a_damaged_record_of_assigned_queues_is_an_error():
-    of = Offsets({}, reads={"newQueues": False, "assign": {"t": 3}}, plan={"allocationStrategy": "averagely"})
+    of = Offsets({}, source_identity={"newQueues": False, "assign": {"t": 3}}, plan={"allocationStrategy": "averagely"})
     with pytest.raises(OffsetError, match=r"reads/assign: {'t': 3} cannot be used; expected JSON such as"):
-        filters.read_next(of, ZERO_TO_FIVE)
+        checkpoint_identity.queues_of_next_batch(of, ZERO_TO_FIVE)
 
 
 def test_offsets_remember_which_new_queues_are_read():
@@ -127,20 +128,20 @@ ZERO_TO_FIVE = [MessageQueue("t", broker, number) for broker in ("broker-a", "br
 )
 def test_offsets_say_which_queues_are_read_next(given, environment, expected):
     strategy = {"allocationStrategy": "averagely"}
-    of = Offsets({ZERO_TO_FIVE[1]: 5}, reads=given, environment=environment or {}, plan=strategy)
-    assert filters.read_next(of, ZERO_TO_FIVE) == [ZERO_TO_FIVE[i] for i in expected]
+    of = Offsets({ZERO_TO_FIVE[1]: 5}, source_identity=given, environment=environment or {}, plan=strategy)
+    assert checkpoint_identity.queues_of_next_batch(of, ZERO_TO_FIVE) == [ZERO_TO_FIVE[i] for i in expected]
 
 
 def test_a_new_topic_has_the_queue_of_an_environments_number():
-    of = Offsets({ZERO_TO_FIVE[1]: 5}, reads={"environment": "2"}, environment={ZERO_TO_FIVE[1]: 2})
+    of = Offsets({ZERO_TO_FIVE[1]: 5}, source_identity={"environment": "2"}, environment={ZERO_TO_FIVE[1]: 2})
     new = [MessageQueue("u", "broker-a", number) for number in range(3)]
-    assert filters.read_next(of, [*ZERO_TO_FIVE, *new]) == [ZERO_TO_FIVE[1], new[1]]
+    assert checkpoint_identity.queues_of_next_batch(of, [*ZERO_TO_FIVE, *new]) == [ZERO_TO_FIVE[1], new[1]]
 
 
 def validate(broker_cluster, topic, sql):
     found = options(broker_cluster.name_server, subscribe=topic, sql=sql)
     session.routes(found).get(topic)
-    filters.validate(
+    subscription.check_sql(
         session.offsets(found), found, [MessageQueue(topic, "broker-a", 0)], Deadline.after(10), lambda _: False
     )
 
@@ -151,7 +152,7 @@ def test_a_broker_compiles_the_expression(broker_cluster, topic):
 
 def test_an_expression_that_a_broker_refuses(broker_cluster, topic):
     """Sent with a pull it would be answered with every message."""
-    with pytest.raises(OptionError, match="option 'sql' is 'a >'; the broker refuses it") as caught:
+    with pytest.raises(OptionError, match="option 'sql' is 'a >'; the broker rejects it") as caught:
         validate(broker_cluster, topic, "a >")
     assert caught.value.topic == topic
     assert "Encountered" in str(caught.value), str(caught.value)
@@ -164,7 +165,7 @@ def test_an_expression_of_a_topic_that_the_pattern_matches_later_is_compiled_at_
         session.routes(found).get(topic)
         queues = [MessageQueue(topic, "broker-a", 0)]
         with pytest.raises(OptionError, match="option 'sql' is 'a >'") if refused else nullcontext():
-            filters.validate(session.offsets(found), found, queues, Deadline.after(10), lambda _: False)
+            subscription.check_sql(session.offsets(found), found, queues, Deadline.after(10), lambda _: False)
 
 
 # --- topics and queues
@@ -201,36 +202,38 @@ LISTED = ["orders-eu", "orders-us", "prices", "%RETRY%orders-g", "%DLQ%orders-g"
 )
 def test_a_pattern_means_topics_of_users(pattern, internal_too, expected):
     made = meaning(subscribePattern=pattern, includeInternal=internal_too)
-    assert filters.matching(made, LISTED, {"orders-cluster"}) == expected
+    assert subscription.matching_topics(made, LISTED, {"orders-cluster"}) == expected
 
 
 @pytest.mark.parametrize(("internal_too", "more"), [(False, ("orders-us",)), (True, ("%DLQ%orders-g", "orders-us"))])
 def test_topics_with_positions_are_asked_for_although_they_are_not_listed(internal_too, more):
     made = meaning(subscribePattern=".*orders.*", includeInternal=internal_too)
     known = ["orders-us", "orders-eu", "prices", "%DLQ%orders-g"]
-    assert filters.with_known(made, ("orders-eu",), known) == ("orders-eu", *more)
-    assert filters.with_known(made, ("orders-eu",), ["orders-eu"]) == ("orders-eu",)
+    assert subscription.plus_checkpoint_topics(made, ("orders-eu",), known) == ("orders-eu", *more)
+    assert subscription.plus_checkpoint_topics(made, ("orders-eu",), ["orders-eu"]) == ("orders-eu",)
 
 
 def test_queues_that_are_read():
-    assert filters.readable(meaning(), route(), False) == [A0, A1]
+    assert subscription.readable_queues(meaning(), route(), False) == [A0, A1]
     assigned = meaning(assign='{"t":{"a":[1]}}')
-    assert filters.readable(assigned, route(), False) == [A1]
+    assert subscription.readable_queues(assigned, route(), False) == [A1]
 
 
 def test_assigned_queues_that_are_away_are_an_error_at_a_start_only():
     assigned = meaning(assign='{"t":{"a":[1],"b":[0]}}')
     with pytest.raises(OptionError, match="option 'assign' names queues that do not exist: t/b/0"):
-        filters.readable(assigned, route(), False)
-    assert filters.readable(assigned, route(), True) == [A1]
-    assert filters.readable(assigned, route(), False, {B0}) == [A1], "its broker left: a checkpoint waits for it"
-    assert filters.readable(meaning(assign='{"t":{"b":[0]}}'), route(), False, {B0}) == []
+        subscription.readable_queues(assigned, route(), False)
+    assert subscription.readable_queues(assigned, route(), True) == [A1]
+    assert subscription.readable_queues(assigned, route(), False, {B0}) == [A1], (
+        "its broker left: a checkpoint waits for it"
+    )
+    assert subscription.readable_queues(meaning(assign='{"t":{"b":[0]}}'), route(), False, {B0}) == []
 
 
 def test_a_topic_without_read_permission():
     with pytest.raises(RouteNotFound, match="no read permission"):
-        filters.readable(meaning(), route(perm=2), False)
-    assert filters.readable(meaning(), route(perm=2), True) == []
+        subscription.readable_queues(meaning(), route(perm=2), False)
+    assert subscription.readable_queues(meaning(), route(perm=2), True) == []
 
 
 @pytest.mark.parametrize(
@@ -245,8 +248,10 @@ def test_a_topic_without_read_permission():
     ],
 )
 def test_why_a_queue_is_absent(known, queue, reason):
-    assert filters.why_absent(known, queue) == reason
-    assert filters.is_hidden(known, queue) == (reason == "the route says that its broker does not read it any more")
+    assert subscription.unavailable_reason(known, queue) == reason
+    assert subscription.is_removed_queue(known, queue) == (
+        reason == "the route says that its broker does not read it any more"
+    )
 
 
 @pytest.mark.parametrize(
@@ -260,12 +265,12 @@ def test_why_a_queue_is_absent(known, queue, reason):
     ],
 )
 def test_a_checkpoint_of_another_cluster(was, now, refused, caplog):
-    begin = Offsets({QUEUE: 1}, reads={} if was is None else {"clusters": was})
-    filters.check_clusters(options(failOnDataLoss="warn"), begin, now)
+    begin = Offsets({QUEUE: 1}, source_identity={} if was is None else {"clusters": was})
+    checkpoint_identity.check_clusters(options(failOnDataLoss="warn"), begin, now)
     text = "the checkpoint is of cluster east, and this query of cluster west"
     assert (text in caplog.text) == refused
     with pytest.raises(CheckpointMismatch, match=text) if refused else nullcontext():
-        filters.check_clusters(options(), begin, now)
+        checkpoint_identity.check_clusters(options(), begin, now)
 
 
 class Compiler:
@@ -281,14 +286,14 @@ class Compiler:
 def test_an_expression_for_a_batch_topic_is_refused():
     """Brokers would compare it with the properties of whole batches."""
     with pytest.raises(OptionError, match=r"t is a batch topic.*Filter with option 'tags'"):
-        filters.validate(
+        subscription.check_sql(
             Compiler(), options(sql="a > 5"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: True
         )
 
 
 def test_an_expression_that_a_proxy_did_not_compile_is_refused():
     with pytest.raises(OptionError, match="a Proxy does not check the expression"):
-        filters.validate(
+        subscription.check_sql(
             Compiler(False), options(sql="a >"), [MessageQueue("t", "b", 0)], Deadline.after(1), lambda _: False
         )
 
@@ -310,24 +315,24 @@ QUEUE, OTHER, DEAD = (MessageQueue(topic, "broker-a", number) for topic, number 
 def test_offsets_remember_the_environment(given, record):
     found = options(**given)
     assert kept(**given) == record
-    filters.check_checkpoint(found, Offsets({OTHER: 1}, reads=record))
+    checkpoint_identity.check_checkpoint(found, Offsets({OTHER: 1}, source_identity=record))
 
 
 @pytest.mark.parametrize(
     ("given", "begin", "problem"),
     [
-        ({"environments": "4"}, Offsets({OTHER: 1}, reads={"environment": "2", "environments": 2}), "'2' of 2, and"),
-        ({"environments": "2"}, Offsets({QUEUE: 1}, reads={"environment": "2"}), "by its number alone, and"),
-        ({}, Offsets({OTHER: 1}, reads={"environment": "2", "environments": 2}), "of environment '2' by its number"),
+        ({"environments": "4"}, Offsets({OTHER: 1}, source_identity={"environment": "2", "environments": 2}), "'2' of 2, and"),
+        ({"environments": "2"}, Offsets({QUEUE: 1}, source_identity={"environment": "2"}), "by its number alone, and"),
+        ({}, Offsets({OTHER: 1}, source_identity={"environment": "2", "environments": 2}), "of environment '2' by its number"),
         (
             {"environments": '{"2": [1, 2]}'},
-            Offsets({OTHER: 1}, reads={"environment": "2", "environments": ["*:1"]}),
+            Offsets({OTHER: 1}, source_identity={"environment": "2", "environments": ["*:1"]}),
             r"with the queues \*:1, and this query of environment '2' with the queues \*:1, \*:2",
         ),
-        ({"environments": "2"}, Offsets({OTHER: 1}, reads={"environment": "2"}), None),  # as it was written before
+        ({"environments": "2"}, Offsets({OTHER: 1}, source_identity={"environment": "2"}), None),  # as it was written before
         (
             {"environments": '{"2": [1], "9": [9]}'},
-            Offsets({OTHER: 1}, reads={"environment": "2", "environments": ["*:1"]}),
+            Offsets({OTHER: 1}, source_identity={"environment": "2", "environments": ["*:1"]}),
             None,
         ),
     ],
@@ -335,7 +340,7 @@ def test_offsets_remember_the_environment(given, record):
 def test_a_checkpoint_of_another_layout_is_refused(given, begin, problem):
     """It would leave queues unread, and read those of others."""
     with nullcontext() if problem is None else pytest.raises(CheckpointMismatch, match=problem):
-        filters.check_checkpoint(options(environment="2", **given), begin)
+        checkpoint_identity.check_checkpoint(options(environment="2", **given), begin)
 
 
 @pytest.mark.parametrize(
@@ -343,32 +348,32 @@ def test_a_checkpoint_of_another_layout_is_refused(given, begin, problem):
     [
         (
             {},
-            Offsets({QUEUE: 1}, reads={"environment": "dev"}),
+            Offsets({QUEUE: 1}, source_identity={"environment": "dev"}),
             "of environment 'dev', and this query of no environment",
         ),
         (
             NAMED,
-            Offsets({QUEUE: 1}, reads={"environment": "test"}),
+            Offsets({QUEUE: 1}, source_identity={"environment": "test"}),
             "of environment 'test', and this query of env",
         ),
         (NAMED, Offsets({QUEUE: 1, OTHER: 1}), "of no environment, and this query of environment 'dev'"),
         (
             {"environment": "1"},
-            Offsets({QUEUE: 1}, reads={"namespace": ""}),
+            Offsets({QUEUE: 1}, source_identity={"namespace": ""}),
             "of no environment, and this query of environment '1'",
         ),
         ({"environment": "1"}, Offsets({QUEUE: 1}, environment={QUEUE: 2}), "and this query of environment '1'"),
         (SUFFIX, Offsets({QUEUE: 1}), "and this query of environment 'dev' with 'suffix'"),
         (
             NAMED,
-            Offsets({QUEUE: 1}, reads=filters.recorded(options(**SUFFIX))),
+            Offsets({QUEUE: 1}, source_identity=checkpoint_identity.source_identity(options(**SUFFIX))),
             "of environment 'dev' with 'suffix', and",
         ),
     ],
 )
 def test_a_checkpoint_of_another_environment_is_refused(given, offsets, problem):
     with pytest.raises(CheckpointMismatch, match=problem):
-        filters.check_checkpoint(options(**given), offsets)
+        checkpoint_identity.check_checkpoint(options(**given), offsets)
 
 
 @pytest.mark.parametrize(
@@ -381,40 +386,40 @@ def test_a_checkpoint_of_another_environment_is_refused(given, offsets, problem)
     ],
 )
 def test_a_checkpoint_of_the_same_environment_is_taken(given, offsets):
-    filters.check_checkpoint(options(**given), offsets)
+    checkpoint_identity.check_checkpoint(options(**given), offsets)
 
 
 @pytest.mark.parametrize(
     ("begin", "owned", "problem"),
     [
         (Offsets({QUEUE: 1, DEAD: 2}), {QUEUE, DEAD}, None),
-        (Offsets({QUEUE: 1}, reads={"tags": "a"}), {QUEUE, MessageQueue("u", "broker-a", 5)}, None),
+        (Offsets({QUEUE: 1}, source_identity={"tags": "a"}), {QUEUE, MessageQueue("u", "broker-a", 5)}, None),
         (Offsets({}), {QUEUE}, None),
-        (Offsets({OTHER: 1}), {QUEUE}, "is of t/broker-a/1; this query of environment '1' reads t/broker-a/0"),
+        (Offsets({OTHER: 1}), {QUEUE}, "positions of t/broker-a/1; this query of environment '1' reads t/broker-a/0"),
         (
             Offsets({QUEUE: 1, OTHER: 1}),
             {QUEUE},
-            "is of t/broker-a/0, t/broker-a/1; this query of environment '1' reads t/",
+            "positions of t/broker-a/0, t/broker-a/1; this query of environment '1' reads t/",
         ),
         (Offsets({QUEUE: 1}), set(), "reads none of these topics"),
         (Offsets({OTHER: 1}, environment={OTHER: 1}), {QUEUE}, None),  # what is written down was compared before
-        (Offsets({OTHER: 1}, reads={"namespace": ""}), {QUEUE}, None),
+        (Offsets({OTHER: 1}, source_identity={"namespace": ""}), {QUEUE}, None),
     ],
 )
 def test_positions_of_a_version_without_environments_are_compared_by_their_queues(begin, owned, problem):
     found = options(environment="1")
     if _older(begin):
-        filters.check_checkpoint(found, begin)
+        checkpoint_identity.check_checkpoint(found, begin)
     if problem is None:
-        filters.check_owned(found, begin, owned)
-        filters.check_owned(options(), begin, set())
+        checkpoint_identity.check_environment_queues(found, begin, owned)
+        checkpoint_identity.check_environment_queues(options(), begin, set())
         return
     with pytest.raises(CheckpointMismatch, match=problem):
-        filters.check_owned(found, begin, owned)
+        checkpoint_identity.check_environment_queues(found, begin, owned)
 
 
 def _older(begin):
-    return not begin.environment and "namespace" not in begin.reads
+    return not begin.environment and "namespace" not in begin.source_identity
 
 
 HERE, THERE = {"namespace": "here"}, {"namespace": "there"}
@@ -443,15 +448,19 @@ HERE, THERE = {"namespace": "here"}, {"namespace": "there"}
 def test_a_checkpoint_of_another_namespace_is_refused(given, record, problem, policy):
     """Its positions mean nothing there, whatever the user says of losses."""
     with pytest.raises(CheckpointMismatch, match=problem):
-        filters.check_checkpoint(options(failOnDataLoss=policy, **given), Offsets({QUEUE: 1}, reads=record))
+        checkpoint_identity.check_checkpoint(
+            options(failOnDataLoss=policy, **given), Offsets({QUEUE: 1}, source_identity=record)
+        )
     with pytest.raises(CheckpointMismatch, match=problem):  # it waits for its first topic
-        filters.check_checkpoint(options(failOnDataLoss=policy, **given), Offsets({}, reads=record))
+        checkpoint_identity.check_checkpoint(
+            options(failOnDataLoss=policy, **given), Offsets({}, source_identity=record)
+        )
 
 
 @pytest.mark.parametrize(("given", "record"), [(HERE, HERE), (HERE, {}), ({}, {"tags": "a"}), ({"tags": "a"}, {})])
 def test_a_checkpoint_of_the_same_namespace_or_from_before_it_was_written_down_is_taken(given, record):
-    filters.check_checkpoint(options(**given), Offsets({QUEUE: 1}, reads=record))
-    filters.check_checkpoint(options(**given), Offsets({}, reads=record))
+    checkpoint_identity.check_checkpoint(options(**given), Offsets({QUEUE: 1}, source_identity=record))
+    checkpoint_identity.check_checkpoint(options(**given), Offsets({}, source_identity=record))
 
 
 @pytest.mark.parametrize(
@@ -466,10 +475,10 @@ def test_a_checkpoint_of_the_same_namespace_or_from_before_it_was_written_down_i
 def test_a_checkpoint_of_other_topics_is_refused_unless_losses_are_allowed(given, named):
     found = Offsets({MessageQueue(topic, "broker-a", 0): 1 for topic in "tu"})
     with pytest.raises(CheckpointMismatch) as caught:
-        filters.check_checkpoint(meaning(**given), found)
+        checkpoint_identity.check_checkpoint(meaning(**given), found)
     assert f"the checkpoint is of topics t, u, and this query of {named}. Start it with a new" in str(caught.value)
     assert "With failOnDataLoss=warn" in str(caught.value)
-    filters.check_checkpoint(meaning(**given, failOnDataLoss="warn"), found)
+    checkpoint_identity.check_checkpoint(meaning(**given, failOnDataLoss="warn"), found)
 
 
 @pytest.mark.parametrize(
@@ -478,12 +487,12 @@ def test_a_checkpoint_of_other_topics_is_refused_unless_losses_are_allowed(given
 )
 def test_one_topic_in_common_is_enough(given):
     """The others are left, or come anew."""
-    filters.check_checkpoint(meaning(**given), Offsets({MessageQueue(t, "broker-a", 0): 1 for t in "tu"}))
+    checkpoint_identity.check_checkpoint(meaning(**given), Offsets({MessageQueue(t, "broker-a", 0): 1 for t in "tu"}))
 
 
 @pytest.mark.parametrize("given", [NAMED, {"environment": "2", "environments": "3"}])
 def test_recorded_environments_own_the_same_queues(given):
     """What ``recorded`` writes is what ``read_next`` reads."""
     found = options(**given)
-    of = Offsets({ZERO_TO_FIVE[0]: 1}, reads=filters.recorded(found))
-    assert filters.read_next(of, ZERO_TO_FIVE) == filters.environment_of(found).owned(ZERO_TO_FIVE)
+    of = Offsets({ZERO_TO_FIVE[0]: 1}, source_identity=checkpoint_identity.source_identity(found))
+    assert checkpoint_identity.queues_of_next_batch(of, ZERO_TO_FIVE) == environment_of(found).owned(ZERO_TO_FIVE)

@@ -10,7 +10,8 @@ import pytest
 READ = """
 import sys
 from rocketmq_spark.options import parse
-from rocketmq_spark.spark.source.readers import RocketMQReader, RocketMQStreamReader
+from rocketmq_spark.spark.source.batch_reader import RocketMQReader
+from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 from rocketmq_spark.columnar.decode.schema import BASIC
 options = parse({"nameServer": sys.argv[1], "subscribe": sys.argv[2], "startingOffsets": "earliest"})
 """

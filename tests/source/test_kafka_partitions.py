@@ -36,7 +36,7 @@ def numbers(partitions) -> dict[MessageQueue, int]:
     return {
         part.queue: number
         for each in partitions
-        for part, number in zip(each.ranges, each.numbers, strict=bool(each.numbers))
+        for part, number in zip(each.ranges, each.partition_numbers, strict=bool(each.partition_numbers))
     }
 
 

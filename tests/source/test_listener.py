@@ -12,8 +12,8 @@ from pyspark.sql.streaming.listener import QueryProgressEvent
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import ConnectionLost, OptionError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.monitoring.listeners import GroupOffsetListener
-from rocketmq_spark.spark.source import filters
+from rocketmq_spark.spark.monitoring.group_offset_listener import GroupOffsetListener
+from rocketmq_spark.spark.source import checkpoint_identity
 from tests.helpers import progress_json
 from tests.mockbroker import MockBroker, ok, route
 
@@ -66,7 +66,7 @@ def test_only_the_topics_that_are_named(listening):
 def test_queues_of_another_namespace_environment_or_group_are_left_alone(listening, given, theirs):
     """They have the same names there."""
     listener, committed = listening(**given)
-    mine = filters.recorded(listener._options)
+    mine = checkpoint_identity.source_identity(listener._options)
     listener.onQueryProgress(progress(*(json.dumps({**json.loads(END), "reads": reads}) for reads in (theirs, mine))))
     assert committed == [{T: 5, U: 7}]
 

@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.spark.source import decisions
+from rocketmq_spark.spark.source import data_loss
 
 
 def lost(count=1, cause=Cause.TRUNCATED):
@@ -19,7 +19,7 @@ def lost(count=1, cause=Cause.TRUNCATED):
 @pytest.mark.parametrize("cause", list(Cause))
 def test_an_error_names_queue_offsets_cause_and_the_option(cause):
     with pytest.raises(DataLossError) as caught:
-        decisions.report("fail", lost(2, cause))
+        data_loss.report_data_loss("fail", lost(2, cause))
     text = str(caught.value)
     assert f"14 offsets cannot be read any more: t/b/0 offsets 3 to 10 ({cause.value}); t/b/1 offsets 3 to 10" in text
     assert "Set option 'failOnDataLoss' to 'warn' or 'ignore'" in text
@@ -29,7 +29,7 @@ def test_an_error_names_queue_offsets_cause_and_the_option(cause):
 @pytest.mark.parametrize(("policy", "level"), [("warn", logging.WARNING), ("ignore", logging.INFO)])
 def test_other_policies_say_it_in_one_line(caplog, policy, level):
     caplog.set_level(logging.INFO, "rocketmq_spark")
-    decisions.report(policy, lost(12))
+    data_loss.report_data_loss(policy, lost(12))
     (record,) = caplog.records
     assert record.levelno == level
     assert record.getMessage().startswith("84 offsets cannot be read any more: ")
@@ -39,8 +39,8 @@ def test_other_policies_say_it_in_one_line(caplog, policy, level):
 def test_a_loss_of_unknown_size_is_not_called_0_offsets(caplog):
     """How many messages of a topic were not read before it was made again is unknown."""
     unknown = [(OffsetRange(MessageQueue("t", "b", 7), 100, 100), Cause.WENT_BACK)]
-    decisions.report("warn", unknown)
-    decisions.report("warn", [*lost(), *unknown])
+    data_loss.report_data_loss("warn", unknown)
+    data_loss.report_data_loss("warn", [*lost(), *unknown])
     first, second = [record.getMessage() for record in caplog.records]
     assert first.startswith(
         "an unknown number of offsets cannot be read any more: t/b/7 from offset 100 on (offset went back"
@@ -51,5 +51,5 @@ def test_a_loss_of_unknown_size_is_not_called_0_offsets(caplog):
 
 
 def test_nothing_lost_is_not_worth_a_word(caplog):
-    decisions.report("fail", [])
+    data_loss.report_data_loss("fail", [])
     assert not caplog.records

@@ -11,7 +11,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import CheckpointMismatch, DataLossError, RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.source import tasks
+from rocketmq_spark.spark.source import partition_reader
 from tests.harness import store
 from tests.mockbroker import MockBroker, eventually, never, offsets, ok, refuse, topic_config
 from tests.reading import Run, positions, ranges_of, read
@@ -299,7 +299,7 @@ def test_a_slave_that_has_the_old_messages_is_not_read(scripted, read_from, diff
 
         return answer
 
-    monkeypatch.setattr(tasks, "_SLAVE_S", 60.0)
+    monkeypatch.setattr(partition_reader, "_SLAVE_TIMEOUT_S", 60.0)
     scripted.on(STATS, stats({A: (0, 3)}, 2 * MARK))
     scripted.on(PULL, messages(b"new", 2 * MARK, 1))
     with MockBroker({PULL: messages(b"old", MARK if differs else 2 * MARK, 1)}) as slave:
@@ -311,7 +311,7 @@ def test_a_slave_that_has_the_old_messages_is_not_read(scripted, read_from, diff
 
 
 def test_a_slave_that_hangs_holds_up_no_batch_that_its_master_has(scripted, monkeypatch):
-    monkeypatch.setattr(tasks, "_SLAVE_S", 0.05)
+    monkeypatch.setattr(partition_reader, "_SLAVE_TIMEOUT_S", 0.05)
     scripted.on(STATS, stats({A: (0, 3)}, MARK))
     answers = {
         n: ok(store("t", b"x", queue_offset=n), nextBeginOffset=n + 1, minOffset=0, maxOffset=3) for n in range(3)
@@ -415,7 +415,7 @@ def test_a_batch_asks_brokers_once(scripted):
     run = Run(scripted.address, log({A: 5, B: 5}), **QUICK)
     end = run.ahead()
     before = len(scripted.seen(STATS))
-    run.reader._stream._catalog._rest_s = 0.0  # Spark writes its log meanwhile
+    run.reader._stream._catalog._poll_interval_s = 0.0  # Spark writes its log meanwhile
     report, planned = run.reader.reportLatestOffset(), run.plan(end)
     assert (report["lag"], ranges_of(planned)) == (0, [[OffsetRange(A, 5, 20)]])
     assert len(scripted.seen(STATS)) == before

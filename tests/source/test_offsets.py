@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.spark.source import kafka_partitions
-from rocketmq_spark.spark.source.offsets import VERSION, OffsetLog, Offsets
+from rocketmq_spark.spark.source.offsets import VERSION, OffsetLogCache, Offsets
 from tests import strategies
 from tests.reading import canonical
 
@@ -64,7 +64,13 @@ def test_equal_offsets_are_equal_texts(offsets, random):
         random.shuffle(items)
         return dict(items)
 
-    parts = (offsets.positions, offsets.start, offsets.marks, offsets.reads, offsets.environment)
+    parts = (
+        offsets.positions,
+        offsets.new_queue_starts,
+        offsets.newest_store_ms,
+        offsets.source_identity,
+        offsets.environment,
+    )
     again = Offsets(*(shuffled(part) for part in parts), partitions=offsets.partitions)
     assert canonical(again.to_json()) == canonical(offsets.to_json())
 
@@ -112,8 +118,8 @@ def test_what_cannot_be_read(given, problem):
 
 def test_what_is_read_as_older_versions_wrote_it():
     text = '{"filter":{"environment":"dev","tags":"a"},"topics":{"orders":{"broker-a":{"0":3}}},"v":1}'
-    assert Offsets.from_json(text).reads == {"environment": "dev", "tags": "a"}
-    assert Offsets.from_json('{"topics":{},"v":1}').reads == {}
+    assert Offsets.from_json(text).source_identity == {"environment": "dev", "tags": "a"}
+    assert Offsets.from_json('{"topics":{},"v":1}').source_identity == {}
 
 
 def test_a_newer_version_says_so():
@@ -123,24 +129,24 @@ def test_a_newer_version_says_so():
 
 @given(_OFFSETS)
 def test_a_log_gives_back_what_it_wrote_without_reading_it(offsets):
-    log, written = OffsetLog(), []
+    log, written = OffsetLogCache(), []
     for _ in range(3):
-        written.append(json.loads(json.dumps(log.written(offsets))))
-        assert log.read(written[-1]) == Offsets.from_json(written[-1])
-    assert log.read(written[0]) is log.read(written[1])
+        written.append(json.loads(json.dumps(log.to_log(offsets))))
+        assert log.from_log(written[-1]) == Offsets.from_json(written[-1])
+    assert log.from_log(written[0]) is log.from_log(written[1])
 
 
 def test_a_log_keeps_the_last_two():
-    log = OffsetLog()
+    log = OffsetLogCache()
     entries = [Offsets({queue(0): end}).to_json() for end in range(3)]
-    first = log.read(entries[0])
-    second = log.read(entries[1])
-    assert log.read(entries[0]) is first
-    third = log.read(entries[2])
-    assert log.read(entries[0]) is first
-    assert log.read(entries[2]) is third
-    assert log.read(entries[1]) is not second
-    assert log.read(entries[1]) == second
+    first = log.from_log(entries[0])
+    second = log.from_log(entries[1])
+    assert log.from_log(entries[0]) is first
+    third = log.from_log(entries[2])
+    assert log.from_log(entries[0]) is first
+    assert log.from_log(entries[2]) is third
+    assert log.from_log(entries[1]) is not second
+    assert log.from_log(entries[1]) == second
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.source.planner import TriggerLimits
-from rocketmq_spark.spark.source.recreation import RecreationWatch
+from rocketmq_spark.spark.source.planning import TriggerLimits
+from rocketmq_spark.spark.source.recreated_topics import RecreationWatch
 from rocketmq_spark.spark.source.stream import Stream
 from tests.mockbroker import MockBroker, close, eventually, never, ok, refuse, topic_config
 from tests.reading import Run, canonical, plan, positions, ranges_of, read
@@ -368,7 +368,7 @@ def test_a_first_batch_of_an_older_version_is_read_by_no_other_environment(scrip
     scripted.on(STATS, stats({A: (5, 20), B: (0, 70)}))
     end = log(12, start={"t": {"broker-a": {"0": 7}}})
     given = {**QUICK, "startingOffsets": "earliest"}
-    with pytest.raises(CheckpointMismatch, match="says nothing of an environment and is of t/broker-a/0"):
+    with pytest.raises(CheckpointMismatch, match="records no environment and has positions of t/broker-a/0"):
         Run(scripted.address, environment=2, **given).plan(end)
     assert ranges_of(Run(scripted.address, environment=1, **given).plan(end)) == [[OffsetRange(A, 7, 12)]]
 
@@ -493,14 +493,14 @@ def test_a_first_plan_that_could_not_see_all_is_none(scripted, fails, monkeypatc
         scripted.on(SEARCH, [refuse(2, "[PCBUSY] busy"), ok(offset=5)])
         run.offset = canonical({**json.loads(log(5)), "marks": {"t": {"broker-a": {"0": 500}}}})
     else:
-        real, failures = RecreationWatch.marks, [CallTimeout("a broker hangs")]
+        real, failures = RecreationWatch.newest_store_ms, [CallTimeout("a broker hangs")]
 
         def marks(*arguments):
             if failures:
                 raise failures.pop()
             return real(*arguments)
 
-        monkeypatch.setattr(RecreationWatch, "marks", marks)
+        monkeypatch.setattr(RecreationWatch, "newest_store_ms", marks)
     assert run.latest() == run.offset
     assert positions(run.ahead()) == {A: 20}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options.names import ALLOWED
-from rocketmq_spark.spark.source.patterns import matching
+from rocketmq_spark.spark.source.subscription import matching_names
 
 TOPICS = [
     "orders",
@@ -40,7 +40,7 @@ TOPICS = [
 )  # fmt: skip
 def test_names_match_as_in_python(pattern: str) -> None:
     expected = [topic for topic in TOPICS if re.fullmatch(pattern, topic)]
-    assert matching(pattern, TOPICS) == expected
+    assert matching_names(pattern, TOPICS) == expected
 
 
 @given(st.from_regex(r"[ab.*+?|()\[\]^$\\dw{},12-]{0,8}", fullmatch=True), st.lists(st.text("ab1-", max_size=5)))
@@ -50,29 +50,29 @@ def test_any_expression_of_python_matches_as_in_python(pattern: str, topics: lis
     except (re.error, OverflowError, FutureWarning):
         return
     topics = [topic for topic in topics if topic]
-    assert matching(pattern, topics) == [topic for topic in topics if compiled.fullmatch(topic)]
+    assert matching_names(pattern, topics) == [topic for topic in topics if compiled.fullmatch(topic)]
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+", "(a|aa)+", "(a*)*b", "([a-z]+)*orders", "(.*a){20}"])
 def test_no_name_takes_long(pattern: str) -> None:
     began = time.process_time()
-    assert matching(pattern, ["a" * 127 + "-", "a" * 50_000 + "!"]) == []
+    assert matching_names(pattern, ["a" * 127 + "-", "a" * 50_000 + "!"]) == []
     assert time.process_time() - began < 1.0
 
 
 def test_names_that_no_broker_accepts_are_not_matched_by_look_around() -> None:
     began = time.process_time()
-    assert matching("(?!x)(a+)+", ["a" * 5000 + "!", "ab", "aaa"]) == ["aaa"]
+    assert matching_names("(?!x)(a+)+", ["a" * 5000 + "!", "ab", "aaa"]) == ["aaa"]
     assert time.process_time() - began < 1.0
 
 
 def test_a_name_that_cannot_be_encoded_matches_nothing() -> None:
-    assert matching(".*", ["orders", "\ud800"]) == ["orders"]
+    assert matching_names(".*", ["orders", "\ud800"]) == ["orders"]
 
 
 @pytest.mark.parametrize("pattern", ["(?=.)(.|.)*!", r"(a)\1", "a++", "[[a]"])
 def test_where_code_is_forbidden_no_expression_takes_long(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ALLOWED, "0")
     with pytest.raises(OptionError, match=rf"'subscribePattern' is .*RE2 cannot match it, and variable {ALLOWED}"):
-        matching(pattern, ["a" * 40])
-    assert matching("a.*", ["a", "\ud800"]) == ["a"]
+        matching_names(pattern, ["a" * 40])
+    assert matching_names("a.*", ["a", "\ud800"]) == ["a"]

@@ -176,7 +176,7 @@ def test_brokers_check_sql_of_the_first_topic_that_comes_later(broker):
     broker.on(Request.CHECK_CLIENT_CONFIG, refuse(Response.SUBSCRIPTION_PARSE_FAILED, "cannot parse"))
     broker.on(Request.GET_TOPIC_CONFIG, topic_config())
     expose(broker, "family-a")
-    with pytest.raises(OptionError, match="option 'sql' is 'a >'; the broker refuses it"):
+    with pytest.raises(OptionError, match="option 'sql' is 'a >'; the broker rejects it"):
         run.ahead()
 
 

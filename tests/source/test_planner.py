@@ -8,9 +8,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.spark.source import planner
+from rocketmq_spark.spark.source import planning
 from rocketmq_spark.spark.source.offsets import Offsets
-from rocketmq_spark.spark.source.planner import SAMPLED_QUEUES, Admission, TriggerLimits, next_end, ranges, shares
+from rocketmq_spark.spark.source.planning import (
+    SAMPLED_QUEUES,
+    ReadLimitPolicy,
+    TriggerLimits,
+    next_end,
+    ranges,
+    rate_limit,
+)
 from tests.reading import canonical
 
 QUEUES = [MessageQueue(topic, broker, i) for topic in "tu" for broker in "ab" for i in range(2)]
@@ -27,7 +34,7 @@ def offsets_of(found):
 
 @given(_BACKLOGS, st.none() | st.integers(1, 1 << 41))
 def test_shares(waiting, max_offsets):
-    given = shares(waiting, max_offsets)
+    given = rate_limit(waiting, max_offsets)
     assert given.keys() == waiting.keys()
     assert all(1 <= given[queue] <= waiting[queue] for queue in waiting), (
         "nobody starves, nobody gets what is not there"
@@ -81,8 +88,8 @@ def test_a_queue_that_is_away_keeps_its_position():
 
 def test_the_beginning_in_the_end_wins():
     """Spark asks again where a query begins when its first batch was not committed; "latest" is later then."""
-    first = planner.first_batch(Offsets({A: 3, B: 4}), Offsets({A: 8, B: 4, C: 2}, {C: 1}))
-    assert first.start == {A: 3, B: 4, C: 1}
+    first = planning.with_initial_starts(Offsets({A: 3, B: 4}), Offsets({A: 8, B: 4, C: 2}, {C: 1}))
+    assert first.new_queue_starts == {A: 3, B: 4, C: 1}
     assert ranges(Offsets({A: 100, B: 100, C: 100}), first) == [OffsetRange(A, 3, 8), OffsetRange(C, 1, 2)]
     assert ranges(first, first) == []
 
@@ -97,15 +104,15 @@ def bounds(**of):
 
 
 def test_what_went_back():
-    found = planner.went_back({A: 5, B: 5, C: 5}, bounds(a=(0, 4), b=(0, 5)))
+    found = planning.ranges_past_end({A: 5, B: 5, C: 5}, bounds(a=(0, 4), b=(0, 5)))
     assert found == [OffsetRange(A, 4, 5)]
 
 
 @given(st.integers(0, 9), st.integers(1, 9), st.integers(0, 20))
 def test_truncated_parts_and_the_rest_are_the_whole(start, size, minimum):
     whole = [OffsetRange(A, start, start + size)]
-    lost = planner.truncated(whole, {A: QueueBounds(minimum, 100, 0)})
-    rest = planner.without(whole, lost)
+    lost = planning.truncated(whole, {A: QueueBounds(minimum, 100, 0)})
+    rest = planning.without_lost(whole, lost)
     assert offsets_of(lost) + offsets_of(rest) == offsets_of(whole)
     assert all(offset < minimum for _, offset in offsets_of(lost))
     assert all(offset >= minimum for _, offset in offsets_of(rest))
@@ -113,31 +120,33 @@ def test_truncated_parts_and_the_rest_are_the_whole(start, size, minimum):
 
 def test_what_was_lost_before_a_range_does_not_bring_it_back():
     later = OffsetRange(A, 5, 9)
-    assert planner.without([later], [OffsetRange(A, 0, 3)]) == [later]
-    assert planner.without([later, OffsetRange(B, 0, 2)], [OffsetRange(A, 5, 9)]) == [OffsetRange(B, 0, 2)]
+    assert planning.without_lost([later], [OffsetRange(A, 0, 3)]) == [later]
+    assert planning.without_lost([later, OffsetRange(B, 0, 2)], [OffsetRange(A, 5, 9)]) == [OffsetRange(B, 0, 2)]
 
 
 def test_positions_before_the_minimum_are_lifted():
-    begin = Offsets({A: 3, B: 3, C: 3}, start={A: 1, B: 0})
-    lifted = planner.above_minimum(begin, bounds(a=(5, 9), b=(2, 9)))
+    begin = Offsets({A: 3, B: 3, C: 3}, new_queue_starts={A: 1, B: 0})
+    lifted = planning.from_min_offsets(begin, bounds(a=(5, 9), b=(2, 9)))
     assert lifted.positions == {A: 5, B: 3, C: 3}
-    assert lifted.start == {}, "what was read is not read again where a batch ends there"
-    assert planner.above_minimum(begin, bounds(a=(3, 9))) is begin
+    assert lifted.new_queue_starts == {}, "what was read is not read again where a batch ends there"
+    assert planning.from_min_offsets(begin, bounds(a=(3, 9))) is begin
 
 
 def test_marks_are_of_queues_that_were_read():
     now = {A: QueueBounds(0, 9, 1000), B: QueueBounds(0, 9, 900), C: QueueBounds(0, 0, 0)}
-    assert planner.marks({A: 5, B: 9, C: 0}, Offsets({}, marks={B: 950}), now) == {A: 1000, B: 900}
-    assert planner.marks({B: 8}, Offsets({}, marks={B: 950}), now) == {B: 950}
-    assert planner.marks({A: 5, B: 0}, Offsets({}, marks={A: 700}), {}) == {A: 700}
+    assert planning.newest_store_ms({A: 5, B: 9, C: 0}, Offsets({}, newest_store_ms={B: 950}), now) == {A: 1000, B: 900}
+    assert planning.newest_store_ms({B: 8}, Offsets({}, newest_store_ms={B: 950}), now) == {B: 950}
+    assert planning.newest_store_ms({A: 5, B: 0}, Offsets({}, newest_store_ms={A: 700}), {}) == {A: 700}
 
 
 @pytest.mark.parametrize(("position", "low", "kept"), [(5, 0, True), (7, 0, False), (7, 7, True)])
 @pytest.mark.parametrize("untold", [0, -1])
 def test_a_mark_ends_where_younger_messages_were_read_that_nobody_dates(position, low, kept, untold):
     """Else they would be taken for those of a topic that was made again."""
-    before = Offsets({A: 5}, marks={A: 700})
-    assert planner.marks({A: position}, before, {A: QueueBounds(low, 9, untold)}) == ({A: 700} if kept else {})
+    before = Offsets({A: 5}, newest_store_ms={A: 700})
+    assert planning.newest_store_ms({A: position}, before, {A: QueueBounds(low, 9, untold)}) == (
+        {A: 700} if kept else {}
+    )
 
 
 # --- how much a batch may read
@@ -151,40 +160,42 @@ def never(queue):
 
 
 def test_offsets_are_passed_on():
-    assert Admission(900).max_offsets({WAITING[0]: 10}, TriggerLimits(), never, 0.0) is None
-    assert Admission(900).max_offsets({WAITING[0]: 10}, TriggerLimits(max_offsets=4), never, 0.0) == 4
-    assert Admission(900).max_offsets({}, TriggerLimits(max_offsets=4, min_offsets=2, max_bytes=1), never, 0.0) == 4
+    assert ReadLimitPolicy(900).max_offsets({WAITING[0]: 10}, TriggerLimits(), never, 0.0) is None
+    assert ReadLimitPolicy(900).max_offsets({WAITING[0]: 10}, TriggerLimits(max_offsets=4), never, 0.0) == 4
+    assert (
+        ReadLimitPolicy(900).max_offsets({}, TriggerLimits(max_offsets=4, min_offsets=2, max_bytes=1), never, 0.0) == 4
+    )
 
 
 def test_waits_for_enough_or_for_the_delay():
-    admission = Admission(60.0)
+    admission = ReadLimitPolicy(60.0)
     few, many = {WAITING[0]: 3}, {WAITING[0]: 3, WAITING[1]: 7}
     wanted = TriggerLimits(min_offsets=10)
     assert admission.max_offsets({}, wanted, never, 0.0) is None
-    admission.found_nothing(0.0)
+    admission.nothing_to_read(0.0)
     assert admission.max_offsets(few, wanted, never, 0.0) == 0
     assert admission.max_offsets(many, wanted, never, 0.0) is None
-    admission.admitted(0.0)
+    admission.batch_planned(0.0)
     assert admission.max_offsets(few, wanted, never, 59.0) == 0
-    admission.found_nothing(59.0)
+    admission.nothing_to_read(59.0)
     assert admission.max_offsets(few, wanted, never, 60.0) is None
-    admission.admitted(60.0)
+    admission.batch_planned(60.0)
     # From then on the next delay runs.
     assert admission.max_offsets(few, wanted, never, 119.0) == 0
     assert admission.max_offsets(few, TriggerLimits(min_offsets=10, max_offsets=2), never, 120.0) == 2
 
 
 def test_the_first_plan_of_a_run_does_not_wait_for_more():
-    admission, few, wanted = Admission(60.0), {WAITING[0]: 3}, TriggerLimits(min_offsets=10)
+    admission, few, wanted = ReadLimitPolicy(60.0), {WAITING[0]: 3}, TriggerLimits(min_offsets=10)
     for _ in range(2):  # the first try may fail after that
         assert admission.max_offsets(few, wanted, never, 5.0) is None
-    admission.admitted(5.0)
+    admission.batch_planned(5.0)
     assert admission.max_offsets(few, wanted, never, 5.0) == 0
     assert admission.max_offsets(few, wanted, never, 65.0) is None
 
 
 def test_bytes_become_offsets_by_samples():
-    admission = Admission(900)
+    admission = ReadLimitPolicy(900)
     waiting = dict.fromkeys(WAITING, 1000)
     asked = []
 
@@ -199,7 +210,7 @@ def test_bytes_become_offsets_by_samples():
 
 
 def test_sizes_are_learnt_slowly():
-    admission = Admission(900)
+    admission = ReadLimitPolicy(900)
     wanted = TriggerLimits(max_bytes=100_000)
     assert admission.max_offsets({WAITING[0]: 5}, wanted, lambda queue: (1000, 10), 0.0) == 1000
     # A fifth of the way from 100 to 600 bytes.
@@ -209,21 +220,23 @@ def test_sizes_are_learnt_slowly():
 def test_the_queues_with_most_are_sampled():
     asked = []
     waiting = {queue: 10 * (i + 1) for i, queue in enumerate(WAITING)}
-    Admission(900).max_offsets(waiting, TriggerLimits(max_bytes=1), lambda queue: asked.append(queue) or (1, 1), 0.0)
+    ReadLimitPolicy(900).max_offsets(
+        waiting, TriggerLimits(max_bytes=1), lambda queue: asked.append(queue) or (1, 1), 0.0
+    )
     assert asked == WAITING[:1:-1]
 
 
 @pytest.mark.parametrize(("max_offsets", "expected"), [(None, 16), (7, 7), (50, 16)])
 def test_without_a_sample_messages_are_taken_to_be_large(max_offsets, expected):
-    admission, wanted = Admission(900), TriggerLimits(max_offsets=max_offsets, max_bytes=64 << 20)
+    admission, wanted = ReadLimitPolicy(900), TriggerLimits(max_offsets=max_offsets, max_bytes=64 << 20)
     waiting = {WAITING[0]: 50_000_000}
     assert admission.max_offsets(waiting, wanted, lambda queue: (0, 0), 0.0) == expected
-    assert admission.guesses
+    assert admission.has_no_sample
     assert (
         admission.max_offsets(waiting, TriggerLimits(max_bytes=64 << 20), lambda queue: (1 << 20, 1 << 10), 0.0)
         == 1 << 16
     )
-    assert not admission.guesses
+    assert not admission.has_no_sample
     assert admission.max_offsets(waiting, TriggerLimits(max_bytes=64 << 20), lambda queue: (0, 0), 0.0) == 1 << 16
 
 

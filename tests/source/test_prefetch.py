@@ -19,9 +19,10 @@ from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.spark import compat
-from rocketmq_spark.spark.source import tasks
-from rocketmq_spark.spark.source.tasks import MAX_BYTES, MAX_ROWS, Prefetch, RangePartition, may_hand_over
-from rocketmq_spark.spark.tuning import READ_BY_TASKS
+from rocketmq_spark.spark.conf import READ_BY_TASKS
+from rocketmq_spark.spark.source import prefetch
+from rocketmq_spark.spark.source.partition_reader import RangePartition
+from rocketmq_spark.spark.source.prefetch import MAX_PREFETCH_BYTES, MAX_PREFETCH_ROWS, Prefetch, enable_prefetch
 from tests.reading import Run, data_source, feed, handed_over, post
 
 QUEUE = MessageQueue("T", "broker-a", 0)
@@ -39,7 +40,7 @@ class Reads:
         self.error: Exception | None = None
         self.lost = False
         self.asked: list[Any] = []
-        monkeypatch.setattr(tasks, "read", self)
+        monkeypatch.setattr(prefetch, "read_partition", self)
 
     def of_bytes(self, *sizes: int) -> None:
         self.batches = [pa.record_batch({"body": pa.array([bytes(size)])}) for size in sizes]
@@ -65,10 +66,10 @@ def driver(**given: Any) -> Prefetch:
 
 def test_a_small_batch_of_one_task_is_read(reads):
     reads.of_bytes(10, 20)
-    assert driver()([partition(MAX_ROWS)]) == reads.batches
+    assert driver()([partition(MAX_PREFETCH_ROWS)]) == reads.batches
 
 
-@pytest.mark.parametrize("planned", [[], [partition(MAX_ROWS + 1)], [partition(1), partition(1)]])
+@pytest.mark.parametrize("planned", [[], [partition(MAX_PREFETCH_ROWS + 1)], [partition(1), partition(1)]])
 def test_others_are_not_even_tried(reads, planned):
     assert driver()(planned) is None
     assert reads.asked == []
@@ -101,13 +102,13 @@ def test_after_tries_that_fail_it_leaves_more_and_more_batches_to_tasks(reads):
 
 def test_it_waits_briefly_and_keeps_little_under_way(reads):
     driver(readDeadline="2m", maxBytesInFlight="64m")([partition(1)])
-    assert (reads.asked[0].read_deadline, reads.asked[0].max_bytes_in_flight) == (1.0, MAX_BYTES)
+    assert (reads.asked[0].read_deadline, reads.asked[0].max_bytes_in_flight) == (1.0, MAX_PREFETCH_BYTES)
     driver(readDeadline="100ms", maxBytesInFlight="64k")([partition(1)])
     assert (reads.asked[1].read_deadline, reads.asked[1].max_bytes_in_flight) == (0.1, 64 << 10)
 
 
 def test_large_rows_are_left_to_tasks_and_tried_again_when_they_may_be_small_again(reads):
-    one, most = driver(), MAX_BYTES // 2
+    one, most = driver(), MAX_PREFETCH_BYTES // 2
     reads.of_bytes(most, most, most)  # together more than a batch may have: half of a MiB each, as far as is known then
     assert one([partition(3)]) is None
     assert len(reads.asked) == 1
@@ -122,24 +123,24 @@ def test_large_rows_are_left_to_tasks_and_tried_again_when_they_may_be_small_aga
         assert tried < 20
     assert got == reads.batches
     assert tried >= 3
-    assert one([partition(MAX_ROWS)]) == reads.batches
+    assert one([partition(MAX_PREFETCH_ROWS)]) == reads.batches
 
 
 @pytest.mark.parametrize("version", ["3.5.9", "4.4.0", "5.0.0"])
 def test_a_version_that_was_not_tried_reads_by_tasks(monkeypatch, version):
-    monkeypatch.setattr(tasks.pyspark, "__version__", version)
-    assert not may_hand_over(type("Some", (), {}))
+    monkeypatch.setattr(prefetch.pyspark, "__version__", version)
+    assert not enable_prefetch(type("Some", (), {}))
 
 
 def test_it_can_be_switched_off(monkeypatch):
     monkeypatch.setenv(READ_BY_TASKS, "1")
-    assert not may_hand_over(type("Some", (), {}))
+    assert not enable_prefetch(type("Some", (), {}))
 
 
 @pytest.fixture
 def patient(monkeypatch):
     """The driver does not leave to its task what a slow machine reads in more than a second."""
-    monkeypatch.setattr(tasks, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(prefetch, "_PREFETCH_DEADLINE_S", 60.0)
 
 
 class Runner:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rocketmq_spark.spark.monitoring.queries import of_progress, of_source
+from rocketmq_spark.spark.monitoring.queries import figures_of_progress, figures_of_source
 from rocketmq_spark.spark.monitoring.queries import progress as query_progress
 
 
@@ -30,7 +30,7 @@ def progress(*sources, **more):
 
 
 def test_one_source():
-    found = of_progress(progress(told(), sink={"numOutputRows": 9}))
+    found = figures_of_progress(progress(told(), sink={"numOutputRows": 9}))
     source = {name: value for name, value in told().items() if name not in ("topics", "v")}
     assert found == {
         "batchId": 3,
@@ -46,7 +46,7 @@ def test_one_source():
 def test_several_sources_are_summed_up():
     lost = {"truncated": {"ranges": 1, "offsets": 5}}
     unknown = {"truncated": {"ranges": 2, "offsets": None}, "queue_gone": {"ranges": 1, "offsets": 2}}
-    found = of_progress(
+    found = figures_of_progress(
         progress(
             told(losses=lost, brokersAway=["b"]),
             {"kafka": {"0": 1}},
@@ -59,7 +59,7 @@ def test_several_sources_are_summed_up():
 
 
 def test_what_one_source_does_not_know_is_not_known_of_all():
-    found = of_progress(progress(told(), told(lag=None, behindMs=None)))
+    found = figures_of_progress(progress(told(), told(lag=None, behindMs=None)))
     assert (found["lag"], found["behindMs"], found["queues"]) == (None, None, 4)
 
 
@@ -97,7 +97,7 @@ def test_an_age_that_spark_does_not_tell(more):
 
 
 def test_without_a_source_of_ours_nothing_is_known():
-    found = of_progress(progress({"kafka": {"0": 1}}, sink={"numOutputRows": -1}))
+    found = figures_of_progress(progress({"kafka": {"0": 1}}, sink={"numOutputRows": -1}))
     assert (found["lag"], found["queues"], found["sinkRows"], found["sources"]) == (None, None, None, [])
 
 
@@ -105,13 +105,13 @@ def test_figures_that_spark_does_not_ask_for_are_null():
     """PySpark 4.0 and 4.1 show the end of the batch."""
     end = {"marks": {}, "reads": {}, "topics": {"t": {"broker-a": {"0": 4}}}, "v": 1}
     figures = dict.fromkeys(("lag", "behindMs", "queues", "queuesAway", "brokersAway", "losses"))
-    found = of_progress(progress(end))
+    found = figures_of_progress(progress(end))
     assert {name: found[name] for name in figures} == figures
     assert found["sources"] == [figures]
-    assert of_progress(progress(end, told()))["losses"] is None
-    assert of_progress(progress(end, told()))["brokersAway"] is None
+    assert figures_of_progress(progress(end, told()))["losses"] is None
+    assert figures_of_progress(progress(end, told()))["brokersAway"] is None
 
 
 @pytest.mark.parametrize("odd", [None, "17", "-", "{", "[]", {"topics": {}}, '{"topic": {}, "v": 1}'])
 def test_other_reports_are_none(odd):
-    assert of_source(odd) is None
+    assert figures_of_source(odd) is None

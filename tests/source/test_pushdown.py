@@ -23,8 +23,8 @@ from rocketmq_spark.spark.compat import (
     LessThan,
     LessThanOrEqual,
 )
-from rocketmq_spark.spark.source import readers
-from rocketmq_spark.spark.source.readers import pushdown_enabled, understand
+from rocketmq_spark.spark.source import batch_reader
+from rocketmq_spark.spark.source.batch_reader import parse_filters, pushdown_enabled
 
 _COMPARED = {
     EqualTo: operator.eq,
@@ -67,9 +67,9 @@ def predicates_of_times(draw):
 
 @given(st.lists(predicates(), max_size=4))
 def test_no_row_that_matches_is_lost(found):
-    understood = understand([one for one, _ in found])
+    understood = parse_filters([one for one, _ in found])
     for queue in (MessageQueue(t, b, i) for t in "tu" for b in "ab" for i in range(3)):
-        kept = understood.keep(OffsetRange(queue, 0, 20))
+        kept = understood.prune(OffsetRange(queue, 0, 20))
         inside = range(kept.start, kept.end) if kept else range(0)
         for offset in range(20):
             row = {
@@ -83,13 +83,13 @@ def test_no_row_that_matches_is_lost(found):
 
 
 def test_ranges_shrink():
-    understood = understand(
+    understood = parse_filters(
         [EqualTo(("queueId",), 1), GreaterThanOrEqual(("queueOffset",), 5), LessThan(("queueOffset",), 8)]
     )
     queue = MessageQueue("t", "a", 1)
-    assert understood.keep(OffsetRange(queue, 0, 20)) == OffsetRange(queue, 5, 9)
-    assert understood.keep(OffsetRange(MessageQueue("t", "a", 2), 0, 20)) is None
-    assert understood.keep(OffsetRange(queue, 10, 20)) is None
+    assert understood.prune(OffsetRange(queue, 0, 20)) == OffsetRange(queue, 5, 9)
+    assert understood.prune(OffsetRange(MessageQueue("t", "a", 2), 0, 20)) is None
+    assert understood.prune(OffsetRange(queue, 10, 20)) is None
 
 
 class Searched:
@@ -108,7 +108,7 @@ def test_times_prune_no_row_whatever_the_clocks_said(stored_h, predicate):
     """Store times of a queue in any order: the clock of a broker may have been set back, by any time."""
     whole = OffsetRange(MessageQueue("t", "a", 0), 0, len(stored_h))
     given = options_table.parse({"nameServer": "x:1", "subscribe": "t"}).for_role("batch source")
-    (kept,) = readers._pruned([whole], understand([predicate[0]]), Searched(stored_h), given)
+    (kept,) = batch_reader._pruned_ranges([whole], parse_filters([predicate[0]]), Searched(stored_h), given)
     matching = [at for at, hour in enumerate(stored_h) if predicate[1](at_hour(hour))]
     assert all(kept.start <= at < kept.end for at in matching)
 
@@ -123,9 +123,9 @@ def test_offsets_cut_no_queue_whose_index_is_shifted():
             assert looks == {usual: 5, shifted: 5, behind: 3}
             return {usual: 7}
 
-    understood = understand([GreaterThanOrEqual(("queueOffset",), 5), LessThan(("queueOffset",), 8)])
+    understood = parse_filters([GreaterThanOrEqual(("queueOffset",), 5), LessThan(("queueOffset",), 8)])
     given = options_table.parse({"nameServer": "x:1", "subscribe": "t"}).for_role("batch source")
-    cut = readers._pruned(ranges, understood, Offsets(), given)
+    cut = batch_reader._pruned_ranges(ranges, understood, Offsets(), given)
     assert cut == [OffsetRange(usual, 5, 9), OffsetRange(shifted, 0, 9), OffsetRange(behind, 0, 4)]
 
 
@@ -144,14 +144,14 @@ def test_offsets_cut_no_queue_whose_index_is_shifted():
     ],
 )
 def test_tags(filters, tags):
-    assert understand(filters).tags == (None if tags is None else frozenset(tags))
+    assert parse_filters(filters).tags == (None if tags is None else frozenset(tags))
 
 
 @pytest.mark.parametrize("given", [{"tags": "a"}, {"sql": "x > 1"}, {}])
 def test_tags_of_predicates_replace_no_filter_of_the_options(given, monkeypatch):
-    monkeypatch.setattr(readers, "_tagged", lambda options: ["t"])
+    monkeypatch.setattr(batch_reader, "_topics_filtered_by_tag", lambda options: ["t"])
     made = options_table.parse({"nameServer": "x:1", "subscribe": "t", **given}).for_role("batch source")
-    reader = readers.PrunedReader(made, ())
+    reader = batch_reader.PrunedReader(made, ())
     reader.pushFilters([In(("tags",), ("b", "c"))])
     assert (reader._options.tags, reader._options.sql) == ((made.tags, made.sql) if given else ({"t": "b || c"}, None))
 
@@ -172,7 +172,7 @@ class OfAnotherKind(Filter):
 
 
 def test_what_is_not_understood_says_nothing():
-    understood = understand(
+    understood = parse_filters(
         [
             WithoutAttribute(EqualTo(("topic",), "t")),
             OfAnotherKind(("topic",), "x"),
@@ -180,7 +180,7 @@ def test_what_is_not_understood_says_nothing():
         ]
     )
     whole = OffsetRange(MessageQueue("t", "a", 0), 3, 9)
-    assert understood.keep(whole) == whole
+    assert understood.prune(whole) == whole
     assert understood.tags is None
 
 

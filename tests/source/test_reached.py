@@ -18,11 +18,11 @@ from rocketmq_spark import options
 from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.source import planner
-from rocketmq_spark.spark.source.offsets import OffsetLog, Offsets
-from rocketmq_spark.spark.source.planner import TriggerLimits
-from rocketmq_spark.spark.source.readers import RocketMQStreamReader
-from rocketmq_spark.spark.source.tasks import RangePartition
+from rocketmq_spark.spark.source import planning
+from rocketmq_spark.spark.source.offsets import OffsetLogCache, Offsets
+from rocketmq_spark.spark.source.partition_reader import RangePartition
+from rocketmq_spark.spark.source.planning import TriggerLimits
+from rocketmq_spark.spark.source.stream_reader import RocketMQStreamReader
 from tests.models import SteppingMachine, model_test, step
 
 QUEUE = MessageQueue("t", "broker-a", 0)
@@ -40,7 +40,7 @@ class PlannedStream:
     """A fake of ``Stream`` with one queue and without brokers."""
 
     def __init__(self, topic: Topic, latest: bool) -> None:
-        self.log = OffsetLog()
+        self.log = OffsetLogCache()
         self._topic = topic
         self._first = topic.end if latest else 0  # a new run resolves it anew
         self._initial: Offsets | None = None
@@ -60,7 +60,7 @@ class PlannedStream:
         return Offsets({QUEUE: end}, {QUEUE: at} if begin is self._initial else {})
 
     def partitions(self, start: Offsets, end: Offsets) -> list[RangePartition]:
-        return [RangePartition((r,)) for r in planner.ranges(start, end)]
+        return [RangePartition((r,)) for r in planning.ranges(start, end)]
 
     def reportLatestOffset(self) -> dict[str, Any]:
         return {"lag": self._topic.end}
@@ -68,7 +68,7 @@ class PlannedStream:
 
 def reader(topic: Topic, latest: bool = False, **given: object) -> RocketMQStreamReader:
     parsed = options.parse({"nameServer": "127.0.0.1:1", "subscribe": "t", **given}).for_role("stream source")
-    made = RocketMQStreamReader(parsed, BASIC, hands_over=False)
+    made = RocketMQStreamReader(parsed, BASIC, supports_prefetch=False)
     made._stream = PlannedStream(topic, latest)
     return made
 

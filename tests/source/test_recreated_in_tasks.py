@@ -18,8 +18,8 @@ from rocketmq_spark.errors import DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import Cause, Piece
 from rocketmq_spark.pull.recreated import RecreatedTopics, store_times_ms
-from rocketmq_spark.spark.source import tasks
-from rocketmq_spark.spark.source.tasks import RangePartition
+from rocketmq_spark.spark.source import partition_reader
+from rocketmq_spark.spark.source.partition_reader import RangePartition
 from tests.harness import store
 from tests.mockbroker import MockBroker, ok, refuse, topic_config
 from tests.reading import Run, feed, ranges_of, rows
@@ -84,7 +84,7 @@ def read(broker, *ranges, newest_ms=PLANNED_MS, **given):
     partition = pickle.loads(pickle.dumps(RangePartition(ranges, (), frozenset(), *known)))
     lost = []
     on_loss = None if "failOnDataLoss" in given else lambda part, cause: lost.append((part.start, part.end, cause))
-    found = tasks.read(options, BASIC, partition, streaming=True, on_loss=on_loss)
+    found = partition_reader.read_partition(options, BASIC, partition, streaming=True, on_loss=on_loss)
     offsets = [row["queueOffset"] for batch in found for row in batch.to_pylist()]
     return offsets, lost
 

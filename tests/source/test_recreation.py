@@ -12,17 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.spark.source import planner
+from rocketmq_spark.spark.source import planning
 from rocketmq_spark.spark.source.offsets import Offsets
-from rocketmq_spark.spark.source.recreation import (
-    Found,
+from rocketmq_spark.spark.source.recreated_topics import (
+    RecreationEvidence,
+    RecreationResult,
     RecreationWatch,
-    Sign,
-    emptied,
-    made_again,
-    questions,
-    sign,
-    to_mark,
+    evidence_of,
+    fully_expired,
+    queues_needing_store_time,
+    queues_to_probe,
+    recreated_queues,
 )
 from tests.helpers import raising
 
@@ -37,26 +37,34 @@ MARK = 1000
 @pytest.mark.parametrize(
     ("position", "bounds", "expected"),
     [
-        (10, (0, 9, 2000), Sign.ENDS_BEFORE),
-        (10, (0, 9, 500), Sign.ENDS_BEFORE),
-        (10, (10, 30, 2000), Sign.PASSED),
-        (0, (0, 30, 2000), Sign.PASSED),
-        (10, (0, 10, MARK), Sign.SAME),
-        (10, (0, 10, MARK + 1), Sign.MADE_AGAIN),  # its newest message is the last one that was read, and is another
-        (10, (0, 30, MARK), Sign.SAME),  # a backlog that was seen before
-        (10, (0, 30, MARK + 1), Sign.OPEN),  # what comes every day, and a topic that has overtaken the position
-        (10, (0, 10, 0), Sign.OPEN),
-        (10, (0, 10, -1), Sign.OPEN),
+        (10, (0, 9, 2000), RecreationEvidence.ENDS_BEFORE),
+        (10, (0, 9, 500), RecreationEvidence.ENDS_BEFORE),
+        (10, (10, 30, 2000), RecreationEvidence.EXPIRED),
+        (0, (0, 30, 2000), RecreationEvidence.EXPIRED),
+        (10, (0, 10, MARK), RecreationEvidence.SAME),
+        (
+            10,
+            (0, 10, MARK + 1),
+            RecreationEvidence.RECREATED,
+        ),  # its newest message is the last one that was read, and is another
+        (10, (0, 30, MARK), RecreationEvidence.SAME),  # a backlog that was seen before
+        (
+            10,
+            (0, 30, MARK + 1),
+            RecreationEvidence.UNDECIDED,
+        ),  # what comes every day, and a topic that has overtaken the position
+        (10, (0, 10, 0), RecreationEvidence.UNDECIDED),
+        (10, (0, 10, -1), RecreationEvidence.UNDECIDED),
     ],
 )
 def test_what_statistics_say_of_a_queue(position, bounds, expected):
-    assert sign(position, MARK, QueueBounds(*bounds)) is expected
+    assert evidence_of(position, MARK, QueueBounds(*bounds)) is expected
 
 
 def test_a_queue_without_a_mark():
-    assert sign(10, 0, QueueBounds(0, 30, 2000)) is Sign.UNMARKED
-    assert sign(10, 0, QueueBounds(0, 9, 2000)) is Sign.ENDS_BEFORE
-    assert sign(10, 0, QueueBounds(10, 30, 2000)) is Sign.PASSED
+    assert evidence_of(10, 0, QueueBounds(0, 30, 2000)) is RecreationEvidence.NO_STORE_TIME
+    assert evidence_of(10, 0, QueueBounds(0, 9, 2000)) is RecreationEvidence.ENDS_BEFORE
+    assert evidence_of(10, 0, QueueBounds(10, 30, 2000)) is RecreationEvidence.EXPIRED
 
 
 SHARE = {("t", "b")}
@@ -65,32 +73,64 @@ SHARE = {("t", "b")}
 @pytest.mark.parametrize(
     ("seen", "watched", "asked"),
     [
-        ({A: Sign.OPEN, B: Sign.OPEN, C: Sign.OPEN}, SHARE, [A]),
-        ({A: Sign.OPEN, B: Sign.OPEN, C: Sign.OPEN}, (), [A, B, C]),
-        ({A: Sign.OPEN, B: Sign.SAME, C: Sign.OPEN}, SHARE, []),
-        ({A: Sign.OPEN, B: Sign.SAME, C: Sign.OPEN}, (), [A, C]),  # a broker that comes back may have lost a part
-        ({A: Sign.ENDS_BEFORE, B: Sign.OPEN, C: Sign.SAME}, SHARE, [B]),
-        ({A: Sign.OPEN, B: Sign.MADE_AGAIN, C: Sign.OPEN}, SHARE, [A, C]),
-        ({A: Sign.PASSED, B: Sign.UNMARKED, C: Sign.SAME}, (), []),
-        ({B: Sign.OPEN, C: Sign.OPEN, ELSEWHERE: Sign.OPEN}, SHARE | {("t", "c")}, [B, ELSEWHERE]),
-        ({B: Sign.SAME, ELSEWHERE: Sign.OPEN}, SHARE | {("t", "c")}, [ELSEWHERE]),
+        (
+            {A: RecreationEvidence.UNDECIDED, B: RecreationEvidence.UNDECIDED, C: RecreationEvidence.UNDECIDED},
+            SHARE,
+            [A],
+        ),
+        (
+            {A: RecreationEvidence.UNDECIDED, B: RecreationEvidence.UNDECIDED, C: RecreationEvidence.UNDECIDED},
+            (),
+            [A, B, C],
+        ),
+        ({A: RecreationEvidence.UNDECIDED, B: RecreationEvidence.SAME, C: RecreationEvidence.UNDECIDED}, SHARE, []),
+        (
+            {A: RecreationEvidence.UNDECIDED, B: RecreationEvidence.SAME, C: RecreationEvidence.UNDECIDED},
+            (),
+            [A, C],
+        ),  # a broker that comes back may have lost a part
+        ({A: RecreationEvidence.ENDS_BEFORE, B: RecreationEvidence.UNDECIDED, C: RecreationEvidence.SAME}, SHARE, [B]),
+        (
+            {A: RecreationEvidence.UNDECIDED, B: RecreationEvidence.RECREATED, C: RecreationEvidence.UNDECIDED},
+            SHARE,
+            [A, C],
+        ),
+        ({A: RecreationEvidence.EXPIRED, B: RecreationEvidence.NO_STORE_TIME, C: RecreationEvidence.SAME}, (), []),
+        (
+            {B: RecreationEvidence.UNDECIDED, C: RecreationEvidence.UNDECIDED, ELSEWHERE: RecreationEvidence.UNDECIDED},
+            SHARE | {("t", "c")},
+            [B, ELSEWHERE],
+        ),
+        ({B: RecreationEvidence.SAME, ELSEWHERE: RecreationEvidence.UNDECIDED}, SHARE | {("t", "c")}, [ELSEWHERE]),
     ],
 )
 def test_what_is_asked(seen, watched, asked):
-    assert sorted(questions(seen, watched)) == asked
+    assert sorted(queues_to_probe(seen, watched)) == asked
 
 
 def test_of_queues_that_stayed_none_is_asked_about_unless_another_changed():
-    for changed, asked in (({}, []), ({C: Sign.ENDS_BEFORE}, [A, B])):
-        assert questions({A: Sign.OPEN, B: Sign.OPEN, **changed}, SHARE, lambda queue: queue is B) == asked
+    for changed, asked in (({}, []), ({C: RecreationEvidence.ENDS_BEFORE}, [A, B])):
+        assert (
+            queues_to_probe(
+                {A: RecreationEvidence.UNDECIDED, B: RecreationEvidence.UNDECIDED, **changed},
+                SHARE,
+                lambda queue: queue is B,
+            )
+            == asked
+        )
 
 
 def test_queues_without_a_mark_go_with_those_beside_them():
-    seen = {A: Sign.UNMARKED, B: Sign.OPEN, C: Sign.SAME, ELSEWHERE: Sign.UNMARKED}
-    assert made_again(seen, []) == []
-    assert made_again(seen, [B]) == [A, B]
-    assert made_again({**seen, B: Sign.ENDS_BEFORE}, []) == [A]
-    assert made_again({**seen, B: Sign.MADE_AGAIN}, []) == [A, B]
+    seen = {
+        A: RecreationEvidence.NO_STORE_TIME,
+        B: RecreationEvidence.UNDECIDED,
+        C: RecreationEvidence.SAME,
+        ELSEWHERE: RecreationEvidence.NO_STORE_TIME,
+    }
+    assert recreated_queues(seen, []) == []
+    assert recreated_queues(seen, [B]) == [A, B]
+    assert recreated_queues({**seen, B: RecreationEvidence.ENDS_BEFORE}, []) == [A]
+    assert recreated_queues({**seen, B: RecreationEvidence.RECREATED}, []) == [A, B]
 
 
 # --- what is asked of brokers
@@ -124,24 +164,24 @@ class Brokers:
 
 
 def looked(brokers, read, bounds, watch=None):
-    return (watch or RecreationWatch(lambda: brokers, "g")).look(read, bounds, Deadline.after(1))
+    return (watch or RecreationWatch(lambda: brokers, "g")).check(read, bounds, Deadline.after(1))
 
 
 def test_a_connection_that_is_newer_than_what_is_seen_counts_again_when_it_is_seen():
     """The view rested while a commit connected anew: its statistics are of before the restart."""
     brokers, end = Brokers({A: 30, B: 5}, {(B, 9): 2 * MARK}), Deadline.after(30)
-    watch, read = RecreationWatch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, marks={A: MARK, B: MARK})
+    watch, read = RecreationWatch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, newest_store_ms={A: MARK, B: MARK})
     before = {A: QueueBounds(0, 10, MARK), B: QueueBounds(0, 10, MARK)}
-    assert watch.look(read, before, end, {"b": 0}).made_again == []
+    assert watch.check(read, before, end, {"b": 0}).recreated == []
     brokers.connections["b"] += 1
-    assert watch.look(read, before, end, {"b": 0}).made_again == []
+    assert watch.check(read, before, end, {"b": 0}).recreated == []
     refilled = {A: QueueBounds(0, 10, MARK), B: QueueBounds(0, 30, 2 * MARK)}
-    assert watch.look(read, refilled, end, {"b": 1}).made_again == [B]
+    assert watch.check(read, refilled, end, {"b": 1}).recreated == [B]
     assert brokers.asked == [{B: MARK + 1}]
 
 
 def open_at_10(*queues):
-    return Offsets(dict.fromkeys(queues, 10), marks=dict.fromkeys(queues, MARK)), dict.fromkeys(
+    return Offsets(dict.fromkeys(queues, 10), newest_store_ms=dict.fromkeys(queues, MARK)), dict.fromkeys(
         queues, QueueBounds(0, 30, 2000)
     )
 
@@ -151,7 +191,7 @@ def found(younger, stored=()):
     result = looked(brokers, *open_at_10(A))
     assert brokers.asked == [{A: MARK + 1}]
     assert not result.unanswered
-    return result.made_again
+    return result.recreated
 
 
 def test_younger_messages_after_the_position_are_new_ones():
@@ -175,7 +215,7 @@ def test_all_that_are_suspected_are_asked_at_once(monkeypatch):
     brokers = Brokers(dict.fromkeys(queues, 9), {(queue, 9): MARK for queue in queues})
     monkeypatch.setattr(brokers, "store_time_ms", raising(AssertionError("one by one")))
     result = looked(brokers, *open_at_10(*queues))
-    assert (result.made_again, result.unanswered) == ([], {})
+    assert (result.recreated, result.unanswered) == ([], {})
 
 
 def test_where_compaction_removed_it_the_first_younger_one_has():
@@ -188,13 +228,13 @@ def test_one_question_stands_for_a_topic_on_a_broker_and_a_sign_is_followed_up()
     read, bounds = open_at_10(*queues)
     brokers = Brokers(dict.fromkeys(queues, 20))
     watch = RecreationWatch(lambda: brokers, "g")
-    assert looked(brokers, read, bounds, watch) == Found([], {})
+    assert looked(brokers, read, bounds, watch) == RecreationResult([], {})
     assert [len(asked) for asked in brokers.asked] == [300], "a start asks about all"
     brokers.asked.clear()
-    assert looked(brokers, read, bounds, watch) == Found([], {})
+    assert looked(brokers, read, bounds, watch) == RecreationResult([], {})
     assert brokers.asked == [{queues[0]: MARK + 1}]
     brokers.younger, brokers.stored = dict.fromkeys(queues, 0), {(queue, 9): 2000 for queue in queues}
-    assert looked(brokers, read, bounds, watch).made_again == queues
+    assert looked(brokers, read, bounds, watch).recreated == queues
     assert [len(asked) for asked in brokers.asked] == [1, 1, 299]
 
 
@@ -211,11 +251,11 @@ def test_what_was_away_is_asked_about_as_at_a_start():
 def test_a_queue_that_is_read_again_is_asked_about_itself(newest_of_a):
     """The topic was made again with fewer queues, and later got more: that the others are its own says nothing of this one."""
     brokers = Brokers({A: 10, B: 0}, {(B, 9): 2 * MARK})
-    watch, read = RecreationWatch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, marks={A: MARK, B: MARK})
-    assert looked(brokers, read, {A: QueueBounds(0, 10, MARK)}, watch).made_again == []
+    watch, read = RecreationWatch(lambda: brokers, "g"), Offsets({A: 10, B: 10}, newest_store_ms={A: MARK, B: MARK})
+    assert looked(brokers, read, {A: QueueBounds(0, 10, MARK)}, watch).recreated == []
     bounds = {A: QueueBounds(0, 30, newest_of_a), B: QueueBounds(0, 30, 2 * MARK)}
-    assert looked(brokers, read, bounds, watch).made_again == [B]
-    read = Offsets({A: 30, B: 30}, marks={A: newest_of_a, B: 2 * MARK})
+    assert looked(brokers, read, bounds, watch).recreated == [B]
+    read = Offsets({A: 30, B: 30}, newest_store_ms={A: newest_of_a, B: 2 * MARK})
     brokers.asked.clear()
     for newest in (3, 4):
         looked(brokers, read, {A: QueueBounds(0, 40, newest * MARK), B: QueueBounds(0, 40, newest * MARK)}, watch)
@@ -242,10 +282,10 @@ def test_a_broker_that_does_not_answer_leaves_its_queues_unproven(silent):
     watch = RecreationWatch(lambda: brokers, "g")
     for _ in range(2):
         result = looked(brokers, read, bounds, watch)
-        assert result.made_again == []
+        assert result.recreated == []
         assert result.unanswered.keys() == SHARE
     brokers.silent = ()
-    assert looked(brokers, read, bounds, watch) == Found([B], {}), "all are asked about, as at a start"
+    assert looked(brokers, read, bounds, watch) == RecreationResult([B], {}), "all are asked about, as at a start"
 
 
 def test_what_is_proven_of_a_topic_waits_while_its_broker_does_not_answer_for_the_rest():
@@ -255,9 +295,9 @@ def test_what_is_proven_of_a_topic_waits_while_its_broker_does_not_answer_for_th
     brokers = Brokers({B: 0}, silent=["b"])
     watch = RecreationWatch(lambda: brokers, "g")
     result = looked(brokers, read, bounds, watch)
-    assert (result.made_again, result.unanswered.keys()) == ([], SHARE)
+    assert (result.recreated, result.unanswered.keys()) == ([], SHARE)
     brokers.silent, brokers.stored = (), {(B, 9): 2000}
-    assert looked(brokers, read, bounds, watch) == Found([A, B], {})
+    assert looked(brokers, read, bounds, watch) == RecreationResult([A, B], {})
 
 
 def test_a_broker_that_stops_answering_is_not_asked_for_each_of_its_queues():
@@ -272,10 +312,10 @@ def test_a_broker_that_stops_answering_is_not_asked_for_each_of_its_queues():
 
 def test_without_open_queues_nobody_is_asked():
     nobody = Brokers({})
-    assert looked(nobody, Offsets({}), {}) == Found([], {})
-    read = Offsets({A: 10, B: 10}, marks={A: MARK, B: MARK})
+    assert looked(nobody, Offsets({}), {}) == RecreationResult([], {})
+    read = Offsets({A: 10, B: 10}, newest_store_ms={A: MARK, B: MARK})
     bounds = {A: QueueBounds(0, 10, MARK), B: QueueBounds(0, 10, MARK + 1)}
-    assert looked(nobody, read, bounds) == Found([B], {})
+    assert looked(nobody, read, bounds) == RecreationResult([B], {})
     assert nobody.asked == []
 
 
@@ -292,7 +332,7 @@ def test_a_minimum_that_stayed_proves_a_topic_for_a_while(minimum, later_ms, new
     brokers.asked.clear()
     now_ms[0] += later_ms
     found = looked(brokers, read, dict.fromkeys(queues, QueueBounds(minimum, 31, 2001 * newest_ms)), watch)
-    assert found == Found([], {})
+    assert found == RecreationResult([], {})
     assert brokers.asked == ([{A: MARK + 1}] if asked else [])
 
 
@@ -300,11 +340,11 @@ def test_what_a_run_begins_with_is_not_looked_at_again():
     """Positions and marks are those of the bounds that were read a moment ago; a broker that was connected to since is."""
     (read, bounds), brokers = open_at_10(A, B, ELSEWHERE), Brokers(dict.fromkeys((A, B, ELSEWHERE), 20))
     watch = RecreationWatch(lambda: brokers, "g")
-    watch.begin(bounds)
+    watch.start(bounds)
     looked(brokers, read, bounds, watch)
     assert brokers.asked == [{A: MARK + 1, ELSEWHERE: MARK + 1}]
     brokers.asked.clear()
-    watch.begin(bounds)
+    watch.start(bounds)
     brokers.connections[A.broker_name] += 1
     looked(brokers, read, bounds, watch)
     assert brokers.asked == [{A: MARK + 1, B: MARK + 1, ELSEWHERE: MARK + 1}]
@@ -323,10 +363,10 @@ def test_many_questions_get_the_time_that_this_side_needs():
 def test_one_queue_of_each_topic_and_broker_gets_a_mark():
     untold = dict.fromkeys((A, B, C, ELSEWHERE), QueueBounds(0, 30, 0))
     read = Offsets({A: 0, B: 10, C: 10, ELSEWHERE: 5})
-    assert to_mark(read, untold) == [B, ELSEWHERE]
-    assert to_mark(Offsets(read.positions, marks={C: MARK}), untold) == [ELSEWHERE]
-    assert to_mark(read, dict.fromkeys(untold, QueueBounds(10, 30, 0))) == []
-    assert to_mark(read, {}) == []
+    assert queues_needing_store_time(read, untold) == [B, ELSEWHERE]
+    assert queues_needing_store_time(Offsets(read.positions, newest_store_ms={C: MARK}), untold) == [ELSEWHERE]
+    assert queues_needing_store_time(read, dict.fromkeys(untold, QueueBounds(10, 30, 0))) == []
+    assert queues_needing_store_time(read, {}) == []
 
 
 def test_marks_that_are_asked_for():
@@ -334,9 +374,9 @@ def test_marks_that_are_asked_for():
     read = Offsets({A: 3, B: 10, ELSEWHERE: 5})
     brokers = Brokers({}, {(A, 2): 77})
     watch = RecreationWatch(lambda: brokers, "g")
-    assert watch.marks(read, untold, Deadline.after(1)) == {A: 77}
+    assert watch.newest_store_ms(read, untold, Deadline.after(1)) == {A: 77}
     brokers.silent = ["pull"]
-    assert watch.marks(read, untold, Deadline.after(1)) == {}
+    assert watch.newest_store_ms(read, untold, Deadline.after(1)) == {}
 
 
 @pytest.mark.parametrize(
@@ -353,8 +393,8 @@ def test_marks_that_are_asked_for():
     ],
 )
 def test_queues_of_which_nothing_is_left_get_a_mark(position, bounds, marked, expected):
-    read = Offsets({A: position}, marks={A: MARK} if marked else {})
-    assert emptied(read, {A: QueueBounds(*bounds)}) == ([A] if expected else [])
+    read = Offsets({A: position}, newest_store_ms={A: MARK} if marked else {})
+    assert fully_expired(read, {A: QueueBounds(*bounds)}) == ([A] if expected else [])
 
 
 # --- clocks that were put back
@@ -364,15 +404,15 @@ def test_a_mark_of_a_backlog_is_no_older_than_what_was_read():
     """The last message that was read is of before the clock was put back, and the newest one of after it."""
     read = Offsets({A: 0, B: 10, C: 30})
     bounds = dict.fromkeys((A, B, C), QueueBounds(0, 30, MARK))
-    assert to_mark(read, bounds) == [B]
-    assert to_mark(read, dict.fromkeys(bounds, QueueBounds(10, 30, MARK))) == []
+    assert queues_needing_store_time(read, bounds) == [B]
+    assert queues_needing_store_time(read, dict.fromkeys(bounds, QueueBounds(10, 30, MARK))) == []
     for stored_ms, mark in ((MARK + 5, MARK + 5), (400, MARK)):
         brokers = Brokers({B: 7}, {(B, 9): stored_ms})
-        marks = RecreationWatch(lambda: brokers, "g").marks(read, bounds, Deadline.after(1))  # noqa: B023
+        marks = RecreationWatch(lambda: brokers, "g").newest_store_ms(read, bounds, Deadline.after(1))  # noqa: B023
         assert marks == {B: mark}
         # New messages come; the one before the position is younger than the newest one was.
         later = {B: QueueBounds(0, 31, MARK + 1)}
-        assert looked(brokers, Offsets({B: 10}, marks=marks), later).made_again == []
+        assert looked(brokers, Offsets({B: 10}, newest_store_ms=marks), later).recreated == []
 
 
 # --- against a model
@@ -431,7 +471,7 @@ class Model(RuleBasedStateMachine):
         self.connections[broker] += 1
         if missed:  # in a plan while it was away
             others = {q: self.bounds(q) for q in QUEUES if q.broker_name != broker}
-            self.watch.look(self.offsets, others, Deadline.after(9))
+            self.watch.check(self.offsets, others, Deadline.after(9))
         for queue, count_lost in zip((q for q in QUEUES if q.broker_name == broker), lost, strict=True):
             times = self.times[queue]
             self.times[queue] = times[: max(self.first[queue], len(times) - count_lost)] + self.made(more)
@@ -458,7 +498,7 @@ class Model(RuleBasedStateMachine):
         self.silent = silent
         begin, soon = self.offsets, Deadline.after(9)
         bounds = {queue: self.bounds(queue) for queue in QUEUES if queue.broker_name not in away}
-        found, unanswered = self.watch.look(begin, bounds, soon)
+        found, unanswered = self.watch.check(begin, bounds, soon)
         self.young -= {queue[:2] for queue in bounds}
         self.silent = frozenset()
         bounds = {queue: of for queue, of in bounds.items() if queue[:2] not in unanswered}
@@ -467,17 +507,17 @@ class Model(RuleBasedStateMachine):
         if waits:  # for more messages: the next plan begins where this one did
             return
         restarted = {q: bounds[q].min_offset if q in told else p for q, p in begin.positions.items()}
-        marks = {queue: mark for queue, mark in begin.marks.items() if queue not in told}
-        after = Offsets(restarted, marks=marks)
+        marks = {queue: mark for queue, mark in begin.newest_store_ms.items() if queue not in told}
+        after = Offsets(restarted, newest_store_ms=marks)
         ends = {queue: of.max_offset for queue, of in bounds.items()}
-        end = planner.next_end(planner.above_minimum(after, bounds), ends, restarted, limit)
-        self.offsets = Offsets(end.positions, marks=planner.marks(end.positions, after, bounds))
-        asked = self.watch.marks(self.offsets, bounds, soon)
-        self.offsets = Offsets(end.positions, marks={**self.offsets.marks, **asked})
+        end = planning.next_end(planning.from_min_offsets(after, bounds), ends, restarted, limit)
+        self.offsets = Offsets(end.positions, newest_store_ms=planning.newest_store_ms(end.positions, after, bounds))
+        asked = self.watch.newest_store_ms(self.offsets, bounds, soon)
+        self.offsets = Offsets(end.positions, newest_store_ms={**self.offsets.newest_store_ms, **asked})
         self.last.update({queue: self.before(queue) for queue in bounds})
 
     def check(self, told, bounds):
-        positions, marks = self.offsets.positions, self.offsets.marks
+        positions, marks = self.offsets.positions, self.offsets.newest_store_ms
         for queue, of in bounds.items():
             if queue in told:
                 assert self.before(queue) != self.last[queue], f"{queue} is the same and was taken for another"

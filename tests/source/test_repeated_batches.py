@@ -241,22 +241,22 @@ plans = st.builds(
 
 @given(plans, plans)
 def test_a_partitioning_comes_back_from_the_log_as_it_was(then, now):
-    assert partitioning.logged(json.loads(json.dumps(then.to_json())), now) == (then, [])
+    assert partitioning.logged_partitioning(json.loads(json.dumps(then.to_json())), now) == (then, [])
 
 
 def test_what_an_end_does_not_say_is_as_in_the_present_options():
     plan = {**NOW.to_json(), "shuffle": "none"}
     del plan["rowsPerTask"]
     now = Partitioning("averagely", 7, 5, 6)
-    assert partitioning.logged(plan, now) == (replace(NOW, rows_per_task=5), ["rowsPerTask", "shuffle"])
+    assert partitioning.logged_partitioning(plan, now) == (replace(NOW, rows_per_task=5), ["rowsPerTask", "shuffle"])
 
 
 def test_a_checkpoint_chooses_no_code_to_run():
     """A callable of the log is called only if the option names it, too."""
     plan = {**NOW.to_json(), "allocationStrategy": "os:system"}
-    assert partitioning.logged(plan, NOW) == (NOW, ["allocationStrategy"])
+    assert partitioning.logged_partitioning(plan, NOW) == (NOW, ["allocationStrategy"])
     named = replace(NOW, allocation_strategy=USERS)
-    assert partitioning.logged(named.to_json(), named) == (named, [])
+    assert partitioning.logged_partitioning(named.to_json(), named) == (named, [])
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_checkpoint_chooses_no_code_to_run():
 )
 def test_a_value_that_no_release_writes_is_an_error(name, value):
     with pytest.raises(OffsetError, match=f"plan/{name}: {value!r} cannot be used; expected"):
-        partitioning.logged({**NOW.to_json(), name: value}, NOW)
+        partitioning.logged_partitioning({**NOW.to_json(), name: value}, NOW)
 
 
 # --- batch 0, before which Spark asks for the start of the query again

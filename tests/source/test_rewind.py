@@ -13,7 +13,8 @@ from rocketmq_spark.errors import OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.spark import checkpoints
 from rocketmq_spark.spark.checkpoints import rewind
-from rocketmq_spark.spark.checkpoints.entries import Folder, folder, history, last_batch, numbers
+from rocketmq_spark.spark.checkpoints.files import Folder, open_folder
+from rocketmq_spark.spark.checkpoints.offset_log import history, last_batch, logged_times_ms
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.source.test_checkpoint import P, Q, entry, named, other, ours
 
@@ -29,7 +30,7 @@ def query(tmp_path: Path) -> Folder:
     for number in range(5):
         text = ours(10 * (number + 1), start=None if number else 0)
         entry(made, number, text, done=number < 4, begun_ms=1000 * (number + 1))
-    return folder(str(made))
+    return open_folder(str(made))
 
 
 def state(query: Folder, *names: str) -> None:
@@ -43,7 +44,7 @@ def state(query: Folder, *names: str) -> None:
     ("number", "before_ms", "found"), [(2, None, 2), (None, 3000, 2), (None, 2999, 1), (None, 99_000, 3), (0, None, 0)]
 )
 def test_which_batch(query: Folder, number: int | None, before_ms: int | None, found: int) -> None:
-    assert rewind.chosen(history(query), number, before_ms).number == found
+    assert rewind.choose_batch(history(query), number, before_ms).number == found
 
 
 @pytest.mark.parametrize(
@@ -54,38 +55,38 @@ def test_which_batch(query: Folder, number: int | None, before_ms: int | None, f
         (
             None,
             999,
-            r"no batch that is kept began at or before 1970-01-01T00:00:00Z: .*the first of them began at 1970-01-01T00:00:01Z",
+            r"no batch in the checkpoint began at or before 1970-01-01T00:00:00Z: .*began at 1970-01-01T00:00:01Z",
         ),
     ],
 )
 def test_which_cannot_be(query: Folder, number: int | None, before_ms: int | None, said: str) -> None:
     with pytest.raises(OffsetError, match=said):
-        rewind.chosen(history(query), number, before_ms)
+        rewind.choose_batch(history(query), number, before_ms)
 
 
 def test_of_a_query_that_has_done_nothing_there_is_no_batch_to_go_back_to(query: Folder) -> None:
     for number in range(4):
         query.delete([f"commits/{number}"])
     with pytest.raises(OffsetError, match="no batch of this query is finished"):
-        rewind.chosen(history(query), None, 99_000)
+        rewind.choose_batch(history(query), None, 99_000)
 
 
 def test_when_a_batch_was_begun_may_not_be_known(tmp_path: Path) -> None:
     entry(tmp_path, 0, ours(5))
     with pytest.raises(OffsetError, match=r"are kept and done, the first of them began at an unknown time\. To read"):
-        rewind.chosen(history(folder(str(tmp_path))), None, 99_000)
+        rewind.choose_batch(history(open_folder(str(tmp_path))), None, 99_000)
 
 
 def go(query: Folder, number: int) -> tuple[rewind.RewindPlan, Folder]:
     reads = history(query)
-    planned = rewind.plan(query, reads, rewind.chosen(reads, number, None))
-    return planned, rewind.carry_out(query, planned, AT)
+    planned = rewind.plan_rewind(query, reads, rewind.choose_batch(reads, number, None))
+    return planned, rewind.execute(query, planned, AT)
 
 
 def test_nothing_is_removed_where_numpy_is_missing(query: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(query.files(recursive=True))
-    monkeypatch.delattr(checkpoints, "notes", raising=False)
-    monkeypatch.setitem(sys.modules, "rocketmq_spark.spark.checkpoints.notes", None)
+    monkeypatch.delattr(checkpoints, "batch_notes", raising=False)
+    monkeypatch.setitem(sys.modules, "rocketmq_spark.spark.checkpoints.batch_notes", None)
     with pytest.raises(ModuleNotFoundError):
         go(query, 1)
     assert set(query.files(recursive=True)) == before
@@ -94,7 +95,7 @@ def test_nothing_is_removed_where_numpy_is_missing(query: Folder, monkeypatch: p
 def test_what_was_behind_it_goes_and_is_kept_beside(query: Folder) -> None:
     before = {path: query.read(path) for path in query.files(recursive=True) if not path.endswith(".crc")}
     planned, backup = go(query, 1)
-    assert (planned.again, planned.ranges) == ([2, 3, 4], [OffsetRange(Q, 20, 50)])
+    assert (planned.rolled_back, planned.ranges) == ([2, 3, 4], [OffsetRange(Q, 20, 50)])
     assert backup.name == f"{query.name}.before-rewind-20260131T120000Z"
     assert {path: backup.read(path) for path in backup.files(recursive=True) if not path.endswith(".crc")} == before
     left = last_batch(query)
@@ -112,32 +113,32 @@ def test_what_is_read_again_begins_where_the_batch_ended_and_of_a_new_queue_wher
     new = MessageQueue("t", "broker-a", 4)
     entry(Path(query.name), 5, json.dumps(Offsets({Q: 70, new: 9}, {Q: 60, new: 2}).to_json()))
     reads = history(query)
-    planned = rewind.plan(query, reads, rewind.chosen(reads, 1, None))
+    planned = rewind.plan_rewind(query, reads, rewind.choose_batch(reads, 1, None))
     assert planned.ranges == [OffsetRange(Q, 20, 70), OffsetRange(new, 2, 9)]
 
 
 def test_wherever_it_stops_the_folder_is_one_to_go_on_from(query: Folder) -> None:
     """Of each step: what is done has an entry in both logs, and nothing is missing in between."""
     reads = history(query)
-    planned = rewind.plan(query, reads, rewind.chosen(reads, 1, None))
+    planned = rewind.plan_rewind(query, reads, rewind.choose_batch(reads, 1, None))
     for path in planned.removed:
         query.delete([path])
         found = history(query)
         assert [read.batch.number for read in found] == list(range(len(found)))
         assert all(read.done_ms is not None for read in found[:-1])
-        assert numbers(query, "commits").keys() <= numbers(query, "offsets").keys()
+        assert logged_times_ms(query, "commits").keys() <= logged_times_ms(query, "offsets").keys()
 
 
 def test_wherever_it_stops_no_state_is_left_of_a_batch_that_is_in_no_log(query: Folder) -> None:
     """Spark would take it for what the new batch of that number made; and what is done has its state."""
     state(query, *(f"0/{version}.delta" for version in range(1, 7)), "0/5.snapshot", "1/4.zip", "1/2_a.zip")
     reads = history(query)
-    planned = rewind.plan(query, reads, rewind.chosen(reads, 1, None))
+    planned = rewind.plan_rewind(query, reads, rewind.choose_batch(reads, 1, None))
     assert planned.removed[0] == "state/0/0/6.delta"  # no batch of the log made it
     for path in planned.removed:
         query.delete([path])
         kept = max(int(path.rpartition("/")[2][0]) for path in query.files("state", recursive=True))
-        assert max(numbers(query, "commits")) + 1 <= kept <= max(numbers(query, "offsets")) + 1
+        assert max(logged_times_ms(query, "commits")) + 1 <= kept <= max(logged_times_ms(query, "offsets")) + 1
 
 
 def test_later_versions_of_state_go_too_for_spark_would_take_them_for_its_own(query: Folder) -> None:
@@ -175,13 +176,13 @@ def test_state_that_is_gone_is_refused(query: Folder) -> None:
 def test_the_last_batch_leaves_nothing_to_do(query: Folder) -> None:
     query.delete(["offsets/4", "offsets/.4.crc"])
     reads = history(query)
-    assert rewind.plan(query, reads, rewind.chosen(reads, 3, None))[1:4] == ([], [], [])
+    assert rewind.plan_rewind(query, reads, rewind.choose_batch(reads, 3, None))[1:4] == ([], [], [])
 
 
 def test_when_it_was_changed(query: Folder) -> None:
     newest = max(path.stat().st_mtime_ns for path in Path(query.name).rglob("*") if path.is_file())
     assert rewind.changed_ms(query) == newest // 1_000_000
-    assert rewind.changed_ms(folder(query.name + "-not")) is None
+    assert rewind.changed_ms(open_folder(query.name + "-not")) is None
 
 
 def test_each_named_source_goes_back_to_its_own_position(tmp_path: Path) -> None:
@@ -190,9 +191,9 @@ def test_each_named_source_goes_back_to_its_own_position(tmp_path: Path) -> None
     made.mkdir()
     named(made, 0, orders=ours(5, start=2), prices=other(4, start=1))
     named(made, 1, again=other(7, start=0), orders=ours(9))
-    query = folder(str(made))
+    query = open_folder(str(made))
     reads = history(query)
-    planned = rewind.plan(query, reads, rewind.chosen(reads, 0, None))
+    planned = rewind.plan_rewind(query, reads, rewind.choose_batch(reads, 0, None))
     assert planned.ranges == [OffsetRange(P, 0, 7), OffsetRange(Q, 5, 9)]
-    rewind.carry_out(query, planned, AT)
+    rewind.execute(query, planned, AT)
     assert [read.batch.number for read in history(query)] == [0]

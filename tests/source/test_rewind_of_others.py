@@ -12,7 +12,7 @@ import pytest
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.errors import OffsetError
-from rocketmq_spark.spark.checkpoints.entries import Folder
+from rocketmq_spark.spark.checkpoints.files import Folder
 from tests import users
 from tests.source.test_rewind import go, query, state
 
@@ -131,7 +131,7 @@ def test_links_of_folders_are_an_error_before_anything_changes(
     if root:
         users.root_beside(monkeypatch, Path(query.name))
     before = owners(tmp_path)
-    with pytest.raises(OffsetError, match=f"{link} is a link"):
+    with pytest.raises(OffsetError, match=f"{link} is a link|{link}/0 is not read: offsets is a link"):
         go(query, 1)
     assert owners(tmp_path) == before
 
@@ -158,7 +158,7 @@ def test_a_folder_that_is_exchanged_after_the_check_leads_nowhere(
     monkeypatch.setattr(Folder, "copy", copy)
     if users.IS_ROOT:  # exchanges with the rights that the process has then
         users.give_away(monkeypatch, tmp_path)
-    with pytest.raises(OffsetError, match="it is a link"):
+    with pytest.raises(OffsetError, match="is a link"):
         go(query, 1)
     assert owners(tmp_path / "theirs") == before
 

@@ -8,7 +8,8 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue, QueueBounds
-from rocketmq_spark.spark.source import offsets as starting_offsets
+from rocketmq_spark.spark.source import starting_offsets
+from rocketmq_spark.spark.source.offsets import queues_text
 
 A, B = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
 BOUNDS = {A: QueueBounds(5, 20, 0), B: QueueBounds(0, 0, 0)}
@@ -16,21 +17,21 @@ BY_QUEUE = ("startingOffsetsByTimestamp", "endingOffsetsByTimestamp")
 
 
 def check(role="batch source", **given):
-    starting_offsets.check_starting(
+    starting_offsets.check_start_and_end(
         options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role(role), role
     )
 
 
 def test_words():
-    assert starting_offsets.resolve("earliest", BOUNDS, "x") == {A: 5, B: 0}
-    assert starting_offsets.resolve("latest", BOUNDS, "x") == {A: 20, B: 0}
+    assert starting_offsets.resolve_offsets("earliest", BOUNDS, "x") == {A: 5, B: 0}
+    assert starting_offsets.resolve_offsets("latest", BOUNDS, "x") == {A: 20, B: 0}
 
 
 def test_numbers():
-    assert starting_offsets.resolve({A: -2, B: -1}, BOUNDS, "x") == {A: 5, B: 0}
-    assert starting_offsets.resolve({A: 20, B: 0}, BOUNDS, "x") == {A: 20, B: 0}
+    assert starting_offsets.resolve_offsets({A: -2, B: -1}, BOUNDS, "x") == {A: 5, B: 0}
+    assert starting_offsets.resolve_offsets({A: 20, B: 0}, BOUNDS, "x") == {A: 20, B: 0}
     # What lies below the minimum is loss, and found when it is planned.
-    assert starting_offsets.resolve({A: 3, B: 0}, BOUNDS, "x") == {A: 3, B: 0}
+    assert starting_offsets.resolve_offsets({A: 3, B: 0}, BOUNDS, "x") == {A: 3, B: 0}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_numbers():
 )
 def test_numbers_that_do_not_fit(given, problem):
     with pytest.raises(OffsetError) as caught:
-        starting_offsets.resolve(given, BOUNDS, "startingOffsets")
+        starting_offsets.resolve_offsets(given, BOUNDS, "startingOffsets")
     assert problem in str(caught.value)
 
 
@@ -53,7 +54,7 @@ MORE = {**BOUNDS, C: QueueBounds(3, 9, 0)}
 
 @pytest.mark.parametrize("given", [{"t": -2, "u": -1}, {"t": -2, C: -1}, {A: -2, B: -1, "u": -1}])
 def test_offsets_of_whole_topics_are_those_of_their_queues(given):
-    assert starting_offsets.resolve(given, MORE, "startingOffsets") == {A: 5, B: 0, C: 9}
+    assert starting_offsets.resolve_offsets(given, MORE, "startingOffsets") == {A: 5, B: 0, C: 9}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_offsets_of_whole_topics_are_those_of_their_queues(given):
 )
 def test_topics_that_do_not_fit(given, problem):
     with pytest.raises(OffsetError) as caught:
-        starting_offsets.resolve(given, MORE, "startingOffsets")
+        starting_offsets.resolve_offsets(given, MORE, "startingOffsets")
     assert problem in str(caught.value)
 
 
@@ -84,7 +85,7 @@ def committed(found, **given):
     parsed = options_table.parse(
         {"nameServer": "h:1", "subscribe": "t", "group": "g", "startingOffsets": "committed", **given}
     ).for_role("stream source")
-    return starting_offsets.starting(Brokers(), parsed, BOUNDS, Deadline.after(1))
+    return starting_offsets.starting_offsets(Brokers(), parsed, BOUNDS, Deadline.after(1))
 
 
 @pytest.mark.parametrize("fallback", ["error", "earliest", "latest"])
@@ -109,7 +110,9 @@ def test_what_a_broker_says_of_a_time_is_taken_within_bounds(told, taken, ways):
             assert times == {A: 1000, B: 2000 if ways == BY_QUEUE else 1000}
             return {A: told, B: 0}
 
-    for role, option, bound in zip(("stream source", "batch source"), ways, ("starting", "ending"), strict=True):
+    for role, option, bound in zip(
+        ("stream source", "batch source"), ways, ("starting_offsets", "ending_offsets"), strict=True
+    ):
         time = '{"t":{"b":{"0":1000,"1":2000}}}' if ways == BY_QUEUE else "1000"
         given = {option: time, "startingOffsetsByTimestampStrategy": "latest"}
         parsed = options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role(role)
@@ -131,9 +134,9 @@ def test_an_empty_queue_starts_at_its_end(given, low):
 
     parsed = options_table.parse({"nameServer": "h:1", "subscribe": "t", **given}).for_role("stream source")
     if "startingTimestamp" in given:
-        assert starting_offsets.starting(Brokers(), parsed, empty, Deadline.after(1)) == {B: low}
+        assert starting_offsets.starting_offsets(Brokers(), parsed, empty, Deadline.after(1)) == {B: low}
     with pytest.raises(OffsetError, match=r"t/b/0 has no message stored at or after the time\. Give an earlier time"):
-        starting_offsets.starting(Brokers(), parsed, old | empty, Deadline.after(1))
+        starting_offsets.starting_offsets(Brokers(), parsed, old | empty, Deadline.after(1))
 
 
 @pytest.mark.parametrize(
@@ -182,8 +185,8 @@ def test_times_in_the_wrong_order_are_an_error_without_a_broker(start, end):
 
 def test_long_lists_are_cut():
     queues = [MessageQueue("t", "b", i) for i in range(13)]
-    assert starting_offsets.listed(reversed(queues)).endswith("t/b/9 and 3 more")
-    assert starting_offsets.listed([A]) == "t/b/0"
+    assert queues_text(reversed(queues)).endswith("t/b/9 and 3 more")
+    assert queues_text([A]) == "t/b/0"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 
 from rocketmq_spark.errors import CheckpointMismatch
 from rocketmq_spark.model import MessageQueue, OffsetRange
-from rocketmq_spark.spark.checkpoints.entries import folder, history, last_batch, under_way
+from rocketmq_spark.spark.checkpoints.files import open_folder
+from rocketmq_spark.spark.checkpoints.offset_log import history, last_batch, uncommitted_batch
 from tests.reading import Run, bodies, canonical, feed, rows
 from tests.source.stored import QUERIES, STORED, VERSIONS, adopted
 
@@ -25,17 +26,17 @@ def test_what_each_batch_read(version):
     zero, one, prices = (
         MessageQueue(*of) for of in (("orders", "broker-a", 0), ("orders", "broker-a", 1), ("prices", "broker-a", 0))
     )
-    found = history(folder(str(STORED / version / "filtered")))
+    found = history(open_folder(str(STORED / version / "filtered")))
     assert [(read.batch.number, read.ranges, read.unknown, read.done_ms is None) for read in found] == [
         (0, [OffsetRange(zero, 0, 3), OffsetRange(one, 0, 3)], [], False),
         (1, [OffsetRange(zero, 3, 5), OffsetRange(prices, 0, 2)], [], False),
         (2, [OffsetRange(one, 3, 5)], [], True),
     ]
-    assert found[-1] == under_way(folder(str(STORED / version / "filtered")))
+    assert found[-1] == uncommitted_batch(open_folder(str(STORED / version / "filtered")))
     (offsets,) = found[-1].batch.sources.values()
-    assert offsets.reads["tags"] == "a"
-    assert offsets.marks.keys() == {zero, one, prices}
-    assert last_batch(folder(str(STORED / version / "environment"))).positions == {one: 5}
+    assert offsets.source_identity["tags"] == "a"
+    assert offsets.newest_store_ms.keys() == {zero, one, prices}
+    assert last_batch(open_folder(str(STORED / version / "environment"))).positions == {one: 5}
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from rocketmq_spark.columnar.decode.schema import BASIC
 from rocketmq_spark.errors import ConnectionLost, DataLossError
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.reading import Heads
-from rocketmq_spark.spark.source import stream, tasks
-from rocketmq_spark.spark.source.tasks import RangePartition
+from rocketmq_spark.spark.source import partition_reader, stream
+from rocketmq_spark.spark.source.partition_reader import RangePartition
 from tests.harness import store
 from tests.helpers import raising
 from tests.mockbroker import MockBroker, ok, topic_config
@@ -30,7 +30,7 @@ def options(mq, topic, **given):
 
 def read(found, *ranges, addresses=()):
     partition = pickle.loads(pickle.dumps(RangePartition(tuple(ranges), addresses)))
-    return [row for batch in tasks.read(found, BASIC, partition) for row in batch.to_pylist()]
+    return [row for batch in partition_reader.read_partition(found, BASIC, partition) for row in batch.to_pylist()]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_partition_has_the_addresses_that_it_needs(rocketmq, filled):
         OffsetRange(MessageQueue(topic, "broker-a", 0), 0, 1),
         OffsetRange(MessageQueue(topic, "broker-z", 0), 0, 1),
     )
-    first, second, both = tasks.partitions(routes, [[known], [away], [known, away]])
+    first, second, both = partition_reader.input_partitions(routes, [[known], [away], [known, away]])
     here = (("broker-a", rocketmq.address("broker-a")),)
     assert (first.addresses, second.addresses, both.addresses) == (here, (), here)
     assert first.value == (known,)
@@ -142,7 +142,7 @@ def test_what_is_not_there_is_loss(rocketmq, filled, policy, fails):
 
 
 def test_what_is_said_of_a_broker_that_did_not_come():
-    batch, stream = (tasks.waiting_advice("broker b", streaming) for streaming in (False, True))
+    batch, stream = (partition_reader.waiting_advice("broker b", streaming) for streaming in (False, True))
     assert batch.startswith("Nothing is lost: a task waits for broker b as long as option 'readDeadline' says")
     assert stream.startswith(batch)
     assert ("checkpoint rewind" in batch, "checkpoint rewind" in stream) == (False, True)
@@ -150,22 +150,24 @@ def test_what_is_said_of_a_broker_that_did_not_come():
 
 @pytest.mark.parametrize("known", ["Set option 'addressMap'", None])
 def test_an_error_keeps_its_remedy_before_the_advice_to_wait(known):
-    advice = tasks.waiting_advice("broker b", streaming=True)
-    with pytest.raises(ConnectionLost) as task, tasks._what_to_do("b", streaming=True):
+    advice = partition_reader.waiting_advice("broker b", streaming=True)
+    with pytest.raises(ConnectionLost) as task, partition_reader._with_waiting_advice("b", streaming=True):
         raise ConnectionLost("cannot connect", "pod:8080", remedy=known)
     assert task.value.remedy == f"{known or 'Start broker b'}. {advice}"
 
 
 def test_a_plan_keeps_the_remedy_before_the_advice_to_wait(monkeypatch):
     lost = ConnectionLost("cannot connect", "pod:8080", queue="t/b/0", remedy="Set option 'addressMap'")
-    monkeypatch.setattr(stream, "patiently", raising(lost))
+    monkeypatch.setattr(stream, "retry_until_deadline", raising(lost))
     with pytest.raises(ConnectionLost) as plan:
-        stream._of_all(SimpleNamespace(sweep=None))
-    assert plan.value.remedy == f"Set option 'addressMap'. {tasks.waiting_advice('its broker', streaming=True)}"
+        stream._fetch_all(SimpleNamespace(fetch_all=None))
+    assert (
+        plan.value.remedy == f"Set option 'addressMap'. {partition_reader.waiting_advice('its broker', streaming=True)}"
+    )
 
 
 def test_no_partition_no_rows(rocketmq, filled):
-    assert list(tasks.read(options(rocketmq, filled[0]), BASIC, None)) == []
+    assert list(partition_reader.read_partition(options(rocketmq, filled[0]), BASIC, None)) == []
 
 
 def test_a_filtered_read_asks_whether_its_first_message_is_still_there(rocketmq, make_topic, monkeypatch):

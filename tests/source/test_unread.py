@@ -11,7 +11,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.source import recreation
+from rocketmq_spark.spark.source import removed_queues
 from tests.mockbroker import close, never, ok, refuse, route
 from tests.source.test_catalog import again, catalog, queues, scripted
 
@@ -41,18 +41,18 @@ def read_queues(count):
 def test_a_queue_that_the_route_lacks_is_gone_when_its_broker_says_so(scripted, told, gone):
     """A name server that lags behind tells the route of before the topic was widened."""
     one = catalog(scripted.address)
-    view = one.sweep()
+    view = one.fetch_all()
     scripted.on(Request.GET_TOPIC_CONFIG, told)
     scripted.on(Request.GET_MAX_OFFSET, ok(offset=30))
-    assert one.hidden(queues("t", 2), view) == gone
-    assert one.hidden(queues("t", 1), view) == {}
+    assert one.removed_queue_ends(queues("t", 2), view) == gone
+    assert one.removed_queue_ends(queues("t", 1), view) == {}
 
 
 def test_a_broker_is_asked_once_in_a_while_about_the_queues_that_it_does_not_read(scripted, monkeypatch):
     """Again with another route or connection: the topic may have been widened, or its store may be another."""
-    monkeypatch.setattr(recreation, "_FRESH_S", 3600.0)
+    monkeypatch.setattr(removed_queues, "_ANSWER_VALID_S", 3600.0)
     one = catalog(scripted.address)
-    view = one.sweep()
+    view = one.fetch_all()
     scripted.on(Request.GET_TOPIC_CONFIG, read_queues(1))
     scripted.on(Request.GET_MAX_OFFSET, ok(offset=30))
     _, second, third = queues("t", 3)
@@ -61,57 +61,57 @@ def test_a_broker_is_asked_once_in_a_while_about_the_queues_that_it_does_not_rea
         return configs(scripted, views), len(scripted.seen(Request.GET_MAX_OFFSET))
 
     for _ in range(3):
-        assert one.hidden([second], view) == {second: 30}
+        assert one.removed_queue_ends([second], view) == {second: 30}
     assert asked() == (1, 1)
-    assert one.hidden([second, third], view) == {second: 30, third: 30}
+    assert one.removed_queue_ends([second, third], view) == {second: 30, third: 30}
     assert asked() == (2, 3)
     scripted.on(Request.GET_MAX_OFFSET, ok(offset=31))
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address}, perm=4))
     again(one)
-    assert one.hidden([second], view) == {second: 31}
+    assert one.removed_queue_ends([second], view) == {second: 31}
     scripted.on(Request.SEARCH_OFFSET_BY_TIMESTAMP, close)
     with pytest.raises(RocketMQError):
         one.offsets.search_offsets(dict.fromkeys(queues("t", 1), 1), Deadline.after(30))
     again(one)
-    assert one.hidden([second], view) == {second: 31}
+    assert one.removed_queue_ends([second], view) == {second: 31}
     assert asked(views=3) == (4, 5)
 
 
 def test_an_end_that_was_told_before_does_not_last(scripted, monkeypatch):
     """Producers may go on to write to a queue that is not read."""
-    monkeypatch.setattr(recreation, "_FRESH_S", 0.0)
+    monkeypatch.setattr(removed_queues, "_ANSWER_VALID_S", 0.0)
     one = catalog(scripted.address)
-    view, (_, second) = one.sweep(), queues("t", 2)
+    view, (_, second) = one.fetch_all(), queues("t", 2)
     scripted.on(Request.GET_TOPIC_CONFIG, read_queues(1))
     for end in (30, 500):
         scripted.on(Request.GET_MAX_OFFSET, ok(offset=end))
-        assert one.hidden([second], view) == {second: end}
+        assert one.removed_queue_ends([second], view) == {second: end}
 
 
 def test_that_a_broker_reads_its_queues_after_all_is_remembered_for_a_moment(scripted, monkeypatch):
-    monkeypatch.setattr(recreation, "_FRESH_S", 3600.0)
+    monkeypatch.setattr(removed_queues, "_ANSWER_VALID_S", 3600.0)
     one = catalog(scripted.address)
-    view = one.sweep()
+    view = one.fetch_all()
     scripted.on(Request.GET_TOPIC_CONFIG, read_queues(2))
     for _ in range(3):
-        assert one.hidden(queues("t", 2), view) == {}
+        assert one.removed_queue_ends(queues("t", 2), view) == {}
     assert configs(scripted) == 1
 
 
-@pytest.mark.parametrize("how", ["silent", "orphans"])
+@pytest.mark.parametrize("how", ["timed_out_brokers", "brokers_without_master"])
 def test_a_broker_that_is_away_is_not_asked_about_queues_that_it_does_not_read(scripted, how):
     one = catalog(scripted.address)
-    view = replace(one.sweep(), **{how: frozenset({"broker-a"})})
-    assert one.hidden(queues("t", 2), view) == {}
+    view = replace(one.fetch_all(), **{how: frozenset({"broker-a"})})
+    assert one.removed_queue_ends(queues("t", 2), view) == {}
     assert configs(scripted) == 0
 
 
 def test_a_broker_that_hangs_when_asked_about_queues_that_it_does_not_read_holds_up_one_plan_of_many(scripted):
     one = catalog(scripted.address)
-    view = one.sweep()
+    view = one.fetch_all()
     scripted.on(Request.GET_TOPIC_CONFIG, never)
     for _ in range(5):
-        assert one.hidden(queues("t", 2), view) == {}
+        assert one.removed_queue_ends(queues("t", 2), view) == {}
     assert configs(scripted) < 5
 
 
@@ -119,13 +119,13 @@ def test_static_topics_are_refused(scripted):
     body = {"topicQueueMappingByBroker": {"broker-a": {"topic": "t", "totalQueues": 1, "bname": "broker-a"}}}
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address}, **body))
     with pytest.raises(OptionError, match="topic 't' is a static topic"):
-        catalog(scripted.address).sweep()
+        catalog(scripted.address).fetch_all()
 
 
 def test_a_topic_that_nobody_may_read(scripted):
     scripted.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, {"broker-a": scripted.address}, perm=2))
     with pytest.raises(RouteNotFound, match="no read permission"):
-        catalog(scripted.address).sweep()
+        catalog(scripted.address).fetch_all()
 
 
 def test_queues_that_the_strategy_leaves_out_are_named_once(broker_cluster, make_topic, caplog):
@@ -133,7 +133,7 @@ def test_queues_that_the_strategy_leaves_out_are_named_once(broker_cluster, make
     given = {"allocationStrategy": "config", "allocationConfig": f'{{"{topic}":{{"broker-a":[0]}}}}'}
     one = catalog(broker_cluster.name_server, subscribe=topic, **given)
     for _ in range(3):
-        assert list(one.sweep().bounds) == queues(topic, 1)
+        assert list(one.fetch_all().bounds) == queues(topic, 1)
     lines = [
         record.getMessage() for record in caplog.records if "gives these queues to no partition" in record.getMessage()
     ]

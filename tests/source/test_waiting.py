@@ -11,14 +11,14 @@ from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, OffsetError, RouteNotFound
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.spark.source import catalog
-from rocketmq_spark.spark.source.decisions import QueuesView
-from rocketmq_spark.spark.source.waiting import patiently, whole
+from rocketmq_spark.spark.source.planning import QueuesView
+from rocketmq_spark.spark.source.waiting import fetch_bounds_of_masters, retry_until_deadline
 from tests.mockbroker import MockBroker
 from tests.source.scripted import route, stats
 
 QUEUE = MessageQueue("t", "a", 0)
 MASTERS = QueuesView({QUEUE: QueueBounds(5, 20, 0)})
-SLAVES = QueuesView({QUEUE: QueueBounds(7, 18, 0)}, orphans=frozenset({"a"}))
+SLAVES = QueuesView({QUEUE: QueueBounds(7, 18, 0)}, brokers_without_master=frozenset({"a"}))
 
 
 class OffsetCache:
@@ -30,19 +30,19 @@ class OffsetCache:
     def __init__(self, *answers, known=()):
         self.answers, self.known, self.waited, self.routed = list(answers), known, [], 0
 
-    def sweep(self):
+    def fetch_all(self):
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def knew(self, topic):
+    def is_known_topic(self, topic):
         return topic in self.known
 
-    def waits(self, error):
+    def note_retriable_error(self, error):
         self.waited.append(error)
 
-    def reroute(self):
+    def refresh_routes(self):
         self.routed += 1
 
 
@@ -66,7 +66,7 @@ ABSENT = RouteNotFound("no route", topic="t")
 
 def test_what_time_heals_is_asked_again_after_the_routes():
     catalog = OffsetCache(LOST, GONE, MASTERS)
-    assert patiently(catalog, catalog.sweep) is MASTERS
+    assert retry_until_deadline(catalog, catalog.fetch_all) is MASTERS
     assert (catalog.waited, catalog.routed) == ([LOST, GONE], 2)
 
 
@@ -76,43 +76,43 @@ def test_a_slave_alone_is_not_asked_what_its_master_keeps():
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route({"b": {1: broker.address}}))
         broker.on(Request.GET_TOPIC_STATS_INFO, stats({MessageQueue("t", "b", 0): (2, 9)}))
         made = {"nameServer": broker.address, "subscribe": "t", "numRetries": 0, "requestTimeout": "1s"}
-        view = catalog.OffsetCache(options_table.parse(made).for_role("stream source")).sweep()
+        view = catalog.OffsetCache(options_table.parse(made).for_role("stream source")).fetch_all()
         session.close_all()
-    assert (view.orphans, [bounds.min_offset for bounds in view.bounds.values()]) == ({"b"}, [2])
+    assert (view.brokers_without_master, [bounds.min_offset for bounds in view.bounds.values()]) == ({"b"}, [2])
 
 
 def test_what_time_does_not_heal_is_an_error_at_once():
     for error in (OffsetError("behind the end"), ABSENT):
         catalog = OffsetCache(error, MASTERS)
         with pytest.raises(type(error)):
-            patiently(catalog, catalog.sweep)
+            retry_until_deadline(catalog, catalog.fetch_all)
         assert not catalog.waited
 
 
 def test_a_topic_that_was_there_is_waited_for():
     catalog = OffsetCache(ABSENT, MASTERS, known={"t"})
-    assert patiently(catalog, catalog.sweep) is MASTERS
+    assert retry_until_deadline(catalog, catalog.fetch_all) is MASTERS
 
 
 def test_the_first_cause_is_told_when_time_is_over():
     catalog = OffsetCache(LOST, GONE)
     with pytest.raises(ConnectionLost, match=r"refused; tried 2 times.*at last: no name server answers"):
-        patiently(catalog, catalog.sweep, TwoTries(0))
+        retry_until_deadline(catalog, catalog.fetch_all, TwoTries(0))
 
 
 def test_bounds_are_those_of_masters():
     catalog = OffsetCache(SLAVES, LOST, SLAVES, MASTERS)
-    assert whole(catalog) is MASTERS
+    assert fetch_bounds_of_masters(catalog) is MASTERS
     assert [type(e) for e in catalog.waited] == [BrokerNotFound, ConnectionLost, BrokerNotFound]
 
 
 def test_a_start_that_reaches_nobody_fails_at_once():
     with pytest.raises(ConnectionLost, match="refused"):
-        whole(OffsetCache(LOST, MASTERS))
+        fetch_bounds_of_masters(OffsetCache(LOST, MASTERS))
 
 
 def test_a_master_that_stays_away_is_an_error():
     catalog = OffsetCache(SLAVES)
     catalog.read_deadline_s = 0.0
     with pytest.raises(BrokerNotFound, match="only slaves of a are up"):
-        whole(catalog)
+        fetch_bounds_of_masters(catalog)

@@ -123,7 +123,7 @@ EVERY_TYPE = """
     import pathlib
     import pyarrow as pa, pyarrow.parquet
     from rocketmq_spark import exactly_once_conf, options, register
-    from rocketmq_spark.spark.sink import checks, once, task
+    from rocketmq_spark.spark.sink import checks, exactly_once, task
     from pyspark.sql.pandas.types import from_arrow_schema
 
     name_server, topic, folder = sys.argv[1:]
@@ -147,9 +147,10 @@ EVERY_TYPE = """
     finish(writer.trigger(availableNow=True).start())
 
     parsed = options.parse(given).for_role("sink")
-    plan = once.plan_batch(parsed, checkpoint, number=0)
-    names = checks.check(parsed, from_arrow_schema(rows.schema))
-    found = task.TaskWriter(parsed, names, 0, checks.positions(parsed), once.TaskOnce(parsed, plan))
+    plan = exactly_once.plan_batch(parsed, checkpoint, number=0)
+    names = checks.check_sink(parsed, from_arrow_schema(rows.schema))
+    attempt = exactly_once.ExactlyOnceTask(parsed, plan)
+    found = task.TaskWriter(parsed, names, 0, checks.environment_queues(parsed), attempt)
     done = found.write(rows.to_batches())
     report([done.already_stored, done.sent, done.unmatched])
 """

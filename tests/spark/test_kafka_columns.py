@@ -122,7 +122,7 @@ def test_keys_keep_their_partition_and_null_keys_are_spread(
 ) -> None:
     rows = [(f"k{i % 5}" if i % 2 else None, str(i)) for i in range(400)]
     write(
-        spark.createDataFrame(rows, "key string, value string").repartition(3),
+        spark.createDataFrame(rows, "key string, value string").repartition(12),
         rocketmq.name_server,
         topic=topic,
         kafkaColumns="true",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.spark.monitoring.queries import ends_of
+from rocketmq_spark.spark.monitoring.queries import end_offsets
 from rocketmq_spark.spark.source.offsets import Offsets
 from tests.fix_spark import wait_until
 from tests.reading import feed
@@ -53,7 +53,7 @@ class Reading:
             query.stop()
 
     def _passed(self, query: StreamingQuery) -> bool:
-        ends = ends_of(query.lastProgress) if query.lastProgress else []
+        ends = end_offsets(query.lastProgress) if query.lastProgress else []
         positions = [offset for end in ends if end for offset in Offsets.from_json(end).positions.values()]
         return sum(positions) == len(self.sent)
 

@@ -22,7 +22,7 @@ from rocketmq_spark.session.spools import adopt, claim, drainer, open_store, own
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import in_use
-from rocketmq_spark.spool.records import OWNER, RECORD, TOTALS, Done, SpoolOwner, numbered
+from rocketmq_spark.spool.records import OWNER, RECORD, TOTALS, Done, RetryLater, SpoolOwner, numbered
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ScriptedSender, Time
@@ -140,11 +140,42 @@ def test_records_of_one_lane_are_moved_in_pages(tmp_path: Path, monkeypatch: pyt
     left.close()
     mine = make(tmp_path / "worker-2")
     add, pages = mine.add, []
-    monkeypatch.setattr(mine, "add", lambda records, notes=None: (pages.append(len(records)), add(records, notes)))
+    monkeypatch.setattr(mine, "add", lambda records, *more: (pages.append(len(records)), add(records, *more)))
     assert adopt(tmp_path, mine, make, NOW_MS) == sum(pages) == 1000
     assert len(pages) == 4
     assert everything(mine) == list(range(1000))
     mine.close()
+
+
+def test_attempts_count_on_when_one_process_after_the_other_dies(tmp_path: Path) -> None:
+    """Otherwise a message that fails for ever never becomes a dead letter where processes live for minutes."""
+    mine = make(tmp_path / "worker-0")
+    mine.add([(record(b"1"), 1)])
+    for tries in range(4):
+        (work,) = mine.take(NOW_MS, 1)
+        assert (work.state.tries, work.state.reason) == (tries, "no" if tries else "")
+        mine.settle([(work, RetryLater(tries + 1, "no"))], tries + 1)
+        mine.close()
+        mine = make(tmp_path / f"worker-{tries + 1}")
+        assert adopt(tmp_path, mine, make, NOW_MS) == 1
+    mine.close()
+
+
+def test_attempts_count_on_also_for_a_record_that_waits_behind_others_meanwhile(tmp_path: Path) -> None:
+    left, mine, last = (make(tmp_path / f"worker-{n}") for n in range(3))
+    left.add([(record(b"%d" % n, lane=b"l"), 1) for n in (1, 2)])
+    left.settle([(work, RetryLater(2, "no")) for work in left.take(NOW_MS, 1)], 2)
+    left.close()
+    mine.add([(record(b"0", lane=b"l"), 1)])
+    assert adopt(tmp_path, mine, make, NOW_MS) == 2
+    mine.close()
+    assert adopt(tmp_path, last, make, NOW_MS) == 3
+    tries = {}
+    while works := last.take(NOW_MS, 1):
+        tries[works[0].record.payload] = works[0].state.tries
+        last.settle([(works[0], Done())], NOW_MS)
+    assert tries == {b"0": 0, b"1": 1, b"2": 0}
+    last.close()
 
 
 def test_a_spool_with_workers_below_it_is_one_of_them(tmp_path: Path) -> None:
@@ -176,7 +207,7 @@ def test_large_records_are_moved_a_few_at_a_time(tmp_path: Path, monkeypatch: py
     left.close()
     mine, added = make(tmp_path / "worker-2"), []
     add = mine.add
-    monkeypatch.setattr(mine, "add", lambda records, notes: (added.append(len(records)), add(records, notes)))
+    monkeypatch.setattr(mine, "add", lambda records, *more: (added.append(len(records)), add(records, *more)))
     assert adopt(tmp_path, mine, make, NOW_MS) == 30
     assert added == [4] * 7 + [2]
     mine.close()

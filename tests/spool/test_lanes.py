@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,7 @@ from rocketmq_spark.model import Resent
 from rocketmq_spark.spool.changes import AtomicChange
 from rocketmq_spark.spool.database import Database
 from rocketmq_spark.spool.lanes import Runs, Turns, Window, followers, lane_with, lanes, leave
-from rocketmq_spark.spool.records import LAST, RECORD, Due, Record, Totals, numbered, ordered
-from rocketmq_spark.spool.store import Store
+from rocketmq_spark.spool.records import LAST, RECORD, Due, PendingPlace, Record, Totals, numbered, ordered
 from tests.spool.bench import Bench, record
 
 
@@ -62,7 +59,7 @@ def test_those_that_leave_let_the_next_one_be_due(db: Database) -> None:
     change = AtomicChange(Totals())
     assert leave(db, change, b"l", [0, 1, 2], 77)
     assert change.deletes == [ordered(b"l", sequence) for sequence in range(3)]
-    assert [key for key, _ in change.puts] == [Due(77, 3).key]
+    assert [key for key, _ in change.puts] == [PendingPlace("", False, Due(77, 3)).key]
     last = AtomicChange(Totals())
     assert not leave(db, last, b"l", [0, 1, 2, 3, 4], 77)
     assert (len(last.deletes), last.puts) == (5, [])
@@ -134,14 +131,12 @@ def test_a_lane_that_was_empty_starts_with_a_whole_run(tmp_path: Path) -> None:
     assert bench.together[10:] == [9]
 
 
-def test_what_a_turn_refuses_is_not_held_with_its_content(tmp_path: Path) -> None:
-    """While a broker fails, hundreds of large messages may wait for it."""
-    with contextlib.closing(Store(tmp_path / "s", "never")) as store:
-        marked = [replace(record(b"x" * 999, target="t"), marks=((b"m", b"%d" % i),)) for i in range(80)]
-        store.add([(each, 0) for each in marked])
-        turns = Turns({"t": Window(1, 2000)}, ["t"], 1)
-        assert store.take(1, 80, turns=turns) == []
-        assert [work.record.payload for work, _ in turns.late] == [b""] * 80
-        later = store.take(2001, 80)
-        assert [work.record for work in later] == marked
-        assert store.places(b"m", b"", 99) == sorted(b"%d" % i for i in range(80))
+def test_a_target_gets_what_its_window_allows_and_leaves_a_share_to_others() -> None:
+    turns = Turns({"a": Window(2), "paused": Window(1, 3, 50), "sooner": Window(1, 3, 40), "": Window(1)}, 3, ["a"], 30)
+    for target, accepted in (("a", 1), ("b", 3), ("", 1), ("paused", 0), ("sooner", 0)):
+        for number in range(5):
+            assert turns.accepts(target) == (number < accepted), target
+            turns.took(target) if number < accepted else None
+    assert turns.refused == {"a", "b", "", "paused", "sooner"}
+    assert turns.next_ms == 40
+    assert all(Turns({}, 3, [""] * 99, 30).accepts("") for _ in range(9)), "no target in particular"

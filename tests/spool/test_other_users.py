@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import stat
 import subprocess
@@ -29,6 +30,7 @@ from rocketmq_spark.spool import owner_rights
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import Database, in_use
 from rocketmq_spark.spool.files import look_first
+from rocketmq_spark.spool.owner_reader import _write_entries
 from rocketmq_spark.spool.owner_rights import become_owner
 from rocketmq_spark.spool.records import TOTALS, Totals
 from rocketmq_spark.spool.recovery import held
@@ -160,7 +162,8 @@ def test_a_task_takes_over_nothing_of_another_user(
     assert files_of(planted) == before
     [warning] = [line for line in caplog.messages if f"the spool in {planted} is left alone" in line]
     assert f"belongs to uid {users.OTHER if users.IS_ROOT else os.getuid()}" in warning
-    assert f"cp -RH {planted} ~/{planted.name}-copy && rocketmq-spark spool show ~/{planted.name}-copy" in warning
+    copy = f"~/{planted.name}-copy"
+    assert f"rocketmq-spark spool copy {planted} {copy} && rocketmq-spark spool show {copy} --records" in warning
     mine.close()
 
 
@@ -201,7 +204,7 @@ def test_a_spool_of_another_user_is_opened_only_if_that_is_asked_for(
 ) -> None:
     spool = fill(tmp_path / "spool")
     uid = users.give_away(monkeypatch, *everything_in(spool))
-    commands = f"cp -RH {spool} ~/spool-copy && .* show ~/spool-copy --records, and then: .* send ~/spool-copy$"
+    commands = f"spool copy {spool} ~/spool-copy && .* show ~/spool-copy --records, and then: .* send ~/spool-copy$"
     refused = rf"(?s)the spool in {spool} is not used: {spool} belongs to uid {uid}\b.*{commands}"
     with pytest.raises(SpoolError, match=refused):
         make(spool)
@@ -217,14 +220,17 @@ def test_what_the_owner_changes_after_the_copy_is_not_sent(
 ) -> None:
     """The commands of the instruction, as a shell runs them, with a name that it must not read as two."""
     theirs = fill(tmp_path / "base" / "worker-1 of mine")
+    theirs.parent.chmod(0o755)
     if is_link:
         theirs = theirs.rename(tmp_path / "elsewhere")
         (tmp_path / "base" / "worker-1 of mine").symlink_to(theirs)
-    copying, showing, sending = look_first(tmp_path / "base" / "worker-1 of mine").split("rocketmq-spark")
-    users.root_beside(monkeypatch, theirs)
+    _, copying, showing, sending = look_first(tmp_path / "base" / "worker-1 of mine").split("rocketmq-spark")
+    if users.IS_ROOT:  # otherwise the command would not pretend to be another user
+        users.root_beside(monkeypatch, theirs)
     (home := tmp_path / "home").mkdir()
-    shell = {"HOME": str(home), "PATH": os.environ["PATH"]}
-    subprocess.run(copying[copying.index("cp ") :].rstrip("& "), shell=True, check=True, env=shell)
+    shell = {**os.environ, "HOME": str(home)}
+    command = f"{sys.executable} -m rocketmq_spark {copying.rstrip('& ')}"
+    subprocess.run(command, shell=True, check=True, env=shell, cwd=Path(__file__).parents[2])
     (copy,) = home.iterdir()
     monkeypatch.setenv("HOME", str(home))
     for command, text in (("show", showing), ("send", sending)):
@@ -417,6 +423,48 @@ def test_commands_open_no_spool_that_leads_elsewhere(
     assert (mine.read_text(), sorted(spool.rglob("*"))) == ("important", before)
 
 
+@pytest.mark.parametrize("command", [*COMMANDS, "copy"])
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_only_root_and_the_owner_open_a_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, command: str
+) -> None:
+    """RocksDB, even to read, truncates a file of the folder, which may be a link to a file of the user of the command."""
+    spool = fill(tmp_path / "spool")
+    users.let_in(spool)
+    users.of_root(monkeypatch, os.getuid() + 1)
+    if kind == "folder":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 2)
+        other = os.getuid()
+    else:
+        (link := tmp_path / "link").symlink_to(spool)
+        spool, other = link, users.give_away(monkeypatch, link)
+        if not users.IS_ROOT:
+            pytest.skip("a link of another user")
+    before = {file: file.stat().st_mtime_ns for file in everything_in(spool.resolve())}
+    if command == "copy":
+        with pytest.raises(SpoolError) as refused:
+            _write_entries(spool, io.BytesIO())
+        error = str(refused.value)
+    else:
+        done = spool_command(command, spool)
+        assert done.exit_code == 1
+        error = done.stderr
+    assert f"the spool in {spool} is not used: {spool} belongs to uid {other}" in error
+    assert "Run the command as root or as that user" in error
+    assert {file: file.stat().st_mtime_ns for file in everything_in(spool.resolve())} == before
+
+
+def test_a_link_of_another_user_on_the_way_is_no_mere_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leads to a folder of this user during the check, and to another one when RocksDB opens the spool."""
+    fill(tmp_path / "mine" / "spool")
+    (link := tmp_path / "link").symlink_to(tmp_path / "mine")
+    users.of_root(monkeypatch, os.getuid() + 1)
+    found = folders.Exposure(link, link.lstat(), users.OTHER)
+    monkeypatch.setattr(folders, "exposures", lambda *_: iter([found]))
+    with pytest.raises(SpoolError, match=rf"its owner, uid {users.OTHER}, may change {link}"), lent(link / "spool"):
+        pass
+
+
 def is_of(path: Path, uid: int) -> folders.Exposure:
     status = list(path.lstat())
     status[4] = uid
@@ -437,7 +485,7 @@ def test_commands_follow_no_link_of_another_user(tmp_path: Path, monkeypatch: py
     done = spool_command(command, link.parent)
     assert done.exit_code == 1
     assert (
-        f"its owner, uid {users.OTHER}, may change {link}. Run: chown -h {os.getuid()} {link}, or move" in done.stderr
+        f"its owner, uid {users.OTHER}, may change {link}. Move the spool below a folder that only you" in done.stderr
     )
 
 
@@ -559,7 +607,13 @@ def test_a_spool_that_the_owner_does_not_reach_is_refused_with_the_reason(
     spool = fill(tmp_path / "rescue" / "worker-1")
     uid = users.root_beside(monkeypatch, spool)
     monkeypatch.setattr(owner_rights.folders, "is_readable", lambda _: False)
-    with pytest.raises(SpoolError, match=rf"with the rights of its owner, uid {uid}\b.* chown -R root"), lent(spool):
+    with (
+        pytest.raises(
+            SpoolError,
+            match=rf"with the rights of its owner, uid {uid}\b.* owner run, not root: chmod u\+rwx {spool}\.",
+        ),
+        lent(spool),
+    ):
         pass
     assert folders.has_own_rights()
 
@@ -569,7 +623,7 @@ def test_a_spool_that_two_users_may_change_is_refused(tmp_path: Path, monkeypatc
     uid = users.root_beside(monkeypatch, spool)
     other = is_of(spool.parent, uid + 5)
     monkeypatch.setattr(folders, "exposures", lambda path, owner: iter([other] if owner == uid else []))
-    refused = rf"its owner, uid {uid + 5}, may change {spool.parent}\. Run: chown -h {uid} {spool.parent}, or move"
+    refused = rf"its owner, uid {uid + 5}, may change {spool.parent}\. Move the spool below"
     with pytest.raises(SpoolError, match=refused), lent(spool):
         pass
 
@@ -597,8 +651,9 @@ def test_a_spool_that_others_may_change_is_refused(
         with lent(spool):
             return
     who = f"the group {path.stat().st_gid}" if bits == 0o775 else "others"
-    change = f"chmod go-w {path}" if above else f"chmod -R go-w {spool}"
-    refused = rf"{who} \(mode {bits:04o}\) may change {path}\. Run: {change}, or move"
+    change = f"chmod go-w {path}"
+    run = "Run" if path.stat().st_uid == os.geteuid() else rf"Let uid {path.stat().st_uid}.* run, not root"
+    refused = rf"{who} \(mode {bits:04o}\) may change {path}\. {run}: {change}, or move"
     with pytest.raises(SpoolError, match=refused), lent(spool):
         pass
     subprocess.run(change.split(), check=True)
@@ -647,7 +702,9 @@ def test_a_spool_with_files_of_others_is_refused_until_they_are_its_owners(
         users.give_away(monkeypatch, spool / "CURRENT")
     else:
         monkeypatch.setattr(folders, "exposures_in", lambda *_: iter([found]))
-    refused = rf"uid {users.OTHER}, may change {spool}/CURRENT\. Run: chown -R -h {os.getuid()} {spool}, or move"
+    file = f"{spool}/CURRENT"
+    change = f"chown -h {os.getuid()} CURRENT"
+    refused = rf"uid {users.OTHER}, may change {file}\. Let its owner remove {file}\. .* run there: {change}"
     with pytest.raises(SpoolError, match=refused), lent(spool):
         pass
 

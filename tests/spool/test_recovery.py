@@ -21,6 +21,7 @@ from rocketmq_spark.spool.records import (
     Dead,
     Done,
     Due,
+    PendingPlace,
     Record,
     RetryLater,
     SpoolOwner,
@@ -36,6 +37,11 @@ from tests.spool.bench import record
 
 COUNT = 300
 ROOT = Path(__file__).parents[2]
+
+
+def place(sequence: int, due_ms: int | None = None) -> PendingPlace:
+    """Of a record without a target."""
+    return PendingPlace("", False, Due(sequence if due_ms is None else due_ms, sequence))
 
 
 def filled(path: Path, flush: bool = False) -> None:
@@ -140,7 +146,7 @@ def test_what_points_nowhere_is_dropped_and_named_and_what_was_forgotten_is_due(
     store.add([(record(b"%d" % i, lane=b"l" if i in (4, 5) else b""), i) for i in range(1, 7)])
     store.settle([(work, Dead("no")) for work in store.take(1, 1)], 1)
     db = store._db
-    lost = [numbered(RECORD, 2), numbered(RECORD, 4), Due(3, 3).key, TOTALS]
+    lost = [numbered(RECORD, 2), numbered(RECORD, 4), place(3).key, TOTALS]
     db.write([], lost)
     with caplog.at_level(logging.ERROR):
         repair(db)
@@ -164,9 +170,9 @@ def test_what_was_over_and_came_back_from_a_rebuilt_copy_does_not_stand_for_what
     """One record is lost, and one that was over is there again; a place or a count that was over says nothing of what is lost."""
     store = Store(tmp_path)
     store.add([(record(b"%d" % i), i) for i in range(1, 4)], {b"note": b"all before is stored"})
-    before = {key: store._db.get(key) or b"" for key in (numbered(RECORD, 1), Due(1, 1).key, TOTALS)}
+    before = {key: store._db.get(key) or b"" for key in (numbered(RECORD, 1), place(1).key, TOTALS)}
     store.settle([(work, Done()) for work in store.take(1, 1)], 1)
-    lost = [numbered(RECORD, 2), Due(2, 2).key] if area == RECORD else []
+    lost = [numbered(RECORD, 2), place(2).key] if area == RECORD else []
     store._db.write([(key, value) for key, value in before.items() if key[:1] == area], lost)
     repair(store._db, Salvaged(tmp_path / "damaged-1", area != TOTALS, frozenset({area})))
     kept, how_many = (2, "an unknown number, perhaps none,") if area != PENDING else (2, "0")
@@ -263,7 +269,7 @@ def test_a_record_that_says_when_it_was_due_is_not_early_whoever_opens_the_folde
     store = Store(tmp_path)
     identity = (5000).to_bytes(8) + b"of one message"
     store.add([(Record("delayed", b"1", 1000, marks=((IDENTITY, identity),)), 5000), (record(b"2"), 9000)])
-    store._db.write([], [Due(5000, 1).key, Due(9000, 2).key, TOTALS])
+    store._db.write([], [place(1, 5000).key, place(2, 9000).key, TOTALS])
     store.close()
     again = Store(tmp_path)
     assert [work.record.payload for work in again.take(4999, 10)] == [b"2"], "of that one nothing is known"

@@ -87,3 +87,18 @@ def test_code_that_a_file_names_is_not_executed() -> None:
     send = SpooledSend("T", SendRequest("g", b"x"), None, ("id",), "os:abort")
     with pytest.raises(DecodeError, match="selector 'os:abort' is none of RocketMQ's"):
         send_of(record_of(send, 7))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("msgIds", [1]), ("topic", ["t"]), ("queue", ["a", "0"]), ("queue", [1, 0]), ("request", {"group": 1}),
+     ("request", {"properties": 5}), ("request", {"flag": "1"}), ("request", {"batch": "no"}),
+     ("request", {"max_reconsume_times": True})],
+)  # fmt: skip
+def test_a_send_with_values_of_other_types_says_so(place: str, value: object) -> None:
+    """Otherwise a command that shows it would fail, and not show the records behind it, which are sent."""
+    head = json.loads(_head(SpooledSend("t", SendRequest("g", b"x"), q("a:1"), ("id",))))
+    head[place] = {**head[place], **value} if isinstance(value, dict) else value
+    text = json.dumps(head).encode()
+    with pytest.raises(DecodeError, match="other types than this package writes"):
+        send_of(Record(SEND_KIND, b"\1" + len(text).to_bytes(4) + text + b"x", 1))

@@ -27,9 +27,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.cli.demo.environment import FINISH, DemoEnvironment
+from rocketmq_spark.spark.conf import exactly_once_conf, private_sockets
 from rocketmq_spark.spark.datasource import register
-from rocketmq_spark.spark.monitoring.queries import explain
-from rocketmq_spark.spark.tuning import exactly_once_conf, private_sockets
+from rocketmq_spark.spark.monitoring.explain import explain
 
 ORDER = "order_id string, region string, amount decimal(12,2), ts timestamp"
 TOTAL = "window_start timestamp, window_end timestamp, region string, orders bigint, amount decimal(22,2)"

@@ -15,7 +15,7 @@ from rocketmq_spark.cli.demo.environment import DemoEnvironment
 from rocketmq_spark.cli.reading import TopicReader, earliest
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.checkpoints import entries
+from rocketmq_spark.spark.checkpoints import files, offset_log
 
 _LAG_WITHIN_S, _COUNT_WITHIN_S = 1.0, 10.0
 
@@ -81,7 +81,7 @@ class DemoWatch:
         self.remedy = environment.remedy
         self._driver = driver
         self._environment = environment
-        self._checkpoint = entries.folder(str(environment.checkpoint))
+        self._checkpoint = files.open_folder(str(environment.checkpoint))
         options = options_table.parse({"name_server": environment.name_server}).for_role("batch source")
         self._client = session.client(options)
         self._totals = TopicReader(options, environment.totals, lambda part, cause: None)
@@ -96,7 +96,7 @@ class DemoWatch:
         self._read_reports()
         self.finished = self.batches().finished
         if self.finished >= 0:
-            self._positions = entries.read(self._checkpoint, self.finished).positions
+            self._positions = offset_log.read_batch(self._checkpoint, self.finished).positions
             self.state.read = sum(self._positions.values())
         try:
             self._ask_broker()
@@ -106,7 +106,9 @@ class DemoWatch:
         return self.state
 
     def batches(self) -> Batches:
-        begun, finished = (max(entries.numbers(self._checkpoint, log), default=-1) for log in ("offsets", "commits"))
+        begun, finished = (
+            max(offset_log.logged_times_ms(self._checkpoint, log), default=-1) for log in ("offsets", "commits")
+        )
         # A batch may begin and finish between the two listings.
         return Batches(begun, min(begun, finished))
 

@@ -45,7 +45,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.localbroker.java import find_java
 from rocketmq_spark.model import BrokerData, MessageQueue, TopicRoute
-from rocketmq_spark.spark import tuning
+from rocketmq_spark.spark import conf
 from rocketmq_spark.wire import bodies, rpc
 
 if TYPE_CHECKING:
@@ -111,10 +111,10 @@ def of_machine() -> Iterator[Finding]:
         yield findings.java(e)
     versions = {name: _version(name) for name in _PACKAGES}
     yield findings.python(platform.python_version(), versions)
-    if (pyspark := versions["pyspark"]) is not None and not tuning.has_data_sources():
+    if (pyspark := versions["pyspark"]) is not None and not conf.has_data_sources():
         yield findings.no_data_sources(pyspark)
     program = os.environ.get("PYSPARK_PYTHON") or "python3"
-    yield findings.workers(program, sys.executable, tuning.can_import(program))
+    yield findings.workers(program, sys.executable, conf.can_import(program))
 
 
 def _version(package: str) -> str | None:
@@ -288,17 +288,17 @@ def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Fin
 
 def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterator[Finding]:
     from rocketmq_spark.cli.checkpoint import differences
-    from rocketmq_spark.spark.checkpoints.entries import folder as opened
-    from rocketmq_spark.spark.checkpoints.entries import last_batch
-    from rocketmq_spark.spark.checkpoints.entries import under_way as not_done
-    from rocketmq_spark.spark.checkpoints.owners import of_others
+    from rocketmq_spark.spark.checkpoints.files import open_folder as opened
+    from rocketmq_spark.spark.checkpoints.offset_log import last_batch
+    from rocketmq_spark.spark.checkpoints.offset_log import uncommitted_batch as not_done
+    from rocketmq_spark.spark.checkpoints.owners import exposure
     from rocketmq_spark.spark.checkpoints.rewind import DriftState
 
     check = f"checkpoint {folder}"
-    if (exposed := of_others(folder)) is not None:
+    if (exposed := exposure(folder)) is not None:
         yield (broken if os.geteuid() == folders.ROOT else advice)(check, *exposed)  # as a query itself does
     if (read := not_done(opened(folder))) is not None:
-        silent = query.waited_for(target.within(read.batch.reads).client(), read)
+        silent = query.waited_for(target.within(read.batch.source_identities).client(), read)
         yield servers.under_way(check, under_way(read, silent, time.time_ns() // 1_000_000))
     batch = last_batch(opened(folder))
     if batch is None or not batch.sources:
@@ -306,8 +306,8 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
             check, "has no finished batch that read RocketMQ", "Wait for the first one, or name another query's"
         )
         return
-    client = target.within(batch.reads).client()
-    batch, elsewhere = batch.within(query.clusters(client))
+    client = target.within(batch.source_identities).client()
+    batch, elsewhere = batch.of_clusters(query.clusters(client))
     if elsewhere:
         yield advice(check, query.left_out(elsewhere), "Run it again with that name server")
     found, _ = differences(client, batch)
@@ -315,7 +315,7 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
     if topics and not read_topics.intersection(topics):
         yield servers.of_other_topics(check, read_topics, topics)
     yield from servers.drifted(check, found)
-    fit = [one for one in found if one.state.lossless or one.state is DriftState.LOST]
+    fit = [one for one in found if one.state.is_lossless or one.state is DriftState.LOST]
     if fit:
         new = {one.queue for one in fit if one.state is DriftState.NEW}
         yield _kept(client, check, look_at(client, {one.queue: one.position for one in fit}, new))
@@ -324,20 +324,22 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
 def of_exactly_once(target: Target, subject: Subject) -> Finding:
     """Whether a query, or a batch write, can write the topics so: what its first batch would find."""
     from rocketmq_spark import options as options_table
-    from rocketmq_spark.spark.checkpoints import entries, notes
-    from rocketmq_spark.spark.sink import guarantee, once
+    from rocketmq_spark.spark.checkpoints import batch_notes, files
+    from rocketmq_spark.spark.sink import exactly_once, exactly_once_checks
 
     check, topics = "exactly-once", list(dict.fromkeys(subject.topics))
     named: dict[str, object] = {"topic": topics[0]} if len(topics) == 1 else {"allowed_topics": ",".join(topics)}
-    given = {**target.settings(), **named, "delivery_guarantee": guarantee.EXACTLY_ONCE}
+    given = {**target.settings(), **named, "delivery_guarantee": exactly_once_checks.EXACTLY_ONCE}
     try:
         options = options_table.parse(given).for_role("sink")
-        if problems := guarantee.problems(options, ()):
+        if problems := exactly_once_checks.option_problems(options, ()):
             raise OptionError.of(problems)
-        ends = once.noted(options)
+        ends = exactly_once.snapshot_queue_ends(options)
         begun = ""
         if subject.checkpoint is not None:
-            begun = f"; {notes.standing(entries.checkpoint_folder(subject.checkpoint), once.SINK)}"
+            begun = (
+                f"; {batch_notes.batch_status(files.checkpoint_folder(subject.checkpoint), exactly_once.SINK_WRITE)}"
+            )
     except RocketMQError as e:
         return failed(check, e, "See docs/exactly-once.md")
     queues = f"{len(ends.queues)} queue{'s' * (len(ends.queues) != 1)} of {', '.join(sorted(ends.masters))}"

@@ -239,7 +239,7 @@ _CLOSE = 0.5
 LONG_BATCH_MS = 300_000
 _WAITING = (
     (DriftState.UNREGISTERED, "is not registered", "Start it on its data; nothing is lost"),
-    (DriftState.AWAY, "does not answer", "See the finding about the broker; nothing is lost while it is away"),
+    (DriftState.UNAVAILABLE, "does not answer", "See the finding about the broker; nothing is lost while it is away"),
 )
 
 
@@ -404,7 +404,7 @@ def of_other_topics(whose: str, read: Iterable[str], topics: Iterable[str]) -> F
 def drifted(whose: str, queues: Iterable[Drift]) -> Iterator[Finding]:
     """What became of the queues of a checkpoint."""
     every = list(queues)
-    bad = [one for one in every if not one.state.lossless and not one.state.waits]
+    bad = [one for one in every if not one.state.is_lossless and not one.state.is_unavailable]
     if bad:
         shown = ", ".join(f"{one.queue} {one.state.value}" for one in bad[:3])
         yield broken(
@@ -417,5 +417,5 @@ def drifted(whose: str, queues: Iterable[Drift]) -> Iterator[Finding]:
         waiting = [one.queue.broker_name for one in every if one.state is state]
         for name in sorted(set(waiting)):
             yield broken(whose, f"{name} {what}, and {waiting.count(name)} of {len(every)} queues wait for it", remedy)
-    if all(one.state.lossless for one in every):
+    if all(one.state.is_lossless for one in every):
         yield ok(whose, f"matches what brokers have, in all {len(every)} queues")

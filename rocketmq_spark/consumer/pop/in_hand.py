@@ -79,9 +79,8 @@ class UnackedMessages:
         self._count_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
         self._delivered_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
         self._waiting_bytes: Counter[str] = Counter()  # by topic, of the messages that no listener has
-        self._dropped_keys: set[tuple[str, Hashable]] = (
-            set()
-        )  # lines whose next messages were given up behind one that a listener has
+        # Lines whose next messages were given up behind one that a listener has.
+        self._dropped_keys: set[tuple[str, Hashable]] = set()
         self._counts: Counter[str] = Counter()
         self._figures = ConsumerFigures()
 

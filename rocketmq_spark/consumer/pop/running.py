@@ -172,9 +172,8 @@ class RunningPopConsumer:
         self._acknowledger = Acknowledger(port, settings, self._unacked, self._renew_timer)
         self._consume_service = self._new_consume_service(listener)
         self._pollers = Pollers(port, settings, subscriptions, self._unacked, self._renew_timer, self._submit)
-        self._subscribe_lock = (
-            threading.RLock()
-        )  # held while a change is reported, so that the Proxy gets the newest one last
+        # Held while a change is reported, so that the Proxy gets the newest one last.
+        self._subscribe_lock = threading.RLock()
 
     def start(self) -> None:
         """Join the group and start to receive messages.

@@ -45,9 +45,8 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         self._owner = Owner("consumer")
         self._lock = threading.Lock()
         self._filters: dict[str, Filter] = {}
-        self._change_lock = (
-            threading.RLock()
-        )  # held while a change is sent to the Proxy, so that changes do not overwrite each other
+        # Held while a change is sent to the Proxy, so that changes do not overwrite each other.
+        self._change_lock = threading.RLock()
         self._receive_count = 0
         self._closed = self._is_leaving = self._has_left = False
 

@@ -84,7 +84,7 @@ class FetchedPart:
         return sum(1 for _ in takewhile(lambda m: m.queue_offset < self.returned_up_to, messages))
 
     def split_first_answer(self) -> list[FetchedPart]:
-        """Split this part after the first answer that was not returned completely. Returns one part if this is the last answer."""
+        """Split this part after the first answer that was not returned completely; returns one part if it is the last answer."""
         split_at = 1 + sum(next_offset <= self.returned_up_to for next_offset, _ in self.ends[:-1])
         view, (start, end) = memoryview(self.stored), self.ends[split_at - 1]
         parts = [replace(self, ends=self.ends[:split_at], stored=view[:end])]
@@ -307,8 +307,8 @@ class Assigned:
     ) -> list[FetchRequest]:
         """Return the pulls to send now, at most one per queue. Queues in ``excluded`` get none.
 
-        A pull is in flight until ``on_answer``, ``on_failure`` or ``cancel``. It is added to ``requests`` before it is marked as in
-        flight, so that the caller can cancel it after Ctrl-C.
+        A pull is in flight until ``on_answer``, ``on_failure`` or ``cancel``. It is added to ``requests`` before it is marked as
+        in flight, so that the caller can cancel it after Ctrl-C.
         """
         requests = [] if requests is None else requests
         for queue, state in self.states.items():
@@ -384,7 +384,7 @@ class Assigned:
             self.on_released_reset(request.queue, offset)
 
     def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
-        """Mark these queues as no longer read ahead, so that their pulls are due. ``cooldown_until`` is when the next read may begin."""
+        """Mark these queues as no longer read ahead, so that their pulls are due. The next read begins at ``cooldown_until``."""
         for request in requests:
             if (state := self._current(request)) is not None:
                 state.in_flight = False

@@ -220,8 +220,8 @@ class Polls:
     def yield_messages(self, part: FetchedPart) -> Iterator[ReceivedMessage]:
         """Yield the messages of ``part``, the only part that was taken. A yielded message counts as returned.
 
-        After another poll or a seek, no more messages of the part are yielded. No lock is held, because a signal handler may close
-        the consumer at this point.
+        After another poll or a seek, no more messages of the part are yielded. No lock is held, because a signal handler may
+        close the consumer at this point.
         """
         for message in part.read():
             if not self._queues.ready.may_return(part):

@@ -415,7 +415,7 @@ class PolledMessages:
     """The messages of one poll, for a caller that finishes them one after the other.
 
     Only finished messages count as returned: a commit stores the offset after them, and the next poll returns the others again.
-    If the queue was revoked, sought or reset since the poll, ``mark_finished`` has no effect, also if the queue is assigned again.
+    If the queue was revoked, sought or reset since the poll, ``mark_finished`` has no effect, even if it is assigned again.
     """
 
     def __init__(self, consumer: BasePullConsumer, timeout_s: float) -> None:

@@ -67,7 +67,7 @@ class Subscribed:
     def set_subscription(self, topic: str, topic_filter: Filter | None, request_handler: Asked) -> None:
         """Subscribe to a topic; None unsubscribes. A heartbeat reports the change to brokers, which may then send requests.
 
-        If the queues cannot be fetched, or this process already has a member of the group, this method raises and changes nothing.
+        Raises, and changes nothing, if the queues cannot be fetched, or if this process already has a member of the group.
         """
         if topic_filter is not None:
             self._offsets.queues(topic)
@@ -313,8 +313,8 @@ class Upkeep:
     def on_reset(self, queue: MessageQueue, offset: int, was_released: bool = True) -> None:
         """Apply a reset of a queue that is not assigned, on the timer.
 
-        With ``was_released``, the answer to a pull of a released queue reported the reset. No other pull reports the reset again, so
-        it is committed for the next owner. Otherwise a broker reported the reset to all members, and it matters only if a
+        With ``was_released``, the answer to a pull of a released queue reported the reset. No other pull reports the reset again,
+        so it is committed for the next owner. Otherwise a broker reported the reset to all members, and it matters only if a
         rebalance is acquiring the queue.
         """
         if not was_released and not self._rebalance_lock.locked():

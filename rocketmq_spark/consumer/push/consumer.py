@@ -44,9 +44,8 @@ class BaseConsumer(Closing):
         self._tools = tools or ConsumerTools()
         clock = self._tools.timer(f"rocketmq-{settings.group}-clock")
         self._subscriptions = Subscriptions(settings.group, settings.uses_retry_topic, clock.wall_ms, clock.lease_ms)
-        self._lifecycle_lock = (
-            threading.RLock()
-        )  # for start and stop; reentrant, because a signal handler may interrupt either
+        # For start and stop; reentrant, because a signal handler may interrupt either.
+        self._lifecycle_lock = threading.RLock()
         self._is_starting_or_stopping = False  # the thread that starts or stops
         self._is_stopping = False  # it ends
         self._running: RunningConsumer | RunningPopConsumer | None = None
@@ -122,9 +121,8 @@ class BaseConsumer(Closing):
                 raise OptionError("the consumer has no subscription; expected subscribe() before start()")
             if self._running is not None:
                 raise OptionError("the consumer was started already; expected one listener for each consumer")
-            running = self._running = self._new_running(
-                listener
-            )  # noted before it begins: what is interrupted can be ended
+            # Noted before it begins: what is interrupted can be ended.
+            running = self._running = self._new_running(listener)
             self._is_starting_or_stopping = True
             try:
                 running.start()

@@ -92,10 +92,14 @@ def _modified_at(path: Path) -> float:
 
 
 class LocalOffsets:
-    """The offsets in the file ``path``. A consumer locks the file with ``hold`` before it changes the offsets."""
+    """The offsets in the file ``path``. A consumer locks the file with ``lock`` before it changes the offsets.
 
-    def __init__(self, path: Path) -> None:
+    ``depth``: how many folders lie above the file, ``localOffsetsDir`` included.
+    """
+
+    def __init__(self, path: Path, depth: int = 4) -> None:
         self._path = path
+        self._depth = depth
         self._backup = path.with_name(f"{path.name}.bak")
         self._lock_path = path.with_name(f"{path.name}.lock")
         self._lock: tuple[int, tuple[int, int, int]] | None = None
@@ -105,7 +109,7 @@ class LocalOffsets:
 
     def lock(self) -> None:
         """Lock the file until ``release``, or until the process ends. Raises ``OptionError`` if another consumer has a lock, and
-        ``OffsetError`` if the file or its lock belongs to another user.
+        ``OffsetError`` if the file, its lock or a folder above belongs to another user.
         """
         if self._lock is not None:
             return
@@ -156,7 +160,7 @@ class LocalOffsets:
 
     def legacy_file(self) -> LocalOffsets:
         """Return the group's file of earlier releases, which stored the offsets of all clusters in one file."""
-        return LocalOffsets(self._path.parents[1] / self._path.name)
+        return LocalOffsets(self._path.parents[1] / self._path.name, self._depth - 1)
 
     def adopt_renamed_file(self) -> None:
         """If this file does not exist, replace it by the group's file for another list of this cluster's name servers.
@@ -195,15 +199,19 @@ class LocalOffsets:
         return [other for other in files if other._foreign_owner() is None]
 
     def _foreign_owner(self) -> folders.Foreign | None:
-        paths = (*self._path.parents[1::-1], self._path, self._backup, self._lock_path)
+        folders_above = self._path.parents[: self._depth]  # the owner of each can rename the folders in it
+        paths = (*reversed(folders_above), self._path, self._backup, self._lock_path)
         return next(filter(None, map(folders.foreign, paths)), None)
 
     def check_owner(self) -> None:
-        """Raise ``OffsetError`` if another user owns the file: that user could skip messages of this one."""
+        """Raise ``OffsetError`` if another user owns the file, or a folder up to ``localOffsetsDir``: that user could skip
+        messages of this one.
+        """
         if (foreign := self._foreign_owner()) is not None:
             raise OffsetError(
                 f"the offsets in {self._path} are not used: {foreign}",
-                remedy="If you trust them, make them yours with chown -R, or choose another 'localOffsetsDir'",
+                remedy="Choose another 'localOffsetsDir'. If you trust them, let root first move them below a "
+                "folder that only root may change, and give them to you there",
             )
 
     def warn_if_shared(self) -> None:
@@ -363,9 +371,8 @@ class CommitFailureLog:
 
     def log_changes(self, queues: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
         """Offsets of the queues in ``stored`` were sent to their brokers, with these errors."""
-        first_errors = {
-            queue.broker_name: error for queue, error in reversed([*errors.items()])
-        }  # the first error of each broker
+        # The first error of each broker.
+        first_errors = {queue.broker_name: error for queue, error in reversed([*errors.items()])}
         for broker, error in first_errors.items():
             text = "group %s: offsets of queues of %s cannot be stored, they are sent again: %s"
             logger.log(self._complaints.level(broker, error), text, self._group, broker, error)
@@ -499,9 +506,8 @@ class FileOffsets:
                 "hosts or name servers: %s. If one of these files belongs to this consumer, stop the consumer and move the file "
                 "to the first path. A container needs a host name that stays the same after a restart"
             )
-            more = (
-                f" and {len(other_files) - _MAX_SHOWN} more" if len(other_files) > _MAX_SHOWN else ""
-            )  # other users may have made very many
+            # Other users may have made very many.
+            more = f" and {len(other_files) - _MAX_SHOWN} more" if len(other_files) > _MAX_SHOWN else ""
             logger.warning(text, self._file, ", ".join(map(str, other_files[:_MAX_SHOWN])) + more)
 
     def close(self) -> None:

@@ -160,9 +160,8 @@ class OrderedConsumeService:
                 with self._state.lock:
                     self._waiting_for_lock.append(queue)
                     self._lock_requests.add(queue)
-                self.lock_timer.later(
-                    LOCK_REQUEST_DELAY_S, self._request_locks_now
-                )  # not before: nothing else would have this task go on
+                # Not before: nothing else would have this task go on.
+                self.lock_timer.later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
                 return
             if self._timer.now_ms() - started_ms > MAX_TASK_MS:
                 self._schedule(queue, RESUME_DELAY_S)

@@ -37,7 +37,8 @@ TIMEOUT_S = 3.0
 NO_NOTICES_TIMEOUT_S = 1.0
 HANDOVER_MS = 60_000  # for how long a released queue, or one that could not be started, is expected to come back
 FORCED_UNLOCK_MS = 20_000  # a listener that hangs must not keep a revoked queue from other members for ever
-START_PERIOD_MS = 5_000  # a queue that comes later than that after its topic was subscribed to was not there then, or could not be asked
+# A queue that is found later than this after the subscription to its topic is new, or its broker did not answer before.
+START_PERIOD_MS = 5_000
 
 StartPulls = Callable[[ProcessQueue, int], None]
 
@@ -98,9 +99,8 @@ class Ownership:
         if self._needs_locks and to_start:
             granted = request_locks(self._port, self._settings.group, to_start, TIMEOUT_S)
             to_start = [queue for queue in to_start if queue in granted]
-        unavailable_brokers: set[str] = (
-            set()
-        )  # brokers that do not answer: their other queues need not wait for that, too
+        # Brokers that do not answer: their other queues need not wait for that, too.
+        unavailable_brokers: set[str] = set()
         started = [
             queue
             for queue in to_start
@@ -220,9 +220,8 @@ class Ownership:
                         True  # an offset of a call that ends now might be stored after one of the next owner
                     )
         while True:
-            reset_count = (
-                self._reset_count
-            )  # before: one that comes meanwhile, on another thread at the end, is stored, too
+            # Before: one that comes meanwhile, on another thread at the end, is stored, too.
+            reset_count = self._reset_count
             self._store.persist(deadline, queues)
             if self._needs_locks:
                 self._port.unlock(self._settings.group, queues, deadline)
@@ -309,9 +308,8 @@ class Ownership:
         its queues, the broker returns 0 for such a queue.
         """
         consume_from = self._settings.consume_from
-        age_ms = self._lease_ms() - max(
-            self._created_ms, self.subscribed_ms(topic)
-        )  # the wall clock may have been put right
+        # The wall clock may have been put right.
+        age_ms = self._lease_ms() - max(self._created_ms, self.subscribed_ms(topic))
         if self._settings.clustering or consume_from.where is not ConsumeFromWhere.LATEST or age_ms <= START_PERIOD_MS:
             return consume_from
         return ConsumeFrom(ConsumeFromWhere.TIMESTAMP, self._timer.wall_ms() - age_ms)

@@ -44,9 +44,8 @@ SubmitMessages = Callable[[ProcessQueue, Sequence[Any]], None]
 # What is put into a process queue, and the offset from which on messages are left because these are too large; of each part.
 DecodedPart = tuple[Sequence[Any], int | None]
 DecodeParts = Callable[[Sequence[FetchedPart]], Iterable[DecodedPart]]
-ResetOffsetsSoon = Callable[
-    [Mapping[MessageQueue, int]], None
-]  # resets offsets of queues on another thread; must not block
+# Resets offsets of queues on another thread; must not block.
+ResetOffsetsSoon = Callable[[Mapping[MessageQueue, int]], None]
 
 
 def decode_messages(parts: Sequence[FetchedPart]) -> Iterator[DecodedPart]:
@@ -252,9 +251,8 @@ class Pulling:
         self.decode: DecodeParts | None = None  # None: answers are messages already
         self.consume_service: ConsumeService | None = None
         self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None  # for resets
-        self.on_not_ready: Callable[[ProcessQueue], None] = lambda queue: (
-            None
-        )  # a queue is not pulled because it is not ready
+        # A queue is not pulled because it is not ready.
+        self.on_not_ready: Callable[[ProcessQueue], None] = lambda queue: None
         self.on_unknown_member: Callable[[], None] = lambda: None  # a broker does not know this member
         self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # its connection broke
         self._disconnected_brokers: set[str] = set()  # brokers that did not answer since
@@ -352,9 +350,8 @@ class Pulling:
         if queue.dropped:
             return
         if isinstance(answer, RocketMQError):
-            self._replicas.pop(
-                queue.queue, None
-            )  # a slave that it was sent to may be gone: the master says where to ask
+            # A slave that it was sent to may be gone: the master says where to ask.
+            self._replicas.pop(queue.queue, None)
             self._log_failure(queue.queue, offset, answer)
             if answer.broker_code in _UNKNOWN_MEMBER_CODES:
                 self.on_unknown_member()

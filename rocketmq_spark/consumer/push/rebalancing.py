@@ -307,9 +307,8 @@ class BrokerRequestHandler:
                 logger.info("the broker at %s reports that the members of the group changed", address)
                 self._rebalancing.schedule()
             case ResetOffsets(topic, offsets):
-                logger.info(
-                    "the broker at %s requests an offset reset of %s", address, topic
-                )  # what is done says who does it
+                # What is done says who does it.
+                logger.info("the broker at %s requests an offset reset of %s", address, topic)
                 self._rebalancing.reset(offsets)
             case OffsetsAsked(topic):
                 with self._state.lock:

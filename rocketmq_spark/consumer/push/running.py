@@ -54,10 +54,11 @@ FIRST_LOCK_S, LOCK_S = 1.0, 20.0
 # A broker that restarts forgets its locks. The connection to a Proxy stays open, so only the next lock request shows the loss.
 NO_NOTICES_LOCK_S = 3.0
 STATS_S = 60.0
+# A queue that is pulled is heard of sooner, also where nothing comes: pulls wait 15 s.
 END_OFFSETS_S, MAX_END_OFFSET_AGE_MS = (
     20.0,
     30_000,
-)  # a queue that is pulled is heard of sooner, also where nothing comes: pulls wait 15 s
+)
 CLOSE_TIMEOUT_S = 1.0  # what is asked for nothing any more is not waited for longer: the last words need the time
 # What broadcasting members of a host are called in their folder, which must be the same after a restart; Java's default.
 INSTANCE_NAME = "DEFAULT"
@@ -216,9 +217,8 @@ class RunningConsumer:
     def stats(self) -> ConsumerStats:
         stats = self.state.stats()
         topics = {topic for topic in self._subscriptions.filters() if not topic.startswith(RETRY_PREFIX)}
-        return (
-            stats if topics <= self.rebalancing.balanced_topics else replace(stats, lag=None)
-        )  # some queues are not known yet
+        # Some queues are not known yet.
+        return stats if topics <= self.rebalancing.balanced_topics else replace(stats, lag=None)
 
     def figures(self) -> dict[str, TopicFigures]:
         """Return the recent figures of each topic."""

@@ -47,9 +47,8 @@ class ListenerPool:
         )
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._thread_local = (
-            threading.local()
-        )  # known on a thread from its first moment on, before it is among ``_threads``
+        # Known on a thread from its first moment on, before it is among ``_threads``.
+        self._thread_local = threading.local()
         self._is_short_of_threads = False
         self._closed = False
 

@@ -1,7 +1,7 @@
-"""Who may change the checkpoint with which a query starts.
+"""Checks whether other users may change the checkpoint of a query.
 
-The logs of a checkpoint decide what a query reads, skips and writes again. So another user who owns a checkpoint, or may write to
-it, decides that in place of the user who starts the query. Spark shows the ``checkpointLocation`` to sinks, and not to sources.
+The logs of a checkpoint determine what a query reads, skips and writes again. So a user who owns a checkpoint, or may write to
+it, controls queries of other users that start with it. Spark shows the ``checkpointLocation`` to sinks, and not to sources.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rocketmq_spark.errors import OffsetError
 
 logger = logging.getLogger(__name__)
 
-_WARNED = "checkpoints of others"
-# Folders whose files are looked at, too. All other folders only count themselves: a state may have a million files.
+_WARNED_KEY = "checkpoints of others"
+# Folders whose files are checked, too. Of other folders only the folder itself is checked: the state may have a million files.
 _LOGS = ("offsets", "commits")
 
 
@@ -28,50 +28,50 @@ def check_owner(location: str) -> None:
     """Raise ``OffsetError`` for root if other users may change the checkpoint. Other users get one warning, because they cannot
     change the mode of some folders, such as a volume of Kubernetes.
     """
-    if (found := of_others(location)) is None:
+    if (exposed := exposure(location)) is None:
         return
-    problem, remedy = found
+    problem, remedy = exposed
     if os.geteuid() == folders.ROOT:
         raise OffsetError(f"root does not use the checkpoint {location}: {problem}", remedy=remedy)
     text = "the checkpoint %s: %s. %s"
-    process.once(_WARNED, location, functools.partial(logger.warning, text, location, problem, remedy))
+    process.once(_WARNED_KEY, location, functools.partial(logger.warning, text, location, problem, remedy))
 
 
-def of_others(location: str) -> tuple[str, str] | None:
-    """Return a clause about who else may change a local checkpoint, and the remedy; None if nobody else may.
+def exposure(location: str) -> tuple[str, str] | None:
+    """Return a clause that names another user who may change a local checkpoint, and the remedy; None if there is none.
 
-    A folder that does not exist counts, too, if others may create it: its owner may have renamed it for this moment.
+    If the folder does not exist, this checks whether other users may create it: its owner may have renamed it for a moment.
     """
-    path = _local(location)
+    path = _local_path(location)
     if path is None:
         return None
-    above = next(folders.exposures(path), None)
-    found = above or next(folders.exposures_of(path, _entries(path)), None)
-    if found is None:
+    parent_exposure = next(folders.exposures(path), None)
+    exposed = parent_exposure or next(folders.exposures_of(path, _files_to_check(path)), None)
+    if exposed is None:
         return None
-    change = "chmod go-w" if found.uid is None else f"chown -h {os.geteuid()}"
-    place = found.path
-    if above is None:
-        change, place = change.replace(" ", " -R ", 1), path
-    elif found.uid is None and found.status.st_mode & stat.S_ISVTX and path.is_relative_to(place):
-        # Nothing has this name now, and then only the one who creates it may replace it.
-        change, place = "mkdir -m 700", place / path.relative_to(place).parts[0]
+    command = "chmod go-w" if exposed.uid is None else f"chown -h {os.geteuid()}"
+    target = exposed.path
+    if parent_exposure is None:
+        command, target = command.replace(" ", " -R ", 1), path
+    elif exposed.uid is None and exposed.status.st_mode & stat.S_ISVTX and path.is_relative_to(target):
+        # Nothing has this name now, and in a sticky folder only the user who creates it may replace it.
+        command, target = "mkdir -m 700", target / path.relative_to(target).parts[0]
     return (
-        f"{found.who} may change {found.path}, and so decide what the query reads, skips and writes again",
-        f"Run: {change} {shlex.quote(str(place))}, or name a new folder, in one that only you and root may change",
+        f"{exposed.who} may change {exposed.path}, and so decide what the query reads, skips and writes again",
+        f"Run: {command} {shlex.quote(str(target))}, or name a new folder, in one that only you and root may change",
     )
 
 
-def _local(location: str) -> Path | None:
+def _local_path(location: str) -> Path | None:
     """The path of a ``checkpointLocation``; None on another file system."""
     if location.startswith("file:"):
         return Path("/" + location.removeprefix("file:").lstrip("/"))
     return None if "://" in location else Path(location).absolute()
 
 
-def _entries(path: Path) -> Iterator[Path]:
+def _files_to_check(path: Path) -> Iterator[Path]:
     for folder in (path, *(path / name for name in _LOGS)):
         try:
             yield from (folder / name for name in os.listdir(folder))
-        except OSError:  # missing, or not readable: it is not used either
+        except OSError:  # missing, or not readable, so Spark cannot use it
             continue

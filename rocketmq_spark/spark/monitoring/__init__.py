@@ -1,1 +1,1 @@
-"""How queries are doing: progress, metrics, and the offsets of their groups."""
+"""Monitors queries: progress, metrics, causes of failures, and the offsets of consumer groups."""

@@ -1,23 +1,12 @@
-"""``progress(query)`` returns the state of a running query, ``explain(exception)`` why a query failed.
-
-``progress`` reads the figures that the sources report to Spark (``decisions``).
-
-``explain`` returns the one line of a PySpark exception that has the cause and the remedy. Spark wraps the error of a Python task
-or a source in a Python traceback, a JVM stack and a plan. The line is the last one with an error code of this package. Without
-such a line, ``explain`` recognizes known problems of Spark and adds their remedies.
-"""
+"""``progress(query)`` returns the figures of a running query, which its sources report to Spark (``source.progress``)."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
-
-from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.options.names import KAFKA_SOURCE_COLUMNS, of_kafka_column
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -26,160 +15,8 @@ if TYPE_CHECKING:
     from rocketmq_spark.spark.sink.foreach import ForeachBatchWriter
 
 
-# A line with an error code of this package, with the lines below it that list problems.
-_OURS = re.compile(r"\[ROCKETMQ_[A-Z_]+\][^\n]*(?:\n[ \t]+- [^\n]*)*")
-_STATE = re.compile(r"\s*SQLSTATE: \w{5}\b.*$")
-# The last line of a traceback, which names a class; indented ones are frames.
-_OF_PYTHON = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: [^\n]*)?$", re.MULTILINE)
-# Known problems of Spark, and their remedies.
-_KNOWN = (
-    (
-        r"DATA_SOURCE_NOT_FOUND|No module named '(?:rocketmq_spark|pyspark_rocketmq|pyarrow)'",
-        "Spark's workers run a Python that lacks rocketmq-spark or pyarrow. Set PYSPARK_PYTHON to the python of its virtual "
-        "environment before the session is created, or call register(spark). "
-        "PySpark before 4.0 has no data sources in Python: read with read_rocketmq",
-    ),
-    (
-        r"Illegal size \d+ of collection",
-        "two streams started at once and broke Spark's driver. Restart it, and call register(spark) before the first "
-        "stream (docs/upstream.md)",
-    ),
-    (
-        r"Class is not registered: org\.apache\.spark\.sql\.catalyst\."
-        r"(?:util\.(?:GenericArrayData|ArrayBasedMapData)|expressions\.GenericInternalRow)",
-        "spark.kryo.registrationRequired is set, and Kryo does not know the classes of Spark's rows, arrays and maps; call "
-        "register(spark) before the query starts, or set spark.kryo.classesToRegister to "
-        "org.apache.spark.sql.catalyst.util.GenericArrayData,org.apache.spark.sql.catalyst.util.ArrayBasedMapData,"
-        "org.apache.spark.sql.catalyst.expressions.GenericInternalRow",
-    ),
-    (
-        r"\[UNSUPPORTED_DATA_SOURCE_SAVE_MODE\].*rocketmq",
-        'a topic takes appended rows only. Write with .mode("append"), or with write_rocketmq(df, …), which needs no mode',
-    ),
-    (
-        r"rocketmq does not support Update mode",
-        "a topic takes appended rows only. Write the updates with foreachBatch(foreach_batch_writer(…))",
-    ),
-    (
-        r"Data source rocketmq does not support continuous processing",
-        "Python data sources do not support it. Use trigger(processingTime=…), and low_latency_conf() for small batches",
-    ),
-    (
-        r"failed to connect back",
-        "a Python worker did not start within Spark's 10 s. Is the machine overloaded, or the folder of Python slow? Start "
-        "the query again",
-    ),
-)
-
-
-# A name that Spark could not resolve, with its parts in backticks or in quotes.
-_UNRESOLVED = (
-    re.compile(r".*\[UNRESOLVED_COLUMN\b.* with name ((?:`[^`]*`\.)*`[^`]*`) cannot be resolved"),
-    re.compile(r'.*\[UNRESOLVED_COLUMN_AMONG_FIELD_NAMES\] Cannot resolve column name "([^"]*)" among'),
-)
-# An attribute of a frame. The error does not say of which frame.
-_ATTRIBUTE = re.compile(r".*\[ATTRIBUTE_NOT_SUPPORTED\] Attribute `([^`]*)` is not supported")
-# Of a line, which a server or the author of a message may have chosen: expressions with several ``.*`` look at no more of it.
-_LOOKED_AT = 16_384
-# Columns in an error: quoted, in a list, or with a number in a plan.
-_OWN_COLUMN = re.compile(r"[`(\[ ](?:brokerName|queueId|queueOffset|body|bornTimestamp|storeTimestamp|msgId)(?=[`,)#])")
-_KAFKA_COLUMN = re.compile(r"[`(\[ ](key|value|partition|offset|timestampType)(?=[`,)#])")
-_FORMAT = re.compile(r"\brocketmq\b")
-_KAFKA_COLUMNS = re.compile(r"\bkafka_?columns\s*=\s*(?:true|yes|on|1)\b", re.IGNORECASE)
-
-
-def explain(exception: BaseException) -> str:
-    """Return the one useful line of ``exception``, which PySpark may have wrapped: the cause, and the remedy if known.
-
-    That is the first of these that the exception contains: the rocketmq-spark error that the driver or a task raised, with its
-    code and all of its problems; a known problem of Spark with its remedy; a column of Spark's Kafka source that is missing, with
-    the column that replaces it; the last line of a Python error in a task; the first line of the exception.
-    """
-    chain = list(_chain(exception))
-    for one in chain:
-        if isinstance(one, RocketMQError):
-            return _one_line(str(one))
-    texts = [str(one) for one in chain]
-    for text in texts:
-        ours = _OURS.findall(text)
-        if ours:
-            return _one_line(ours[-1])
-    for text in texts:
-        for known, remedy in _KNOWN:
-            found = next((line for line in _lines(text) if re.search(known, line)), None)
-            if found is not None:
-                return f"{_one_line(found).rstrip('.')}: {remedy}"
-    for text in texts:
-        if unresolved := _unresolved(text):
-            return unresolved
-    for text in texts:
-        said = _OF_PYTHON.findall(text) if "Traceback (most recent call last)" in text else ()
-        if said:
-            return _one_line(said[-1])
-    return next(
-        (_one_line(line) for text in texts for line in text.splitlines() if line.strip()), type(exception).__name__
-    )
-
-
-def _lines(text: str) -> Iterator[str]:
-    return (line[:_LOOKED_AT] for line in text.split("\n"))
-
-
-def _unresolved(text: str) -> str:
-    """The error of a column that a frame of this source lacks, with what replaces the column; empty for others."""
-    for line in _lines(text):
-        if attribute := _ATTRIBUTE.match(line):
-            replacement = of_kafka_column(attribute[1]).removeprefix("; ")
-            return (
-                f"{_one_line(attribute[0])}. If this is a frame of format rocketmq: {replacement}"
-                if replacement
-                else ""
-            )
-        unresolved = next(filter(None, (pattern.match(line) for pattern in _UNRESOLVED)), None)
-        if unresolved is not None:
-            parts = [part.strip("`") for part in unresolved[1].split(".")]
-            name = next((part for part in parts if part.lower() in (*KAFKA_SOURCE_COLUMNS, "topic")), "")
-            replacement = _column_here(name, text) if name else ""
-            head = line[: unresolved.end()].removesuffix(" among")
-            return f"{_one_line(head)}: {replacement}" if replacement else ""
-    return ""
-
-
-def _column_here(name: str, error: str) -> str:
-    """What to do about a missing column of Spark's Kafka source; empty if the frame is none of this source.
-
-    With ``kafkaColumns``, the frame has Kafka's columns instead of RocketMQ's.
-    """
-    kafka_columns = set(_KAFKA_COLUMN.findall(error.replace(f"`{name}`", "")))
-    is_own = bool(_OWN_COLUMN.search(error))
-    is_kafka = bool(_KAFKA_COLUMNS.search(error)) or (not is_own and len(kafka_columns) > 1)
-    if not (is_own or is_kafka or _FORMAT.search(error)):
-        return ""
-    if is_kafka and name.lower() == "headers":
-        return "set option 'includeHeaders' = true, and keep 'headers' in each select"
-    if is_kafka or name.lower() == "topic":
-        return f"the source has a column {name!r}, unless option 'columns' omits it; keep it in each select"
-    return of_kafka_column(name).removeprefix("; ")
-
-
-def _chain(exception: BaseException) -> Iterator[BaseException]:
-    """Yield the exception, then its causes."""
-    seen: set[int] = set()
-    one: BaseException | None = exception
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or one.__context__
-
-
-def _one_line(text: str) -> str:
-    head, *problems = re.split(r"\n[ \t]+- ", text.strip())
-    line = " ".join((head.rstrip() + " " + "; ".join(problems)).split())
-    return _STATE.sub("", line)
-
-
-_SUMS = ("lag", "queues", "queuesAway")
-_FIGURES = (*_SUMS, "behindMs", "brokersAway", "losses")
+_SUMMED_FIGURES = ("lag", "queues", "queuesAway")
+_FIGURES = (*_SUMMED_FIGURES, "behindMs", "brokersAway", "losses")
 
 
 def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) -> dict[str, Any] | None:
@@ -212,7 +49,7 @@ def progress(query: StreamingQuery, writer: ForeachBatchWriter | None = None) ->
         return None
     latest = json.loads(last.json)
     age = _age_ms(latest, datetime.now(UTC))
-    return {**of_progress(latest), "underWay": _executes(query.status), "ageMs": age, **sink_counts(writer)}
+    return {**figures_of_progress(latest), "underWay": _is_running(query.status), "ageMs": age, **sink_counts(writer)}
 
 
 def sink_counts(writer: ForeachBatchWriter | None) -> dict[str, Any]:
@@ -220,22 +57,22 @@ def sink_counts(writer: ForeachBatchWriter | None) -> dict[str, Any]:
     return {} if writer is None else {"sink": {"sent": writer.total.sent, **asdict(writer.total)}}
 
 
-def _executes(status: Mapping[str, Any]) -> bool:
+def _is_running(status: Mapping[str, Any]) -> bool:
     """Whether a batch is running. An active trigger is not enough: it is also active while Spark requests the latest offsets."""
     return bool(status.get("isTriggerActive")) and str(status.get("message", "")).startswith("Processing")
 
 
-def _age_ms(latest: Mapping[str, Any], now: datetime) -> int | None:
+def _age_ms(progress: Mapping[str, Any], now: datetime) -> int | None:
     """How long ago the last trigger ended, computed from its start and duration, which Spark reports."""
     try:
-        begun = datetime.fromisoformat(latest["timestamp"])
-        took = timedelta(milliseconds=latest["durationMs"]["triggerExecution"])
+        started = datetime.fromisoformat(progress["timestamp"])
+        duration = timedelta(milliseconds=progress["durationMs"]["triggerExecution"])
     except (KeyError, TypeError, ValueError):
         return None
-    return max(0, round((now - begun - took) / timedelta(milliseconds=1)))
+    return max(0, round((now - started - duration) / timedelta(milliseconds=1)))
 
 
-def ends_of(progress: StreamingQueryProgress) -> list[Any]:
+def end_offsets(progress: StreamingQueryProgress) -> list[Any]:
     """Return the end offset of the batch for each source, from Spark's JSON.
 
     The attribute ``endOffset`` is not used: on PySpark 4.0 and 4.1 it may be the ``str`` of a dict, which is not JSON.
@@ -243,9 +80,9 @@ def ends_of(progress: StreamingQueryProgress) -> list[Any]:
     return [source.get("endOffset") for source in json.loads(progress.json)["sources"]]
 
 
-def of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
+def figures_of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of ``progress`` from Spark's JSON of a progress."""
-    sources = [of_source(source.get("latestOffset")) for source in raw.get("sources", ())]
+    sources = [figures_of_source(source.get("latestOffset")) for source in raw.get("sources", ())]
     ours = [source for source in sources if source is not None]
     rows = raw.get("sink", {}).get("numOutputRows", -1)
     return {
@@ -254,15 +91,15 @@ def of_progress(raw: Mapping[str, Any]) -> dict[str, Any]:
         "rows": raw.get("numInputRows"),
         "batchMs": raw.get("durationMs", {}).get("triggerExecution"),
         "sinkRows": rows if rows >= 0 else None,
-        **{name: _sum(source[name] for source in ours) for name in _SUMS},
+        **{name: _sum(source[name] for source in ours) for name in _SUMMED_FIGURES},
         "behindMs": _largest([source["behindMs"] for source in ours]),
-        "brokersAway": _names([source["brokersAway"] for source in ours]),
-        "losses": _losses([source["losses"] for source in ours]),
+        "brokersAway": _all_names([source["brokersAway"] for source in ours]),
+        "losses": _summed_losses([source["losses"] for source in ours]),
         "sources": ours,
     }
 
 
-def of_source(latest: Any) -> dict[str, Any] | None:
+def figures_of_source(latest: Any) -> dict[str, Any] | None:
     """Return the figures that a source reported, without the ends of its queues; None if it is not a rocketmq source.
 
     PySpark 4.0 and 4.1 do not ask for a report, and pass the end of the batch instead: then all figures are None.
@@ -288,12 +125,12 @@ def _largest(values: list[int | None]) -> int | None:
     return max(numbers) if values and len(numbers) == len(values) else None
 
 
-def _names(reports: Sequence[Iterable[str] | None]) -> list[str] | None:
+def _all_names(reports: Sequence[Iterable[str] | None]) -> list[str] | None:
     known = [report for report in reports if report is not None]
     return sorted({name for report in known for name in report}) if len(known) == len(reports) else None
 
 
-def _losses(
+def _summed_losses(
     reports: Sequence[Mapping[str, Mapping[str, int | None]] | None],
 ) -> dict[str, dict[str, int | None]] | None:
     known = [report for report in reports if report is not None]
@@ -301,6 +138,9 @@ def _losses(
         return None
     every = [(cause, counts) for report in known for cause, counts in report.items()]
     return {
-        cause: {name: _sum(counts[name] for of, counts in every if of == cause) for name in ("ranges", "offsets")}
+        cause: {
+            name: _sum(counts[name] for cause_of_count, counts in every if cause_of_count == cause)
+            for name in ("ranges", "offsets")
+        }
         for cause in sorted({cause for cause, _ in every})
     }

@@ -1,1 +1,1 @@
-"""Writing from Spark: rows become batches of messages, and a task succeeds only when every message is acknowledged."""
+"""Writes from Spark: rows become batches of messages, and a task succeeds only if every message is acknowledged."""

@@ -45,10 +45,10 @@ from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import Topics, owned
 from rocketmq_spark.queues.environment import by_position, check_chosen, position_problem, scope_of
 from rocketmq_spark.session.spools import problems as spool_problems
-from rocketmq_spark.spark.sink import guarantee
+from rocketmq_spark.spark.sink import exactly_once_checks
 
 COLUMNS = columns.COLUMNS
-_KINDS: dict[type[DataType], str] = {
+_COLUMN_KINDS: dict[type[DataType], str] = {
     StringType: columns.TEXT,
     BinaryType: columns.BYTES,
     **dict.fromkeys((ByteType, ShortType, IntegerType), columns.INT),
@@ -61,56 +61,60 @@ logger = logging.getLogger(__name__)
 GROUP = "rocketmq_spark_sink"
 # The time limit of one attempt to send a batch. After that, another broker is tried, because this one does not answer.
 ATTEMPT_S = 10.0
-_ATTEMPTS = 6
+_MIN_ATTEMPTS = 6
 # Approximate size of a request's Python objects. It limits the number of small requests that wait for a queue.
 _REQUEST_BYTES = 1 << 10
 
-# How many queues each broker has, in the order of Kafka's partitions. A process keeps at most so many counts, of the last topics.
-_Numbers = tuple[tuple[str, int], ...]
-_MOST_NUMBERED, _MOST_SHOWN = 10_000, 100
-# Names to which option ``topicNames`` applied; a process keeps the last ones.
-_MOST_NAMED = 10_000
-_ASKED, _CHECKED, _NUMBERED = "brokers asked for timers", "topics checked", "partitions of topics"
-_NAMED = "names of topics"
-_WARNED = ""  # instead of a name, after the warning
+# The number of queues of each broker, in the order of Kafka's partitions, and how many of these numbers a process keeps.
+_QueueCounts = tuple[tuple[str, int], ...]
+_MAX_NUMBERED, _MAX_SHOWN = 10_000, 100
+# How many names that option ``topicNames`` changed a process keeps.
+_MAX_NAMED = 10_000
+_TIMERS_KEY, _TOPICS_KEY, _NUMBERS_KEY = "brokers asked for timers", "topics checked", "partitions of topics"
+_NAMES_KEY = "names of topics"
+_ALREADY_WARNED = ""  # replaces a kept name after the warning
 
-# The reason why such a write cannot keep the queues that an environment given by its number had at the start.
-_OF_STREAMS = (
-    "Spark makes the writer of a stream anew for each micro-batch, in processes that come and go (foreach_batch_writer keeps "
+# Why a write of a stream, or a write with column 'topic', cannot use an environment that is given by its number alone.
+_REASON_STREAM = (
+    "Spark creates the writer of a stream again for each micro-batch, in short-lived processes (foreach_batch_writer keeps "
     "what it counted)"
 )
-_OF_COLUMNS = "each task learns from column 'topic' by itself which topics there are"
+_REASON_TOPIC_COLUMN = "each task finds the topics in column 'topic' by itself"
 
 
-def _column(field: StructField) -> RowColumn:
-    kind = field.dataType
-    found = next((word for each, word in _KINDS.items() if isinstance(kind, each)), "")
-    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StringType):
-        found = columns.TEXTS
-    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
-        parts = [(part.name.lower(), type(part.dataType)) for part in kind.elementType.fields]
-        found = kafka.HEADERS if parts == [("key", StringType), ("value", BinaryType)] else ""
-    if isinstance(kind, MapType) and isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType):
-        found = columns.TEXT_MAP
-    return RowColumn(field.name, found, kind.simpleString())
+def _row_column(field: StructField) -> RowColumn:
+    spark_type = field.dataType
+    kind = next((column_kind for type_, column_kind in _COLUMN_KINDS.items() if isinstance(spark_type, type_)), "")
+    if isinstance(spark_type, ArrayType) and isinstance(spark_type.elementType, StringType):
+        kind = columns.TEXTS
+    if isinstance(spark_type, ArrayType) and isinstance(spark_type.elementType, StructType):
+        parts = [(part.name.lower(), type(part.dataType)) for part in spark_type.elementType.fields]
+        kind = kafka.HEADERS if parts == [("key", StringType), ("value", BinaryType)] else ""
+    if (
+        isinstance(spark_type, MapType)
+        and isinstance(spark_type.keyType, StringType)
+        and isinstance(spark_type.valueType, StringType)
+    ):
+        kind = columns.TEXT_MAP
+    return RowColumn(field.name, kind, spark_type.simpleString())
 
 
 def check_columns(
     schema: StructType, topic: str | None, selector: object = None, row_id: str | None = None
 ) -> tuple[dict[str, str], list[str]]:
-    """Returns the names of the DataFrame's columns by role, including the column of the row id, and the problems with them.
+    """Return the names of the DataFrame's columns by role, including the column of the row id, and the problems with them.
 
     ``selector`` is None if the user set none.
     """
-    return columns.check_columns([_column(field) for field in schema.fields], topic, selector, row_id)
+    return columns.check_columns([_row_column(field) for field in schema.fields], topic, selector, row_id)
 
 
-def settings(options: Options) -> ProducerSettings:
-    """The sink's settings for its producer: retries until ``sendTimeout`` after any failure, and creates no topic."""
+def producer_settings(options: Options) -> ProducerSettings:
+    """Return the settings of the sink's producer, which retries after any failure until ``sendTimeout``, and creates no topic."""
     return dataclasses.replace(
         ProducerSettings.of(options),
         group=GROUP,
-        attempt_timeout_s=min(ATTEMPT_S, options.send_timeout / _ATTEMPTS),
+        attempt_timeout_s=min(ATTEMPT_S, options.send_timeout / _MIN_ATTEMPTS),
         retries=None,
         pinned_retries=None,
         auto_create_topics=False,
@@ -122,8 +126,8 @@ def settings(options: Options) -> ProducerSettings:
     )
 
 
-def check(options: Options, schema: StructType, stream: bool = False) -> dict[str, str]:
-    """Returns the names of the DataFrame's columns by role.
+def check_sink(options: Options, schema: StructType, stream: bool = False) -> dict[str, str]:
+    """Return the names of the DataFrame's columns by role.
 
     One ``OptionError`` lists all problems that can be found without a broker.
 
@@ -131,23 +135,25 @@ def check(options: Options, schema: StructType, stream: bool = False) -> dict[st
     """
     selector = options.queue_selector if "queue_selector" in options.given else None
     if options.kafka_columns:
-        by_role, problems = kafka.check_columns(list(map(_column, schema.fields)), options.topic, options.message_id)
-        problems += _selector_of_kafka(selector, by_role)
+        by_role, problems = kafka.check_columns(
+            list(map(_row_column, schema.fields)), options.topic, options.message_id
+        )
+        problems += _kafka_selector_problems(selector, by_role)
     else:
         by_role, problems = check_columns(schema, options.topic, selector, options.message_id)
     if options.empty_bodies == "mark" and "properties" not in by_role:  # each row may get one
         is_free = "properties" not in by_role.values()  # with Kafka's columns it may be the name of the row id
         by_role["properties"] = "properties" if is_free else "properties (emptyBodies)"
-    problems += _option_problems(options) + guarantee.problems(options, by_role)
+    problems += _option_problems(options) + exactly_once_checks.option_problems(options, by_role)
     if by_position(options) and (stream or options.topic is None):
-        problems.append(position_problem(options, _OF_STREAMS if stream else _OF_COLUMNS))
+        problems.append(position_problem(options, _REASON_STREAM if stream else _REASON_TOPIC_COLUMN))
     problems += columns.check_features(by_role, transport.features(options))
     if problems:
         raise OptionError.of(problems)
     return by_role
 
 
-def _selector_of_kafka(selector: object, by_role: Mapping[str, str]) -> list[str]:
+def _kafka_selector_problems(selector: object, by_role: Mapping[str, str]) -> list[str]:
     problems = []
     if selector == "column":
         problems.append(
@@ -176,7 +182,7 @@ def _option_problems(options: Options) -> list[str]:
         )
     if callable(selector) or ":" in selector:
         problems += _problems_of(lambda: resolve(selector, "queueSelector"))
-    problems += _problems_of(lambda: settings(options))
+    problems += _problems_of(lambda: producer_settings(options))
     problems += spool_problems(options)
     for name, topic in [("topic", options.topic), *(("allowedTopics", topic) for topic in options.allowed_topics)]:
         if topic is not None:
@@ -196,56 +202,57 @@ def _problems_of(make: Callable[[], object]) -> list[str]:
 
 
 def check_topic_names(options: Options, names: Iterable[str]) -> None:
-    """Checks, when the tasks of a write have ended, that no two of them gave one topic different ``names``: a task sees only its
-    own rows. Logs a warning, once, if an earlier write of this process over the same connection used another name for a topic:
-    that may be a write of another query, so it is no error of this one.
+    """Check that no two tasks of a write used different ``names`` for one topic, because a task sees only its own rows.
+
+    Logs one warning if an earlier write of this process over the same connection used another name for a topic. It may have been
+    a write of another query, so this is no error.
     """
     if options.topic_names == EXACT:
         return
     try:
-        given = TopicNames(options.topic_names, names)
+        topic_names = TopicNames(options.topic_names, names)
     except ValueError as e:
         raise OptionError(
             f"{e}; tasks of this write have stored rows of both there",
             remedy="Rename one of the two in the column 'topic', and write the batch again",
         ) from None
     connection = session.connection_key(options)
-    names_by_key = {(connection, given.rocketmq_name(name)): name for name in given.seen}
+    names_by_key = {(connection, topic_names.rocketmq_name(name)): name for name in topic_names.seen}
     with process.lock():
-        kept: dict[tuple[object, str], str] = process.kept(_NAMED)
-        others: dict[str, str] = {}
+        names_kept: dict[tuple[object, str], str] = process.kept(_NAMES_KEY)
+        earlier_names: dict[str, str] = {}
         for key, name in names_by_key.items():
-            other = kept.get(key)
-            if other is not None:
-                del kept[key]  # the newest is the last
-            if other is None or other == name:
-                kept[key] = name
+            earlier_name = names_kept.get(key)
+            if earlier_name is not None:
+                del names_kept[key]  # the newest is the last
+            if earlier_name is None or earlier_name == name:
+                names_kept[key] = name
             else:
-                kept[key] = _WARNED
-                if other != _WARNED:
-                    others[name] = other
-        while len(kept) > _MOST_NAMED:
-            del kept[next(iter(kept))]
-    for name, other in others.items():
+                names_kept[key] = _ALREADY_WARNED
+                if earlier_name != _ALREADY_WARNED:
+                    earlier_names[name] = earlier_name
+        while len(names_kept) > _MAX_NAMED:
+            del names_kept[next(iter(names_kept))]
+    for name, earlier_name in earlier_names.items():
         logger.warning(
             "this write stored rows of topic %r in topic %s, and an earlier write of this process rows of %r: two topics are one "
             "there. If that is not intended, use one name in the column 'topic' of all writes",
             name,
-            given.rocketmq_name(name),
-            other,
+            topic_names.rocketmq_name(name),
+            earlier_name,
         )
 
 
-def check_topic(sender: Sender, topic: str, options: Options, expected: bool = False) -> None:
+def check_topic(sender: Sender, topic: str, options: Options, must_exist: bool = False) -> None:
     """Checks that rows can be sent to ``topic``: it exists and has a writable queue.
 
     If no name server answers, no broker is registered, or the topic has no master, the check waits as long as a send would
     wait, and then raises the first error. A topic is unknown if name servers reported that ``numRetries`` times while brokers
-    were registered. With ``expected`` (the topic existed before) the check waits, because brokers register one by one after a
+    were registered. With ``must_exist`` (the topic existed before) the check waits, because brokers register one by one after a
     name server was restarted.
     """
     _wait_for_route(
-        sender, topic, options, expected, lambda deadline, again: sender.publish_queues(topic, deadline, again)
+        sender, topic, options, must_exist, lambda deadline, refresh: sender.publish_queues(topic, deadline, refresh)
     )
 
 
@@ -256,59 +263,62 @@ def numbered_queues(sender: Sender, topic: str, options: Options) -> tuple[Messa
     queues = tuple(
         _wait_for_route(sender, topic, options, True, lambda deadline, _: sender.numbered_queues(topic, deadline))
     )
-    numbers = tuple((name, sum(1 for _ in of)) for name, of in itertools.groupby(queues, lambda one: one.broker_name))
+    counts = tuple(
+        (name, sum(1 for _ in broker_queues))
+        for name, broker_queues in itertools.groupby(queues, lambda queue: queue.broker_name)
+    )
     key = session.connection_key(options), topic  # exactly-once writes have another sender for each batch
     with process.lock():
-        kept: dict[tuple[object, str], _Numbers] = process.kept(_NUMBERED)
-        previous = kept.get(key, ())
+        counts_kept: dict[tuple[object, str], _QueueCounts] = process.kept(_NUMBERS_KEY)
+        previous = counts_kept.get(key, ())
         if previous:
-            del kept[key]
-        kept[key] = numbers  # the newest is the last
-        while sum(1 + len(noted) for noted in kept.values()) > _MOST_NUMBERED:
-            del kept[next(iter(kept))]
-    if not _continues(numbers, previous):
+            del counts_kept[key]
+        counts_kept[key] = counts  # the newest is the last
+        while sum(1 + len(kept_counts) for kept_counts in counts_kept.values()) > _MAX_NUMBERED:
+            del counts_kept[next(iter(counts_kept))]
+    if not _keeps_numbers(counts, previous):
         logger.warning(
             "the partition numbers of topic %s changed since the last write of this process: now %s, before %s. Brokers that are "
             "down have no numbers",
             topic,
-            _shown(numbers),
-            _shown(previous),
+            _numbers_text(counts),
+            _numbers_text(previous),
         )
     return queues
 
 
-def _continues(now: _Numbers, before: _Numbers) -> bool:
-    """Whether all numbers of before have the same queues now."""
-    last = len(before) - 1
-    if last < 0 or len(now) <= last:
+def _keeps_numbers(counts: _QueueCounts, earlier: _QueueCounts) -> bool:
+    """Whether each earlier number still belongs to the same queue."""
+    last = len(earlier) - 1
+    if last < 0 or len(counts) <= last:
         return last < 0
-    (name, count), (name_before, count_before) = now[last], before[last]
-    return now[:last] == before[:last] and name == name_before and count >= count_before
+    (name, count), (name_before, count_before) = counts[last], earlier[last]
+    return counts[:last] == earlier[:last] and name == name_before and count >= count_before
 
 
-def _shown(numbers: _Numbers) -> str:
-    """The numbers that each broker's queues have, for messages: ``0 to 3 on broker-a, 4 to 7 on broker-b``."""
+def _numbers_text(numbers: _QueueCounts) -> str:
+    """Return the partition numbers of each broker as text: ``0 to 3 on broker-a, 4 to 7 on broker-b``."""
     ends = itertools.accumulate(count for _, count in numbers)
     parts = [f"{end - count} to {end - 1} on {name}" for (name, count), end in zip(numbers, ends, strict=True)]
-    return ", ".join(parts[:_MOST_SHOWN] + ["…"] * (len(parts) > _MOST_SHOWN))
+    return ", ".join(parts[:_MAX_SHOWN] + ["…"] * (len(parts) > _MAX_SHOWN))
 
 
 def _wait_for_route(
     sender: Sender,
     topic: str,
     options: Options,
-    expected: bool,
-    ask: Callable[[Deadline, bool], Sequence[MessageQueue]],
+    must_exist: bool,
+    fetch: Callable[[Deadline, bool], Sequence[MessageQueue]],
 ) -> Sequence[MessageQueue]:
-    """Calls ``ask`` until it returns, the topic proves missing, or ``sendTimeout`` ends. ``ask(deadline, refresh)``: refresh
+    """Call ``ask(deadline, refresh)`` until it returns, the topic proves missing, or ``sendTimeout`` ends. ``refresh`` is true
     after a failure.
     """
     deadline, pauses = Deadline.after(options.send_timeout), backoff(max(0.1, options.retry_interval), 2.0)
     first: RocketMQError | None = None
-    unknown, registered = 0, False
+    times_unknown, has_brokers = 0, False
     while True:
         try:
-            return ask(deadline, first is not None)
+            return fetch(deadline, first is not None)
         except RocketMQError as error:
             e = error
         missing = isinstance(e, RouteNotFound)
@@ -317,124 +327,137 @@ def _wait_for_route(
         if first is None:
             first = e
             logger.warning("topic %s cannot be checked yet: %s", topic, e)
-        unknown += missing and registered  # proves nothing if brokers registered between the two requests
-        registered = registered or (missing and _any_broker(sender))
-        final = unknown >= max(1, options.num_retries) and not expected
-        if final or deadline.expired:
-            raise _given_up(sender, e if final else first, None if final else options.send_timeout)
+        times_unknown += missing and has_brokers  # does not count if brokers registered between the two requests
+        has_brokers = has_brokers or (missing and _any_broker(sender))
+        is_unknown = times_unknown >= max(1, options.num_retries) and not must_exist
+        if is_unknown or deadline.expired:
+            raise _route_error(sender, e if is_unknown else first, None if is_unknown else options.send_timeout)
         deadline.pause(next(pauses))
 
 
-def _given_up(sender: Sender, cause: RocketMQError, waited_s: float | None) -> RocketMQError:
+def _route_error(sender: Sender, cause: RocketMQError, waited_s: float | None) -> RocketMQError:
     if isinstance(cause, RouteNotFound):
         cause = sender.missing_topic(cause)
-    waited = "" if waited_s is None else f"; waited for {waited_s:g} s, option 'sendTimeout'"
-    message, topic = f"{cause.message}{waited}", cause.topic
+    waited_text = "" if waited_s is None else f"; waited for {waited_s:g} s, option 'sendTimeout'"
+    message, topic = f"{cause.message}{waited_text}", cause.topic
     return type(cause)(message, cause.addr, cause.broker_code, topic, remark=cause.remark, remedy=cause.remedy)
 
 
 def check_timers(
-    sender: Sender, topic: str, options: Options, names: Mapping[str, str], brokers: Collection[str] | None = None
+    sender: Sender,
+    topic: str,
+    options: Options,
+    columns_by_role: Mapping[str, str],
+    brokers: Collection[str] | None = None,
 ) -> None:
-    """Checks that the topic's brokers have timers if rows may need them, because old brokers would deliver at once.
+    """Check that the topic's brokers have timers if rows may need them, because old brokers would deliver at once.
 
-    With ``longDelay=dmq`` there is no check here, because each row is sent in the way that its brokers support.
+    With ``longDelay=dmq`` nothing is checked, because each row is sent in the way that its brokers support.
     """
-    wanted = [names[name] for name in TIMERS if name in names]
-    if not wanted or options.long_delay == "dmq":
+    timer_columns = [columns_by_role[name] for name in TIMERS if name in columns_by_role]
+    if not timer_columns or options.long_delay == "dmq":
         return
     deadline = Deadline.after(options.request_timeout)
     if brokers is None:
         brokers = {queue.broker_name for queue in sender.publish_queues(topic, deadline)}
-    if without := timers(sender, options).missing(topic, brokers, deadline):
-        refused = no_timers(f"column {' and '.join(map(repr, wanted))}", without, topic)
-        raise OptionError(refused.message, topic=topic, remedy=refused.remedy)
+    if brokers_without := timer_cache(sender, options).missing(topic, brokers, deadline):
+        problem = no_timers(f"column {' and '.join(map(repr, timer_columns))}", brokers_without, topic)
+        raise OptionError(problem.message, topic=topic, remedy=problem.remedy)
 
 
-def check_types(options: Options, topic: str, names: Mapping[str, str]) -> None:
-    """Over gRPC, checks that the topic accepts the type of messages that these columns result in, because the Proxy checks it."""
-    taken = session.message_types(options, topic, Deadline.after(options.request_timeout))
-    if not taken:
+def check_types(options: Options, topic: str, columns_by_role: Mapping[str, str]) -> None:
+    """Over gRPC, check that the topic accepts the type of message that these columns make: a Proxy rejects others."""
+    accepted_types = session.message_types(options, topic, Deadline.after(options.request_timeout))
+    if not accepted_types:
         return
-    delays = [name for name in guarantee.DELAYS if name in names]
-    wanted = transport.message_type(bool(delays), "shardingkey" in names, "priority" in names)
-    makers = {TopicType.DELAY: delays, TopicType.FIFO: ["shardingkey"], TopicType.PRIORITY: ["priority"]}
-    by = " and ".join(repr(names[name]) for name in makers.get(wanted, []))
-    if wanted not in taken:
+    delay_columns = [name for name in exactly_once_checks.DELAY_COLUMNS if name in columns_by_role]
+    message_type = transport.message_type(
+        bool(delay_columns), "shardingkey" in columns_by_role, "priority" in columns_by_role
+    )
+    columns_by_type = {
+        TopicType.DELAY: delay_columns,
+        TopicType.FIFO: ["shardingkey"],
+        TopicType.PRIORITY: ["priority"],
+    }
+    columns_text = " and ".join(repr(columns_by_role[name]) for name in columns_by_type.get(message_type, []))
+    if message_type not in accepted_types:
         raise OptionError(
-            f"option 'topic' is {topic!r}, which takes messages of type {' or '.join(sorted(taken))}; "
-            + (f"column {by} of the DataFrame makes" if by else "the columns of the DataFrame make")
-            + f" {wanted} ones",
+            f"option 'topic' is {topic!r}, which takes messages of type {' or '.join(sorted(accepted_types))}; "
+            + (f"column {columns_text} of the DataFrame makes" if columns_text else "the columns of the DataFrame make")
+            + f" {message_type} ones",
             topic=topic,
-            remedy=f"Make a topic with attribute message.type={wanted}"
+            remedy=f"Make a topic with attribute message.type={message_type}"
             + (
-                f", or write without {by}"
-                if by
+                f", or write without {columns_text}"
+                if columns_text
                 else ", or add the columns that the type needs: keys, delays or priorities"
             ),
         )
 
 
-def timers(sender: Sender, options: Options) -> Timers:
-    """The process's cache of brokers' timers. Tasks are short, and without the cache each of them would ask brokers again."""
-    return Timers(sender, process.once(_ASKED, session.connection_key(options), dict))
+def timer_cache(sender: Sender, options: Options) -> Timers:
+    """Return the process's cache of which brokers have timers. Without it, each short task would ask the brokers again."""
+    return Timers(sender, process.once(_TIMERS_KEY, session.connection_key(options), dict))
 
 
-def check_brokers(options: Options, names: Mapping[str, str], once: bool = False) -> None:
-    """The checks of a constant topic that need brokers. With ``once`` they are not repeated in this process.
+def check_brokers(options: Options, columns_by_role: Mapping[str, str], once_per_process: bool = False) -> None:
+    """Check the topic of option ``topic`` with its brokers. With ``once_per_process`` the check is not repeated.
 
-    Spark creates a stream's writer for every micro-batch, and again to commit it. The later ones must not fail or wait while
+    Spark creates a stream's writer for every micro-batch, and again to commit it. The later writers must not fail or wait while
     brokers are down: the tasks find out whether rows can be sent.
     """
     if options.topic is None:
         return
     sender = session.sender(options)  # one for each cluster and namespace, and each environment with its own topics
-    key = (sender, options.topic, repr(sorted(names)))
-    checked = process.kept(_CHECKED)
-    if once and key in checked:
+    key = (sender, options.topic, repr(sorted(columns_by_role)))
+    checked = process.kept(_TOPICS_KEY)
+    if once_per_process and key in checked:
         return
     try:
-        if once:
-            _check_now(sender, options.topic, options.request_timeout)
+        if once_per_process:
+            _check_route_now(sender, options.topic, options.request_timeout)
         else:
             check_topic(sender, options.topic, options)
-        check_timers(sender, options.topic, options, names)
-        check_types(options, options.topic, names)
+        check_timers(sender, options.topic, options, columns_by_role)
+        check_types(options, options.topic, columns_by_role)
     except RocketMQError as e:
-        waits = once or (options.on_send_failure == "spool" and passing(e, sender))
-        if not waits or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _any_broker(sender)):
+        may_wait = once_per_process or (options.on_send_failure == "spool" and passing(e, sender))
+        if not may_wait or isinstance(e, OptionError) or (isinstance(e, RouteNotFound) and _any_broker(sender)):
             raise
         logger.warning("topic %s cannot be checked now: %s", options.topic, e)
         return
     checked[key] = True
 
 
-def positions(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
-    """The queues of an environment that is only a number, by topic. The driver determines them for all tasks, because each task
-    would count the queues that exist when it starts. Empty for other environments. Waits for the route up to the send timeout.
+def environment_queues(options: Options) -> dict[str, tuple[MessageQueue, ...]]:
+    """Return the queues of the topic in an environment that is given by its number alone; empty for other environments.
+
+    The driver determines them for all tasks, because each task would count the queues that exist when it starts. Waits for the
+    route up to the send timeout.
     """
     if options.topic is None or not by_position(options):
         return {}
-    how, sender = settings(options), session.sender(options)
-    assert how.environment is not None
-    kept = owned(sender, how.environment)
-    if options.topic not in kept:
+    sink_settings, sender = producer_settings(options), session.sender(options)
+    assert sink_settings.environment is not None
+    owned_queues = owned(sender, sink_settings.environment)
+    if options.topic not in owned_queues:
         deadline = Deadline.after(options.send_timeout)
-        Topics(sender, how).awaited(options.topic, deadline, deadline.pause)
-    return {options.topic: kept[options.topic]}
+        Topics(sender, sink_settings).awaited(options.topic, deadline, deadline.pause)
+    return {options.topic: owned_queues[options.topic]}
 
 
-def partitions(options: Options, names: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
-    """The queues of the topic in the order of Kafka's partitions, if rows name partitions. The driver determines them for all
-    tasks of a write: a route that changes meanwhile must not give a number to another queue. Empty if rows name their topics.
+def partition_queues(options: Options, columns_by_role: Mapping[str, str]) -> dict[str, tuple[MessageQueue, ...]]:
+    """Return the queues of the topic in the order of Kafka's partitions if rows name partitions; empty if rows name their topics.
+
+    The driver determines them for all tasks of a write: a change of the route must not give a number to another queue.
     """
-    if options.topic is None or kafka.PARTITION not in names:
+    if options.topic is None or kafka.PARTITION not in columns_by_role:
         return {}
     return {options.topic: numbered_queues(session.sender(options), options.topic, options)}
 
 
-def _check_now(sender: Sender, topic: str, within_s: float) -> None:
-    deadline = Deadline.after(within_s)
+def _check_route_now(sender: Sender, topic: str, timeout_s: float) -> None:
+    deadline = Deadline.after(timeout_s)
     try:
         try:
             sender.publish_queues(topic, deadline)

@@ -1,7 +1,7 @@
-"""Writing from the driver: a function for ``foreachBatch``, which supports every output mode, and one for DataFrames.
+"""Writes DataFrames from the driver: ``foreach_batch_writer`` for any output mode, and ``write_rocketmq``.
 
-Both run exactly one action, whose result contains the acknowledged rows of each task. With Spark Connect, Spark calls the
-function in a process of the server, so the client does not see its attributes; the function logs there.
+Both run exactly one action, whose result has the acknowledged rows of each task. With Spark Connect, Spark calls the writer in a
+process of the server, so the client does not see its attributes; the writer logs there.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer.rows.routing import log_choice
-from rocketmq_spark.spark.checkpoints import notes
-from rocketmq_spark.spark.checkpoints.entries import Folder, checkpoint_folder
+from rocketmq_spark.spark.checkpoints import batch_notes
+from rocketmq_spark.spark.checkpoints.files import Folder, checkpoint_folder
 from rocketmq_spark.spark.checkpoints.owners import check_owner
 from rocketmq_spark.spark.map_in_arrow import map_in_arrow
-from rocketmq_spark.spark.sink import checks, guarantee
-from rocketmq_spark.spark.sink.once import OncePlan, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import AtBroker, Written, warn_of_left_out, warn_of_unmatched
+from rocketmq_spark.spark.sink import checks, exactly_once_checks
+from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan, plan_batch, plan_job
+from rocketmq_spark.spark.sink.report import AtBroker, Written, warn_of_omitted_headers, warn_of_unmatched
 from rocketmq_spark.spark.sink.task import write_task
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ _COUNTS = (
     "found_of_batch",
     "left_out",
 )
-_WRITES = "exactly-once writes of batches"
+_WRITES_KEY = "exactly-once writes of batches"
 # The generated name of a write without ``write_name``.
-_OF_TOPICS = re.compile("topics-[0-9a-f]{16}")
+_GENERATED_NAME = re.compile("topics-[0-9a-f]{16}")
 _SCHEMA = ", ".join([*(f"{name} bigint" for name in _COUNTS), "brokers string", "topic_names array<string>"])
 
 
@@ -93,10 +93,10 @@ def write_rocketmq(
     """
     parsed = _options(name_server, options)
     if checkpoint_location is None:
-        return _write(df, parsed, "written", once=False)
+        return _write(df, parsed, "written", is_micro_batch=False)
     check_owner(checkpoint_location)
     batch = QueryBatch(checkpoint_location, _write_name(write_name, parsed))
-    return _write(df, parsed, "written", once=True, batch=batch)
+    return _write(df, parsed, "written", is_micro_batch=True, batch=batch)
 
 
 def _options(name_server: str | None, options: Mapping[str, object]) -> Options:
@@ -112,9 +112,9 @@ class QueryBatch(NamedTuple):
 
 
 def _write_name(name: str | None, options: Options) -> str:
-    """The name of a write. By default it depends on the topics."""
+    """Return the name of a write, which is generated from the topics by default."""
     if name is None:
-        topics = " ".join(guarantee.topics(options))
+        topics = " ".join(exactly_once_checks.written_topics(options))
         return f"topics-{hashlib.blake2b(topics.encode(), digest_size=8).hexdigest()}"
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
         raise OptionError(f"argument 'write_name' is {name!r}; expected up to 64 letters, digits, '-' and '_'")
@@ -132,7 +132,7 @@ class ForeachBatchWriter:
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         batch = None if self._batch is None else self._batch._replace(number=batch_id)
-        self.last_report = _write(df, self._options, f"batch {batch_id}", once=True, batch=batch)
+        self.last_report = _write(df, self._options, f"batch {batch_id}", is_micro_batch=True, batch=batch)
         self.total += self.last_report
 
 
@@ -167,7 +167,7 @@ def foreach_batch_writer(
     parsed = _options(name_server, options)
     if checkpoint_location is not None:
         check_owner(checkpoint_location)
-    if not guarantee.wanted(parsed):
+    if not exactly_once_checks.is_exactly_once(parsed):
         return ForeachBatchWriter(parsed)
     if checkpoint_location is None:
         raise OptionError(
@@ -179,34 +179,38 @@ def foreach_batch_writer(
     return ForeachBatchWriter(parsed, QueryBatch(checkpoint_location, _write_name(write_name, parsed)))
 
 
-def _write(df: DataFrame, options: Options, what: str, once: bool, batch: QueryBatch | None = None) -> Written:
-    names = checks.check(options, df.schema)
-    checks.check_brokers(options, names, once)
-    log_choice(options, names, once)
+def _write(
+    df: DataFrame, options: Options, write_text: str, is_micro_batch: bool, batch: QueryBatch | None = None
+) -> Written:
+    columns = checks.check_sink(options, df.schema)
+    checks.check_brokers(options, columns, is_micro_batch)
+    log_choice(options, columns, is_micro_batch)
     _warn_of_speculation(df)
-    if not guarantee.wanted(options):
-        return _sent(df, options, names, None, what)
+    if not exactly_once_checks.is_exactly_once(options):
+        return _run_write(df, options, columns, None, write_text)
     _check_context(getattr(df.sparkSession, "_sc", None), options, batch is not None)
     if batch is None:
-        return _sent(df, options, names, plan_job(options), what)
+        return _run_write(df, options, columns, plan_job(options), write_text)
     check_owner(batch.checkpoint)
-    with _named(df, batch, guarantee.topics(options)):
+    with _registered_write(df, batch, exactly_once_checks.written_topics(options)):
         plan = plan_batch(options, batch.checkpoint, batch.write, batch.number)
-        return _sent(df, options, names, plan, what)
+        return _run_write(df, options, columns, plan, write_text)
 
 
-def _sent(df: DataFrame, options: Options, names: dict[str, str], plan: OncePlan | None, what: str) -> Written:
-    positions, partitions = checks.positions(options), checks.partitions(options, names)
-    send = functools.partial(_send, options, names, positions, partitions, plan)
+def _run_write(
+    df: DataFrame, options: Options, columns: dict[str, str], plan: ExactlyOncePlan | None, write_text: str
+) -> Written:
+    positions, partitions = checks.environment_queues(options), checks.partition_queues(options, columns)
+    send = functools.partial(_write_partition, options, columns, positions, partitions, plan)
     written, topic_names = Written(), list[str]()
     for row in map_in_arrow(df, send, _SCHEMA, 'write with df.write.format("rocketmq")').collect():
         brokers = {name: AtBroker(**counts) for name, counts in json.loads(row["brokers"]).items()}
         written += Written(**{name: row[name] for name in _COUNTS}, brokers=brokers)
         topic_names += row["topic_names"]
     written = written.of_all_tasks()
-    logger.info("%s: %s", what, written)
-    warn_of_unmatched(written, what)
-    warn_of_left_out(written, what)
+    logger.info("%s: %s", write_text, written)
+    warn_of_unmatched(written, write_text)
+    warn_of_omitted_headers(written, write_text)
     checks.check_topic_names(options, topic_names)
     return written
 
@@ -214,11 +218,11 @@ def _sent(df: DataFrame, options: Options, names: dict[str, str], plan: OncePlan
 def _check_context(context: SparkContext | None, options: Options, streaming: bool) -> None:
     if context is not None:  # Spark Connect has none
         conf = context.getConf()
-        guarantee.check_settings(conf.get, streaming, "the Spark context")
-        guarantee.check_settle(conf.get, options.exactly_once_settle)
+        exactly_once_checks.check_settings(conf.get, streaming, "the Spark context")
+        exactly_once_checks.check_settle(conf.get, options.exactly_once_settle)
 
 
-class _Run(NamedTuple):
+class _QueryRun(NamedTuple):
     """The run of a query that a write belongs to: its session and job group, as far as they are known. Only the query's own
     thread sees the job group.
     """
@@ -227,43 +231,43 @@ class _Run(NamedTuple):
     group: str = ""
 
     @classmethod
-    def of(cls, df: DataFrame) -> _Run:
+    def of(cls, df: DataFrame) -> _QueryRun:
         context = getattr(df.sparkSession, "_sc", None)
         if context is None:  # Spark Connect has a process for each run
             return cls()
         spark: Any = df.sparkSession
         return cls(spark._jsparkSession.sessionUUID(), context.getLocalProperty("spark.jobGroup.id") or "")
 
-    def may_be(self, other: _Run) -> bool:
+    def may_equal(self, other: _QueryRun) -> bool:
         return self.session == other.session and (self.group == other.group or not (self.group and other.group))
 
 
 @contextmanager
-def _named(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[None]:
-    """Checks and registers a write of a batch. Another write with the same name, later or at the same time, is an error; a failed
+def _registered_write(df: DataFrame, batch: QueryBatch, topics: Sequence[str]) -> Iterator[None]:
+    """Check and register a write of a batch. Another write with the same name, later or at the same time, is an error; a failed
     write may be repeated.
     """
     folder = checkpoint_folder(batch.checkpoint)
-    name = notes.batch_name(folder, batch.write, batch.number)
-    key, run = (name.query, name.write), _Run.of(df)
-    mine = name, run
+    name = batch_notes.batch_name(folder, batch.write, batch.number)
+    key, run = (name.query, name.write), _QueryRun.of(df)
+    registered = name, run
     _check_unfinished(folder, name)
     _check_topics(folder, name, topics, run)
     with process.lock():
-        before = process.kept(_WRITES).get(key)
-        if before is not None and before[0] == name and run.may_be(before[1]):
+        earlier_write = process.kept(_WRITES_KEY).get(key)
+        if earlier_write is not None and earlier_write[0] == name and run.may_equal(earlier_write[1]):
             raise OptionError(
                 f"batch {name.number} is written to {', '.join(topics)} a second time, and both writes have the name "
-                f"{name.write!r}: after a crash between them the second one would look stored",
+                f"{name.write!r}: after a crash between them, the rows of the second write would count as stored",
                 remedy="Give each write of the batch a write_name of its own",
             )
-        process.kept(_WRITES)[key] = mine
+        process.kept(_WRITES_KEY)[key] = registered
     try:
         yield
     except BaseException:
         with process.lock():
-            if process.kept(_WRITES).get(key) is mine:
-                del process.kept(_WRITES)[key]
+            if process.kept(_WRITES_KEY).get(key) is registered:
+                del process.kept(_WRITES_KEY)[key]
         raise
 
 
@@ -278,44 +282,45 @@ def _check_unfinished(folder: Folder, name: BatchName) -> None:
         )
 
 
-def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _Run) -> None:
+def _check_topics(folder: Folder, name: BatchName, topics: Sequence[str], run: _QueryRun) -> None:
     """Raises ``OptionError`` if an earlier run began this write for other topics and some of them are the same. A write without a
     ``write_name`` is named after its topics, so it has another name now, and would not find the rows stored in these topics.
     """
-    if not _OF_TOPICS.fullmatch(name.write):
+    if not _GENERATED_NAME.fullmatch(name.write):
         return
-    begun = notes.of_batch(folder, name)
-    if any(note.name == name for note in begun):
+    notes = batch_notes.notes_of_batch(folder, name)
+    if any(note.name == name for note in notes):
         return
-    for note in begun:
+    for note in notes:
         other = note.name
         with process.lock():
-            write = process.kept(_WRITES).get((other.query, other.write))
-        if write is not None and write[0] == other and run.may_be(write[1]):
+            registered = process.kept(_WRITES_KEY).get((other.query, other.write))
+        if registered is not None and registered[0] == other and run.may_equal(registered[1]):
             continue  # another write of this run
-        if _OF_TOPICS.fullmatch(other.write) and set(note.ends.topics) & set(topics):
+        if _GENERATED_NAME.fullmatch(other.write) and set(note.ends.topics) & set(topics):
             raise OptionError(
                 f"batch {name.number} was begun for {', '.join(note.ends.topics)}, and the query now writes to "
-                f"{', '.join(topics)}; the note of the batch is {folder.name}/{notes.ROOM}/{name.number}/{other.write}",
+                f"{', '.join(topics)}; the note of the batch is "
+                f"{folder.name}/{batch_notes.NOTES_FOLDER}/{name.number}/{other.write}",
                 remedy="Finish the batch with these topics, and write further ones with a writer of their own. Or go back with: "
                 "rocketmq-spark checkpoint rewind, which sends again what the batch has stored. If these are two writes of "
                 "a batch, give each a write_name",
             )
 
 
-def _send(
+def _write_partition(
     options: Options,
-    names: dict[str, str],
-    positions: dict[str, tuple[MessageQueue, ...]],
-    partitions: dict[str, tuple[MessageQueue, ...]],
-    once: OncePlan | None,
+    columns: dict[str, str],
+    environment_queues: dict[str, tuple[MessageQueue, ...]],
+    partition_queues: dict[str, tuple[MessageQueue, ...]],
+    plan: ExactlyOncePlan | None,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    done = write_task(options, names, positions, batches, once, partitions)
-    values: dict[str, Any] = {name: [getattr(done.written, name)] for name in _COUNTS}
-    brokers = json.dumps({name: asdict(part) for name, part in done.written.brokers.items()})
-    arrays = [pa.array(values[name], pa.int64()) for name in _COUNTS]
-    arrays += [pa.array([brokers]), pa.array([list(done.topic_names)], pa.list_(pa.string()))]
+    message = write_task(options, columns, environment_queues, batches, plan, partition_queues)
+    counts: dict[str, Any] = {name: [getattr(message.written, name)] for name in _COUNTS}
+    brokers = json.dumps({name: asdict(broker_counts) for name, broker_counts in message.written.brokers.items()})
+    arrays = [pa.array(counts[name], pa.int64()) for name in _COUNTS]
+    arrays += [pa.array([brokers]), pa.array([list(message.topic_names)], pa.list_(pa.string()))]
     yield pa.RecordBatch.from_arrays(arrays, names=[*_COUNTS, "brokers", "topic_names"])
 
 

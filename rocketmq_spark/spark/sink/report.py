@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AtBroker:
-    """The counts of one broker; ``failures`` are attempts that it did not acknowledge."""
+    """The counts of one broker. ``failures`` counts attempts that it did not acknowledge."""
 
     rows: int = 0
     bytes: int = 0
@@ -79,7 +79,7 @@ class Written:
         )
 
     def of_all_tasks(self) -> Written:
-        """Adds to ``unmatched`` the messages of tasks that only an earlier run had, because no row can match them."""
+        """Return these counts with the messages of tasks that only an earlier run had as ``unmatched``: no row can match them."""
         return replace(self, unmatched=self.unmatched + max(0, self.found_of_batch - self.found))
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class Written:
 
 
 def total(tasks: Iterable[Written | None]) -> Written:
-    """The sum of all tasks; None stands for a task that did not finish."""
+    """Return the sum of the counts of all tasks. None stands for a task that did not finish."""
     written, finished = Written(), True
     for task in tasks:
         if task is not None:
@@ -112,45 +112,45 @@ def total(tasks: Iterable[Written | None]) -> Written:
     return written.of_all_tasks() if finished else written
 
 
-def warn_of_unmatched(written: Written, what: str) -> None:
+def warn_of_unmatched(written: Written, write: str) -> None:
     """Log one warning per batch with unmatched messages.
 
     Each unmatched message may be an earlier copy of a row that was sent again, because the row changed or moved to another task.
     """
     if written.unmatched:
-        twice = min(written.unmatched, written.rows)
+        maybe_twice = min(written.unmatched, written.rows)
         logger.warning(
             "%s: %d messages that an earlier attempt stored match no row of the repeat: rows of the source are lost, or the "
             "query produced other rows, or split them into other tasks. These messages stay in the topic; %s",
-            what,
+            write,
             written.unmatched,
-            f"up to {twice} rows may be there twice" if twice else "no row is there twice because of them",
+            f"up to {maybe_twice} rows may be there twice" if maybe_twice else "no row is there twice because of them",
         )
 
 
-def warn_of_left_out(written: Written, what: str) -> None:
+def warn_of_omitted_headers(written: Written, write: str) -> None:
     """Log one warning per write with headers that were not stored."""
     if written.left_out:
         logger.warning(
             "%s: %d headers were left out, because they have no value, or a name that is empty, RocketMQ's own or has control "
             "characters, or because their row has a later header of the name; the tasks' logs (INFO) have the first names",
-            what,
+            write,
             written.left_out,
         )
 
 
-def with_report(error: RocketMQError, written: Written) -> RocketMQError:
-    """Adds a task's counts to its error, in the same line, because Spark shows only the last line of a traceback."""
+def with_counts(error: RocketMQError, written: Written) -> RocketMQError:
+    """Return ``error`` with the counts of its task, in the same line, because Spark shows only the last line of a traceback."""
     notes = [*getattr(error, "__notes__", ()), f"Acknowledged before that: {written}"]
-    whole = ". ".join([*(note.removesuffix(".") for note in notes), *([error.remedy] if error.remedy else [])])
-    same = type(error)(
-        error.message, error.addr, error.broker_code, error.topic, error.queue, error.remark, remedy=whole
+    remedy = ". ".join([*(note.removesuffix(".") for note in notes), *([error.remedy] if error.remedy else [])])
+    error_with_counts = type(error)(
+        error.message, error.addr, error.broker_code, error.topic, error.queue, error.remark, remedy=remedy
     )
-    same.__cause__ = error.__cause__
-    return same.with_traceback(error.__traceback__)
+    error_with_counts.__cause__ = error.__cause__
+    return error_with_counts.with_traceback(error.__traceback__)
 
 
-class Tally:
+class TaskCounts:
     """Counts of a running task; changed in place, because there may be many batches."""
 
     def __init__(self) -> None:
@@ -159,18 +159,20 @@ class Tally:
         self.left_out = self.unmatched = self.found = self.found_of_batch = 0
         self._brokers: dict[str, list[int]] = {}
 
-    def acknowledged(self, broker: str, rows: int, size: int, retries: int = 0, failed: Iterable[str] = ()) -> None:
-        """Count a batch that ``broker`` has stored. ``failed`` are the brokers of its failed attempts."""
+    def acknowledged(
+        self, broker: str, rows: int, size: int, retries: int = 0, failed_brokers: Iterable[str] = ()
+    ) -> None:
+        """Count a batch that ``broker`` has stored. ``failed_brokers`` are the brokers of its failed attempts."""
         self._rows += rows
         self._bytes += size
         self._batches += 1
         self._retries += retries
-        part = self._at(broker)
-        part[0] += rows
-        part[1] += size
-        part[2] += 1
-        for name in failed:
-            self._at(name)[3] += 1
+        broker_counts = self._counts_of(broker)
+        broker_counts[0] += rows
+        broker_counts[1] += size
+        broker_counts[2] += 1
+        for name in failed_brokers:
+            self._counts_of(name)[3] += 1
 
     def spooled(self, rows: int) -> None:
         """Count rows that are in the spool."""
@@ -181,14 +183,14 @@ class Tally:
         self._already_stored += rows
 
     def confirmed(self, rows: int) -> None:
-        """Count rows without an acknowledgement that a look found stored; they are counted as acknowledged, too."""
+        """Count rows whose acknowledgement was lost, but which are stored. They also count as acknowledged."""
         self._confirmed += rows
 
     def written(self) -> Written:
         brokers = {name: AtBroker(*counts) for name, counts in sorted(self._brokers.items())}
         counts = self._rows, self._bytes, self._batches, self._retries
-        once = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
-        return Written(*counts, brokers, self._spooled, *once, self.left_out)
+        exactly_once = self._already_stored, self._confirmed, self.unmatched, self.found, self.found_of_batch
+        return Written(*counts, brokers, self._spooled, *exactly_once, self.left_out)
 
-    def _at(self, broker: str) -> list[int]:
+    def _counts_of(self, broker: str) -> list[int]:
         return self._brokers.setdefault(broker, [0, 0, 0, 0])

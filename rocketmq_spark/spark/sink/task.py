@@ -1,13 +1,9 @@
-"""The rows of one task: encoded, cut into batches, sent while the next ones are encoded, and counted.
+"""Sends the rows of one task: encodes them, splits them into batches, sends the batches, and counts the acknowledgements.
 
 Correctness does not depend on cleanup after the task (``__del__``, threads), because a killed task gets no chance for it. Its
 next attempt sends the same messages again: at-least-once delivery.
 
 ``producer/rows/sender`` makes batches of rows.
-
-Spark's batch and stream writer (``RocketMQWriter``, ``RocketMQStreamWriter``) check on the driver, make a task writer per task,
-and count in the commit message. The constructor of a stream's writer runs twice per micro-batch. So checks that need brokers
-run once per process, and not in the process in which Spark only commits.
 """
 
 from __future__ import annotations
@@ -18,12 +14,10 @@ import logging
 import os
 import queue as queues
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.types import StructType
 
 from rocketmq_spark import session
 from rocketmq_spark.base import process
@@ -34,7 +28,7 @@ from rocketmq_spark.columnar.encode.batch import Rows, UniqueIds
 from rocketmq_spark.columnar.encode.encoder import Checked
 from rocketmq_spark.columnar.encode.kafka import KafkaRows
 from rocketmq_spark.columnar.encode.properties import BadRows
-from rocketmq_spark.errors import OptionError, RocketMQError, SendFailed
+from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendStatus
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.topic_names import TopicNames
@@ -43,210 +37,224 @@ from rocketmq_spark.producer.confirming import Confirming
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.long_delays import LongDelays
 from rocketmq_spark.producer.outgoing import Ended, Outgoing
-from rocketmq_spark.producer.rows.routing import RoutingPlan, log_choice, with_rocketmq_topics
+from rocketmq_spark.producer.rows.routing import RoutingPlan, with_rocketmq_topics
 from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender, RowTools
 from rocketmq_spark.producer.spooling import passing
 from rocketmq_spark.producer.topics import note_positions
 from rocketmq_spark.session.spools import worker_spool
-from rocketmq_spark.spark.checkpoints.owners import check_owner
-from rocketmq_spark.spark.compat import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from rocketmq_spark.spark.sink import checks, guarantee
-from rocketmq_spark.spark.sink.once import OncePlan, TaskOnce, check_task, plan_batch, plan_job
-from rocketmq_spark.spark.sink.report import Tally, Written, total, warn_of_left_out, warn_of_unmatched, with_report
+from rocketmq_spark.spark.compat import WriterCommitMessage
+from rocketmq_spark.spark.sink import checks
+from rocketmq_spark.spark.sink.exactly_once import ExactlyOncePlan, ExactlyOnceTask, check_task
+from rocketmq_spark.spark.sink.report import (
+    TaskCounts,
+    Written,
+    with_counts,
+)
 
 logger = logging.getLogger(__name__)
 
-# In a long task, routes are refreshed after this time, so that brokers which return are used again. The interval is Java's.
-ROUTE_S = 30.0
+# A long task refreshes its routes after this time, so that it uses brokers that are up again. Java's producer has the same
+# interval.
+ROUTE_REFRESH_S = 30.0
 
 # How often a task that waits for an outcome checks whether Spark has given it up.
-WANTED_S = 0.5
+ABANDONED_CHECK_S = 0.5
 
 
-def _faults(options: Options) -> FaultTable:
-    """The process's table of slow and failing brokers. Tasks are short, and without it each would meet the same failures."""
-    settings = checks.settings(options)
-    how = settings.fault_tables, settings.send_latency_fault
-    return process.once("fault tables", (session.connection_key(options), *how), lambda: FaultTable(*how))
+def _fault_table(options: Options) -> FaultTable:
+    """Return the process's table of slow and failing brokers. Without it, each short task would try the failing brokers again."""
+    settings = checks.producer_settings(options)
+    table_settings = settings.fault_tables, settings.send_latency_fault
+    return process.once(
+        "fault tables", (session.connection_key(options), *table_settings), lambda: FaultTable(*table_settings)
+    )
 
 
 class TaskWriter:
-    """Sends the rows of one task. ``positions`` are the queues of an environment, ``partitions`` those of Kafka's partitions,
-    both from the driver (``checks``). The numbers of other topics are determined once in each task.
+    """Sends the rows of one task.
+
+    The driver determines ``positions``, the queues of an environment, and ``partitions``, the queues in the order of Kafka's
+    partitions (see ``checks``). If rows name their topics, the task determines the partition numbers of each topic once.
     """
 
     def __init__(
         self,
         options: Options,
-        names: Mapping[str, str],
-        partition: int | None = None,
-        positions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
-        once: TaskOnce | None = None,
-        partitions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
+        columns: Mapping[str, str],
+        partition_id: int | None = None,
+        environment_queues: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
+        exactly_once: ExactlyOnceTask | None = None,
+        partition_queues: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
     ) -> None:
         self._options = options
-        self._partitions = dict(partitions)
-        self._names = dict(names)
-        self._partition = partition
-        self._once = once
+        self._partition_queues = dict(partition_queues)
+        self._columns = dict(columns)
+        self._partition_id = partition_id
+        self._exactly_once = exactly_once
         self._topic_names = TopicNames(options.topic_names, options.written_topics)
-        self._sender = session.sender(options) if once is None else once.sender(session.sender(options))
-        self._settings = checks.settings(options)
+        self._sender = (
+            session.sender(options) if exactly_once is None else exactly_once.limited_sender(session.sender(options))
+        )
+        self._settings = checks.producer_settings(options)
         if self._settings.environment is not None:
-            note_positions(self._sender, self._settings.environment, positions)
+            note_positions(self._sender, self._settings.environment, environment_queues)
         self._spool = worker_spool(options, self._settings)
-        self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _faults(options), self._spool)
-        if once is not None:
-            self._engine.confirming = Confirming(once.stored, self._engine.timer)
+        self._engine = Engine(self._sender, self._settings, Timer("rocketmq-sink"), _fault_table(options), self._spool)
+        if exactly_once is not None:
+            self._engine.confirming = Confirming(exactly_once.stored_ids, self._engine.timer)
         self._topics = self._engine.topics
         self._outcomes: queues.SimpleQueue[tuple[int, Ended]] = queues.SimpleQueue()
         long_delays = LongDelays(
             self._sender,
-            checks.timers(self._sender, options),
+            checks.timer_cache(self._sender, options),
             self._settings,
             self._engine.timer.wall_ms,
             self.may_pass,
         )
-        ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if once is None else once.ids
+        ids = UniqueIds(os.urandom(8), self._engine.timer.wall_ms) if exactly_once is None else exactly_once.ids
         encoder = session.row_encoder(options)
         tools = RowTools(options, self._settings, self._sender, self._engine, encoder, long_delays)
-        self._rows = RowSender(tools, self._names, ids, self, numbered=self._numbered)
+        self._rows = RowSender(tools, self._columns, ids, self, numbered=self._numbered_queues)
         self._from_kafka = KafkaRows(options.message_id) if options.kafka_columns else None
-        self._tally = Tally()
-        self._expected = 0
-        self._row = 0
-        self._topics_seen: set[str] = set()
-        self._fresh = Deadline.after(ROUTE_S)
+        self._counts = TaskCounts()
+        self._pending_outcomes = 0
+        self._first_row = 0
+        self._checked_topics: set[str] = set()
+        self._routes_fresh = Deadline.after(ROUTE_REFRESH_S)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> TaskCommitMessage:
-        """``write``, and what the driver must know of it."""
+        """Call ``write``, and return the counts for the driver."""
         return TaskCommitMessage(self.write(batches), self._topic_names.seen)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
-        """Send all rows and wait for all acknowledgements. Raises the first failure, with the number of stored rows."""
-        done = False
+        """Send all rows and wait for all acknowledgements. Raises the first failure, with the counts of acknowledged rows."""
+        is_complete = False
         try:
             for batch in batches:
-                self._write(batch)
-                self._row += len(batch)
-            while self._expected:
-                self._settle()
-            if self._once is not None:
-                self._once.count(self._tally)
-            done = True
-            return self._tally.written()
+                self._write_batch(batch)
+                self._first_row += len(batch)
+            while self._pending_outcomes:
+                self._count_outcome()
+            if self._exactly_once is not None:
+                self._exactly_once.count_stored(self._counts)
+            is_complete = True
+            return self._counts.written()
         except RocketMQError as e:
             while not self._outcomes.empty():
                 with contextlib.suppress(RocketMQError):  # only the first failure is reported
-                    self._settle()
-            error = with_report(e, self._tally.written())
+                    self._count_outcome()
+            error = with_counts(e, self._counts.written())
             raise error from error.__cause__
         finally:
             self._engine.close(Deadline.after(0), keep=False)  # Spark repeats the unsent rows
-            if self._once is not None and not done:
-                self._once.end_sending()
+            if self._exactly_once is not None and not is_complete:
+                self._exactly_once.end_sending()
 
-    def _write(self, batch: pa.RecordBatch) -> None:
+    def _write_batch(self, batch: pa.RecordBatch) -> None:
         """Send an Arrow batch. All of its rows are checked before any of them is sent."""
         if not len(batch):
             return
-        batch = self._prepared(batch)
-        if self._fresh.expired:
+        batch = self._with_sink_columns(batch)
+        if self._routes_fresh.expired:
             self._topics.refresh(Deadline.after(self._options.request_timeout))
-            self._fresh = Deadline.after(ROUTE_S)
-            for topic in self._topics_seen:  # a topic may have moved to other brokers
+            self._routes_fresh = Deadline.after(ROUTE_REFRESH_S)
+            for topic in self._checked_topics:  # a topic may have moved to other brokers
                 self._check_timers(topic)
-        checked, plan = self._checked(batch)
+        checked, plan = self._check_rows(batch)
         encoded = self._rows.join(batch, checked, plan)
-        if self._once is not None:
-            if (missing := self._once.missing(encoded.joined, batch, self._names)) is not None:
-                batch, whole = batch.filter(pa.array(missing)), batch
-                self._tally.already_stored(len(whole) - len(batch))
+        if self._exactly_once is not None:
+            if (to_send := self._exactly_once.rows_to_send(encoded.joined, batch, self._columns)) is not None:
+                batch, all_rows = batch.filter(pa.array(to_send)), batch
+                self._counts.already_stored(len(all_rows) - len(batch))
                 if not len(batch):
                     return
-                checked, plan = self._checked(batch)
+                checked, plan = self._check_rows(batch)
                 encoded = self._rows.join(batch, checked, plan)
-            self._rows.identify(encoded, checked, functools.partial(self._once.hashes, batch, self._names))
+            self._rows.identify(encoded, checked, functools.partial(self._exactly_once.hashes, batch, self._columns))
         self._rows.send(batch, checked, plan, encoded)
 
-    def _prepared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows with the columns of this sink, and with bodies, as the options say."""
+    def _with_sink_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the batch with the columns of this sink. Converts Kafka's columns and marks empty bodies if options say so."""
         if self._from_kafka is not None:
             batch = self._from_kafka(batch)
-            self._tally.left_out = self._from_kafka.left_out
+            self._counts.left_out = self._from_kafka.left_out
         if self._options.empty_bodies == "mark":
-            bad_rows = BadRows(self._row)
-            batch = empty_bodies.with_stand_ins(batch, self._names, bad_rows)
-            bad_rows.raise_if_any(self._partition)
+            bad_rows = BadRows(self._first_row)
+            batch = empty_bodies.with_stand_ins(batch, self._columns, bad_rows)
+            bad_rows.raise_if_any(self._partition_id)
         if self._options.topic is None:
-            bad_rows = BadRows(self._row)
-            batch = with_rocketmq_topics(batch, self._names["topic"], self._topic_names, bad_rows)
-            bad_rows.raise_if_any(self._partition)
+            bad_rows = BadRows(self._first_row)
+            batch = with_rocketmq_topics(batch, self._columns["topic"], self._topic_names, bad_rows)
+            bad_rows.raise_if_any(self._partition_id)
         return batch
 
-    def _checked(self, batch: pa.RecordBatch) -> tuple[Checked, RoutingPlan]:
-        """The encoded parts of all rows, and their queues. Raises for bad rows."""
-        return self._rows.check(batch, BadRows(self._row), self._row, self._partition)
+    def _check_rows(self, batch: pa.RecordBatch) -> tuple[Checked, RoutingPlan]:
+        """Return the encoded parts of all rows, and their queues. Raises an error that lists all bad rows."""
+        return self._rows.check(batch, BadRows(self._first_row), self._first_row, self._partition_id)
 
     def check_topic(self, topic: str) -> None:
-        """Check a topic, once per task."""
-        if topic not in self._topics_seen:
+        """Check that rows can be sent to the topic, once per task."""
+        if topic not in self._checked_topics:
             try:
-                checks.check_topic(self._sender, topic, self._options, expected=topic == self._options.topic)
+                checks.check_topic(self._sender, topic, self._options, must_exist=topic == self._options.topic)
                 deadline = Deadline.after(self._options.send_timeout)
                 self._topics.awaited(topic, deadline, deadline.pause)
                 self._check_timers(topic)
-            except RocketMQError as e:  # with a spool, the spool looks the topic up later
+            except RocketMQError as e:  # with a spool, the spool requests the route later
                 if not self.may_pass(e):
                     raise
-            self._topics_seen.add(topic)
+            self._checked_topics.add(topic)
 
-    def _numbered(self, topic: str) -> Sequence[MessageQueue]:
-        if topic not in self._partitions:
-            self._partitions[topic] = checks.numbered_queues(self._sender, topic, self._options)
-        return self._partitions[topic]
+    def _numbered_queues(self, topic: str) -> Sequence[MessageQueue]:
+        if topic not in self._partition_queues:
+            self._partition_queues[topic] = checks.numbered_queues(self._sender, topic, self._options)
+        return self._partition_queues[topic]
 
     def may_pass(self, error: RocketMQError) -> bool:
         """Whether sends that fail with ``error`` go to the spool."""
         return self._spool is not None and passing(error, self._sender)
 
     def _check_timers(self, topic: str) -> None:
-        checks.check_timers(self._sender, topic, self._options, self._names, self._topics.brokers_of(topic))
+        checks.check_timers(self._sender, topic, self._options, self._columns, self._topics.brokers_of(topic))
 
     def submit(self, outgoing: Outgoing) -> None:
         """Pass a batch to the engine. While the engine has no room, count the batches that have ended."""
         while not self._outcomes.empty() or not self._engine.has_room(
             outgoing.size, outgoing.ordered_queue is not None
         ):
-            self._settle()
-        self._expected += 1
+            self._count_outcome()
+        self._pending_outcomes += 1
         self._engine.submit(outgoing)
 
     def note(self, rows: Rows, ended: Ended) -> None:
         """Store the outcome of a batch; the task's thread counts it later."""
         self._outcomes.put((len(rows), ended))
 
-    def _outcome(self) -> tuple[int, Ended]:
-        """The next outcome. One must arrive within the send timeout; otherwise the engine has lost a batch."""
-        looks = 1 if self._once is None else LOOKS
-        patience = looks * self._options.send_timeout + LAST_RESORT_S
-        until = Deadline.after(patience)
-        while not until.expired:
+    def _next_outcome(self) -> tuple[int, Ended]:
+        """Return the number of rows and the outcome of the next batch that ends. Raises ``SendFailed`` if none ends in time,
+        which is a bug of the engine.
+        """
+        allowed_lookups = 1 if self._exactly_once is None else LOOKS
+        timeout_s = allowed_lookups * self._options.send_timeout + LAST_RESORT_S
+        deadline = Deadline.after(timeout_s)
+        while not deadline.expired:
             with contextlib.suppress(queues.Empty):
-                return self._outcomes.get(timeout=until.remaining() if self._once is None else WANTED_S)
-            if self._once is not None:
-                self._once.check_wanted()
-        under_way = self._engine.in_flight
+                return self._outcomes.get(
+                    timeout=deadline.remaining() if self._exactly_once is None else ABANDONED_CHECK_S
+                )
+            if self._exactly_once is not None:
+                self._exactly_once.raise_if_abandoned()
+        in_flight = self._engine.in_flight
         raise SendFailed(
-            f"{under_way.requests} batches of {under_way.bytes} bytes have had no outcome for {patience:g} s, longer "
+            f"{in_flight.requests} batches of {in_flight.bytes} bytes have had no outcome for {timeout_s:g} s, longer "
             "than 'sendTimeout' allows",
             remedy="This is a bug of rocketmq-spark: please report it with the worker's log",
         )
 
-    def _settle(self) -> None:
+    def _count_outcome(self) -> None:
         """Wait for one outcome and count it."""
-        rows, ended = self._outcome()
-        self._expected -= 1
+        rows, ended = self._next_outcome()
+        self._pending_outcomes -= 1
         outcome = ended.outcome
         if isinstance(outcome, RocketMQError):
             raise outcome
@@ -259,12 +267,12 @@ class TaskWriter:
                 remedy="Check whether the broker's disk and slaves keep up",
             )
         if outcome.status is SendStatus.SPOOLED:
-            self._tally.spooled(rows)
+            self._counts.spooled(rows)
             return
         if ended.confirmed:
-            self._tally.confirmed(ended.confirmed)
-        failed = ended.brokers[:-1]
-        self._tally.acknowledged(ended.brokers[-1], rows, ended.outgoing.size, ended.attempts - 1, failed)
+            self._counts.confirmed(ended.confirmed)
+        failed_brokers = ended.brokers[:-1]
+        self._counts.acknowledged(ended.brokers[-1], rows, ended.outgoing.size, ended.attempts - 1, failed_brokers)
 
 
 class TaskCommitMessage(WriterCommitMessage):
@@ -277,118 +285,33 @@ class TaskCommitMessage(WriterCommitMessage):
 
 def write_task(
     options: Options,
-    names: dict[str, str],
-    positions: dict[str, tuple[MessageQueue, ...]],
+    columns: dict[str, str],
+    environment_queues: dict[str, tuple[MessageQueue, ...]],
     batches: Iterable[pa.RecordBatch],
-    once: OncePlan | None = None,
-    partitions: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
+    plan: ExactlyOncePlan | None = None,
+    partition_queues: Mapping[str, tuple[MessageQueue, ...]] = types.MappingProxyType({}),
 ) -> TaskCommitMessage:
-    """Send the rows of the calling task. A later attempt warns that rows may be in the topic twice.
+    """Send the rows of the calling task. A later attempt logs a warning that rows may be in the topic twice.
 
     Writers cannot see whether ``spark.speculation`` is on, but a speculative attempt has a number like an attempt after a
-    failure, and the same consequence. With ``once``, a later attempt reads which rows are stored instead.
+    failure, and the same effect. With a plan in ``plan``, a later attempt reads which rows are stored, and omits them.
     """
     task = TaskContext.get()
-    partition = task.partitionId() if task is not None else None
+    partition_id = task.partitionId() if task is not None else None
     attempt = task.attemptNumber() if task is not None else 0
-    if once is not None:
-        check_task(once, options.exactly_once_settle)
-        mine = TaskOnce(options, once, partition or 0, attempt)
-        return TaskWriter(options, names, partition, positions, mine, partitions).run(batches)
+    if plan is not None:
+        check_task(plan, options.exactly_once_settle)
+        exactly_once = ExactlyOnceTask(options, plan, partition_id or 0, attempt)
+        return TaskWriter(options, columns, partition_id, environment_queues, exactly_once, partition_queues).run(
+            batches
+        )
     if attempt > 0:
         logger.warning(
             "attempt %d of partition %s sends its rows again (a failure, or spark.speculation): rows of other attempts "
             "stay in the topic; option 'messageId' lets readers drop them",
             attempt,
-            partition,
+            partition_id,
         )
-    return TaskWriter(options, names, partition, positions, partitions=partitions).run(batches)
-
-
-_COMMITS = "pyspark.sql.worker.python_streaming_sink_runner"
-
-
-class _Writer:
-    """The common part of batch and stream writers.
-
-    Spark pickles only writers that tasks will use, so the first pickling begins the batch. Spark pickles such a writer twice; the
-    second time the same plan is used.
-    """
-
-    def __init__(self, options: Options, schema: StructType, stream: bool, checkpoint: str | None = None) -> None:
-        self.options = options
-        self.names = checks.check(options, schema, stream)
-        if stream and checkpoint is None and guarantee.wanted(options):
-            raise OptionError(
-                "option 'deliveryGuarantee' is exactly-once, and the sink does not know the checkpoint: Spark does not "
-                "show it spark.sql.streaming.checkpointLocation",
-                remedy="Give the writer .option('checkpointLocation', ...)",
-            )
-        if guarantee.wanted(options):
-            guarantee.check_registered()
-        if not process.is_for(_COMMITS):  # a commit of sent rows must not fail because brokers are down
-            if checkpoint is not None:
-                check_owner(checkpoint)
-            checks.check_brokers(options, self.names, once=stream)
-            log_choice(options, self.names, once=stream)
-        self.positions = checks.positions(options)
-        self.checkpoint = checkpoint
-        self.partitions: dict[str, tuple[MessageQueue, ...]] | None = None
-        self.once: OncePlan | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.partitions is None:
-            self.partitions = checks.partitions(self.options, self.names)
-        if self.once is None and guarantee.wanted(self.options):
-            self.once = plan_batch(self.options, self.checkpoint) if self.checkpoint else plan_job(self.options)
-        return self.__dict__.copy()
-
-    def write_batches(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-        return write_task(self.options, self.names, self.positions, iterator, self.once, self.partitions or {})
-
-    def commit(self, messages: list[WriterCommitMessage | None], what: str) -> None:
-        self.log(messages, what)
-        names = [name for message in messages if isinstance(message, TaskCommitMessage) for name in message.topic_names]
-        checks.check_topic_names(self.options, names)
-
-    def log(self, messages: list[WriterCommitMessage | None], what: str) -> Written:
-        written = total(message.written if isinstance(message, TaskCommitMessage) else None for message in messages)
-        logger.info("%s: %s", what, written)
-        warn_of_unmatched(written, what)
-        warn_of_left_out(written, what)
-        return written
-
-
-class RocketMQWriter(DataSourceArrowWriter):
-    """Writes a batch DataFrame."""
-
-    def __init__(self, options: Options, schema: StructType) -> None:
-        self._writer = _Writer(options, schema, stream=False)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-        return self._writer.write_batches(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._writer.commit(messages, "written")
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        done = self._writer.log(messages, "the write failed; acknowledged before that")
-        logger.warning(
-            "a failed write leaves %d rows or more in the topic; the next attempt sends them again", done.rows
-        )
-
-
-class RocketMQStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a stream in append mode."""
-
-    def __init__(self, options: Options, schema: StructType, checkpoint: str | None = None) -> None:
-        self._writer = _Writer(options, schema, True, checkpoint)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
-        return self._writer.write_batches(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._writer.commit(messages, f"batch {batchId}")
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._writer.log(messages, f"batch {batchId} failed; acknowledged before that")
+    return TaskWriter(options, columns, partition_id, environment_queues, partition_queues=partition_queues).run(
+        batches
+    )

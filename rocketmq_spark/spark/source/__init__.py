@@ -1,1 +1,1 @@
-"""Spark reads: offsets, plans and columns. Consumer groups do not own positions here, Spark's checkpoint does."""
+"""Reads from Spark: offsets, plans and tasks. The positions of a query are in Spark's checkpoint, not in a consumer group."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options
 from rocketmq_spark.queues.environment import check_chosen, environment_of
-from rocketmq_spark.spark.source import filters
-from rocketmq_spark.spark.source.offsets import check_starting
+from rocketmq_spark.spark.source import subscription
+from rocketmq_spark.spark.source.starting_offsets import check_start_and_end
 
 
 def check_source(parsed: Options, role: str) -> Options:
-    """The options of ``role``, which is "batch source" or "stream source". Raises ``OptionError`` if they are wrong."""
+    """Return the options of ``role``, which is "batch source" or "stream source". Raises ``OptionError`` if they are wrong."""
     options = parsed.for_role(role)
     ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if name in options.given]
     if len(ways) != 1:
@@ -18,8 +18,8 @@ def check_source(parsed: Options, role: str) -> Options:
             "exactly one of the options 'subscribe', 'subscribePattern' and 'assign' says what to read; "
             f"{'none is' if not ways else 'several are'} given"
         )
-    filters.check(options)
-    check_starting(options, role)
+    subscription.check_subscription(options)
+    check_start_and_end(options, role)
     environment_of(options)
     if options.allocation_strategy == "environment":
         check_chosen(options, "allocationStrategy")

@@ -1,12 +1,11 @@
-"""The tasks of a batch: which partition reads which part of each queue. Pure.
+"""Plans the tasks of a batch: which Spark partition reads which part of each queue. Pure.
 
-Queues become Spark partitions by RocketMQ's allocation strategies, whose consumers are the partitions; then partitions are
-split as Spark's Kafka source does. Java leaves it to the group's members that a queue has exactly one owner. Here the plan
-ensures it: a queue that is given to several partitions is read by the first, and a queue that is given to none is not read
-at all.
+RocketMQ's allocation strategies allocate queues to Spark partitions as if the partitions were consumers. Then partitions are
+split as Spark's Kafka source does. A strategy may allocate a queue to several partitions, or to none: then the first partition
+reads the queue, or no partition does.
 
-The tasks of a repeated batch must be those of its first attempt, because ids of exactly-once contain the number of the task.
-They depend on the logged ranges of the batch and on a ``Partitioning``, which the end offset of the batch carries.
+A repeated batch must have the tasks of its first attempt, because ids of exactly-once contain the number of the task. So the
+tasks depend only on the logged ranges and on a ``Partitioning``, which the end offset of the batch contains.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from rocketmq_spark.queues.environment import Environment, environment_of
 
 Task = list[OffsetRange]
 
-# What one more task must be worth: it costs 25-30 ms of latency, in which a task reads about so many messages.
+# A task should read at least this many messages, because starting it takes 25-30 ms, in which a task reads about as many.
 ROWS_PER_TASK = 20_000
-# Spark's driver holds all tasks of a batch; offsets are numbers that a broker reports.
+# Spark's driver keeps all tasks of a batch in memory, and a broker could report any offsets.
 MAX_TASKS = 10_000
-# Strategies that give every queue to a consumer, whatever the queues are called.
-_COMPLETE = frozenset({"averagely", "averagelyByCircle", "consistentHash", "environment"})
+# Strategies that allocate every queue to a consumer, whatever the names of the brokers are.
+_COMPLETE_STRATEGIES = frozenset({"averagely", "averagelyByCircle", "consistentHash", "environment"})
 
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """Everything besides the ranges of a batch that decides its tasks: options, and the constants of this release."""
+    """What determines the tasks of a batch besides its ranges: options, and the constants of this release."""
 
     allocation_strategy: Any
     max_records_per_partition: int
@@ -57,7 +56,7 @@ class Partitioning:
         return cls(**values, rows_per_task=ROWS_PER_TASK, max_tasks=MAX_TASKS)
 
     def to_json(self) -> dict[str, Any]:
-        """The form in an end offset: each value that is set, also if it is a default, which another release may change."""
+        """Return the form in an end offset: each value that is set, also defaults, because another release may have others."""
         values = {name: getattr(self, field) for name, field in _FIELDS.items()}
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -71,19 +70,19 @@ _OPTIONS = {row.field: row for row in TABLE if row.field in {field.name for fiel
 _CONSTANTS = {"rowsPerTask": "rows_per_task", "maxTasks": "max_tasks"}
 _FIELDS = {row.name: row.field for row in _OPTIONS.values()} | _CONSTANTS
 # This release records all of these. If one is missing, another release planned the batch.
-_ALWAYS = ("allocationStrategy", "maxRecordsPerPartition", *_CONSTANTS)
+_REQUIRED = ("allocationStrategy", "maxRecordsPerPartition", *_CONSTANTS)
 
 
-def logged(plan: Mapping[str, Any], now: Partitioning) -> tuple[Partitioning, list[str]]:
-    """Return the partitioning that the end offset of a batch carries as ``plan``, and the names of values that do not fit.
+def logged_partitioning(plan: Mapping[str, Any], now: Partitioning) -> tuple[Partitioning, list[str]]:
+    """Return the partitioning that the end offset of a batch records as ``plan``, and the names that this release cannot use.
 
-    A value does not fit if it is missing, or unknown to this release, because another release planned the batch. Missing values
-    are those of ``now``, the present options. Raises ``OffsetError`` for a value that cannot be used.
+    If another release planned the batch, values may be missing, or have unknown names. Missing values come from ``now``, the
+    present options. Raises ``OffsetError`` for a value that cannot be used.
     """
     if not plan:
         return now, sorted(_FIELDS)
     values = {_FIELDS[name]: _parsed(name, value) for name, value in plan.items() if name in _FIELDS}
-    missing = {name for name in _ALWAYS if name not in plan}
+    missing = {name for name in _REQUIRED if name not in plan}
     # A checkpoint must not choose code to run: a callable in the log is called only if the options name the same callable.
     strategy = values.get("allocation_strategy", "")
     if ":" in strategy and strategy != now.allocation_strategy:
@@ -107,126 +106,140 @@ def partition_id(number: int) -> str:
     return f"partition-{number:05d}"
 
 
-def covered(
+def allocated_queues(
     options: Options,
     queues: Sequence[MessageQueue],
-    kept: Collection[MessageQueue] = (),
-    may_lack: Container[str] = (),
-    there: Sequence[MessageQueue] | None = None,
+    owned_before: Collection[MessageQueue] = (),
+    topics_without_queues: Container[str] = (),
+    all_queues: Sequence[MessageQueue] | None = None,
 ) -> tuple[list[MessageQueue], frozenset[MessageQueue]]:
-    """Return the queues that the source reads, and the queues that the strategy gives to no partition.
+    """Return the queues that the source reads, and the queues that the strategy allocates to no partition.
 
-    ``kept`` are queues that the source's environment had before. ``may_lack`` are topics of which the environment may have no
-    queue at the moment. If ``queues`` are those of option ``assign``, ``there`` are all queues of their topics, from which an
-    environment takes its share. Raises ``OptionError`` for an assigned queue of another environment.
+    ``owned_before`` are queues that the environment of the source owned before. ``topics_without_queues`` are topics of which the
+    environment may have no queue now. If ``queues`` come from option ``assign``, ``all_queues`` has all queues of their topics,
+    which determine the queues of the environment. Raises ``OptionError`` for an assigned queue of another environment.
     """
-    mine = environment_of(options)
-    if mine is not None:
-        owned = mine.owned(queues if there is None else there, kept, may_lack)
-        if there is not None:
-            owned = _own(mine, queues, owned)
-        left = frozenset(queues) - set(owned) if options.allocation_strategy == "environment" else frozenset()
-        if left:
-            return owned, left
+    environment = environment_of(options)
+    if environment is not None:
+        owned = environment.owned(queues if all_queues is None else all_queues, owned_before, topics_without_queues)
+        if all_queues is not None:
+            owned = _assigned_of_environment(environment, queues, owned)
+        unallocated = frozenset(queues) - set(owned) if options.allocation_strategy == "environment" else frozenset()
+        if unallocated:
+            return owned, unallocated
         queues = owned
-    if reads_all(options.allocation_strategy) or not queues:
+    if allocates_every_queue(options.allocation_strategy) or not queues:
         return sorted(queues), frozenset()
-    count = options.num_partitions or len(queues)
-    shared = {queue for share in _shares(Partitioning.of(options), queues, count) for queue in share}
-    return sorted(shared), frozenset(queues) - shared
+    partitions = options.num_partitions or len(queues)
+    allocated = {
+        queue
+        for of_partition in _allocate_partitions(Partitioning.of(options), queues, partitions)
+        for queue in of_partition
+    }
+    return sorted(allocated), frozenset(queues) - allocated
 
 
-def reads_all(allocation_strategy: object) -> bool:
-    """Whether the strategy gives every queue of the source's topics, or of its environment, to a partition."""
-    return allocation_strategy in _COMPLETE
+def allocates_every_queue(allocation_strategy: object) -> bool:
+    """Whether the strategy allocates every queue of the source's topics, or of its environment, to a partition."""
+    return allocation_strategy in _COMPLETE_STRATEGIES
 
 
-def _own(mine: Environment, assigned: Sequence[MessageQueue], owned: Collection[MessageQueue]) -> list[MessageQueue]:
-    others = sorted(set(assigned) - set(owned))
-    if others:
+def _assigned_of_environment(
+    environment: Environment, assigned: Sequence[MessageQueue], owned: Collection[MessageQueue]
+) -> list[MessageQueue]:
+    not_owned = sorted(set(assigned) - set(owned))
+    if not_owned:
         raise OptionError(
-            f"option 'assign' names {', '.join(map(str, others))}, which environment {mine.name!r} does not own; expected "
+            f"option 'assign' names {', '.join(map(str, not_owned))}, which environment {environment.name!r} does not own; "
+            f"expected "
             f"any of {', '.join(map(str, owned)) or 'none'}"
         )
     return sorted(assigned)
 
 
-def _shares(rules: Partitioning, queues: Sequence[MessageQueue], count: int) -> list[list[MessageQueue]]:
-    """The queues of each partition, over all topics. As in Java, the strategy allocates topic by topic."""
-    if rules.allocation_strategy == "environment":  # this strategy gives all queues to each consumer
+def _allocate_partitions(
+    partitioning: Partitioning, queues: Sequence[MessageQueue], count: int
+) -> list[list[MessageQueue]]:
+    """Return the queues of each partition. As in Java, the strategy allocates the queues of each topic separately."""
+    if partitioning.allocation_strategy == "environment":  # this strategy gives all queues to each consumer
         return [sorted(queues)]
     consumers = [partition_id(i) for i in range(count)]
-    config = _config(rules, consumers)
-    shares: dict[str, list[MessageQueue]] = {consumer: [] for consumer in consumers}
+    config = _strategy_config(partitioning, consumers)
+    queues_of: dict[str, list[MessageQueue]] = {consumer: [] for consumer in consumers}
     for _, of_topic in groupby(sorted(queues), key=lambda queue: queue.topic):
-        for consumer, share in allocate_all(rules.allocation_strategy, list(of_topic), consumers, **config).items():
-            shares[consumer] += share
-    return [shares[consumer] for consumer in consumers]
+        for consumer, queues_of_topic in allocate_all(
+            partitioning.allocation_strategy, list(of_topic), consumers, **config
+        ).items():
+            queues_of[consumer] += queues_of_topic
+    return [queues_of[consumer] for consumer in consumers]
 
 
-def _config(rules: Partitioning, consumers: Sequence[str]) -> dict[str, Any]:
-    rooms = rules.partition_rooms
+def _strategy_config(partitioning: Partitioning, consumers: Sequence[str]) -> dict[str, Any]:
+    rooms = partitioning.partition_rooms
     config: dict[str, Any] = {
-        "allocationConfig": rules.allocation_config,
-        "machineRooms": list(rules.machine_rooms) or None,
+        "allocationConfig": partitioning.allocation_config,
+        "machineRooms": list(partitioning.machine_rooms) or None,
         "partitionRooms": dict(zip(consumers, cycle(rooms), strict=False)) if rooms else None,
-        "environment": rules.environment,
-        "environments": rules.environments,
+        "environment": partitioning.environment,
+        "environments": partitioning.environments,
     }
     return {name: value for name, value in config.items() if value is not None}
 
 
-def partition_count(rules: Partitioning, ranges: Sequence[OffsetRange]) -> int:
-    """How many partitions the strategy has: as many as the backlog is worth, one per queue at most."""
-    if rules.num_partitions is not None:
-        return rules.num_partitions
+def partition_count(partitioning: Partitioning, ranges: Sequence[OffsetRange]) -> int:
+    """Return the number of partitions: enough for the backlog, at most one per queue."""
+    if partitioning.num_partitions is not None:
+        return partitioning.num_partitions
     rows = _rows(ranges)
-    return max(1, min(len(ranges), -(-rows // rules.rows_per_task)))
+    return max(1, min(len(ranges), -(-rows // partitioning.rows_per_task)))
 
 
-def tasks(rules: Partitioning, queues: Iterable[MessageQueue], ranges: Sequence[OffsetRange]) -> list[Task]:
-    """The ranges as tasks, each range exactly once and none empty."""
+def plan_tasks(partitioning: Partitioning, queues: Iterable[MessageQueue], ranges: Sequence[OffsetRange]) -> list[Task]:
+    """Return the tasks. Each range is in exactly one task, and no task is empty."""
     ranges = [r for r in ranges if r.size > 0]
     if not ranges:
         return []
-    wanted = {r.queue: r for r in ranges}
-    shares = _shares(rules, sorted(dict.fromkeys((*queues, *wanted))), partition_count(rules, ranges))
+    range_of = {r.queue: r for r in ranges}
+    partitions = _allocate_partitions(
+        partitioning, sorted(dict.fromkeys((*queues, *range_of))), partition_count(partitioning, ranges)
+    )
     planned: list[Task] = []
-    left: Mapping[MessageQueue, OffsetRange] = dict(wanted)
-    for share in shares:
-        task = [left.pop(queue) for queue in dict.fromkeys(share) if queue in left]  # type: ignore[attr-defined]
+    unplanned: Mapping[MessageQueue, OffsetRange] = dict(range_of)
+    for of_partition in partitions:
+        task = [unplanned.pop(queue) for queue in dict.fromkeys(of_partition) if queue in unplanned]  # type: ignore[attr-defined]
         if task:
             planned.append(task)
-    # A strategy may know fewer partitions now than when the queues were chosen: nothing planned is ever dropped.
-    if left:
-        planned.append(sorted(left.values()))
-    return split(planned, rules.min_partitions, rules.max_records_per_partition, rules.max_tasks)
+    # With fewer partitions than at the start of the run, the strategy may omit queues; they get a task of their own.
+    if unplanned:
+        planned.append(sorted(unplanned.values()))
+    return split(planned, partitioning.min_partitions, partitioning.max_records_per_partition, partitioning.max_tasks)
 
 
 def split(tasks: Sequence[Task], min_tasks: int | None, max_rows: int | None, max_tasks: int = MAX_TASKS) -> list[Task]:
-    """Cut tasks of more than ``max_rows``, then big ones until there are ``min_tasks``; ``max_tasks`` beats ``max_rows``.
+    """Split tasks of more than ``max_rows``, then large tasks until there are ``min_tasks``, but never into more than
+    ``max_tasks``.
 
-    The arithmetic is that of Spark's ``KafkaOffsetRangeCalculator``, with tasks in the place of its ranges: small tasks
-    stay whole and do not count in the shares of the large ones.
+    The arithmetic is that of Spark's ``KafkaOffsetRangeCalculator``, with tasks instead of ranges: small tasks are not split, and
+    do not count when the number of parts of large tasks is computed.
     """
     if max_rows is not None:
         max_rows = max(max_rows, -(-sum(map(_rows, tasks)) // max_tasks))
-        tasks = [part for task in tasks for part in _cut(task, -(-_rows(task) // max_rows))]
+        tasks = [part for task in tasks for part in _split_task(task, -(-_rows(task) // max_rows))]
     if min_tasks is None or min_tasks <= len(tasks):
         return list(tasks)
     total = sum(_rows(task) for task in tasks)
-    whole = [task for task in tasks if _parts(_rows(task), total, min_tasks) == 1]
-    small = {id(task) for task in whole}
-    rest_rows = total - sum(_rows(task) for task in whole)
-    rest_min_tasks = max(min_tasks - len(whole), 1)
+    unsplit = [task for task in tasks if _part_count(_rows(task), total, min_tasks) == 1]
+    small = {id(task) for task in unsplit}
+    split_rows = total - sum(_rows(task) for task in unsplit)
+    split_min_tasks = max(min_tasks - len(unsplit), 1)
     result: list[Task] = []
     for task in tasks:
-        parts = 1 if id(task) in small else _parts(_rows(task), rest_rows, rest_min_tasks)
-        result += _cut(task, parts)
+        parts = 1 if id(task) in small else _part_count(_rows(task), split_rows, split_min_tasks)
+        result += _split_task(task, parts)
     return result
 
 
-def _parts(rows: int, total: int, min_tasks: int) -> int:
+def _part_count(rows: int, total: int, min_tasks: int) -> int:
     return max(int(rows / total * min_tasks + 0.5), 1)
 
 
@@ -234,26 +247,26 @@ def _rows(task: Sequence[OffsetRange]) -> int:
     return sum(end - start for _, start, end in task)
 
 
-def _cut(task: Task, parts: int) -> list[Task]:
-    """``parts`` tasks of nearly equal size, in order; the last takes what rounding leaves."""
+def _split_task(task: Task, parts: int) -> list[Task]:
+    """Split a task into ``parts`` tasks of nearly equal size, in order."""
     if parts <= 1:
         return [task]
     rows = _rows(task)
-    pieces: dict[int, Task] = defaultdict(list)
-    bounds, remaining, at = [], rows, 0
+    parts_by_index: dict[int, Task] = defaultdict(list)
+    bounds, remaining, part_end = [], rows, 0
     for part in range(parts):
         size = remaining // (parts - part)
         remaining -= size
-        at += size
-        bounds.append(at)
-    part, seen = 0, 0
+        part_end += size
+        bounds.append(part_end)
+    part, rows_before = 0, 0
     for r in task:
         start = r.start
         while start < r.end:
-            while bounds[part] <= seen:
+            while bounds[part] <= rows_before:
                 part += 1
-            size = min(r.end - start, bounds[part] - seen)
-            pieces[part].append(OffsetRange(r.queue, start, start + size))
+            size = min(r.end - start, bounds[part] - rows_before)
+            parts_by_index[part].append(OffsetRange(r.queue, start, start + size))
             start += size
-            seen += size
-    return [pieces[part] for part in sorted(pieces)]
+            rows_before += size
+    return [parts_by_index[part] for part in sorted(parts_by_index)]

@@ -1,6 +1,6 @@
-"""Waits for queues and brokers that existed a moment ago: up to ``readDeadline``, with new routes for each attempt.
+"""Waits up to ``readDeadline`` for queues and brokers that are unavailable, with new routes for each attempt.
 
-A stream logs the queues that it waits for, because it looks idle meanwhile.
+A stream logs the queues that it waits for, because it looks idle while it waits.
 
 A start that reaches no server at all does not wait: it fails after ``numRetries``, because an address may be misspelled.
 """
@@ -16,22 +16,22 @@ from rocketmq_spark.base.retry import Trouble
 from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options
-from rocketmq_spark.spark.source import filters
+from rocketmq_spark.spark.source import checkpoint_identity
 from rocketmq_spark.spark.source.catalog import OffsetCache
-from rocketmq_spark.spark.source.decisions import QueuesView
-from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, listed
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions, queues_text
+from rocketmq_spark.spark.source.planning import QueuesView
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PAUSE_S = 0.2
+_RETRY_PAUSE_S = 0.2
 
 
-def patiently(catalog: OffsetCache, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
-    """The first answer; an error that time may heal is raised when time is over, with the first cause.
+def retry_until_deadline(catalog: OffsetCache, ask: Callable[[], T], deadline: Deadline | None = None) -> T:
+    """Call ``ask`` until it returns. A retriable error is raised only after ``deadline``, together with the first error.
 
-    A topic of which nothing is known may be a slip of the pen, too, and is an error at once.
+    If no route and no offset names a topic, its name may be misspelled, so its ``RouteNotFound`` is raised at once.
     """
     deadline = deadline or Deadline.after(catalog.read_deadline_s)
     trouble = Trouble()
@@ -40,65 +40,79 @@ def patiently(catalog: OffsetCache, ask: Callable[[], T], deadline: Deadline | N
             return ask()
         except RocketMQError as e:
             trouble.note(e, catalog.clock.now())
-            if not e.retriable or (isinstance(e, RouteNotFound) and not catalog.knew(e.topic)):
+            if not e.retriable or (isinstance(e, RouteNotFound) and not catalog.is_known_topic(e.topic)):
                 raise
             if deadline.expired:
                 trouble.give_up(e, catalog.clock.now())
-            catalog.waits(e)
-        deadline.pause(_PAUSE_S)
-        catalog.reroute()
+            catalog.note_retriable_error(e)
+        deadline.pause(_RETRY_PAUSE_S)
+        catalog.refresh_routes()
 
 
-def whole(catalog: OffsetCache) -> QueuesView:
-    """What exists now, with the bounds of masters: a slave may lack messages, so its master is waited for.
+def fetch_bounds_of_masters(catalog: OffsetCache) -> QueuesView:
+    """Return the bounds that masters report. If only slaves of a broker are up, waits for its master, because slaves may lack
+    messages.
 
-    Raises ``BrokerNotFound`` when it does not come up to ``readDeadline``.
+    Raises ``BrokerNotFound`` if the master does not register within ``readDeadline``.
     """
     deadline = Deadline.after(catalog.read_deadline_s)
-    view = catalog.sweep()
-    while alone := sorted({queue.broker_name for queue in view.bounds} & view.orphans):
+    view = catalog.fetch_all()
+    while without_master := sorted({queue.broker_name for queue in view.bounds} & view.brokers_without_master):
         error = BrokerNotFound(
-            f"only slaves of {', '.join(alone)} are up, which may lack messages that the master has",
+            f"only slaves of {', '.join(without_master)} are up, which may lack messages that the master has",
             remedy="Start the master, or raise option 'readDeadline' to wait longer for it",
         )
         if deadline.expired:
             raise error
-        catalog.waits(error)
+        catalog.note_retriable_error(error)
         deadline.pause(1.0)
-        view = patiently(catalog, catalog.sweep, deadline)
+        view = retry_until_deadline(catalog, catalog.fetch_all, deadline)
     return view
 
 
-def begun(catalog: OffsetCache, options: Options, view: QueuesView, start: Positions) -> QueuesView:
-    """``view`` for a read from ``start`` on: what a compaction topic does not keep from there on is no loss."""
+def with_compaction_start(catalog: OffsetCache, options: Options, view: QueuesView, start: Positions) -> QueuesView:
+    """Return the view for a read from ``start``. Its minimum offsets count the messages that compaction topics keep before their
+    logs begin, so that messages which compaction removed are not reported as lost.
+    """
     if all(at >= view.bounds[queue].min_offset for queue, at in start.items()):
         return view
-    catalog.expect(Offsets(start, reads=filters.recorded(options)))
-    return patiently(catalog, catalog.sweep)
+    catalog.set_checkpoint_offsets(Offsets(start, source_identity=checkpoint_identity.source_identity(options)))
+    return retry_until_deadline(catalog, catalog.fetch_all)
 
 
-class Absence:
-    """Queues with a position that cannot be read at the moment. A run that ``ends`` does not wait for them."""
+class UnavailableQueuesLog:
+    """Logs which queues with a position are unavailable, and which are available again."""
 
     def __init__(self) -> None:
-        self._gone: set[MessageQueue] = set()
+        self._unavailable: set[MessageQueue] = set()
 
-    def look(
-        self, wanted: Iterable[MessageQueue], bounds: Bounds, why: Callable[[MessageQueue], str], ends: bool = False
+    def update(
+        self,
+        queues: Iterable[MessageQueue],
+        bounds: Bounds,
+        reason_of: Callable[[MessageQueue], str],
+        run_ends: bool = False,
     ) -> None:
-        """Tell what changed; ``why`` is asked once about every queue that went."""
-        absent = {queue for queue in wanted if queue not in bounds}
-        went, back = absent - self._gone, {queue for queue in self._gone - absent if queue in bounds}
-        self._gone = absent
-        if went:
-            said = "the run ends without" if ends else "the stream waits for"
-            logger.warning("%s queues that it cannot read now: %s", said, _by_reason(went, why))
-        if back:
-            logger.warning("the stream can read these queues again: %s", listed(back))
+        """Log the changes since the last call. ``reason_of`` returns the reason for a queue. ``run_ends``: the run ends without
+        them.
+        """
+        unavailable = {queue for queue in queues if queue not in bounds}
+        newly_unavailable, available_again = (
+            unavailable - self._unavailable,
+            {queue for queue in self._unavailable - unavailable if queue in bounds},
+        )
+        self._unavailable = unavailable
+        if newly_unavailable:
+            action = "the run ends without" if run_ends else "the stream waits for"
+            logger.warning(
+                "%s queues that it cannot read now: %s", action, _grouped_by_reason(newly_unavailable, reason_of)
+            )
+        if available_again:
+            logger.warning("the stream can read these queues again: %s", queues_text(available_again))
 
 
-def _by_reason(queues: Iterable[MessageQueue], why: Callable[[MessageQueue], str]) -> str:
+def _grouped_by_reason(queues: Iterable[MessageQueue], reason_of: Callable[[MessageQueue], str]) -> str:
     reasons: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
-        reasons.setdefault(why(queue), []).append(queue)
-    return "; ".join(f"{listed(of_reason)} ({reason})" for reason, of_reason in reasons.items())
+        reasons.setdefault(reason_of(queue), []).append(queue)
+    return "; ".join(f"{queues_text(queues_of_reason)} ({reason})" for reason, queues_of_reason in reasons.items())

@@ -29,7 +29,7 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.admin import QueueLag
 from rocketmq_spark.remoting.advertised import remedy
-from rocketmq_spark.spark.sink import once
+from rocketmq_spark.spark.sink import exactly_once
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Peer
@@ -437,7 +437,9 @@ class TestOfReaders:
         level, text = said(one, two)
         assert (level, f"{one}, {two}: 4 queues of broker-a" in text) == (Level.OK, True)
         assert "batch 0 is begun, without a note" in text
-        once.plan_batch(sink_options(rocketmq.name_server, topic=one, deliveryGuarantee="exactly-once"), str(folder))
+        exactly_once.plan_batch(
+            sink_options(rocketmq.name_server, topic=one, deliveryGuarantee="exactly-once"), str(folder)
+        )
         (folder / "commits").mkdir()
         (folder / "commits" / "0").write_text("v1\n{}")
         assert "batch 0 is finished, with a note" in said(one)[1]

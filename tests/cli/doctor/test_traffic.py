@@ -182,9 +182,9 @@ def test_a_checkpoint_next_to_brokers() -> None:
 
 def test_brokers_that_a_checkpoint_waits_for_are_no_loss() -> None:
     other = Q._replace(broker_name="b")
-    (silent,) = servers.drifted("c", drift({Q: 7}, {}, away={"a"}))
+    (silent,) = servers.drifted("c", drift({Q: 7}, {}, unavailable_brokers={"a"}))
     assert (silent.level, silent.found) == (Level.BROKEN, "a does not answer, and 1 of 1 queues wait for it")
-    lost, down = servers.drifted("c", drift({Q: 2, other: 3}, {Q: QueueBounds(5, 10, 0)}, unregistered={"b"}))
+    lost, down = servers.drifted("c", drift({Q: 2, other: 3}, {Q: QueueBounds(5, 10, 0)}, unregistered_brokers={"b"}))
     assert "1 of 2 queues do not match what brokers have: t/a/0 lost" in lost.found
     assert (down.found, down.remedy) == (
         "b is not registered, and 1 of 2 queues wait for it", "Start it on its data; nothing is lost",

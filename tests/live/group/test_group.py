@@ -15,7 +15,7 @@ from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.errors import CallTimeout, OffsetError, OptionError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.spark.monitoring.listeners import GroupOffsetListener
+from rocketmq_spark.spark.monitoring.group_offset_listener import GroupOffsetListener
 from rocketmq_spark.wire import bodies as wire_bodies
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.bodies import GroupMembership

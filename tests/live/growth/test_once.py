@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark import options
 from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
-from rocketmq_spark.spark.source import partitioning, planner
+from rocketmq_spark.spark.source import partitioning, planning
 from rocketmq_spark.spark.source.offsets import Offsets
 from rocketmq_spark.spark.source.partitioning import Partitioning
 from tests.reading import canonical
@@ -60,11 +60,11 @@ def planned(draw: st.DrawFn) -> dict[str, object]:
 @given(states(), planned())
 def test_every_offset_is_in_exactly_one_range_and_in_order(state, how):
     parsed = options.parse({"nameServer": "h:1", "subscribe": "t", **how}).for_role("batch source")
-    covered, left_out = partitioning.covered(parsed, sorted(state))
+    covered, left_out = partitioning.allocated_queues(parsed, sorted(state))
     assert set(covered) | left_out <= set(state)
     assert not set(covered) & left_out
     ranges = [OffsetRange(queue, *state[queue]) for queue in covered]
-    tasks = partitioning.tasks(Partitioning.of(parsed), covered, ranges)
+    tasks = partitioning.plan_tasks(Partitioning.of(parsed), covered, ranges)
     # The model: the offsets of each queue that is read, one by one.
     counted = Counter((r.queue, n) for task in tasks for r in task for n in range(r.start, r.end))
     expected = [(queue, n) for queue in covered for n in range(*state[queue])]
@@ -86,10 +86,10 @@ def test_successive_batches_cover_everything_once(state, max_offsets, rng):
     for _ in range(400):
         ends = {queue: end for queue, (_, end) in state.items()}
         begins = {queue: start for queue, (start, _) in state.items()}
-        end = planner.next_end(begin, ends, begins, max_offsets)
+        end = planning.next_end(begin, ends, begins, max_offsets)
         if end is begin:
             break
-        found = planner.ranges(begin, end)
+        found = planning.ranges(begin, end)
         assert sum(r.size for r in found) <= max_offsets + len(state)
         seen.update((r.queue, n) for r in found for n in range(r.start, r.end))
         begin = Offsets.from_json(canonical(end.to_json()))
@@ -121,7 +121,7 @@ def test_what_lies_below_the_minimum_takes_no_share_of_a_batch():
     queue, other = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
     begin = Offsets({queue: 5, other: 7}, {queue: 5}, {queue: 1})
     bounds = {queue: QueueBounds(1000, 1010, 2), other: QueueBounds(0, 9, 2)}
-    live = planner.above_minimum(begin, bounds)
+    live = planning.from_min_offsets(begin, bounds)
     assert live.positions == {queue: 1000, other: 7}
-    assert (live.start, live.marks) == ({}, {queue: 1})
-    assert planner.above_minimum(live, bounds) is live
+    assert (live.new_queue_starts, live.newest_store_ms) == ({}, {queue: 1})
+    assert planning.from_min_offsets(live, bounds) is live

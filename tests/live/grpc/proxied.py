@@ -62,7 +62,7 @@ def producer(mq: LocalBroker, **options: Any) -> Producer:
 def write(mq: LocalBroker | str, *batches: pa.RecordBatch, **options: Any) -> Written:
     """As Spark does it: checked on the driver, then sent by a task."""
     given = parsed(mq, **options)
-    columns = checks.check(given, from_arrow_schema(batches[0].schema))
+    columns = checks.check_sink(given, from_arrow_schema(batches[0].schema))
     checks.check_brokers(given, columns)
     return TaskWriter(given, columns).write(iter(batches))
 

@@ -130,7 +130,7 @@ def test_fail_on_data_loss__warns_or_is_quiet(rocketmq, topic, caplog, policy, l
     run.drain(feed(rocketmq, topic, 40))
     made_again(rocketmq, topic)
     fresh = feed(rocketmq, topic, 8)
-    caplog.set_level(logging.INFO, "rocketmq_spark.spark.source.decisions")
+    caplog.set_level(logging.INFO, "rocketmq_spark.spark.source.data_loss")
     again = Run(rocketmq, run.offset, subscribe=topic, failOnDataLoss=policy)
     again.drain(fresh)
     assert Counter(again.read) == Counter(fresh)

@@ -12,8 +12,8 @@ from rocketmq_spark.localbroker import LocalBroker, servers
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.queues.allocation import allocate
 from rocketmq_spark.spark.compat import EqualTo, LessThan
-from rocketmq_spark.spark.source import readers
-from rocketmq_spark.spark.source.readers import PrunedReader
+from rocketmq_spark.spark.source import batch_reader as batch_reader_module
+from rocketmq_spark.spark.source.batch_reader import PrunedReader
 from tests.reading import Run, batch_reader, bodies, feed, plan, ranges_of, read, rows
 
 
@@ -184,7 +184,7 @@ def test_environments__say_how_many_there_are_or_list_their_queues(rocketmq, mak
 
 def test_predicate_pushdown__tags_of_a_batch_topic_do_not_reach_the_broker(rocketmq, make_topic, monkeypatch):
     """Its index has the tags of the batch, which here are those of nobody."""
-    monkeypatch.setattr(readers, "pushdown_enabled", lambda: True)
+    monkeypatch.setattr(batch_reader_module, "pushdown_enabled", lambda: True)
     ordinary, batched = make_topic(queues=1), make_topic(queues=1, attributes={"queue.type": "BatchCQ"})
     sent = {topic: feed(rocketmq, topic, 4, tags="a") for topic in (ordinary, batched)}
     feed(rocketmq, ordinary, 4, tags="b")
@@ -197,7 +197,7 @@ def test_predicate_pushdown__tags_of_a_batch_topic_do_not_reach_the_broker(rocke
 def test_predicate_pushdown__is_off_unless_asked_for(rocketmq, filled, monkeypatch):
     """Whether Spark asks is seen in tests/spark; here, which reader it gets when it does."""
     topic, _ = filled
-    monkeypatch.setattr(readers, "pushdown_enabled", lambda: True)
+    monkeypatch.setattr(batch_reader_module, "pushdown_enabled", lambda: True)
     assert not isinstance(batch_reader(rocketmq, subscribe=topic), PrunedReader)
     reader = batch_reader(rocketmq, subscribe=topic, predicatePushdown=True, numPartitions=4)
     assert isinstance(reader, PrunedReader)

@@ -1,4 +1,4 @@
-"""Spark settings for this connector, and whether Spark's workers can import it.
+"""Settings of Spark for this connector, and a check that Spark's workers can import it.
 
 docs/performance.md has the effect of each setting.
 
@@ -28,11 +28,11 @@ _CHECKPOINT_MANAGERS = (
     "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager",
 )
 
-_SOCKETS = "spark.python.unix.domain.socket.enabled"
+_UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 # The longest path of a socket, on macOS too, and the bytes that Spark adds to the folder: "/.<uuid>.sock".
 _SOCKET_BYTES, _NAME_BYTES = 103, 43
 
-# If this environment variable is set, tasks read every batch of a stream: ``source.tasks``.
+# If this environment variable is set, tasks read every batch of a stream: ``source.partition_reader``.
 READ_BY_TASKS = "ROCKETMQ_SPARK_READ_BY_TASKS"
 
 
@@ -59,9 +59,9 @@ def _unix_sockets() -> dict[str, str]:
     from rocketmq_spark.base import folders  # here, because every worker imports this module, and few drivers call this
 
     if not folders.new_files_are_open():
-        return {_SOCKETS: "true"}
+        return {_UNIX_SOCKETS: "true"}
     text = "%s is not set, because the umask %03o lets other users write to new files, also to Spark's sockets; use umask 022"
-    logger.warning(text, _SOCKETS, folders.creation_mask())
+    logger.warning(text, _UNIX_SOCKETS, folders.creation_mask())
     return {}
 
 
@@ -71,15 +71,15 @@ def private_sockets(folder: Path) -> dict[str, str]:
     """
     if len(os.fsencode(folder)) + _NAME_BYTES > _SOCKET_BYTES:
         return {}
-    return {_SOCKETS: "true", "spark.python.unix.domain.socket.dir": str(folder)}
+    return {_UNIX_SOCKETS: "true", "spark.python.unix.domain.socket.dir": str(folder)}
 
 
 @functools.cache
 def _checkpoint_manager() -> str | None:
-    """The checkpoint manager's class name in Spark's jars; None if they do not have it, or are not on this machine."""
+    """Return the class name of the checkpoint manager in Spark's jars; None if they lack it, or are not on this machine."""
     import zipfile  # here, because every worker imports this module, and few drivers call this
 
-    for jar in _jars("spark-sql_*.jar"):
+    for jar in _spark_jars("spark-sql_*.jar"):
         try:
             with zipfile.ZipFile(jar) as classes:
                 names = set(classes.namelist())
@@ -91,23 +91,23 @@ def _checkpoint_manager() -> str | None:
     return None
 
 
-def _jars(pattern: str) -> list[Path]:
-    """Spark's jars with this name, in the folder that PySpark's launcher uses: SPARK_HOME, otherwise the package."""
-    home = os.environ.get("SPARK_HOME") or _package()
+def _spark_jars(pattern: str) -> list[Path]:
+    """Return Spark's jars that match ``pattern``, from the folder that PySpark's launcher uses: SPARK_HOME, or the package."""
+    home = os.environ.get("SPARK_HOME") or _pyspark_folder()
     return sorted(Path(home, "jars").glob(pattern)) if home is not None else []
 
 
 def has_data_sources() -> bool:
     """Whether the installed PySpark has data sources in Python. Looks for the module without an import, which takes a second."""
-    package = _package()
+    package = _pyspark_folder()
     return package is not None and PathFinder.find_spec("pyspark.sql.datasource", [f"{package}/sql"]) is not None
 
 
-def _package() -> str | None:
-    """The folder of PySpark; None if it is not installed."""
+def _pyspark_folder() -> str | None:
+    """Return the folder of PySpark; None if it is not installed."""
     try:
         spec = importlib.util.find_spec("pyspark")
-    except (ModuleNotFoundError, ValueError):  # a finder may raise, and a program may have made a module without a spec
+    except (ModuleNotFoundError, ValueError):  # raised by some finders, and for a module without a spec
         return None
     return next(iter(spec.submodule_search_locations or ()), None) if spec is not None else None
 
@@ -126,9 +126,11 @@ def exactly_once_conf() -> dict[str, Any]:
     }
 
 
-_PROBE = "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) is None for n in ('rocketmq_spark', 'pyarrow')))"
-_PATIENCE_S = 10.0
-_OF_WORKERS = ("pyspark.", "rocketmq_spark.daemon")
+_IMPORT_PROBE = (
+    "import importlib.util as u, sys; sys.exit(any(u.find_spec(n) is None for n in ('rocketmq_spark', 'pyarrow')))"
+)
+_PROBE_TIMEOUT_S = 10.0
+_WORKER_MODULES = ("pyspark.", "rocketmq_spark.daemon")
 
 
 @functools.cache
@@ -153,17 +155,17 @@ def can_import(program: str) -> bool:
     import shutil  # here, because every worker imports this module, and few drivers call this
 
     path = shutil.which(program)
-    return path is None or os.path.abspath(path) == os.path.abspath(sys.executable) or _imports(path)
+    return path is None or os.path.abspath(path) == os.path.abspath(sys.executable) or _can_import(path)
 
 
-def _imports(path: str) -> bool:
+def _can_import(path: str) -> bool:
     import subprocess
 
     from rocketmq_spark.base import process
 
-    call = process.python("-c", _PROBE, program=path)
+    call = process.python("-c", _IMPORT_PROBE, program=path)
     try:
-        return subprocess.run(**call, capture_output=True, timeout=_PATIENCE_S).returncode == 0
+        return subprocess.run(**call, capture_output=True, timeout=_PROBE_TIMEOUT_S).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return True  # unknown, so there is no reason for a warning
 
@@ -191,11 +193,11 @@ class _PySparkImportHook:
 
 def _check_workers() -> None:
     main = getattr(sys.modules["__main__"], "__spec__", None)
-    if not (main and main.name.startswith(_OF_WORKERS)):
+    if not (main and main.name.startswith(_WORKER_MODULES)):
         warn_if_workers_differ(program_of_workers())
 
 
 def program_of_workers() -> str:
-    """The Python that Spark runs for workers: that of the session if there is one, else that of the environment variables."""
+    """Return the Python that Spark runs for workers: from the session if there is one, otherwise from ``PYSPARK_PYTHON``."""
     context = getattr(getattr(sys.modules["pyspark"], "SparkContext", None), "_active_spark_context", None)
     return str(context.pythonExec) if context is not None else os.environ.get("PYSPARK_PYTHON") or "python3"

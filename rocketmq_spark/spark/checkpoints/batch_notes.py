@@ -1,9 +1,10 @@
 """The note of a batch: the end offsets of the sink's queues before any row of the batch was sent.
 
-The file is ``rocketmq/<batch>/<write name>`` in the query's checkpoint, written before a task may send. A driver that finds the
-note of an earlier run knows that rows of the batch may be stored, and from which offsets on. A note locks out no other driver.
+The file is ``rocketmq/<batch>/<write name>`` in the query's checkpoint, written before a task may send. If a driver finds the
+note of an earlier run, rows of the batch may be stored at these offsets or later. A note is no lock: it does not stop another
+driver.
 
-Beside the notes is the epoch, a number that a rewind increments, so that rows which are sent again get other ids.
+The folder also has the epoch, a number that a rewind increments, so that rows which are sent again get other ids.
 """
 
 from __future__ import annotations
@@ -17,29 +18,30 @@ from typing import Any, NamedTuple
 
 from rocketmq_spark.columnar.encode.content_ids import BatchName
 from rocketmq_spark.errors import OffsetError, OptionError, UnprovedError
-from rocketmq_spark.spark.checkpoints.entries import Folder, numbers
+from rocketmq_spark.spark.checkpoints.files import Folder
+from rocketmq_spark.spark.checkpoints.offset_log import logged_times_ms
 from rocketmq_spark.stored.ends import AT_LEAST_ONCE, QueueEnds
 
 logger = logging.getLogger(__name__)
 
-ROOM = "rocketmq"
+NOTES_FOLDER = "rocketmq"
 # How the ids of rows are computed; version 1 computed them differently.
 VERSION = 2
-_EPOCH = f"{ROOM}/epoch"
-_OFFSETS_BYTES = 16
-_SUM = "sum"
+_EPOCH = f"{NOTES_FOLDER}/epoch"
+_DIGEST_BYTES = 16
+_CHECKSUM = "sum"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """The identity of a batch, and the end offsets of the queues before it. ``within``: namespace and environment of the topics.
+    """The identity of a batch, and the end offsets of the queues before it. ``scope``: namespace and environment of the topics.
     ``settle_s``: the longest time that a request sent by a run of the batch may take to arrive.
     ``version``: how the ids of the rows are computed.
     """
 
     name: BatchName
     ends: QueueEnds
-    within: str = ""
+    scope: str = ""
     settle_s: float = 0.0
     version: int = VERSION
 
@@ -52,11 +54,11 @@ class BatchNote:
             "batch": name.number,
             "offsets": name.offsets.hex(),
             "write": name.write,
-            "within": self.within,
+            "within": self.scope,
             "settle": self.settle_s,
             **self.ends.to_json(),
         }
-        return json.dumps({**value, _SUM: _sum(value)}).encode() + b"\n"
+        return json.dumps({**value, _CHECKSUM: _checksum(value)}).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, content: bytes, path: str) -> BatchNote:
@@ -67,16 +69,16 @@ class BatchNote:
             value = json.loads(content)
             version = int(value["v"])
             if version <= VERSION:
-                if value.pop(_SUM, None) not in (None, _sum(value)):  # earlier versions wrote none
+                if value.pop(_CHECKSUM, None) not in (None, _checksum(value)):  # earlier versions wrote none
                     raise ValueError("its checksum differs")
                 name = BatchName(
                     value["query"], value["epoch"], value["batch"], bytes.fromhex(value["offsets"]), value["write"]
                 )
                 ends, settle_s = QueueEnds.from_json(value), float(value.get("settle", 0.0))
                 return cls(name, ends, value.get("within", ""), settle_s, version)
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise UnprovedError(
-                f"what is stored of the unfinished batch cannot be proved: its note {path} is damaged ({type(e).__name__}: {e})",
+                f"what is stored of the unfinished batch cannot be proved: its note {path} is damaged ({type(e).__name__})",
                 remedy=f"Restore that file, {AT_LEAST_ONCE}",
             ) from None
         raise OptionError(
@@ -84,10 +86,11 @@ class BatchNote:
             remedy="Start the query with the version of rocketmq-spark that began the batch",
         )
 
-    def is_of(self, name: BatchName) -> bool:
-        """Whether this is a note of the batch ``name``, by any write.
+    def belongs_to(self, name: BatchName) -> bool:
+        """Whether this is a note of the batch ``name``, for any of its writes.
 
-        Raises ``UnprovedError`` if an earlier version computed the ids: no row would be found, and all would be sent again.
+        Raises ``UnprovedError`` if an earlier version computed the ids: no stored row would be recognized, and all would be sent
+        again.
         """
         if self.name._replace(write=name.write) != name:
             return False
@@ -100,16 +103,16 @@ class BatchNote:
         return True
 
 
-def _sum(value: Mapping[str, Any]) -> str:
-    """The checksum of a note. ``json`` keeps the order of keys, so writing and reading give the same text."""
+def _checksum(value: Mapping[str, Any]) -> str:
+    """Return the checksum of a note. ``json`` keeps the order of keys, so a parsed note gives the same text."""
     return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
 
 
-class Begun(NamedTuple):
-    """A note. ``before`` is whether it existed already: then an earlier run may have sent rows of the batch."""
+class BegunBatch(NamedTuple):
+    """The note of a batch. If it ``existed`` before, an earlier run may have sent rows of the batch."""
 
     note: BatchNote
-    before: bool
+    existed: bool
 
 
 def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchName:
@@ -120,13 +123,13 @@ def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchNa
     metadata = folder.read_bytes("metadata")
     try:
         query = str(json.loads(metadata or b"")["id"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise OptionError(
             f"{folder.name} is not the checkpoint of a query: its file 'metadata' has no id",
             remedy="Give the writer's checkpointLocation, as Spark has it",
         ) from None
     if number is None:
-        planned = numbers(folder, "offsets")
+        planned = logged_times_ms(folder, "offsets")
         if not planned:
             raise OptionError(
                 f"{folder.name} has no planned batch: there is nothing in its folder 'offsets'",
@@ -139,102 +142,104 @@ def batch_name(folder: Folder, write: str, number: int | None = None) -> BatchNa
             f"{folder.name} has no planned batch {number}",
             remedy="Give the checkpointLocation of the query that calls, and switch asynchronous progress tracking off",
         )
-    digest = hashlib.blake2b(offsets, digest_size=_OFFSETS_BYTES).digest()
+    digest = hashlib.blake2b(offsets, digest_size=_DIGEST_BYTES).digest()
     return BatchName(query, epoch(folder), number, digest, write)
 
 
-def begin(
-    folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], within: str = "", settle_s: float = 0.0
-) -> Begun:
+def begin_batch(
+    folder: Folder, name: BatchName, ends: Callable[[], QueueEnds], scope: str = "", settle_s: float = 0.0
+) -> BegunBatch:
     """Return the existing note of the batch, or a new one with ``ends``, which is durable when this returns.
 
     A note with another epoch or other offsets belongs to a batch that was rewound, and is replaced.
     """
-    path = f"{ROOM}/{name.number}/{name.write}"
-    there = _note(folder, path)
-    if there is not None and there.is_of(name):
-        return Begun(there, True)
-    made = BatchNote(name, ends(), within, settle_s)
-    if there is not None:
-        folder.replace(path, made.to_bytes())
-        return Begun(made, False)
-    if folder.create(path, made.to_bytes()):
-        _forget(folder)
-        return Begun(made, False)
-    there = _note(folder, path)
-    if there is None or not there.is_of(name):
+    path = f"{NOTES_FOLDER}/{name.number}/{name.write}"
+    existing = _read_note(folder, path)
+    if existing is not None and existing.belongs_to(name):
+        return BegunBatch(existing, True)
+    note = BatchNote(name, ends(), scope, settle_s)
+    if existing is not None:
+        folder.replace(path, note.to_bytes())
+        return BegunBatch(note, False)
+    if folder.create(path, note.to_bytes()):
+        _purge(folder)
+        return BegunBatch(note, False)
+    existing = _read_note(folder, path)
+    if existing is None or not existing.belongs_to(name):
         raise OffsetError(
             f"{folder.name}/{path} was written by another process meanwhile",
             remedy="Run one query with this checkpoint at a time",
         )
-    return Begun(there, True)
+    return BegunBatch(existing, True)
 
 
-def _note(folder: Folder, path: str) -> BatchNote | None:
+def _read_note(folder: Folder, path: str) -> BatchNote | None:
     content = folder.read_bytes(path)
     if content is None:
-        content = folder.read_bytes(_copy(path))
+        content = folder.read_bytes(_backup_path(path))
     return None if content is None else BatchNote.from_bytes(content, f"{folder.name}/{path}")
 
 
-def of_batch(folder: Folder, name: BatchName) -> list[BatchNote]:
+def notes_of_batch(folder: Folder, name: BatchName) -> list[BatchNote]:
     """Return the notes of all writes of a batch."""
-    found = [_note(folder, path) for path in _paths(folder, name.number)]
-    return [note for note in found if note is not None and note.is_of(name)]
+    notes = [_read_note(folder, path) for path in _note_paths(folder, name.number)]
+    return [note for note in notes if note is not None and note.belongs_to(name)]
 
 
-def _paths(folder: Folder, number: int) -> list[str]:
-    return sorted(path for path in folder.files(f"{ROOM}/{number}") if not path.rpartition("/")[2].startswith("."))
+def _note_paths(folder: Folder, number: int) -> list[str]:
+    return sorted(
+        path for path in folder.files(f"{NOTES_FOLDER}/{number}") if not path.rpartition("/")[2].startswith(".")
+    )
 
 
-def extend(folder: Folder, note: BatchNote, now: QueueEnds, settle_s: float = 0.0) -> BatchNote:
-    """Add the ends ``now`` of queues that the note lacks, to which no task has sent. Durable when this returns."""
-    made = replace(note, ends=note.ends.with_others(now), settle_s=max(note.settle_s, settle_s))
-    if made != note:
-        path = f"{ROOM}/{note.name.number}/{note.name.write}"
-        for each in (_copy(path), path):
-            folder.replace(each, made.to_bytes())
-    return made
+def add_queues(folder: Folder, note: BatchNote, current_ends: QueueEnds, settle_s: float = 0.0) -> BatchNote:
+    """Add the ends ``current_ends`` of queues that the note lacks, to which no task has sent. Durable when this returns."""
+    extended = replace(note, ends=note.ends.with_others(current_ends), settle_s=max(note.settle_s, settle_s))
+    if extended != note:
+        path = f"{NOTES_FOLDER}/{note.name.number}/{note.name.write}"
+        for target in (_backup_path(path), path):
+            folder.replace(target, extended.to_bytes())
+    return extended
 
 
-def _copy(path: str) -> str:
-    """The path of a copy that is written before a note is replaced: on HDFS, pyarrow first removes the file that it replaces."""
+def _backup_path(path: str) -> str:
+    """Return the path of a copy that is written before the note is replaced. On HDFS, pyarrow deletes the old file first."""
     head, _, name = path.rpartition("/")
     return f"{head}/.{name}"
 
 
-def standing(folder: Folder, write: str) -> str:
+def batch_status(folder: Folder, write: str) -> str:
     """Return the state of a query's last batch as a phrase. Raises ``RocketMQError`` if the query could not continue from it."""
     if folder.read_bytes("metadata") is None and not folder.files("offsets"):
         return "the query was not started yet"
     name = batch_name(folder, write)
-    finished = folder.read_bytes(f"commits/{name.number}") is not None
-    there = _paths(folder, name.number) if finished else of_batch(folder, name)
-    state = "finished" if finished else "begun"
-    return f"batch {name.number} is {state}, {'with' if there else 'without'} a note"
+    is_finished = folder.read_bytes(f"commits/{name.number}") is not None
+    notes = _note_paths(folder, name.number) if is_finished else notes_of_batch(folder, name)
+    state = "finished" if is_finished else "begun"
+    return f"batch {name.number} is {state}, {'with' if notes else 'without'} a note"
 
 
 def epoch(folder: Folder) -> int:
-    """How often the query was rewound."""
+    """Return how often the query was rewound."""
     content = folder.read_bytes(_EPOCH)
     try:
         return int(content) if content is not None else 0
     except ValueError:
-        raise OffsetError(f"{folder.name}/{_EPOCH} is no number", remedy="Look at it, and restore it") from None
+        raise OffsetError(f"{folder.name}/{_EPOCH} is not a number", remedy="Restore that file") from None
 
 
-def raise_epoch(folder: Folder) -> None:
+def increment_epoch(folder: Folder) -> None:
     """Increment the epoch: rows get other ids, so that rows which were sent before the rewind are sent again."""
-    if folder.exists(ROOM):
+    if folder.exists(NOTES_FOLDER):
         folder.replace(_EPOCH, b"%d" % (epoch(folder) + 1))
 
 
-def _forget(folder: Folder) -> None:
-    """Remove notes of batches that Spark's log no longer has. If the log is empty, keep all: HDFS may fail to list it."""
-    oldest = min(numbers(folder, "offsets"), default=0)
-    for name in folder.folders(ROOM):
+def _purge(folder: Folder) -> None:
+    """Remove the notes of batches that Spark's log no longer has. If the log looks empty, keep all: HDFS may fail to list it."""
+    oldest = min(logged_times_ms(folder, "offsets"), default=0)
+    for name in folder.folders(NOTES_FOLDER):
         if name.isdecimal() and int(name) < oldest:
             try:
-                folder.delete_folder(f"{ROOM}/{name}")
+                folder.delete_folder(f"{NOTES_FOLDER}/{name}")
             except OffsetError as e:  # another write of this batch may be deleting it, too; the next batch retries
                 logger.info("could not delete old notes: %s", e)

@@ -1,4 +1,4 @@
-"""Where the next batch starts, for a Spark that calls ``latestOffset()`` without a start, as PySpark 4.0 and 4.1 do.
+"""Determines where the next batch starts, for a Spark that calls ``latestOffset()`` without a start, as PySpark 4.0 and 4.1 do.
 
 A batch starts at the last end that this run returned. The first batch of a run starts at the newest end in Spark's offset log or,
 in a new query, at the initial offset. The order of Spark's calls shows which of these holds:
@@ -10,7 +10,7 @@ in a new query, at the initial offset. The order of Spark's calls shows which of
   or again (a program kept the DataFrame of the batch).
 
 With ``spark.sql.streaming.triggerAvailableNowWrapper.enabled`` Spark calls in another order. At a restart, it asks for an end
-before it passes the newest logged end. That end would be computed from the wrong start, so ``ReachedEnd`` raises an error before
+before it passes the newest logged end. That end would be computed from the wrong start, so ``BatchStarts`` raises an error before
 Spark logs it. In a new query, Spark uses the first end for its only batch, and calls ``latestOffset()`` again for a report alone.
 So a batch counts as finished only if Spark has planned it and then asks for another end.
 """
@@ -32,7 +32,7 @@ class BatchStart(NamedTuple):
     finished: bool
 
 
-class ReachedEnd:
+class BatchStarts:
     """The end that a run has reached, which is the start of its next batch.
 
     A reader has one, and calls its methods in the order in which Spark calls the reader's.

@@ -1,11 +1,8 @@
-"""Listeners of queries in the driver program: ``GroupOffsetListener`` and ``MetricsListener``.
+"""``MetricsListener`` serves or writes metrics of queries: Prometheus text, or JSON lines.
 
-The source itself commits finished positions when Spark asks for the next batch, so it commits those of the last batch
-of a run only at the next start. ``GroupOffsetListener`` commits the group's offsets immediately after each batch.
-
-``MetricsListener`` serves or writes metrics of queries: Prometheus text, or JSON lines. Every metric is one row of ``METRICS``;
-conf/grafana-dashboard.json shows them. It contacts no broker: the metrics come from the progress of queries
-(``queries.progress``) and from the counts of a ``foreach_batch_writer``. A metric whose value is unknown is omitted.
+Every metric is one row of ``METRICS``; conf/grafana-dashboard.json shows them. The listener contacts no broker: the metrics come
+from the progress of queries (``queries.progress``) and from the counts of a ``foreach_batch_writer``. A metric whose value is
+unknown is omitted.
 """
 
 from __future__ import annotations
@@ -19,10 +16,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
 
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -33,12 +28,10 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-from rocketmq_spark import options as options_table
 from rocketmq_spark.base import exposition, folders
-from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
+from rocketmq_spark.errors import OptionError
 from rocketmq_spark.pull.answers import Cause
-from rocketmq_spark.spark.monitoring.queries import ends_of, of_progress, sink_counts
-from rocketmq_spark.spark.source.offsets import Offsets
+from rocketmq_spark.spark.monitoring.queries import figures_of_progress, sink_counts
 
 if TYPE_CHECKING:
     from prometheus_client import Metric as CollectedMetric
@@ -46,70 +39,6 @@ if TYPE_CHECKING:
     from rocketmq_spark.spark.sink.foreach import ForeachBatchWriter
 
 logger = logging.getLogger(__name__)
-
-
-class GroupOffsetListener(StreamingQueryListener):
-    """Commits the offsets of a consumer group whenever a query makes progress, for dashboards and for new queries.
-
-    ``spark.streams.addListener(GroupOffsetListener(name_server="host:9876", group="orders"))``. A query continues from Spark's
-    checkpoint; these offsets are read only by tools and by new queries with ``startingOffsets=committed``. The listener ignores
-    sources of other formats, of another cluster (``brokerClusterName``), namespace or environment, or with another ``group``.
-
-    Args:
-        name_server: ``host:port``, several separated by ``;``.
-        options: Options of the source (docs/options.md), in snake_case or camelCase: ``group`` is required; ``subscribe``
-            limits the topics (default: all that the sources read).
-
-    Raises:
-        OptionError: An option is unknown or has a wrong value.
-    """
-
-    def __init__(self, **options: object) -> None:
-        from rocketmq_spark.spark.source.commit import GroupOffsets  # figures need no client
-
-        parsed = options_table.parse(options).for_role("stream source")
-        if "group" not in parsed.given:
-            raise OptionError("option 'group' is required: name the group whose offsets are committed")
-        self._options = parsed
-        self._topics = set(parsed.subscribe)
-        self._group_offsets = GroupOffsets(parsed)
-        self._finished: dict[UUID, list[Offsets]] = {}
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Does nothing at ``event``: no batch is finished yet."""
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Commit the end of the batch of ``event``. Failures are logged, because Spark ignores exceptions of listeners."""
-        ends = [self._mine(end) for end in ends_of(event.progress)]
-        self._finished[event.progress.runId] = [end for end in ends if end.positions]
-        self._commit(event.progress.runId)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Retry failed commits while the query of ``event`` is idle."""
-        self._commit(event.runId)
-
-    def _mine(self, logged: object) -> Offsets:
-        from rocketmq_spark.spark.source import filters
-
-        try:
-            end = Offsets.from_json(logged)
-        except OffsetError:
-            return Offsets({})  # another format's source
-        if filters.is_elsewhere(self._options, end):
-            return Offsets({})
-        mine = {q: o for q, o in end.positions.items() if not self._topics or q.topic in self._topics}
-        return replace(end, positions=mine)
-
-    def _commit(self, run: UUID) -> None:
-        for end in self._finished.get(run, []):
-            try:
-                self._group_offsets.commit(end.positions, end.reads)
-            except RocketMQError:
-                logger.exception("the offsets of a finished batch are not committed")
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Forget the query of ``event``. Its last progress was reported before."""
-        self._finished.pop(event.runId, None)
 
 
 # Ended queries are still exported, so that a scrape shows one that failed; beyond this number the oldest are dropped.
@@ -176,43 +105,43 @@ _SINK_COUNTS = ("bytes", "batches", "retries", "spooled", "already_stored", "con
 Sample = tuple[str, Mapping[str, str], float]
 
 
-class QueryFigures:
-    """The metrics of one run of a query. Counters begin at 0 when it starts, as Prometheus expects."""
+class QueryMetrics:
+    """The metrics of one run of a query. Counters start at 0 with each run, as Prometheus expects."""
 
     def __init__(self, query: str, writer: ForeachBatchWriter | None = None) -> None:
         self.query = query
         self.active = True
         self._writer = writer
         self._rows = self._batches = self._sink_rows = 0
-        self._batch: int | None = None
-        self._last: dict[str, Any] = {}
-        self._at: float | None = None
-        self._idle_at: float | None = None
+        self._last_batch: int | None = None
+        self._last_progress: dict[str, Any] = {}
+        self._progress_at_s: float | None = None
+        self._idle_at_s: float | None = None
 
     def idle(self, now_s: float) -> None:
         """Note that Spark reported the query as idle."""
-        self._idle_at = now_s
+        self._idle_at_s = now_s
 
     def progress(self, raw: Mapping[str, Any], now_s: float) -> dict[str, Any]:
         """Add a progress to the metrics; returns the object for the JSON line."""
-        self._last, self._at = of_progress(raw), now_s
-        self._rows += self._last["rows"] or 0
-        if self._last["batchId"] != self._batch:
-            self._batch = self._last["batchId"]
+        self._last_progress, self._progress_at_s = figures_of_progress(raw), now_s
+        self._rows += self._last_progress["rows"] or 0
+        if self._last_progress["batchId"] != self._last_batch:
+            self._last_batch = self._last_progress["batchId"]
             self._batches += 1
-            self._sink_rows += self._last["sinkRows"] or 0
-        return {"query": self.query, **self._last, **sink_counts(self._writer)}
+            self._sink_rows += self._last_progress["sinkRows"] or 0
+        return {"query": self.query, **self._last_progress, **sink_counts(self._writer)}
 
     def samples(self) -> Iterator[Sample]:
         """Yield the known metrics: name, labels besides ``query``, value."""
-        last, name = self._last, "rocketmq_spark_{}".format
+        last, name = self._last_progress, "rocketmq_spark_{}".format
         yield name("query_active"), {}, float(self.active)
-        if self._idle_at is not None:
-            yield name("idle_timestamp_seconds"), {}, self._idle_at
+        if self._idle_at_s is not None:
+            yield name("idle_timestamp_seconds"), {}, self._idle_at_s
         if not last:
             return
-        known = {
-            "progress_timestamp_seconds": self._at,
+        values = {
+            "progress_timestamp_seconds": self._progress_at_s,
             "lag_messages": last["lag"],
             "behind_seconds": None if last["behindMs"] is None else last["behindMs"] / 1000,
             "queues": last["queues"],
@@ -222,18 +151,18 @@ class QueryFigures:
             "batches_total": self._batches,
             "batch_seconds": None if last["batchMs"] is None else last["batchMs"] / 1000,
         }
-        yield from ((name(which), {}, float(value)) for which, value in known.items() if value is not None)
+        yield from ((name(metric), {}, float(value)) for metric, value in values.items() if value is not None)
         reported = last["sources"] and last["losses"] is not None
         for cause in (cause.name.lower() for cause in Cause if reported):
             counts = last["losses"].get(cause, {"ranges": 0, "offsets": 0})
             yield name("lost_ranges_total"), {"cause": cause}, float(counts["ranges"])
             if counts["offsets"] is not None:
                 yield name("lost_offsets_total"), {"cause": cause}, float(counts["offsets"])
-        yield from self._of_sink()
+        yield from self._sink_samples()
 
-    def _of_sink(self) -> Iterator[Sample]:
+    def _sink_samples(self) -> Iterator[Sample]:
         if self._writer is None:
-            if self._last["sinkRows"] is not None:
+            if self._last_progress["sinkRows"] is not None:
                 yield "rocketmq_spark_sink_rows_total", {}, float(self._sink_rows)
             return
         total = self._writer.total
@@ -245,16 +174,18 @@ class QueryFigures:
             yield "rocketmq_spark_sink_broker_failures_total", {"broker": broker}, float(part.failures)
 
 
-def families(queries: Iterable[QueryFigures]) -> list[exposition.Family]:
+def metric_families(queries: Iterable[QueryMetrics]) -> list[exposition.Family]:
     """Return the metrics of ``queries``, grouped by name for the text format."""
-    found: dict[str, list[tuple[dict[str, str], float]]] = {metric.name: [] for metric in METRICS}
-    for figures in queries:
-        for name, labels, value in figures.samples():
-            found[name].append(({"query": figures.query, **labels}, value))
-    return [exposition.Family(*metric, found[metric.name]) for metric in METRICS if found[metric.name]]
+    samples_by_name: dict[str, list[tuple[dict[str, str], float]]] = {metric.name: [] for metric in METRICS}
+    for metrics in queries:
+        for name, labels, value in metrics.samples():
+            samples_by_name[name].append(({"query": metrics.query, **labels}, value))
+    return [
+        exposition.Family(*metric, samples_by_name[metric.name]) for metric in METRICS if samples_by_name[metric.name]
+    ]
 
 
-def markdown() -> str:
+def metrics_table() -> str:
     """Return the table of metrics in docs/metrics.md."""
     lines = ["## Figures", "", "| name | kind | |", "| --- | --- | --- |"]
     lines += [f"| `{metric.name}` | {metric.kind} | {metric.help} |" for metric in METRICS]
@@ -301,16 +232,16 @@ class MetricsListener(StreamingQueryListener):
         self._json_lines = None if json_lines is None else Path(json_lines)
         self._writer, self._writer_query = writer, writer_query
         # By run id: Spark reports a start immediately, but queues other events, so those of the previous run may come later.
-        self._queries: dict[str, QueryFigures] = {}
-        self._replaced: deque[str] = deque(maxlen=_ENDED_QUERIES)
+        self._queries: dict[str, QueryMetrics] = {}
+        self._replaced_runs: deque[str] = deque(maxlen=_ENDED_QUERIES)
         self._lock = threading.Lock()
-        self._serving = contextlib.ExitStack()
+        self._server = contextlib.ExitStack()
         if port is not None:
             self.url = self._serve(host, port)
 
     def close(self) -> None:
         """Stop serving the metrics. Safe to call twice."""
-        self._serving.close()
+        self._server.close()
 
     def collect(self) -> Iterator[CollectedMetric]:
         """Return the metrics in the form that a registry of prometheus-client reads."""
@@ -318,11 +249,11 @@ class MetricsListener(StreamingQueryListener):
 
     def _families(self) -> list[exposition.Family]:
         with self._lock:
-            return families(self._queries.values())
+            return metric_families(self._queries.values())
 
     def _serve(self, host: str, port: int) -> str:
         try:
-            return self._serving.enter_context(
+            return self._server.enter_context(
                 exposition.serving((host, port), lambda: exposition.text(self._families()))
             )
         except OSError as e:
@@ -334,49 +265,51 @@ class MetricsListener(StreamingQueryListener):
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Begin the metrics of the query of ``event``, with counters of 0."""
         with self._lock:
-            self._begun(event)
+            self._start_run(event)
         self._write()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Update the metrics of the query with the figures of the batch of ``event``, and write the files."""
         raw = json.loads(event.progress.json)
-        run = str(event.progress.runId)
+        run_id = str(event.progress.runId)
         with self._lock:
-            if run not in self._queries and run not in self._replaced:  # it was running when the listener was added
-                self._begun(event.progress)
-            figures = self._queries.get(run) or self._figures(event.progress)
-            line = figures.progress(raw, time.time())
+            if (
+                run_id not in self._queries and run_id not in self._replaced_runs
+            ):  # it was running when the listener was added
+                self._start_run(event.progress)
+            metrics = self._queries.get(run_id) or self._metrics_of(event.progress)
+            line = metrics.progress(raw, time.time())
         self._write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Note that the query of ``event`` runs no batch, because it has nothing to read."""
         with self._lock:
-            if (figures := self._queries.get(str(event.runId))) is None:
+            if (metrics := self._queries.get(str(event.runId))) is None:
                 return
-            figures.idle(time.time())
+            metrics.idle(time.time())
         self._write()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Note that the query of ``event`` ended. Its metrics stay until a query of its name starts, or 100 others have ended."""
         with self._lock:
-            if (figures := self._queries.get(str(event.runId))) is not None:
-                figures.active = False
-            ended = [run for run, each in self._queries.items() if not each.active]
-            for run in ended[:-_ENDED_QUERIES]:
-                del self._queries[run]
+            if (metrics := self._queries.get(str(event.runId))) is not None:
+                metrics.active = False
+            ended = [run_id for run_id, metrics_of_run in self._queries.items() if not metrics_of_run.active]
+            for run_id in ended[:-_ENDED_QUERIES]:
+                del self._queries[run_id]
         self._write()
 
-    def _begun(self, of: QueryStartedEvent | StreamingQueryProgress) -> None:
+    def _start_run(self, event: QueryStartedEvent | StreamingQueryProgress) -> None:
         """Replace the previous run with the same name, whatever its checkpoint: only the label ``query`` separates metrics."""
-        figures = self._figures(of)
-        for run in [run for run, known in self._queries.items() if known.query == figures.query]:
+        metrics = self._metrics_of(event)
+        for run in [run for run, other in self._queries.items() if other.query == metrics.query]:
             del self._queries[run]
-            self._replaced.append(run)
-        self._queries[str(of.runId)] = figures
+            self._replaced_runs.append(run)
+        self._queries[str(event.runId)] = metrics
 
-    def _figures(self, of: QueryStartedEvent | StreamingQueryProgress) -> QueryFigures:
-        name = of.name or str(of.id)
-        return QueryFigures(name, self._writer if self._writer_query in (None, name) else None)
+    def _metrics_of(self, event: QueryStartedEvent | StreamingQueryProgress) -> QueryMetrics:
+        name = event.name or str(event.id)
+        return QueryMetrics(name, self._writer if self._writer_query in (None, name) else None)
 
     def _write(self, line: str = "") -> None:
         try:

@@ -1,0 +1,349 @@
+"""Reads and writes the files of a checkpoint, which is local or at ``s3://``, ``hdfs://``, ``gs://`` or ``abfs://``.
+
+Failures are an ``OffsetError`` that names the folder. Errors contain no text of files, because ``lag --serve`` shows errors to
+strangers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rocketmq_spark.base import folders
+from rocketmq_spark.errors import OffsetError
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder of a local or remote file system. ``name`` is as the user wrote it; paths of files are relative to the folder."""
+
+    name: str
+    _system: Any
+    _root_path: str
+
+    def files(self, below: str = "", recursive: bool = False) -> dict[str, int]:
+        """Return when each file was last changed, in ms since 1970; empty if the folder does not exist."""
+        from pyarrow.fs import FileType
+
+        found = [info for info in self._file_infos(below, recursive) if info.type == FileType.File]
+        return {info.path[len(self._root_path) :].lstrip("/"): (info.mtime_ns or 0) // 1_000_000 for info in found}
+
+    def folders(self, below: str) -> list[str]:
+        """Return the names of the subfolders of a folder; empty if the folder does not exist."""
+        from pyarrow.fs import FileType
+
+        return [_base_name(info.path) for info in self._file_infos(below, False) if info.type == FileType.Directory]
+
+    def _file_infos(self, below: str, recursive: bool) -> list[Any]:
+        from pyarrow.fs import FileSelector
+
+        with self._with_folder_name():
+            selector = FileSelector(self._path(below), allow_not_found=True, recursive=recursive)
+            return list(self._system.get_file_info(selector))
+
+    def exists(self, below: str = "") -> bool:
+        """Whether the folder, or the subfolder ``below``, exists."""
+        from pyarrow.fs import FileType
+
+        with self._with_folder_name():
+            return bool(self._system.get_file_info(self._path(below)).type == FileType.Directory)
+
+    def read(self, path: str) -> str:
+        """Return the text of a file. No error contains any of it: the file may be another one than the command's user meant."""
+        try:
+            return str(self._content(path), "utf-8")
+        except UnicodeDecodeError:
+            raise OffsetError(f"{self.name}/{path} is damaged: it is not UTF-8 text", remedy=RESTORE_FILE) from None
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """Return the content of a file; None if it does not exist."""
+        try:
+            return self._content(path)
+        except OffsetError as e:
+            if isinstance(e.__cause__, FileNotFoundError):
+                return None
+            raise
+
+    def _content(self, path: str) -> bytes:
+        """Read a file. Raises ``OffsetError`` for a file of more than ``_FILE_BYTES``, and on a local disk for links, pipes and
+        devices, because another user may have put them into the folder.
+        """
+        with self._with_folder_name(), self._open_file(path) as stream:
+            content = bytes(stream.read(_FILE_BYTES + 1))
+        if len(content) > _FILE_BYTES:
+            raise OffsetError(
+                f"{self.name}/{path} is not read: it has more than {_FILE_BYTES >> 20} MiB, the limit",
+                remedy=RESTORE_FILE,
+            )
+        return content
+
+    def _open_file(self, path: str) -> Any:
+        if not self._is_local:
+            return self._system.open_input_stream(self._path(path), compression=None)
+        try:
+            with self._open_parent(path) as (at, name):
+                return open(folders.open_regular(name, at=at), "rb")
+        except OSError as e:
+            if e.errno == errno.ELOOP:
+                raise OffsetError(
+                    f"{self.name}/{path} is not read: {e.filename} is a link, which could lead to files of other users",
+                    remedy="Replace the link by the folder or file to which it leads",
+                ) from e
+            raise OSError(e.errno, e.strerror, self._path(path)) from e
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Create a file atomically and durably; returns False if it exists."""
+        with self._with_folder_name():
+            if self._is_local:
+                with self._open_parent(path, 0o777) as (at, name):
+                    return _create_file(at, name, content)
+            if self.read_bytes(path) is not None:
+                return False
+            self._upload(path, content)
+            return True
+
+    def replace(self, path: str, content: bytes) -> None:
+        """Create or replace a file atomically and durably."""
+        with self._with_folder_name():
+            if self._is_local:
+                with self._open_parent(path, 0o777) as (at, name):
+                    os.replace(_write_temporary(at, name, content), name, src_dir_fd=at, dst_dir_fd=at)
+                    _sync_folder(at)
+            else:
+                self._upload(path, content)
+
+    def _upload(self, path: str, content: bytes) -> None:
+        whole = self._path(path)
+        self._system.create_dir(whole.rpartition("/")[0], recursive=True)
+        part = f"{whole.rpartition('/')[0]}/.{uuid.uuid4().hex}"
+        with self._system.open_output_stream(part, compression=None) as stream:
+            stream.write(content)
+        self._system.move(part, whole)
+
+    @property
+    def _is_local(self) -> bool:
+        return str(self._system.type_name) == "local"
+
+    @contextmanager
+    def _open_parent(self, path: str, mode: int | None = None) -> Iterator[tuple[int, str]]:
+        """Yield the descriptor of the folder of a local file, and the name of the file. Raises ``OSError`` for links."""
+        *below, name = path.split("/")
+        with folders.inside(Path(self._root_path), below, mode) as at:
+            yield at, name
+
+    @contextmanager
+    def as_owner(self) -> Iterator[None]:
+        """Inside the block, root has only the rights of the owner of this folder if it is local. The block must not import
+        modules, because the owner may not be able to read Python's files.
+
+        The owner may change anything in the folder at any time, and lead this process elsewhere with links, or with another
+        folder of this name. Raises ``OffsetError`` for links, if root cannot take the rights, and if others than the owner may
+        replace the folder while root uses it.
+        """
+        with ExitStack() as stack:
+            if self._is_local:
+                with self._with_folder_name():
+                    owner = os.stat(self._root_path)
+                    self._check_replaceable(owner.st_uid)
+                    if os.geteuid() == folders.ROOT != owner.st_uid:
+                        stack.enter_context(folders.rights_of(owner.st_uid))
+                        if not folders.is_readable(Path(self._root_path)):
+                            raise PermissionError(f"its owner, {folders.user(owner.st_uid)}, may not read it there")
+                    if (link := folders.link_in(Path(self._root_path))) is not None:
+                        raise OffsetError(
+                            f"{self.name} is not changed: {link} is a link, which could lead to files of other users",
+                            remedy="Replace the link by the folder or file to which it leads",
+                        )
+            yield
+
+    def _check_replaceable(self, owner: int) -> None:
+        path = Path(self._root_path)
+        if os.geteuid() != folders.ROOT:  # this user may be unable to change the mode of a Kubernetes volume
+            folders.warn_if_replaceable(path, "the checkpoint")
+        elif (found := next(folders.exposures(path, owner), None)) is not None:
+            change = "chmod go-w" if found.uid is None else f"chown -h {owner}"
+            raise OffsetError(
+                f"{self.name} is not changed by root: {found.who} may replace {found.path}, or what is in it",
+                remedy=f"Run: {change} {shlex.quote(str(found.path))}, or run this command as {folders.user(owner)}",
+            )
+
+    def copy(self, paths: Sequence[str], target: str) -> Folder:
+        """Copy these files to the new folder ``target``, a sibling of this one; returns that folder. If the folder is local,
+        the copies belong to its owner, who alone may read the new folders. A link raises an error, because it could lead to a
+        file of another user.
+        """
+        system, root = (
+            self._system,
+            self._root_path[: len(self._root_path.rstrip("/")) - len(_base_name(self._root_path))] + target,
+        )
+        copied = Folder(self.name.rstrip("/")[: -len(_base_name(self.name))] + target, system, root)
+        with self._with_folder_name():
+            if self._is_local:
+                self._copy_local(paths, Path(root))
+            else:
+                for path in paths:
+                    system.create_dir(copied._path(path).rpartition("/")[0], recursive=True)
+                    system.copy_file(self._path(path), copied._path(path))
+        return copied
+
+    def _copy_local(self, paths: Sequence[str], target: Path) -> None:
+        with ExitStack() as stack:
+            top = self._new_sibling(target)
+            stack.callback(os.close, top)
+            stack.enter_context(self.as_owner())
+            for path in paths:
+                *below, name = path.split("/")
+                with self._open_parent(path) as (at, _), folders.inside(top, below, folders.PRIVATE) as to:
+                    _copy_file(name, at, to)
+
+    def _new_sibling(self, target: Path) -> int:
+        """Create the folder ``target`` for the owner of this folder, and return its descriptor. Where the owner may not create
+        folders, root does so.
+        """
+        with folders.inside(target.parent) as parent:
+            try:
+                with self.as_owner():
+                    os.mkdir(target.name, folders.PRIVATE, dir_fd=parent)
+                    return folders.open_folder(target.name, parent)
+            except PermissionError:
+                if any(
+                    folders.exposures(target)
+                ):  # then the owner could replace the parent by a link to another folder
+                    raise
+                return folders.new_folder_for(os.stat(self._root_path), target.name, parent)
+
+    def delete(self, paths: Sequence[str]) -> None:
+        with self._with_folder_name():
+            for path in paths:
+                if self._is_local:
+                    with self._open_parent(path) as (at, name):
+                        os.unlink(name, dir_fd=at)
+                else:
+                    self._system.delete_file(self._path(path))
+
+    def delete_folder(self, below: str) -> None:
+        """Delete a subfolder and its content."""
+        with self._with_folder_name():
+            if self._is_local:
+                with self._open_parent(below) as (at, name):
+                    shutil.rmtree(name, dir_fd=at)
+            else:
+                self._system.delete_dir(self._path(below))
+
+    def _path(self, below: str) -> str:
+        return f"{self._root_path.rstrip('/')}/{below}" if below else self._root_path
+
+    @contextmanager
+    def _with_folder_name(self) -> Iterator[None]:
+        try:
+            yield
+        except OffsetError:  # a ValueError, too
+            raise
+        except (OSError, ValueError, NotImplementedError) as e:
+            raise OffsetError(
+                f"{self.name}: {' '.join(str(e).split())}", remedy="Check the path and its permissions"
+            ) from e
+
+
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+# The largest file that is read: an entry of 100,000 queues has about 8 MB.
+_FILE_BYTES = 64 << 20
+RESTORE_FILE = "Restore that file, or start the query with another checkpointLocation"
+
+
+def _copy_file(name: str, at: int, to: int) -> None:
+    """Copy a file with its mode to another folder. Raises ``OSError`` for a link, a pipe or a device."""
+    with (
+        open(folders.open_regular(name, at=at), "rb") as file,
+        open(folders.open_regular(name, _CREATE_FLAGS, to), "wb") as copy,
+    ):
+        os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+        shutil.copyfileobj(file, copy)
+
+
+def _write_temporary(at: int, name: str, content: bytes) -> str:
+    """Write ``content`` to a temporary file for the file ``name`` in a folder, flush it to disk, and return its name."""
+    part = f".{name}.{uuid.uuid4().hex}"
+    with open(folders.open_regular(part, _CREATE_FLAGS, at, 0o666), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return part
+
+
+# SMB shares and mounted buckets have no hard links.
+_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def _create_file(at: int, name: str, content: bytes) -> bool:
+    part = _write_temporary(at, name, content)
+    try:
+        os.link(part, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    except OSError as e:
+        if e.errno not in _NO_HARD_LINKS:
+            raise
+        if name in os.listdir(at):
+            return False
+        os.replace(part, name, src_dir_fd=at, dst_dir_fd=at)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=at)
+    _sync_folder(at)
+    return True
+
+
+def _sync_folder(folder: int) -> None:
+    """Flush to disk the directory entries of a folder, and the folder's own entry in its parent."""
+    os.fsync(folder)
+    parent = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+
+
+# Spark's names for schemes that pyarrow calls otherwise.
+_SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3"}
+
+
+def checkpoint_folder(location: str) -> Folder:
+    """Return the folder of a ``checkpointLocation``, which may be a ``file:`` URI, as for Spark."""
+    if location.startswith("file:"):
+        return open_folder("/" + location.removeprefix("file:").lstrip("/"))
+    return open_folder(location)
+
+
+def open_folder(name: str) -> Folder:
+    """Return the folder with this path or URI. Raises ``OffsetError`` if it cannot be reached."""
+    from pyarrow.fs import FileSystem, LocalFileSystem
+
+    scheme, colon, path_of_it = name.partition("://")
+    name = f"{_SCHEME_ALIASES.get(scheme, scheme)}{colon}{path_of_it}" if colon else name
+    if "://" not in name and not name.startswith("file:"):
+        path = Path(name).expanduser().absolute()
+        if _base_name(name) in (".", "..", "~"):  # ``copy`` needs a name to which it can append
+            name = str(path := path.resolve())
+        return Folder(name, LocalFileSystem(), str(path))
+    try:
+        system, root = FileSystem.from_uri(name)
+    except (OSError, ValueError, ImportError) as e:
+        raise OffsetError(
+            f"{name} cannot be reached: {' '.join(str(e).split())}",
+            remedy="Give a path of this machine, or an address that pyarrow's file systems know: s3://, gs://, hdfs://, abfs://",
+        ) from e
+    return Folder(name, system, root.rstrip("/"))
+
+
+def _base_name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]

@@ -1,0 +1,373 @@
+"""Exactly-once writes: how a batch is planned, and what its tasks send.
+
+The planner writes a note with the ends of the queues. If the batch has a note already, the planner reads the ids that were stored
+since then. A task computes the ids of its rows from their content, and omits rows that are stored. A later attempt of a task
+reads the stored ids itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from rocketmq_spark import session
+from rocketmq_spark.base import process
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.columnar.arrow import Flags
+from rocketmq_spark.columnar.encode.content_ids import (
+    ROW_BYTES,
+    BatchName,
+    ContentIds,
+    Hashes,
+    RowHash,
+    StoredRows,
+)
+from rocketmq_spark.columnar.encode.properties import MESSAGE_ID
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    MessageRefused,
+    OptionError,
+    RocketMQError,
+    UnprovedError,
+)
+from rocketmq_spark.model import MessageQueue, OffsetRange, SendRequest, SendResult, TopicRoute
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.queues.environment import layout_text
+from rocketmq_spark.session.looks import hang_up, look_tools, noted_ids
+from rocketmq_spark.spark.checkpoints import batch_notes
+from rocketmq_spark.spark.checkpoints.batch_notes import BatchNote
+from rocketmq_spark.spark.checkpoints.files import checkpoint_folder
+from rocketmq_spark.spark.sink import checks, exactly_once_checks, worker_socket
+from rocketmq_spark.spark.sink.report import TaskCounts
+from rocketmq_spark.stored.ends import BatchHashes, Enough, QueueEnds, ScopedHashes, ends_now, known_task
+from rocketmq_spark.stored.look import Look
+
+logger = logging.getLogger(__name__)
+
+# If more ids are stored, the plan does not contain them, and each task reads its own ids.
+MAX_PLANNED_IDS = 1_000_000
+SINK_WRITE = "sink"
+_REMEDY_OF_OTHER_TOPICS = (
+    "Finish the batch with these topics (further ones may be added to option 'allowedTopics'), namespace and environment. Or go "
+    "back with: rocketmq-spark checkpoint rewind, which sends again what the batch has stored"
+)
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+_CHECKED_TOPICS = "topics checked for exactly-once"
+
+
+@dataclass(frozen=True, slots=True)
+class ExactlyOncePlan:
+    """The planner's data for the tasks of a batch. ``is_repeat``: an earlier run may have sent some of its rows.
+
+    If so, ``stored_hashes`` has the hashes of stored rows by partition, or ``stored_ranges`` the ranges that each task must
+    read. ``stored_counts`` are
+    the numbers of stored rows by partition.
+    """
+
+    name: BatchName
+    ends: QueueEnds
+    is_repeat: bool = False
+    streaming: bool = True
+    stored_hashes: Mapping[int, bytes] | None = None
+    stored_ranges: Mapping[int, Sequence[OffsetRange]] | None = None
+    stored_counts: Mapping[int, int] = field(default_factory=dict)
+
+
+def plan_batch(
+    options: Options, checkpoint: str, write: str = SINK_WRITE, number: int | None = None
+) -> ExactlyOncePlan:
+    """Start a micro-batch, by default the last one that Spark has planned, or continue one that an earlier run started.
+
+    The batch may be continued with further topics, for example by a job that now sends its bad rows to a separate topic: no row
+    of the batch is in such a topic before the note has its ends.
+    """
+    folder = checkpoint_folder(checkpoint)
+    name = batch_notes.batch_name(folder, write, number)
+    topics, scope = exactly_once_checks.written_topics(options), _scope_text(options)
+    begun = batch_notes.begin_batch(
+        folder, name, lambda: snapshot_queue_ends(options), scope, options.exactly_once_settle
+    )
+    ends = begun.note.ends
+    noted_scope = begun.note.scope
+    if noted_scope != scope or not set(ends.topics) <= set(topics):
+        raise OptionError(
+            f"batch {name.number} was begun for {', '.join(ends.topics)}{noted_scope}, and the query now writes to "
+            f"{', '.join(topics)}{scope}; the note of the batch is "
+            f"{folder.name}/{batch_notes.NOTES_FOLDER}/{name.number}/{name.write}",
+            remedy=_REMEDY_OF_OTHER_TOPICS,
+        )
+    if not begun.existed:
+        return ExactlyOncePlan(name, ends)
+    hashes = _read_stored_hashes(options, name, begun.note)
+    hashes_by_partition = hashes.by_partition()
+    try:
+        current_ends = snapshot_queue_ends(options)
+    except RocketMQError as e:
+        if not e.retriable or ends.topics != topics:
+            raise
+        logger.warning(
+            "batch %d is sent only to the queues in its note, because new queues cannot be determined now: %s",
+            name.number,
+            e,
+        )
+        current_ends = ends
+    ends = batch_notes.add_queues(folder, begun.note, current_ends, options.exactly_once_settle).ends
+    return ExactlyOncePlan(
+        name,
+        ends,
+        True,
+        True,
+        hashes_by_partition,
+        hashes.places() if hashes_by_partition is None else None,
+        hashes.counts,
+    )
+
+
+def _scope_text(options: Options) -> str:
+    """Return the namespace and environment as text: in others, the same names belong to other topics or queues."""
+    parts = [f"namespace {options.namespace!r}"] if options.namespace else []
+    if options.environment is not None:
+        layout = f"environments={layout_text(options.environments)}" if options.environments else ""
+        details = [options.environment_mode, layout]
+        parts.append(f"environment {options.environment!r} ({', '.join(filter(None, details))})")
+    return f" in {', '.join(parts)}" if parts else ""
+
+
+def plan_job(options: Options) -> ExactlyOncePlan:
+    """Start a batch write. Spark may repeat its tasks, but not the write."""
+    return ExactlyOncePlan(BatchName(uuid.uuid4().hex, 0, 0, b"", "job"), snapshot_queue_ends(options), streaming=False)
+
+
+def snapshot_queue_ends(options: Options) -> QueueEnds:
+    """Return the current ends of the queues of all topics. Raises an error if the topics do not support exactly-once writes."""
+    topics = exactly_once_checks.written_topics(options)
+    ends = ends_now(
+        session.routes(options),
+        session.offsets(options),
+        topics,
+        Deadline.after(options.send_timeout),
+        options.request_timeout,
+        _require_master(options),
+    )
+    process.once(
+        _CHECKED_TOPICS, (session.connection_key(options), tuple(topics)), lambda: _check_topics(options, ends)
+    )
+    return ends
+
+
+def _require_master(options: Options) -> Enough:
+    """Return a check that a queue of the environment has a master, because the rows cannot be sent to other queues."""
+    environment = checks.producer_settings(options).environment
+    environment_queues = checks.environment_queues(options)
+
+    def check(route: TopicRoute, with_master: Set[MessageQueue]) -> None:
+        if environment is None:
+            return
+        if route.topic not in environment_queues:
+            environment.publish(route.readable(), [queue for queue in route.writable() if queue in with_master])
+        elif not with_master & set(environment_queues[route.topic]):
+            raise BrokerNotFound(f"{environment_queues[route.topic][0]} has no master now", topic=route.topic)
+
+    return check
+
+
+def _check_topics(options: Options, ends: QueueEnds) -> bool:
+    """Check that the messages of the topics can be read by offset, and that this user may read them."""
+    offsets, deadline = session.offsets(options), Deadline.after(options.send_timeout)
+    for (topic, broker), queue in {(queue.topic, queue.broker_name): queue for queue in ends.queues}.items():
+        if offsets.is_proxy(topic, broker, deadline):
+            raise OptionError(
+                "option 'deliveryGuarantee' is exactly-once, but option 'nameServer' names a Proxy, which does not say what "
+                "brokers have stored",
+                remedy="Name the name server of the brokers",
+            )
+        if session.pulls(options).compacted(queue):
+            raise OptionError(
+                f"option 'deliveryGuarantee' is exactly-once, but {topic!r} is a compaction topic, which removes messages",
+                topic=topic,
+            )
+        offsets.sample(options.group, queue, ends.queues[queue], deadline)
+    for state in offsets.log_states(sorted(ends.masters), deadline).values():
+        if isinstance(state, RocketMQError) and not state.retriable:
+            raise state
+    return True
+
+
+def _read_stored_hashes(options: Options, name: BatchName, note: BatchNote) -> BatchHashes:
+    """Return the hashes of the rows of a batch that are stored. Waits for the longest settle time of all runs of the batch."""
+    stored = BatchHashes(name.digest(), MAX_PLANNED_IDS)
+    tools = look_tools(options, placed=stored.placed)
+    Look(dataclasses.replace(tools, settle_s=max(tools.settle_s, note.settle_s)), note.ends).run(stored)
+    logger.warning(
+        "batch %d began earlier: %d of its rows are stored already, and will not be sent again",
+        name.number,
+        stored.count,
+    )
+    return stored
+
+
+class ExactlyOnceTask:
+    """The stored rows of a task, for one attempt of the task."""
+
+    def __init__(self, options: Options, plan: ExactlyOncePlan, partition: int = 0, attempt: int = 0) -> None:
+        scope = plan.name.scope(partition)
+        self.plan = plan
+        self._options = options
+        self._topic = options.topic
+        self._row_hash = RowHash(plan.name.query.encode())
+        self._stored_rows = _stored_rows_of_task(options, plan, partition, attempt)
+        self._stored_count = plan.stored_counts.get(int(known_task(partition)), 0)
+        self.ids = ContentIds(scope, Timer("rocketmq-ids").wall_ms)
+        self.stored_ids = noted_ids(options, plan.ends)
+        self._is_abandoned = worker_socket.watch_worker_socket()
+
+    def count_stored(self, counts: TaskCounts) -> None:
+        """Add to ``counts`` the number of stored messages, and of those that match no row."""
+        if self._stored_rows is not None:
+            counts.unmatched = self._stored_rows.left
+        counts.found, counts.found_of_batch = self._stored_count, sum(self.plan.stored_counts.values())
+
+    def hashes(self, batch: pa.RecordBatch, columns: Mapping[str, str], items: pa.Array, first: int = 0) -> Hashes:
+        """Return the hashes of the rows of ``batch`` from ``first`` on. ``items`` are these rows, encoded without ids."""
+        return self._row_hash(items, batch.slice(first, len(items)), columns, self._topic)
+
+    def rows_to_send(
+        self, items: Callable[[], pa.Array], batch: pa.RecordBatch, columns: Mapping[str, str]
+    ) -> Flags | None:
+        """Return a mask of the rows of ``batch`` that are not stored, so that they must be sent; None if all must be sent.
+
+        ``items`` returns the encoded rows. It is called only if some rows may be stored.
+        """
+        if self._stored_rows is None:
+            return None
+        to_send = self._stored_rows.missing(self.hashes(batch, columns, items()))
+        if MESSAGE_ID in columns and self._stored_rows.exceeded:
+            raise MessageRefused(
+                f"rows of one task have the same id in column {columns[MESSAGE_ID]!r}, and some of them are stored, but it "
+                "cannot be determined which",
+                remedy="Option 'messageId' must name a column that identifies a row",
+            )
+        return None if to_send.all() else to_send
+
+    def limited_sender(self, sender: Sender) -> Sender:
+        """Return ``sender`` limited to the queues in the note. It stops sending when Spark abandons this attempt."""
+        return cast(Sender, NotedQueuesSender(sender, self.plan.ends.queues, self._is_abandoned))
+
+    def end_sending(self) -> None:
+        """Close the connections after this attempt has failed: its data must not arrive after the next attempt has read ids."""
+        hang_up(self._options)
+
+    def raise_if_abandoned(self) -> None:
+        """Raise ``ClosedError`` if Spark has abandoned this attempt."""
+        if self._is_abandoned():
+            raise worker_socket.abandoned_error()
+
+
+def _stored_rows_of_task(options: Options, plan: ExactlyOncePlan, partition: int, attempt: int) -> StoredRows | None:
+    if attempt:
+        hashes = ScopedHashes(plan.name.scope(partition))
+        Look(look_tools(options), plan.ends).run(hashes)
+        logger.warning(
+            "attempt %d of partition %d: %d of its rows are stored already", attempt, partition, hashes.count
+        )
+        return StoredRows(hashes.rows())
+    if not plan.is_repeat:
+        return None
+    if plan.stored_hashes is not None:
+        return StoredRows(np.frombuffer(plan.stored_hashes.get(partition, b""), np.uint8).reshape(-1, ROW_BYTES))
+    assert plan.stored_ranges is not None
+    hashes = ScopedHashes(plan.name.scope(partition))
+    for ids in look_tools(options).read(plan.stored_ranges.get(int(known_task(partition)), ())):
+        hashes(ids)
+    return StoredRows(hashes.rows())
+
+
+def check_task(plan: ExactlyOncePlan, settle_s: float) -> None:
+    """Check that Spark runs this task in the batch of the plan, and with the required settings. Raises ``OptionError``."""
+    context = TaskContext.get()
+    if context is None:
+        return
+    get = context.getLocalProperty
+    exactly_once_checks.check_settings(get, plan.streaming, "the Spark context of this task")
+    exactly_once_checks.check_settle(get, settle_s)
+    if plan.streaming:
+        exactly_once_checks.check_batch(get, plan.name.query, plan.name.number, {"query": _QUERY, "batch": _BATCH})
+    elif get(_QUERY) is not None:
+        raise OptionError(
+            "df.write with 'deliveryGuarantee' exactly-once cannot see, inside a streaming query, that a batch is repeated",
+            remedy="Write with foreach_batch_writer(..., checkpoint_location=...)",
+        )
+
+
+class NotedQueuesSender:
+    """A sender that uses only the queues in the note. Queues that were added since are used after the next plan.
+
+    After its attempt was abandoned, it sends nothing, because the next attempt may have read the stored ids already. Senders of
+    one process with the same queues are equal, so that tasks share the objects that a process keeps for each sender.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        queues: Collection[MessageQueue],
+        is_abandoned: Callable[[], bool] = worker_socket.never_abandoned,
+    ) -> None:
+        self._sender = sender
+        self._queues = frozenset(queues)
+        self._is_abandoned = is_abandoned
+        self._publish_queues: dict[str, tuple[Sequence[MessageQueue], tuple[MessageQueue, ...]]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sender, name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NotedQueuesSender) and (self._sender, self._queues) == (other._sender, other._queues)
+
+    def __hash__(self) -> int:
+        return hash((self._sender, self._queues))
+
+    def send_async(
+        self,
+        queue: MessageQueue,
+        request: SendRequest,
+        deadline: Deadline,
+        done: Callable[[SendResult | RocketMQError], None],
+    ) -> None:
+        """Send to a queue in the note. Rejects other queues, because a repeat of the batch would not read their ids."""
+        if self._is_abandoned():
+            done(worker_socket.abandoned_error())
+            return
+        if queue in self._queues:
+            self._sender.send_async(queue, request, deadline, done)
+            return
+        error = UnprovedError(
+            f"the note of the batch lacks the end of {queue}: its broker had no master when the batch was begun",
+            topic=queue.topic,
+            queue=str(queue),
+            remedy="Start the query again: the note of the batch then has this queue",
+        )
+        error.unsent = True
+        done(error)
+
+    def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
+        routed = self._sender.publish_queues(topic, deadline, refresh)
+        cached = self._publish_queues.get(topic)
+        if cached is None or cached[0] is not routed:
+            cached = self._publish_queues[topic] = routed, tuple(queue for queue in routed if queue in self._queues)
+        if not cached[1]:
+            raise BrokerNotFound(
+                "none of the queues that the topic had when the batch was begun takes messages now",
+                topic=topic,
+                remedy="Start the brokers that the topic had then",
+            )
+        return cached[1]

@@ -1,0 +1,140 @@
+"""Finds the rows that the sink would reject, for jobs whose rows come from other users: one bad row would end the query.
+
+It runs the checks of a sink's task, so it has no reasons of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rocketmq_spark import options as options_table
+from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline, epoch_ms
+from rocketmq_spark.columnar.encode.batch import UniqueIds
+from rocketmq_spark.columnar.encode.properties import BadRows
+from rocketmq_spark.errors import RocketMQError, RouteNotFound
+from rocketmq_spark.options import Options, transport
+from rocketmq_spark.options.topic_names import TopicNames
+from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.rows.routing import Router, with_rocketmq_topics
+from rocketmq_spark.producer.rows.sender import RowChecks, StoragePlan, batch_bytes
+from rocketmq_spark.producer.topics import Topics
+from rocketmq_spark.spark.sink import checks
+
+_REQUEST_TIMEOUT_S = 3.0
+# How long the result for a topic is kept, and for how many topics.
+_CACHE_S, _MAX_TOPICS = 5.0, 1000
+_TYPES = {"body": pa.binary(), "flag": pa.int32(), "properties": pa.map_(pa.string(), pa.string())}
+
+
+class SinkChecks:
+    """The checks of a sink with the options ``given``, for rows with the columns ``names``.
+
+    The columns include ``topic``, ``shardingKey`` and ``properties``, whose values are dicts. ``make_sender`` replaces the sender
+    in tests.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, object],
+        columns: Sequence[str],
+        make_sender: Callable[[Options], Sender] = session.sender,
+    ) -> None:
+        self._options = options_table.parse(options).for_role("sink")
+        self._settings = checks.producer_settings(self._options)
+        self._names = columns
+        self._columns = {"messageid" if name == "msgId" else name.lower(): name for name in columns}
+        self._make_sender = make_sender
+        self.max_bytes = self._settings.max_message_size
+        self._topic_names = TopicNames(self._options.topic_names, self._options.written_topics)
+        self._topic_problems: dict[str, tuple[Deadline, str | None]] = {}
+        self._tools: tuple[Topics, RowChecks] | None = None  # created at first use, because a driver does not need them
+
+    def refusal(self, topic: str) -> str | None:
+        """Return why no message can be sent to the topic, or None. Raises failures of requests, as the sink would."""
+        cached = self._topic_problems.get(topic)
+        if cached is None or cached[0].expired:
+            if len(self._topic_problems) >= _MAX_TOPICS:  # other users may name any number of topics
+                self._topic_problems.clear()
+            cached = self._topic_problems[topic] = Deadline.after(_CACHE_S), self._topic_problem(topic)
+        return cached[1]
+
+    def refused(self, rows: Sequence[Sequence[Any]]) -> dict[int, str]:
+        """Return the reason for each row that the sink rejects, by number. Raises retriable errors, as the sink would."""
+        found: dict[int, str] = {}
+        self._find_bad_rows(rows, list(range(len(rows))), found)
+        return found
+
+    def _find_bad_rows(self, rows: Sequence[Sequence[Any]], numbers: list[int], found: dict[int, str]) -> None:
+        """Add the bad rows to ``found``. If an error names no row, the rows are bisected to find it."""
+        while numbers:
+            bad_rows = BadRows()
+            try:
+                self._check_rows([rows[number] for number in numbers], bad_rows)
+                return
+            except (RocketMQError, ValueError, ArithmeticError) as e:
+                if getattr(e, "retriable", False):
+                    raise
+                bad = {numbers[i]: reason for i, reason in bad_rows.found()}
+                if not bad and len(numbers) == 1:
+                    bad = {numbers[0]: str(e)}
+            if not bad:
+                self._find_bad_rows(rows, numbers[: len(numbers) // 2], found)
+                numbers = numbers[len(numbers) // 2 :]
+            found |= bad
+            numbers = [number for number in numbers if number not in bad]
+
+    def _check_rows(self, rows: Sequence[Sequence[Any]], bad_rows: BadRows) -> None:
+        """Check rows as a task of the sink does. Raises an error for bad rows, and adds the rows that it can name to
+        ``bad_rows``.
+        """
+        batch = self._batch(rows)
+        if self._options.topic is None:
+            batch = with_rocketmq_topics(batch, "topic", self._topic_names, bad_rows)
+            bad_rows.raise_if_any()
+        _, check = self._make_tools()
+        check(batch, bad_rows, 0)
+        topics = batch.column("topic").to_pylist()
+        deadline = Deadline.after(_REQUEST_TIMEOUT_S)
+        accepted_types = {topic: session.message_types(self._options, topic, deadline) for topic in set(topics)}
+        for number, (topic, key) in enumerate(zip(topics, batch.column("shardingKey").to_pylist(), strict=True)):
+            message_type, topic_types = transport.message_type(False, bool(key), False), accepted_types[topic]
+            if topic_types and message_type not in topic_types:
+                bad_rows.rows(np.array([number]), f"topic {topic} takes no {message_type} messages")
+        bad_rows.raise_if_any()
+
+    def _batch(self, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+        arrays = []
+        for name, values in zip(self._names, zip(*rows, strict=True), strict=True):
+            cells = [list(value.items()) for value in values] if name == "properties" else list(values)
+            arrays.append(pa.array(cells, _TYPES.get(name, pa.string())))
+        return pa.RecordBatch.from_arrays(arrays, names=list(self._names))
+
+    def _topic_problem(self, topic: str) -> str | None:
+        topics, _ = self._make_tools()
+        try:
+            topics.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S))
+        except RouteNotFound as e:
+            return f"no message can go to topic {topic}: {e.message}"
+        return None
+
+    def _make_tools(self) -> tuple[Topics, RowChecks]:
+        if self._tools is not None:
+            return self._tools
+        options, columns, sender = self._options, self._columns, self._make_sender(self._options)
+        ids = UniqueIds(bytes(8), epoch_ms)
+        encoder = session.row_encoder(options)(columns, options.max_message_size, ids, batch_bytes(options))
+        topics = Topics(sender, self._settings)
+
+        def queues(topic: str, refresh: bool) -> Any:
+            return topics.queues(topic, Deadline.after(_REQUEST_TIMEOUT_S), refresh)
+
+        # For some reasons a broker rejects a single message, but drops the message silently if it is in a batch.
+        storage = StoragePlan(replace(options, auto_batch=True), columns, sender, epoch_ms)
+        self._tools = topics, RowChecks(encoder, Router(options, columns, queues), storage, lambda topic: None)
+        return self._tools

@@ -1,0 +1,308 @@
+"""Compares the source that wrote a checkpoint with the source that the options describe.
+
+Each end offset records the identity of its source: namespace, clusters, environment, subscription, filter and group.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from rocketmq_spark.errors import CheckpointMismatch, OffsetError
+from rocketmq_spark.model import MessageQueue, TopicRoute
+from rocketmq_spark.options import Options
+from rocketmq_spark.options.parsing import assignment
+from rocketmq_spark.queues.environment import ANY_BROKER, Environment, environment_of
+from rocketmq_spark.spark.source import partitioning
+from rocketmq_spark.spark.source.offsets import Offsets, queues_text
+from rocketmq_spark.spark.source.subscription import SPECIAL_PREFIXES, is_subscribed, subscription_text, topics_text
+
+logger = logging.getLogger(__name__)
+
+
+def source_identity(options: Options, clusters: Sequence[str] = ()) -> dict[str, object]:
+    """Return what offsets record of a source.
+
+    This is the namespace; clusters, environment and filter if there are any; the option that chooses topics; the group to which
+    the query commits; and ``newQueues``, which is False if queues that are created later are not read.
+    """
+    record: dict[str, object] = {"namespace": options.namespace or ""}
+    if "group" in options.given:
+        record["group"] = options.group
+    if clusters:
+        record["clusters"] = list(clusters)
+    if options.environment is not None:
+        record["environment"] = options.environment
+        if options.environment_mode != "queues":
+            record["environmentMode"] = options.environment_mode
+        layout = _environment_layout(environment_of(options))
+        if layout is not None:
+            record["environments"] = layout
+    if options.subscribe:
+        record["subscribe"] = sorted({*options.subscribe})
+    if options.assign:
+        record["assign"] = _assign_json(options.assign)
+    if options.subscribe_pattern is not None:
+        record["subscribePattern"] = options.subscribe_pattern
+        if options.include_internal:
+            record["includeInternal"] = True
+    if options.assign or not partitioning.allocates_every_queue(options.allocation_strategy):
+        record["newQueues"] = False
+    if options.tags not in (None, "*"):
+        record["tags"] = options.tags
+    if options.sql is not None:
+        record["sql"] = options.sql
+    return record
+
+
+def _assign_json(queues: Iterable[MessageQueue]) -> dict[str, dict[str, list[int]]]:
+    """Return queues in the JSON form of option ``assign``."""
+    nested: dict[str, dict[str, list[int]]] = {}
+    for topic, broker_name, queue_id in sorted(queues):
+        nested.setdefault(topic, {}).setdefault(broker_name, []).append(queue_id)
+    return nested
+
+
+def clusters_of(routes: Iterable[TopicRoute]) -> list[str]:
+    """Return the clusters of all brokers in the routes, sorted."""
+    return sorted({data.cluster for route in routes for data in route.brokers.values() if data.cluster})
+
+
+def filter_of(record: Mapping[str, object]) -> dict[str, object]:
+    """Return the filter in an identity. It may change between runs."""
+    return {name: record[name] for name in ("sql", "tags") if name in record}
+
+
+def check_checkpoint(options: Options, start: Offsets) -> None:
+    """Raise ``CheckpointMismatch`` if the positions belong to another namespace, environment or set of topics than the options.
+
+    Without this check, a query with a forgotten environment variable would omit queues, or read other queues from positions that
+    mean nothing there. A query that waits for its first topic has no positions yet; its namespace and environment are compared.
+    """
+    if not (start.positions or start.source_identity):
+        return
+    recorded, current = start.source_identity, source_identity(options)
+    differences = []
+    if recorded.get("namespace", current["namespace"]) != current["namespace"]:
+        differences.append(
+            (
+                _namespace_text(recorded),
+                _namespace_text(current),
+                "option 'namespace'" if recorded["namespace"] else "an empty option 'namespace'",
+            )
+        )
+    recorded_environment, environment = _environment_key(recorded), _environment_key(current)
+    if recorded_environment != environment and (recorded_environment or not _legacy_identity_matches(options, start)):
+        differences.append(
+            (
+                _environment_text(recorded_environment),
+                _environment_text(environment),
+                "option 'environment' (or variable ROCKETMQ_ENVIRONMENT)",
+            )
+        )
+    elif recorded.get("environments") != current.get("environments") and not _layout_was_added(options, start):
+        differences.append((_layout_text(recorded), _layout_text(current), "option 'environments'"))
+    if differences:
+        recorded_text, current_text, names = (" and ".join(words) for words in zip(*differences, strict=True))
+        raise CheckpointMismatch(
+            f"the checkpoint is of {recorded_text}, and this query of {current_text}",
+            remedy=f"Start it with {names} as before, or with a new checkpointLocation",
+        )
+    topics = sorted({queue.topic for queue in start.positions})
+    if topics and options.fail_on_data_loss == "fail" and not any(is_subscribed(options, topic) for topic in topics):
+        raise CheckpointMismatch(
+            f"the checkpoint is of {topics_text(topics)}, and this query of {subscription_text(options)}",
+            remedy="Start it with a new checkpointLocation, or subscribe to a topic of the checkpoint, too. With "
+            "failOnDataLoss=warn the query drops the checkpoint's positions and reads its own topics from their first message",
+        )
+
+
+def check_clusters(options: Options, start: Offsets, clusters: Sequence[str]) -> None:
+    """Raise ``CheckpointMismatch`` if the positions belong to another cluster, whose topics have other messages.
+
+    If ``failOnDataLoss`` is ``warn`` or ``ignore``, log a warning instead.
+    """
+    if not (recorded := other_clusters(start.source_identity, clusters)):
+        return
+    text = (
+        f"the checkpoint is of cluster {', '.join(map(str, recorded))}, and this query of cluster {', '.join(clusters)}"
+    )
+    if options.fail_on_data_loss != "fail":
+        logger.warning("%s: the positions are those of the checkpoint's cluster", text)
+        return
+    raise CheckpointMismatch(
+        text,
+        remedy="Start it with option 'nameServer' as before, or with a new checkpointLocation. If the cluster was only "
+        "renamed, set option 'failOnDataLoss' to 'warn': the query then continues at these positions",
+    )
+
+
+def other_clusters(identity: Mapping[str, object], clusters: Sequence[str]) -> list[str]:
+    """Return the clusters in ``identity`` if none of them is in ``clusters``; otherwise an empty list."""
+    recorded = identity.get("clusters")
+    return recorded if isinstance(recorded, list) and clusters and not {*recorded} & {*clusters} else []
+
+
+def is_other_source(options: Options, offsets: Offsets) -> bool:
+    """Whether offsets were written by a source with another namespace, environment or group than the options have."""
+    recorded, current = offsets.source_identity, source_identity(options)
+    differs = any(name in recorded and recorded[name] != current.get(name) for name in ("namespace", "group"))
+    return differs or _environment_key(recorded) != _environment_key(current)
+
+
+def _namespace_text(record: Mapping[str, object]) -> str:
+    return f"namespace {record['namespace']!r}" if record["namespace"] else "no namespace"
+
+
+def _environment_key(record: Mapping[str, object]) -> tuple[object, ...]:
+    return tuple(record[name] for name in ("environment", "environmentMode") if name in record)
+
+
+def _environment_layout(environment: Environment | None) -> object:
+    """Return what determines the queues of an environment besides its number: the number of environments, or the list of its
+    queues. The queues of other environments may change.
+    """
+    if environment is None or environment.listed is None:
+        return environment and environment.count
+    return [f"{broker or '*'}:{queue_id}" for broker, queue_id in sorted(environment.listed)]
+
+
+def _layout_text(record: Mapping[str, object]) -> str:
+    layout = record.get("environments")
+    if isinstance(layout, Sequence):
+        return f"environment {record['environment']!r} with the queues {', '.join(map(str, layout))}"
+    return f"environment {record['environment']!r} " + (f"of {layout}" if layout else "by its number alone")
+
+
+def _layout_was_added(options: Options, start: Offsets) -> bool:
+    """Whether offsets that record no layout have only positions of queues that the environment of the options owns."""
+    environment = environment_of(options)
+    if "environments" in start.source_identity or environment is None or environment.by_position:
+        return False
+    return _owns_all_positions(environment, start)
+
+
+def _legacy_identity_matches(options: Options, start: Offsets) -> bool:
+    """Whether offsets of an older release, which record no environment, may belong to the environment of the options."""
+    environment = environment_of(options)
+    if environment is None:
+        return False
+    if start.environment:
+        return set(start.environment.values()) == {environment.number}
+    if environment.by_position:
+        # ``check_environment_queues`` compares the queues when brokers have answered.
+        return _lacks_environment_record(start)
+    return _owns_all_positions(environment, start)
+
+
+def _owns_all_positions(environment: Environment, start: Offsets) -> bool:
+    """Whether an environment owns all queues with a position, except those of retry and dead-letter topics."""
+    queues = _without_special_topics(start.positions)
+    return set(environment.owned(queues, may_lack={q.topic for q in queues})) == queues
+
+
+def _lacks_environment_record(start: Offsets) -> bool:
+    """Whether offsets may have been written by a release that did not record environments."""
+    return (
+        not start.environment
+        and "namespace" not in start.source_identity
+        and "environment" not in start.source_identity
+    )
+
+
+def _without_special_topics(queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+    return {queue for queue in queues if not queue.topic.startswith(SPECIAL_PREFIXES)}
+
+
+def check_environment_queues(options: Options, start: Offsets, owned: Collection[MessageQueue]) -> None:
+    """Raise ``CheckpointMismatch`` if offsets without a recorded environment have positions of other queues than ``owned``, the
+    queues that the environment of the options owns by its number.
+    """
+    environment = environment_of(options)
+    if (
+        environment is None
+        or not environment.by_position
+        or not start.positions
+        or not _lacks_environment_record(start)
+    ):
+        return
+    queues, topics = _without_special_topics(start.positions), {queue.topic for queue in start.positions}
+    expected = {queue for queue in _without_special_topics(owned) if queue.topic in topics}
+    if queues != expected:
+        raise CheckpointMismatch(
+            f"the checkpoint records no environment and has positions of {queues_text(queues)}; this query of environment "
+            f"{options.environment!r} reads {queues_text(expected) or 'none of these topics'}",
+            remedy="Start it as before, or with a new checkpointLocation; or start the brokers that are down",
+        )
+
+
+def _environment_text(key: tuple[object, ...]) -> str:
+    return f"environment {' with '.join(map(repr, key))}" if key else "no environment"
+
+
+class RecordedPattern(NamedTuple):
+    """``PatternOptions`` as the offsets record them."""
+
+    subscribe_pattern: str | None
+    include_internal: bool
+
+
+def recorded_pattern(identity: Mapping[str, object]) -> RecordedPattern | None:
+    """Return the pattern in an identity; None if the source names its topics, or if an older release wrote the identity."""
+    pattern = identity.get("subscribePattern")
+    return RecordedPattern(pattern, bool(identity.get("includeInternal"))) if isinstance(pattern, str) else None
+
+
+def recorded_topics(identity: Mapping[str, object]) -> set[str]:
+    """Return the topics in an identity; empty if the source has a pattern, or if an older release wrote the identity.
+
+    When the batch was planned, each of these topics existed or was known to be deleted.
+    """
+    subscriptions = (identity.get("subscribe"), identity.get("assign"))
+    return {str(topic) for topics in subscriptions if isinstance(topics, list | Mapping) for topic in topics}
+
+
+def recorded_queues(identity: Mapping[str, object]) -> set[MessageQueue]:
+    """Return the assigned queues in an identity. When the batch was planned, each existed or was known to be deleted."""
+    if "assign" not in identity:
+        return set()
+    try:
+        return {*assignment(json.dumps(identity["assign"]))}
+    except ValueError as e:
+        raise OffsetError(f"reads/assign: {identity['assign']!r} cannot be used; expected {e}") from e
+
+
+def queues_of_next_batch(offsets: Offsets, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """Return those of ``queues`` that a source with these offsets reads in its next batch."""
+    candidates = list(queues)
+    with_position = [queue for queue in candidates if queue in offsets.positions]
+    if offsets.source_identity.get("newQueues") is False:
+        if not partitioning.allocates_every_queue(
+            offsets.plan.get("allocationStrategy")
+        ):  # the strategy may omit new queues
+            return with_position
+        assigned = recorded_queues(offsets.source_identity)
+        return [queue for queue in candidates if queue in offsets.positions or queue in assigned]
+    if "environment" not in offsets.source_identity or offsets.source_identity.get("environmentMode") == "suffix":
+        return candidates
+    environment = _recorded_environment(offsets)
+    return (
+        with_position
+        if environment is None
+        else environment.owned(candidates, offsets.environment, {queue.topic for queue in candidates})
+    )
+
+
+def _recorded_environment(offsets: Offsets) -> Environment | None:
+    """Return the environment that offsets record; None if an older release wrote them, which did not record its queues."""
+    name, layout = str(offsets.source_identity["environment"]), offsets.source_identity.get("environments")
+    if isinstance(layout, list):
+        listed = (text.rpartition(":") for text in map(str, layout))
+        return Environment(
+            name, listed=frozenset((broker.replace("*", ANY_BROKER), int(queue_id)) for broker, _, queue_id in listed)
+        )
+    if isinstance(layout, int) or offsets.environment:
+        return Environment.of(name, layout)
+    return None

@@ -1,0 +1,48 @@
+"""Reports data loss: raises an error or logs it, as option ``failOnDataLoss`` says. Every loss of the source passes here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from rocketmq_spark.errors import DataLossError
+from rocketmq_spark.model import OffsetRange
+from rocketmq_spark.pull.answers import Cause
+
+logger = logging.getLogger(__name__)
+
+
+Loss = tuple[OffsetRange, Cause]
+
+
+_REMEDY = "Set option 'failOnDataLoss' to 'warn' or 'ignore' to go on without these offsets"
+
+
+_REMEDY_OF_RESET = f"{_REMEDY}; a stream then reads all present messages of a queue that went back"
+
+
+def _range_text(part: OffsetRange) -> str:
+    """The text of a lost range. An empty range stands for an unknown number of offsets from its start on."""
+    where = f"offsets {part.start} to {part.end}" if part.size > 0 else f"from offset {part.start} on"
+    return f"{part.queue} {where}"
+
+
+def _count_text(parts: Sequence[OffsetRange]) -> str:
+    sizes = [part.size for part in parts if part.size > 0]
+    if not sizes:
+        return "an unknown number of"
+    return f"{'at least ' if len(sizes) < len(parts) else ''}{sum(sizes)}"
+
+
+def report_data_loss(policy: str, losses: Sequence[tuple[OffsetRange, Cause]]) -> None:
+    """Raise ``DataLossError``, or log one line, depending on ``policy``, which is ``fail``, ``warn`` or ``ignore``."""
+    if not losses:
+        return
+    ranges_text = "; ".join(f"{_range_text(part)} ({cause.value})" for part, cause in losses[:10])
+    more_text = f" and {len(losses) - 10} more" if len(losses) > 10 else ""
+    text = f"{_count_text([part for part, _ in losses])} offsets cannot be read any more: {ranges_text}{more_text}"
+    if policy == "fail":
+        first = losses[0][0].queue
+        remedy = _REMEDY_OF_RESET if any(cause is Cause.WENT_BACK for _, cause in losses) else _REMEDY
+        raise DataLossError(text, topic=first.topic, queue=str(first), remedy=remedy)
+    logger.log(logging.WARNING if policy == "warn" else logging.INFO, "%s; failOnDataLoss=%s", text, policy)

@@ -1,0 +1,290 @@
+"""Reads the ranges of one partition in a task, as record batches. Spark passes only the partition to the task."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rocketmq_spark import session
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.retry import Retry
+from rocketmq_spark.columnar.decode import kafka
+from rocketmq_spark.columnar.decode.schema import Bad, Column
+from rocketmq_spark.errors import BrokerNotFound, RocketMQError
+from rocketmq_spark.model import Filter, MessageQueue, OffsetRange
+from rocketmq_spark.options import Options
+from rocketmq_spark.ports import OffsetReader, RouteReader
+from rocketmq_spark.pull import reading
+from rocketmq_spark.pull.answers import Cause, OnLoss
+from rocketmq_spark.pull.puller import Puller
+from rocketmq_spark.spark.compat import InputPartition
+from rocketmq_spark.spark.source import data_loss, subscription
+from rocketmq_spark.spark.source.offsets import Offsets
+
+if TYPE_CHECKING:
+    from rocketmq_spark.pull.recreated import RecreatedTopics
+
+logger = logging.getLogger(__name__)
+
+_BATCH_BYTES = 1 << 20
+_SLAVE_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RangePartition(InputPartition):
+    """The ranges that one task reads, and the addresses of their brokers, as far as the driver knows them.
+
+    For queues in ``mismatched_queues``, the slave has other messages than the master. For each range of a stream, ``queue_ends``
+    has the end of its queue in the whole batch, and ``newest_ms`` the newest store time that the plan saw, 0 if unknown. With
+    ``kafkaColumns``, ``partition_numbers`` has the number of its queue as a partition.
+    """
+
+    ranges: tuple[OffsetRange, ...]
+    addresses: tuple[tuple[str, str], ...] = ()
+    mismatched_queues: frozenset[MessageQueue] = frozenset()
+    queue_ends: tuple[int, ...] = ()
+    newest_ms: tuple[int, ...] = ()
+    partition_numbers: tuple[int, ...] = ()
+
+    @property
+    def value(self) -> Any:
+        return self.ranges
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the ranges as columns, which takes a quarter of the time: a batch may have 100,000 ranges."""
+        queues = [r.queue for r in self.ranges]
+        columns = [[queue[i] for queue in queues] for i in range(3)] + [[r[i] for r in self.ranges] for i in (1, 2)]
+        return _from_columns, (
+            *columns,
+            self.addresses,
+            self.mismatched_queues,
+            self.queue_ends,
+            self.newest_ms,
+            self.partition_numbers,
+        )
+
+
+def _from_columns(
+    topics: Sequence[str],
+    brokers: Sequence[str],
+    ids: Sequence[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    *more: Any,
+) -> RangePartition:
+    ranges = map(OffsetRange, map(MessageQueue, topics, brokers, ids), starts, ends)
+    return RangePartition(tuple(ranges), *more)
+
+
+def replica_mismatches(
+    options: Options, routes: RouteReader, offsets: OffsetReader, ranges: Iterable[OffsetRange]
+) -> frozenset[MessageQueue]:
+    """Return the queues whose slave may be read, and does not surely have the same message as its master at the start of the
+    range.
+
+    If a topic was deleted on its master alone and created again, the slave still has the old messages. If a broker answers with
+    an error, or a slave does not answer, its queues count as different. If a master does not answer, only the slave can be read.
+    """
+    if options.read_from == "master":
+        return frozenset()
+    has_both = functools.cache(functools.partial(_has_master_and_slave, routes))
+    starts = {r.queue: r.start for r in ranges if has_both(r.queue.broker_name)}
+    if not starts:
+        return frozenset()
+    deadline = Deadline.after(options.request_timeout)
+    mismatched: set[MessageQueue] = set()
+
+    def note_master_error(error: RocketMQError, queue: MessageQueue) -> None:
+        if error.broker_code is not None:
+            mismatched.add(queue)
+
+    def note_slave_error(error: RocketMQError, queue: MessageQueue) -> None:
+        mismatched.add(queue)
+
+    at_masters = offsets.store_times_ms(options.group, starts, deadline, on_error=note_master_error)
+    # Unless only slaves are read, tasks can read the master, so a slave that hangs must not delay each batch for long.
+    slave_deadline = deadline if options.read_from == "slave" else deadline.within(_SLAVE_TIMEOUT_S)
+    at_slaves = offsets.store_times_ms(options.group, starts, slave_deadline, "slave", note_slave_error)
+    return frozenset(mismatched.union(queue for queue, ms in at_slaves.items() if at_masters.get(queue, ms) != ms))
+
+
+def _has_master_and_slave(routes: RouteReader, broker_name: str) -> bool:
+    """Whether a broker has a master and a slave now."""
+    try:
+        return routes.address(broker_name) != routes.address(broker_name, "slave")
+    except BrokerNotFound:
+        return False
+
+
+def input_partitions(
+    routes: RouteReader,
+    tasks: Sequence[Iterable[OffsetRange]],
+    mismatched_queues: Collection[MessageQueue] = (),
+    end: Offsets | None = None,
+    numbers: Mapping[MessageQueue, int] = MappingProxyType({}),
+) -> list[RangePartition]:
+    """Return the partitions of a batch, each with the addresses that its task needs. ``end`` is the end of a stream's batch, and
+    ``numbers`` are the partition numbers of the queues with ``kafkaColumns``.
+    """
+    addresses_by_broker: dict[str, str] = {}
+    for broker_name in {r.queue.broker_name for task in tasks for r in task}:
+        try:
+            addresses_by_broker[broker_name] = routes.address(broker_name)
+        except RocketMQError as e:
+            logger.info("tasks look up broker %s themselves: %s", broker_name, e)
+    partitions = []
+    for task in tasks:
+        broker_names = sorted({r.queue.broker_name for r in task} & addresses_by_broker.keys())
+        mismatched_of_task = frozenset(r.queue for r in task if r.queue in mismatched_queues)
+        addresses = tuple((name, addresses_by_broker[name]) for name in broker_names)
+        batch_ends = (
+            () if end is None else [(end.positions[r.queue], end.newest_store_ms.get(r.queue, 0)) for r in task]
+        )
+        queue_ends, newest_ms = zip(*batch_ends, strict=True) if batch_ends else ((), ())
+        task_numbers = tuple(numbers[r.queue] for r in task) if numbers else ()
+        partitions.append(
+            RangePartition(tuple(task), addresses, mismatched_of_task, queue_ends, newest_ms, task_numbers)
+        )
+    return partitions
+
+
+def read_partition(
+    options: Options,
+    columns: tuple[Column, ...],
+    partition: InputPartition | None,
+    streaming: bool = False,
+    on_loss: OnLoss | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a partition: broker by broker over one connection each, queue after queue.
+
+    If no partition was planned, Spark runs one task with None. ``streaming`` only selects the remedy of errors. ``on_loss`` is
+    called for lost ranges; without it, option 'failOnDataLoss' decides.
+    """
+    if not isinstance(partition, RangePartition):
+        return
+    # Imported here, because the driver starts a new process for each stream, which need not wait for it.
+    from rocketmq_spark.columnar.decode.decoder import Decoder
+
+    decoded_columns = kafka.columns_to_decode(columns) if options.kafka_columns else columns
+    numbers = dict(zip((r.queue for r in partition.ranges), partition.partition_numbers, strict=False))
+    puller = session.puller(options)
+    addresses = dict(partition.addresses)
+    bad_messages = Bad(options.bad_message)
+    handle_loss = on_loss or functools.partial(_handle_loss, options, puller)
+    # Cached for each topic, because the answer may change, and the pulls of one connection have one filter.
+    broker_filter = functools.cache(
+        lambda broker, topic, pull_filter: puller.at_brokers(MessageQueue(topic, broker, 0), pull_filter)
+    )
+    batch_ends = dict(
+        zip(
+            (r.queue for r in partition.ranges),
+            zip(partition.queue_ends, partition.newest_ms, strict=True),
+            strict=False,  # a batch read has none
+        )
+    )
+    sorted_ranges = sorted(partition.ranges, key=lambda r: (r.queue.broker_name, r.queue, r.start))
+    for (broker_name, topic_filter, pull_filter, is_mismatched), group in groupby(
+        sorted_ranges, key=lambda r: (*_pull_key(options, broker_filter, r), r.queue in partition.mismatched_queues)
+    ):
+        range_puller = replace(puller, read_from="master") if is_mismatched else puller
+        ranges = list(group)
+        recreation_check = _recreation_check(options, ranges, batch_ends)
+        pulls = reading.read(
+            range_puller, ranges, handle_loss, pull_filter, addresses.get(broker_name), recreation_check
+        )
+        decoder = Decoder(
+            pulls.queues,
+            decoded_columns,
+            options.include_properties,
+            topic_filter,
+            pulls.on_holes,
+            pulls.bounded,
+            bad_messages,
+        )
+        with _with_waiting_advice(broker_name, streaming):
+            for buffer in pulls.fetch():
+                for batch in filter(len, decoder.batches(buffer, _BATCH_BYTES)):
+                    yield kafka.kafka_batch(batch, columns, broker_name, numbers) if options.kafka_columns else batch
+    bad_messages.summary()
+
+
+def _recreation_check(
+    options: Options, ranges: Sequence[OffsetRange], batch_ends: Mapping[MessageQueue, tuple[int, int]]
+) -> RecreatedTopics | None:
+    newest_ms = [batch_ends[r.queue][1] if r.queue in batch_ends else 0 for r in ranges]
+    if not any(newest_ms):
+        return None
+    from rocketmq_spark.pull.recreated import (
+        RecreatedTopics,  # here, because it needs numpy, and commands import this module
+    )
+
+    return RecreatedTopics(ranges, newest_ms, lambda queue: _is_topic_recreated(options, queue, *batch_ends[queue]))
+
+
+def _is_topic_recreated(options: Options, queue: MessageQueue, end: int, newest_ms: int) -> bool:
+    """Whether the last message of the batch is now newer than all messages that the plan saw, or no longer exists."""
+    routes, offsets = session.routes(options), session.offsets(options)
+
+    def ask() -> bool:
+        deadline = Deadline.after(options.request_timeout)
+        routes.get(queue.topic)  # fetches the route, which a task does not have yet
+        last_stored_ms = functools.partial(offsets.store_time_ms, options.group, queue, end - 1, deadline)
+        stored_ms = last_stored_ms()
+        if stored_ms is None:
+            # Compaction may have removed the message. But if the queue ends before it, the topic was created again.
+            bounds = offsets.bounds([queue], deadline).get(queue)
+            if bounds is not None and bounds.max_offset < end:
+                return True
+            stored_ms = last_stored_ms()  # a new topic may have grown past it between the two requests
+        return stored_ms is not None and stored_ms > newest_ms
+
+    return Retry(options.num_retries, options.retry_interval).run(ask)
+
+
+@contextlib.contextmanager
+def _with_waiting_advice(broker_name: str, streaming: bool) -> Iterator[None]:
+    """Add advice to the remedy of an error inside the block if the broker did not answer before the deadline."""
+    try:
+        yield
+    except RocketMQError as e:
+        if e.retriable:
+            add_waiting_advice(e, f"broker {broker_name}", streaming)
+        raise
+
+
+def add_waiting_advice(error: RocketMQError, broker: str, streaming: bool) -> None:
+    """Add ``waiting_advice`` to the remedy of ``error``, after its own remedy, such as the one for an unreachable address."""
+    error.remedy = f"{error.remedy or f'Start {broker}'}. {waiting_advice(broker, streaming)}"
+
+
+def waiting_advice(broker: str, streaming: bool) -> str:
+    """Return advice after a broker did not answer within ``readDeadline``. A stream cannot skip a batch that is planned."""
+    remedy = (
+        f"Nothing is lost: a task waits for {broker} as long as option 'readDeadline' says, and then Spark "
+        "repeats the task; with master local[*] it does not, with local[*,4] it does"
+    )
+    if not streaming:
+        return remedy
+    return f"{remedy}. To continue without it, stop the query and run: rocketmq-spark checkpoint rewind (docs/operating.md)"
+
+
+def _pull_key(
+    options: Options, broker_filter: Callable[[str, str, Filter], Filter], r: OffsetRange
+) -> tuple[str, Filter, Filter]:
+    queue, topic_filter = r.queue, subscription.filter_of_topic(options, r.queue.topic)
+    return queue.broker_name, topic_filter, broker_filter(queue.broker_name, queue.topic, topic_filter)
+
+
+def _handle_loss(options: Options, puller: Puller, lost_range: OffsetRange, cause: Cause) -> None:
+    if cause is Cause.WENT_BACK:
+        with contextlib.suppress(RocketMQError):  # if the broker does not answer, the cause stays as it is
+            cause = Cause.NOT_KEPT if puller.compacted(lost_range.queue) else cause
+    data_loss.report_data_loss(options.fail_on_data_loss, [(lost_range, cause)])

@@ -1,0 +1,450 @@
+"""Plans a batch: where each queue continues and ends, which messages were lost, and which queues the batch waits for. Pure.
+
+``begin`` has the positions that Spark passes, and ``view`` the current state of the queues. ``frozen`` has the ends of an
+AvailableNow run, which reads only messages that existed at its start; it is None for other runs.
+
+Tasks cannot report back to a Python source, so the size of messages is estimated from samples of unread messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rocketmq_spark.model import MessageQueue, OffsetRange, QueueBounds
+from rocketmq_spark.pull.answers import Cause
+from rocketmq_spark.spark.source.data_loss import Loss
+from rocketmq_spark.spark.source.offsets import Bounds, Offsets, Positions
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesView:
+    """The state of the queues at one moment: bounds, deleted topics, and brokers that have no master now.
+
+    ``topics_missing_on_broker`` are topics with brokers that no longer have them, although others do. ``timed_out_brokers``
+    brokers have
+    not answered in time, so their bounds are older. ``connections`` are those that existed before brokers were asked.
+
+    A slave may lack messages of its master: its bounds show what can be read there, not what is lost.
+    """
+
+    bounds: Bounds = field(default_factory=dict)
+    deleted_topics: frozenset[str] = frozenset()
+    topics_missing_on_broker: frozenset[tuple[str, str]] = frozenset()
+    brokers_without_master: frozenset[str] = frozenset()
+    timed_out_brokers: frozenset[str] = frozenset()
+    connections: Mapping[str, object] = field(default_factory=dict)
+
+    def is_topic_deleted(self, queue: MessageQueue) -> bool:
+        """Whether the queue's topic was deleted, everywhere or on its broker."""
+        return queue.topic in self.deleted_topics or (queue.topic, queue.broker_name) in self.topics_missing_on_broker
+
+    def ends(self) -> dict[MessageQueue, int]:
+        return {queue: bounds.max_offset for queue, bounds in self.bounds.items()}
+
+    def master_bounds(self) -> Bounds:
+        """The bounds that masters report. If only slaves are up, it is unknown whether a topic was created again."""
+        if not self.brokers_without_master:
+            return self.bounds
+        return {
+            queue: bounds
+            for queue, bounds in self.bounds.items()
+            if queue.broker_name not in self.brokers_without_master
+        }
+
+
+def drop_unsubscribed(start: Offsets, topics: Collection[str]) -> Offsets:
+    """Return ``start`` without topics that the options no longer choose; unchanged if no topic is known now."""
+    if not topics or all(queue.topic in topics for queue in start.positions):
+        return start
+    kept = {queue: position for queue, position in start.positions.items() if queue.topic in topics}
+    return Offsets(kept, {}, {q: mark for q, mark in start.newest_store_ms.items() if q in kept}, start.source_identity)
+
+
+def without_stale_replicas(start: Offsets, view: QueuesView) -> QueuesView:
+    """Return the view without queues of slaves that lack the message at the position, and without new queues of slaves. These
+    queues wait for their master.
+    """
+    if not view.brokers_without_master:
+        return view
+    kept = {
+        queue: bounds
+        for queue, bounds in view.bounds.items()
+        if queue.broker_name not in view.brokers_without_master or _has_next_messages(queue, bounds, start)
+    }
+    return replace(view, bounds=kept)
+
+
+def _has_next_messages(queue: MessageQueue, bounds: QueueBounds, start: Offsets) -> bool:
+    """Whether a slave has the next messages of a queue, or the queue was read to its end.
+
+    If the newest message of the slave is older than the messages that were read, the topic was deleted and created again, and the
+    slave still has the old topic.
+    """
+    position = start.positions.get(queue, -1)
+    if not bounds.min_offset <= position <= bounds.max_offset:
+        return False
+    return position == bounds.max_offset or bounds.last_update_ms >= start.newest_store_ms.get(queue, 0)
+
+
+def without_timed_out(view: QueuesView) -> QueuesView:
+    """Return the view without queues of brokers that timed out: to plan them would delay the batch of the other queues."""
+    if not view.timed_out_brokers:
+        return view
+    return replace(
+        view, bounds={q: bounds for q, bounds in view.bounds.items() if q.broker_name not in view.timed_out_brokers}
+    )
+
+
+def pending_queues(start: Offsets, view: QueuesView, target_ends: Positions | None) -> list[MessageQueue]:
+    """Return the queues that an AvailableNow run has not read to its ends, and that have no messages to read now."""
+    return [
+        queue
+        for queue, end in (target_ends or {}).items()
+        if not view.is_topic_deleted(queue)
+        and end > start.positions.get(queue, 0)
+        and _lags_behind_target(queue, end, start, view)
+    ]
+
+
+def _lags_behind_target(queue: MessageQueue, end: int, start: Offsets, view: QueuesView) -> bool:
+    """Whether a queue that must be read to ``end`` has no messages to read now, as on a slave that lags behind its master."""
+    bounds = view.bounds.get(queue)
+    if bounds is None or queue.broker_name not in view.brokers_without_master:
+        return bounds is None
+    return bounds.max_offset < end and start.positions.get(queue, bounds.min_offset) >= bounds.max_offset
+
+
+def apply_queue_changes(
+    start: Offsets,
+    view: QueuesView,
+    target_ends: Positions | None,
+    recreated: Iterable[MessageQueue] = (),
+    removed: Mapping[MessageQueue, int] | None = None,
+) -> tuple[Offsets, list[Loss]]:
+    """Return ``start`` adapted to changes of its queues, and the losses. Returns ``start`` itself if no position changed.
+
+    Queues of deleted topics lose their position; queues that were created again are read from their first message. The offsets
+    alone do not show that the queues in ``recreated`` were created again. The queues in ``removed`` are no longer read by their
+    broker, which still reports their ends. If such an end is before the position, the topic was created again with fewer queues,
+    and the queue loses its position.
+    """
+    removed = dict(sorted((removed or {}).items()))
+    vanished = {q for q, end in removed.items() if end < start.positions[q]}
+    past_end = [
+        *ranges_past_end(start.positions, view.bounds),
+        *(OffsetRange(q, end, start.positions[q]) for q, end in removed.items() if q in vanished),
+    ]
+    new_starts = {part.queue: view.bounds[part.queue].min_offset for part in past_end if part.queue not in vanished}
+    # The loss includes the messages after the position that an AvailableNow run had to read.
+    loss_ends = {part.queue: max(part.end, (target_ends or {}).get(part.queue, 0)) for part in past_end}
+    losses = [(OffsetRange(part.queue, part.start, loss_ends[part.queue]), Cause.WENT_BACK) for part in past_end]
+    losses += [(part, Cause.WENT_BACK) for part in lost_target_ranges(start, view, target_ends, removed)]
+    for queue in recreated:
+        losses.append((_loss_of_unknown_size(start, queue), Cause.WENT_BACK))
+        new_starts[queue] = view.bounds[queue].min_offset
+    any_deleted = view.deleted_topics or view.topics_missing_on_broker
+    deleted_queues = sorted(queue for queue in start.positions if view.is_topic_deleted(queue)) if any_deleted else []
+    losses += [(_loss_of_unknown_size(start, queue), Cause.TOPIC_DELETED) for queue in deleted_queues]
+    unread_ends = {q: end for q, end in removed.items() if end > start.positions[q]}
+    losses += [(OffsetRange(q, start.positions[q], end), Cause.QUEUE_GONE) for q, end in unread_ends.items()]
+    if not new_starts and not deleted_queues and not unread_ends and not vanished:
+        return start, losses
+    moved = {**new_starts, **unread_ends}
+    dropped = vanished.union(deleted_queues)
+    positions = {q: position for q, position in start.positions.items() if q not in dropped} | moved
+    # After a position was moved, messages before it may be newer than any message that was read.
+    newest_store_ms = {
+        queue: mark for queue, mark in start.newest_store_ms.items() if queue not in moved and queue in positions
+    }
+    return Offsets(positions, moved, newest_store_ms, start.source_identity), losses
+
+
+def _loss_of_unknown_size(start: Offsets, queue: MessageQueue) -> OffsetRange:
+    """The loss at a position that is no longer valid. An empty range stands for an unknown number of offsets."""
+    return OffsetRange(queue, start.positions[queue], start.positions[queue])
+
+
+def lost_target_ranges(
+    start: Offsets, view: QueuesView, target_ends: Positions | None, removed: Mapping[MessageQueue, int]
+) -> list[OffsetRange]:
+    """Return the messages that existed when an AvailableNow run began, and that the queue does not have any more."""
+    target_ends = target_ends or {}
+    return [
+        OffsetRange(queue, end, target_ends[queue])
+        for queue, end in sorted(capped_target(view, target_ends, removed).items())
+        if start.positions.get(queue, 0) <= end < target_ends[queue]
+    ]
+
+
+def capped_target(view: QueuesView, target_ends: Positions, removed: Mapping[MessageQueue, int]) -> Positions:
+    """Return the ends of an AvailableNow run, lowered to the current ends, so that a loss is reported once."""
+    bounds = view.master_bounds()
+    reported_ends = {**removed, **{queue: bounds[queue].max_offset for queue in target_ends if queue in bounds}}
+    return {queue: min(end, reported_ends.get(queue, end)) for queue, end in target_ends.items()}
+
+
+def readable_ends(view: QueuesView, target_ends: Positions | None) -> dict[MessageQueue, int]:
+    """Return the ends up to which the batch may read. An AvailableNow end is lowered if the queue ends before it now."""
+    if target_ends is None:
+        return view.ends()
+    return {q: min(end, view.bounds[q].max_offset) for q, end in target_ends.items() if q in view.bounds}
+
+
+def batch_end(start: Offsets, adapted: Offsets, end: Offsets, view: QueuesView, initial: Offsets | None) -> Offsets:
+    """Return ``end`` with the starts of new queues and the newest store times.
+
+    ``adapted`` is the result of ``apply_queue_changes`` for ``start``.
+    """
+    new_queue_starts = {
+        **({} if adapted is start else adapted.new_queue_starts),
+        **({} if end is adapted else end.new_queue_starts),
+    }
+    complete = Offsets(end.positions, new_queue_starts)
+    if initial is not None and start == initial:
+        complete = with_initial_starts(initial, complete)
+    return replace(complete, newest_store_ms=newest_store_ms(complete.positions, adapted, view.bounds))
+
+
+def readable_ranges(ranges: Sequence[OffsetRange], view: QueuesView) -> tuple[list[OffsetRange], list[Loss]]:
+    """Return the ranges without messages that retention deleted and without deleted topics, and these losses."""
+    deleted_ranges = (
+        [r for r in ranges if view.is_topic_deleted(r.queue)]
+        if view.deleted_topics or view.topics_missing_on_broker
+        else []
+    )
+    truncated_ranges = truncated(ranges, view.master_bounds())
+    losses = [
+        *((part, Cause.TRUNCATED) for part in truncated_ranges),
+        *((part, Cause.TOPIC_DELETED) for part in deleted_ranges),
+    ]
+    return without_lost(ranges, [*truncated_ranges, *deleted_ranges]), losses
+
+
+def logged_end(ranges: Sequence[OffsetRange], end: Offsets, view: QueuesView) -> Offsets:
+    """Return the ends of the ranges of a batch that an earlier run planned, with the newest store times of its plan."""
+    return Offsets({r.queue: r.end for r in ranges if r.queue in view.bounds}, newest_store_ms=end.newest_store_ms)
+
+
+def drop_recreated(
+    ranges: Sequence[OffsetRange], view: QueuesView, recreated: Collection[MessageQueue]
+) -> tuple[list[OffsetRange], list[Loss]]:
+    """Return the ranges without queues that were created again while the query was down, and these losses: at the same offsets,
+    such a queue has other messages.
+
+    If a queue ends before its range, the next batch reads it from its first message, so this batch omits it, too.
+    """
+    bounds = view.master_bounds()
+    lost_queues = {
+        r.queue for r in ranges if r.queue in recreated or (r.queue in bounds and bounds[r.queue].max_offset < r.end)
+    }
+    return [r for r in ranges if r.queue not in lost_queues], [
+        (r, Cause.WENT_BACK) for r in ranges if r.queue in lost_queues
+    ]
+
+
+logger = logging.getLogger(__name__)
+
+
+# The weight of a new sample in the estimated size of messages; earlier samples have the rest.
+_SAMPLE_WEIGHT = 0.2
+# The broker's default limit of a message (maxMessageSize). It is the estimated size while there is no sample.
+ASSUMED_MESSAGE_BYTES = 4 << 20
+SAMPLED_QUEUES = 4
+
+
+def next_end(start: Offsets, ends: Positions, first_offsets: Positions, max_offsets: int | None = None) -> Offsets:
+    """Return the end of a batch from ``start`` to at most ``ends``; ``start`` itself if there are no new messages or queues.
+
+    New queues start at ``first_offsets``. A queue without new messages keeps its position, and no position decreases.
+    ``max_offsets`` is divided among the queues in proportion to their backlogs, with at least one message each, as in Spark's
+    Kafka source.
+    """
+    positions = dict(start.positions)
+    new_queues = {queue: first_offsets[queue] for queue in ends if queue not in positions}
+    positions.update(new_queues)
+    backlogs = backlog(positions, ends)
+    if not backlogs and not new_queues:
+        return start
+    for queue, count in rate_limit(backlogs, max_offsets).items():
+        positions[queue] += count
+    return Offsets(positions, new_queues)
+
+
+def backlog(positions: Positions, ends: Positions) -> dict[MessageQueue, int]:
+    """Return the number of unread offsets of each queue that has any."""
+    return {q: end - at for q, end in ends.items() if (at := positions.get(q)) is not None and end > at}
+
+
+def from_min_offsets(start: Offsets, bounds: Bounds) -> Offsets:
+    """Return ``start`` with positions raised to the minimum offsets: deleted messages must not use up the limit of a batch."""
+    low = {q: bounds[q].min_offset for q, p in start.positions.items() if q in bounds and p < bounds[q].min_offset}
+    return replace(start, positions={**start.positions, **low}, new_queue_starts={}) if low else start
+
+
+def rate_limit(backlogs: Mapping[MessageQueue, int], max_offsets: int | None) -> dict[MessageQueue, int]:
+    """Return how many offsets of its backlog each queue may read: at least one, also if the backlog is small."""
+    total = sum(backlogs.values())
+    if max_offsets is None or total <= max_offsets:
+        return dict(backlogs)
+    return {queue: min(count, max(1, max_offsets * count // total)) for queue, count in sorted(backlogs.items())}
+
+
+def with_initial_starts(initial: Offsets, end: Offsets) -> Offsets:
+    """Return the end of batch 0 with the initial offsets as starts of its queues."""
+    return replace(end, new_queue_starts={**initial.positions, **end.new_queue_starts})
+
+
+def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
+    """Return the ranges of a batch from ``start`` to ``end``, sorted by queue, without empty ranges.
+
+    If ``end`` records the start of a queue, it overrides the position in ``start`` (see ``offsets``). Queues that ``end`` does
+    not name are not read.
+    """
+    # PySpark 4.0 and 4.1 plan this empty batch at each restart. The recorded starts belong to the batch before it.
+    if start == end:
+        return []
+    batch_ranges = []
+    for queue in sorted(end.positions):
+        first, last = end.new_queue_starts.get(queue, start.positions.get(queue)), end.positions[queue]
+        if first is not None and last > first:
+            batch_ranges.append(OffsetRange(queue, first, last))
+    return batch_ranges
+
+
+def new_queue_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
+    """Return ranges from offset 0 for queues that were new, or were created again, in a batch between ``start`` and ``end``.
+
+    With asynchronous progress tracking Spark does not log each batch. After a restart it repeats all batches since the last
+    logged one as a single batch, whose ``end`` has only the starts of queues that were new in the last of them.
+    """
+    return [
+        OffsetRange(queue, 0, position)
+        for queue, position in sorted(end.positions.items())
+        if queue not in end.new_queue_starts and position > 0 and start.positions.get(queue, math.inf) > position
+    ]
+
+
+def combined_start(start: Offsets, end: Offsets) -> Offsets:
+    """Return ``start`` with the source identity of ``end``, and with the starts of queues that were new after ``start``."""
+    positions = {**dict.fromkeys(end.positions, 0), **start.positions, **end.new_queue_starts}
+    return replace(start, positions=positions, source_identity={**start.source_identity, **end.source_identity})
+
+
+def ranges_past_end(positions: Positions, bounds: Bounds) -> list[OffsetRange]:
+    """Return the range between the end of a queue and its position, for each queue that ends before its position."""
+    return [
+        OffsetRange(queue, bounds[queue].max_offset, position)
+        for queue, position in sorted((q, p) for q, p in positions.items() if q in bounds and bounds[q].max_offset < p)
+    ]
+
+
+def truncated(ranges: Iterable[OffsetRange], bounds: Bounds) -> list[OffsetRange]:
+    """Return the parts of the ranges before the minimum offsets, which retention deleted."""
+    return [
+        OffsetRange(r.queue, r.start, min(r.end, bounds[r.queue].min_offset))
+        for r in ranges
+        if (queue_bounds := bounds.get(r.queue)) is not None and r.start < queue_bounds.min_offset
+    ]
+
+
+def without_lost(ranges: Iterable[OffsetRange], lost: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """Return the ranges without the offsets up to the end of ``lost`` in each queue, and without empty ranges."""
+    lost_until: dict[MessageQueue, int] = {}
+    for part in lost:
+        lost_until[part.queue] = max(part.end, lost_until.get(part.queue, 0))
+    if not lost_until:
+        return [r for r in ranges if r.end > r.start]
+    shortened = [OffsetRange(r.queue, max(r.start, lost_until.get(r.queue, r.start)), r.end) for r in ranges]
+    return [r for r in shortened if r.size > 0]
+
+
+def newest_store_ms(positions: Positions, before: Offsets, bounds: Bounds) -> dict[MessageQueue, int]:
+    """Return the newest store time of each queue that has been read; see ``offsets``.
+
+    If the bounds have a store time, the later of it and the time in ``before`` counts while the queue has unread messages. At the
+    end of the queue, the store time of the bounds counts, also if the clock of the broker was set back.
+
+    If the bounds have no store time, the time in ``before`` counts unless a message that still exists was read since: it may be
+    newer, and would look like a message of a topic that was created again.
+    """
+    newest_by_queue = {}
+    for queue, position in positions.items():
+        newest_before = before.newest_store_ms.get(queue, 0)
+        if (queue_bounds := bounds.get(queue)) is not None:
+            first, end, newest_ms = queue_bounds
+            is_valid = position < end if newest_ms > 0 else position in (before.positions.get(queue), first)
+            newest_before = max(newest_ms, newest_before if is_valid else 0)
+        if position > 0 and newest_before > 0:
+            newest_by_queue[queue] = newest_before
+    return newest_by_queue
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerLimits:
+    """The read limit of a batch; None: no limit."""
+
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_offsets: int | None = None
+
+
+class ReadLimitPolicy:
+    """Decides how many offsets a batch may read. Remembers when the last batch was planned, and the mean size of messages.
+
+    As in Spark's Kafka source, the first batch of a run does not wait for ``minOffsetsPerTrigger``. Otherwise runs that are
+    shorter than ``maxTriggerDelay`` would read nothing.
+    """
+
+    def __init__(self, max_delay_s: float) -> None:
+        self._max_delay_s = max_delay_s
+        self._planned_at_s = -math.inf
+        self._message_bytes: float | None = None
+
+    def max_offsets(
+        self,
+        backlogs: Mapping[MessageQueue, int],
+        limits: TriggerLimits,
+        sample: Callable[[MessageQueue], tuple[int, int]],
+        now: float,
+    ) -> int | None:
+        """Return the maximum number of offsets in this batch: None without a limit, 0 to wait for more messages.
+
+        ``sample`` returns the size in bytes of some unread messages of a queue, and the number of offsets that they span.
+        """
+        total = sum(backlogs.values())
+        if total and now - self._planned_at_s < self._max_delay_s and total < (limits.min_offsets or 0):
+            return 0
+        if not total or limits.max_bytes is None:
+            return limits.max_offsets
+        self._update_message_bytes(backlogs, sample)
+        max_by_bytes = max(1, int(limits.max_bytes / (self._message_bytes or ASSUMED_MESSAGE_BYTES)))
+        return max_by_bytes if limits.max_offsets is None else min(limits.max_offsets, max_by_bytes)
+
+    def batch_planned(self, now: float) -> None:
+        """Note that a batch was planned at ``now``."""
+        self._planned_at_s = now
+
+    def nothing_to_read(self, now: float) -> None:
+        """Note that no queue has unread messages. In the first plan of a run, this counts as the first batch."""
+        if self._planned_at_s == -math.inf:
+            self._planned_at_s = now
+
+    @property
+    def has_no_sample(self) -> bool:
+        """Whether no broker has returned a sample yet; then ``ASSUMED_MESSAGE_BYTES`` is the size of a message."""
+        return not self._message_bytes
+
+    def _update_message_bytes(
+        self, backlogs: Mapping[MessageQueue, int], sample: Callable[[MessageQueue], tuple[int, int]]
+    ) -> None:
+        sampled_queues = sorted(backlogs, key=lambda queue: -backlogs[queue])[:SAMPLED_QUEUES]
+        samples = [sample(queue) for queue in sampled_queues]
+        messages = sum(count for _, count in samples)
+        if not messages:
+            return
+        mean = sum(size for size, _ in samples) / messages
+        estimate = self._message_bytes
+        self._message_bytes = mean if estimate is None else estimate + _SAMPLE_WEIGHT * (mean - estimate)

@@ -1,0 +1,95 @@
+"""Finds queues that their broker no longer reads, because the topic was reduced to fewer queues.
+
+The query drops these queues, and reports their unread messages as lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import MessageQueue, TopicRoute
+from rocketmq_spark.ports import OffsetReader
+from rocketmq_spark.spark.source import subscription
+from rocketmq_spark.spark.source.planning import QueuesView
+from rocketmq_spark.spark.source.recreated_topics import TopicBroker, topic_broker
+
+# How long an answer is valid: a queue that is not read may get messages, or be read again.
+_ANSWER_VALID_S = 1.0
+
+
+class _Answer(NamedTuple):
+    """The answer of a broker about ``queues`` of a topic. It is valid for the route and the connection of its request."""
+
+    valid_until: float = 0.0
+    route_and_connection: object = None
+    queues: frozenset[MessageQueue] = frozenset()
+    ends: Mapping[MessageQueue, int] = MappingProxyType({})
+
+
+class RemovedQueues:
+    """Asks brokers where removed queues end, at most once a second. ``waits`` is called with each failure."""
+
+    def __init__(
+        self,
+        reader: Callable[[], OffsetReader],
+        timeout_s: float,
+        waits: Callable[[RocketMQError], None],
+        clock: Clock,
+    ) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._note_error = waits
+        self._answers: dict[TopicBroker, _Answer] = {}
+        self._retry_at: dict[str, float] = {}
+
+    def ends(
+        self, queues: Iterable[MessageQueue], view: QueuesView, routes: Mapping[str, TopicRoute]
+    ) -> dict[MessageQueue, int]:
+        """Return those of ``queues`` that their broker does not read any more, with the end that the broker reports.
+
+        A name server may have an old route that lacks new queues, so the broker itself is asked, unless it is unavailable. A
+        broker that hangs takes at most a sixth of the time.
+        """
+        unavailable_brokers = view.timed_out_brokers | view.brokers_without_master
+        candidates: dict[TopicBroker, set[MessageQueue]] = {}
+        for queue in queues:
+            is_skipped = queue in view.bounds or queue.broker_name in unavailable_brokers
+            if not is_skipped and subscription.is_removed_queue(routes.get(queue.topic), queue):
+                candidates.setdefault(topic_broker(queue), set()).add(queue)
+        removed: dict[MessageQueue, int] = {}
+        for key, candidates_of_key in sorted(candidates.items()):
+            ends = self._ends_at_broker(key, candidates_of_key, routes[key[0]])
+            removed.update({queue: ends[queue] for queue in candidates_of_key if queue in ends})
+        return removed
+
+    def _ends_at_broker(
+        self, key: TopicBroker, queues: set[MessageQueue], route: TopicRoute
+    ) -> Mapping[MessageQueue, int]:
+        route_and_connection, now = (route, self._reader().connection(key[1])), self._clock.now()
+        answer = self._answers.get(key, _Answer())
+        if answer.route_and_connection == route_and_connection and queues <= answer.queues and now < answer.valid_until:
+            return answer.ends
+        if now < self._retry_at.get(key[1], 0.0):
+            return {}
+        asked_queues = frozenset(queues) | (
+            answer.queues if answer.route_and_connection == route_and_connection else frozenset()
+        )
+        try:
+            ends = self._fetch(*key, sorted(asked_queues))
+        except RocketMQError as e:
+            self._retry_at[key[1]] = self._clock.now() + 5 * (self._clock.now() - now)
+            self._note_error(e)
+            return {}
+        self._answers[key] = _Answer(self._clock.now() + _ANSWER_VALID_S, route_and_connection, asked_queues, ends)
+        return ends
+
+    def _fetch(self, topic: str, broker_name: str, queues: list[MessageQueue]) -> dict[MessageQueue, int]:
+        reader, deadline = self._reader(), Deadline.after(self._timeout_s)
+        read_count = reader.read_queues(topic, broker_name, deadline) or 0
+        removed = [queue for queue in queues if queue.queue_id >= read_count]
+        return reader.max_offsets(removed, deadline) if removed else {}

@@ -1,0 +1,127 @@
+"""Spark's stream reader.
+
+docs/design.md, "How Spark calls a reader", has the process and the order of all calls. Copies of a reader live in three kinds of
+process. A task does not see what earlier calls have set: Spark passes only partitions to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rocketmq_spark.base import process
+from rocketmq_spark.base.clock import Clock
+from rocketmq_spark.columnar.decode.schema import Column
+from rocketmq_spark.options import Options
+from rocketmq_spark.spark.compat import (
+    DataSourceStreamReader,
+    InputPartition,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from rocketmq_spark.spark.source import partition_reader
+from rocketmq_spark.spark.source.batch_starts import BatchStarts
+from rocketmq_spark.spark.source.planning import TriggerLimits
+from rocketmq_spark.spark.source.prefetch import Prefetch, enable_prefetch
+from rocketmq_spark.spark.source.progress import LagLog
+from rocketmq_spark.spark.source.stream import Stream
+
+
+class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Returns the offsets and tasks of a stream. It depends on Spark's offset log alone, and may be a new object at any call.
+
+    ``supports_prefetch``: Spark can take rows with these columns together with the plan of a batch.
+    """
+
+    def __init__(self, options: Options, columns: tuple[Column, ...], supports_prefetch: bool = True) -> None:
+        self._options = options
+        self._columns = columns
+        self._clock = Clock()
+        self._stream = Stream(options, self._clock)
+        self._batch_starts = BatchStarts()
+        self._lag_log = LagLog(options)
+        self._prefetch = Prefetch(options, columns) if supports_prefetch and _PREFETCH_ENABLED else None
+        self._prefetched_rows: list[Any] | None = None
+        process.settle()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def initialOffset(self) -> dict[str, Any]:
+        self._batch_starts.initial_offset_requested()
+        return self._stream.log.to_log(self._stream.initialOffset())
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        if start is not None:
+            return self._end_after(start, limit)
+        start, finished = self._batch_starts.next_start()
+        end = self._end_after(start, limit, finished)
+        self._batch_starts.end_returned(end)
+        self._lag_log.batch_planned(self._clock.now(), self._stream.reportLatestOffset)
+        return end
+
+    def _end_after(
+        self, start: dict[str, Any] | None, limit: ReadLimit | None, finished: bool = True
+    ) -> dict[str, Any]:
+        begin = self._stream.initialOffset() if start is None else self._stream.log.from_log(start)
+        end = self._stream.latestOffset(begin, self._limits(limit), finished)
+        # Spark compares offsets as texts. If nothing is new, it must get the entry that it passed, so ``end`` is not encoded
+        # again.
+        return start if end is begin and start is not None else self._stream.log.to_log(end)
+
+    def _limits(self, limit: ReadLimit | None) -> TriggerLimits:
+        options = self._options
+        if isinstance(limit, ReadAllAvailable):  # Spark passes this limit for Trigger.Once, which ignores the options
+            return TriggerLimits()
+        return TriggerLimits(
+            max_offsets=int(limit.max_rows) if isinstance(limit, ReadMaxRows) else options.max_offsets_per_trigger,
+            max_bytes=int(limit.max_bytes) if isinstance(limit, ReadMaxBytes) else options.max_bytes_per_trigger,
+            min_offsets=int(limit.min_rows) if isinstance(limit, ReadMinRows) else options.min_offsets_per_trigger,
+        )
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return self._stream.reportLatestOffset()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._stream.prepareForTriggerAvailableNow()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._batch_starts.batch_planned(end)
+        log = self._stream.log
+        planned = list(self._stream.partitions(log.from_log(start), log.from_log(end)))
+        self._prefetched_rows = self._prefetch(planned) if self._prefetch is not None else None
+        if self._prefetched_rows is not None:
+            self.__class__ = _PrefetchedStreamReader
+        return planned
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return partition_reader.read_partition(self._options, self._columns, partition, streaming=True)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Does nothing. Spark does not call this for the last batch of a run, so ``latestOffset`` commits the group's offsets."""
+
+    def stop(self) -> None:
+        process.end_quietly()
+
+
+class _PrefetchedStreamReader(RocketMQStreamReader):
+    """The class of a stream reader between ``partitions`` and PySpark's next call, which takes the rows."""
+
+    def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any] | None:
+        rows, self._prefetched_rows = self._prefetched_rows, None
+        self.__class__ = RocketMQStreamReader  # type: ignore[assignment]
+        return None if rows is None else iter(rows)
+
+
+_PREFETCH_ENABLED = enable_prefetch(_PrefetchedStreamReader)

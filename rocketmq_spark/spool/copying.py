@@ -1,0 +1,401 @@
+"""Copies a spool, perhaps of another user, into a new folder of this user.
+
+Files of RocksDB can be crafted so that an iterator and a look-up find different values. So this process does not open the files
+of another user: ``owner_reader`` does, with the rights of the owner, and sends the entries over a pipe. This process does not
+trust the reader more than the files. It checks each entry, writes it once into a new database, and derives the rest from the
+records. What is shown of the copy is therefore what is sent from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from rocketmq_spark.base import folders
+from rocketmq_spark.base.clock import Deadline, epoch_ms
+from rocketmq_spark.base.process import PythonCall, python
+from rocketmq_spark.errors import DecodeError, SpoolError
+from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.files import FreeSpace, sync_folder
+from rocketmq_spark.spool.owner_reader import DERIVED, END, FRAME
+from rocketmq_spark.spool.pending import migrate
+from rocketmq_spark.spool.records import (
+    DEAD,
+    LOST_OWNER,
+    MOST,
+    NOTE,
+    OWNER,
+    PENDING,
+    RECORD,
+    TOTALS,
+    UNINDEXED,
+    Due,
+    PendingPlace,
+    Record,
+    RecordState,
+    SpoolOwner,
+    Totals,
+    decoded,
+    due_in,
+    numbered,
+    sequence_of,
+)
+from rocketmq_spark.spool.recovery import Salvaged, derive, stored_totals
+from rocketmq_spark.spool.spool import SEND_KIND, send_of
+
+# Longer entries are not copied; what is no record has much shorter values.
+MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_SMALL_BYTES = 1 << 16, 64 << 20, 1 << 20
+# What an entry counts beside its bytes: the memory of ``derive``, and of RocksDB.
+ENTRY_BYTES = 512
+# The delay service writes two marks for each record. ``derive`` needs much memory for each, which no limit counts.
+MOST_MARKS = 2
+_MAX_END_BYTES = 1 << 16
+_PENDING = (PENDING, UNINDEXED)
+_PORTION, _PORTION_BYTES = 1000, 8 << 20
+_READ_BYTES = 1 << 18
+_END_S = 5.0  # how long a reader that was killed may take to end: it may hang in a file system of its user
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[2:]; from rocketmq_spark.spool.owner_reader import main; main(sys.argv[1])"
+)
+
+
+class CopyLimits:
+    """Until when a command may read, and how many bytes of entries it may still copy, those that are left out included."""
+
+    def __init__(self, deadline: Deadline, max_bytes: int) -> None:
+        self.deadline = deadline
+        self._max_bytes = self._left = max_bytes
+
+    def check_time(self) -> None:
+        """Raise ``SpoolError`` after the deadline."""
+        if self.deadline.expired:
+            raise SpoolError(
+                "reading took too long",
+                remedy="Raise --timeout, or copy each spool alone. Its owner can stop the process that reads it",
+            )
+
+    def spend(self, count: int) -> None:
+        """Count an entry of ``count`` bytes. Raises ``SpoolError`` beyond the limit."""
+        self._left -= ENTRY_BYTES + count
+        if self._left < 0:
+            raise SpoolError(
+                f"it has more than {self._max_bytes} bytes, each entry counted with {ENTRY_BYTES} bytes more",
+                remedy="Raise --max-bytes if you expect that many",
+            )
+
+
+class Copied(NamedTuple):
+    """The number of records in a copy, that of entries left out by reason, whether the source is damaged, and its warnings."""
+
+    waiting: int
+    dead: int
+    left_out: Mapping[str, int]
+    is_damaged: bool
+    warnings: list[str]
+
+
+@contextlib.contextmanager
+def new_folder(copy: Path, source: Path) -> Iterator[Path]:
+    """Yield an empty private folder. At the end of the block it gets the name ``copy`` if something is in it, or is removed.
+
+    Raises ``SpoolError`` if ``copy`` exists, is in ``source``, or could be replaced by other users.
+    """
+    if os.path.lexists(copy):
+        raise SpoolError(f"{copy} exists already", remedy="Name a folder that does not exist yet")
+    above = copy.absolute().parent
+    if Path(os.path.realpath(above)).is_relative_to(os.path.realpath(source)):
+        raise SpoolError(f"{copy} is in {source}", remedy="Name a folder of yours elsewhere")
+    try:
+        new = Path(tempfile.mkdtemp(prefix=".rocketmq-spark-copy-", dir=above))
+    except OSError as e:
+        raise SpoolError(
+            f"the folder {copy} cannot be created: {e.strerror}",
+            remedy=f"Name a folder in one that exists, not in {above}",
+        ) from e
+    try:
+        if (exposure := next(folders.exposures(new), None)) is not None:
+            raise SpoolError(
+                f"{copy} would lie in {exposure}", remedy="Name a folder in one that only you and root may change"
+            )
+        yield new
+        if new.is_dir() and os.listdir(new):
+            _rename(new, copy.absolute())
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _rename(new: Path, copy: Path) -> None:
+    try:
+        new.rename(copy)
+    except OSError as e:  # another process created it meanwhile
+        raise SpoolError(
+            f"the folder {copy} cannot be created: {e.strerror}", remedy="Name a folder that does not exist yet"
+        ) from e
+    sync_folder(copy.parent)
+
+
+def copy_spool(path: Path, into: Path, limits: CopyLimits, reader: PythonCall | None = None) -> Copied:
+    """Copy the spool in ``path`` into a new database in the folder ``into``, which is removed if that fails.
+
+    ``reader`` starts the process that reads. Raises ``SpoolError`` if the reader fails or exceeds the ``limits``.
+    """
+    path = path.absolute()
+    try:
+        limits.check_time()  # there may be very many spools
+        with contextlib.closing(Database(into)) as db, _reading(reader or _reader(path), limits) as pipe:
+            return _copied(path, db, pipe)
+    except SpoolError as e:
+        shutil.rmtree(into, ignore_errors=True)
+        raise SpoolError(f"the spool in {path} was not copied: {e.message}", remark=e.remark, remedy=e.remedy) from e
+    except BaseException:
+        shutil.rmtree(into, ignore_errors=True)
+        raise
+
+
+def _copied(path: Path, db: Database, pipe: _Pipe) -> Copied:
+    checked, space = CheckedEntries(), FreeSpace(db.path, None)
+    portion: list[tuple[bytes, bytes]] = []
+    size = 0
+    for key, value in pipe.frames():
+        if (entry := checked.copied(key, value)) is None:
+            continue
+        portion.append(entry)
+        size += len(key) + len(value or b"")
+        if len(portion) >= _PORTION or size >= _PORTION_BYTES:
+            _write(db, portion, space)
+            portion, size = [], 0
+    _write(db, portion, space)
+    end, before = pipe.end, Totals(depth=checked.records, give_ups=checked.dead, last_ms=epoch_ms())
+    owner = checked.owner or (LOST_OWNER if end.is_damaged else SpoolOwner())
+    db.write([(TOTALS, before.encode()), *((key, owner.encode()) for key in OWNER)])
+    migrate(db, damaged=True)
+    derived = derive(db, Salvaged(path, counted=False) if end.is_damaged else None)
+    checked.count_states_without_record(derived.lost)
+    totals = stored_totals(db) or Totals()
+    return Copied(totals.depth, totals.dead, dict(checked.left_out), end.is_damaged, end.warnings)
+
+
+def _write(db: Database, portion: list[tuple[bytes, bytes]], space: FreeSpace) -> None:
+    if (problem := space.problem(0, sum(len(key) + len(value) for key, value in portion))) is not None:
+        raise problem
+    db.write(portion)
+
+
+UNKNOWN = "of a kind that this release does not know"
+OUT_OF_ORDER = "twice, or out of order"
+TOO_LONG = "too long"
+UNREADABLE_RECORD = "records that cannot be read"
+TOO_MANY_MARKS = "records with more marks than this package writes"
+UNREADABLE_STATE = "states of records that cannot be read"
+UNREADABLE_OWNER = "owners that cannot be read"
+WITHOUT_RECORD = "states of records that are not there"
+
+
+class CheckedEntries:
+    """Decides which entries of a spool are copied, and counts the others by reason. Pure.
+
+    Keys must ascend, so that each key is written once. Each value must be exactly what this package writes. The keys of pending
+    records are copied without the target, which ``migrate`` takes from the records.
+    """
+
+    def __init__(self) -> None:
+        self.left_out: Counter[str] = Counter()
+        self.records = self.dead = 0  # the number of records in the source, and of dead ones that are copied
+        self.owner: SpoolOwner | None = None
+        self._unread: set[int] = set()
+        self._last = b""
+
+    def copied(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes] | None:
+        """The entry to write for an entry, or None; the value is None if it is too long. The owner is kept in ``owner``."""
+        area = key[:1]
+        if area in DERIVED:
+            return None
+        reason = self._problem(area, key, value)
+        self._last = max(self._last, key)
+        if area == RECORD:
+            self.records += 1
+        if reason is not None:
+            self.left_out[reason] += 1
+            if area == RECORD and len(key) == len(numbered(RECORD, 0)):
+                self._unread.add(sequence_of(key))
+            return None
+        self.dead += area == DEAD
+        if value is None or area in OWNER:
+            return None
+        return (due_in(key).encoded, RecordState.decode(value).encode()) if area in _PENDING else (key, value)
+
+    def count_states_without_record(self, sequences: Iterable[int]) -> None:
+        """Count the records whose states were left out because the record is not there."""
+        if count := len({*sequences} - self._unread):
+            self.left_out[WITHOUT_RECORD] += count
+
+    def _problem(self, area: bytes, key: bytes, value: bytes | None) -> str | None:
+        if key <= self._last:
+            return OUT_OF_ORDER
+        if value is None or (area != RECORD and len(value) > MAX_SMALL_BYTES):
+            return TOO_LONG
+        if area == RECORD:
+            return _record_problem(value) if _is_numbered(key) else UNREADABLE_RECORD
+        if area == DEAD:
+            return None if _is_numbered(key) and _is_state(value) else UNREADABLE_STATE
+        if area in _PENDING:
+            return None if _is_due(key) and _is_state(value) else UNREADABLE_STATE
+        if key in OWNER:
+            return self._owner_problem(value)
+        return None if area == NOTE else UNKNOWN
+
+    def _owner_problem(self, value: bytes) -> str | None:
+        try:
+            owner = SpoolOwner.decode(value)
+            texts = (*owner.servers, owner.environment, owner.purpose, owner.namespace or "")
+            known = all(isinstance(text, str) for text in texts)
+        except (DecodeError, TypeError):
+            known = False
+        if not known:
+            self.owner = self.owner or LOST_OWNER  # not any process's, as without an owner
+            return UNREADABLE_OWNER
+        if self.owner in (None, LOST_OWNER):
+            self.owner = owner
+        return None
+
+
+def _is_numbered(key: bytes) -> bool:
+    return len(key) == len(numbered(RECORD, 0)) and sequence_of(key) < MOST
+
+
+def _is_due(key: bytes) -> bool:
+    if key[:1] == UNINDEXED:
+        well_formed = len(key) == len(Due(0, 0).encoded)
+    else:
+        well_formed = len(key) >= len(PendingPlace("", False, Due(0, 0)).key) and key == PendingPlace.parse(key).key
+    return well_formed and max(due_in(key)) < MOST
+
+
+def _record_problem(value: bytes) -> str | None:
+    record = decoded(value)
+    if not isinstance(record, Record) or record.encode() != value:
+        return UNREADABLE_RECORD
+    if max(record.stored_ms, record.first_due_ms or 0) >= MOST or not _is_usable(record):
+        return UNREADABLE_RECORD
+    return TOO_MANY_MARKS if len(record.marks) > MOST_MARKS else None
+
+
+def _is_usable(record: Record) -> bool:
+    """False for a send that ``show`` cannot show and no process can send."""
+    if record.kind == SEND_KIND:
+        try:
+            send_of(record)
+        except DecodeError:
+            return False
+    return True
+
+
+def _is_state(value: bytes) -> bool:
+    try:
+        state = RecordState.decode(value)
+    except DecodeError:
+        return False
+    target = RecordState.awaited(value).encode()  # of a release before 0.2
+    return len(state.encode()) + len(target) == len(value) and state.since_ms < MOST
+
+
+class _End(NamedTuple):
+    """What the reader reported at its end."""
+
+    is_damaged: bool
+    warnings: list[str]
+
+
+class _Pipe:
+    """The frames of a reader, which may send anything, very much, or nothing."""
+
+    def __init__(self, file: int, limits: CopyLimits) -> None:
+        self.end = _End(False, [])
+        self._file = file
+        self._limits = limits
+        self._buffer = bytearray()
+        self._poll = select.poll()
+        self._poll.register(file, select.POLLIN)
+
+    def frames(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield keys and values; of an entry that is too long the begin of the key, and None. Sets ``end`` after the last one."""
+        while True:
+            key_bytes, value_bytes = FRAME.unpack(self._read(FRAME.size))
+            if key_bytes == END:
+                self.end = self._parsed_end(value_bytes)
+                return
+            self._limits.spend(key_bytes + value_bytes)
+            key = self._read(min(key_bytes, MAX_KEY_BYTES))
+            if key_bytes <= MAX_KEY_BYTES and value_bytes <= MAX_VALUE_BYTES:
+                yield key, self._read(value_bytes)
+            else:
+                self._skip(key_bytes - len(key) + value_bytes)
+                yield key, None
+
+    def _parsed_end(self, count: int) -> _End:
+        if count > _MAX_END_BYTES:
+            raise SpoolError(f"the process that reads it ended with a report of {count} bytes")
+        report = self._read(count)
+        try:
+            found = json.loads(report)
+            error, remedy, warnings = found.get("error"), found.get("remedy"), found["warnings"]
+            if error is None:
+                return _End(bool(found["damaged"]), [str(each) for each in warnings])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+            raise SpoolError("the process that reads it ended with a report that cannot be read") from e
+        # A remark, because the owner may have chosen the words.
+        raise SpoolError("its reader reports", remark=f"{error}. {remedy}" if remedy else str(error))
+
+    def _read(self, count: int) -> bytes:
+        while len(self._buffer) < count:
+            self._fill()
+        found = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return found
+
+    def _skip(self, count: int) -> None:
+        while count:
+            if not self._buffer:
+                self._fill()
+            skipped = min(count, len(self._buffer))
+            del self._buffer[:skipped]
+            count -= skipped
+
+    def _fill(self) -> None:
+        self._limits.check_time()
+        while not self._poll.poll(1000 * self._limits.deadline.remaining()):
+            self._limits.check_time()
+        if not (more := os.read(self._file, _READ_BYTES)):
+            raise SpoolError("the process that reads it ended without a report", remedy="Run the command again")
+        self._buffer += more
+
+
+def _reader(path: Path) -> PythonCall:
+    return python("-c", _PROGRAM, str(path), *filter(os.path.isabs, sys.path))
+
+
+@contextlib.contextmanager
+def _reading(reader: PythonCall, limits: CopyLimits) -> Iterator[_Pipe]:
+    """Start a reader, and kill it at the end of the block. It has no terminal, into which its user could type commands."""
+    none, pipe = subprocess.DEVNULL, subprocess.PIPE
+    process = subprocess.Popen(**reader, stdin=none, stdout=pipe, stderr=none, start_new_session=True)
+    assert process.stdout is not None
+    try:
+        yield _Pipe(process.stdout.fileno(), limits)
+    finally:
+        with contextlib.suppress(OSError):  # it has ended
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)

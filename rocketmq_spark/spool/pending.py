@@ -1,0 +1,217 @@
+"""Finds the pending records of a store by target and due time.
+
+The key of a pending record begins with its target, so that the records of a target that is unavailable are neither read nor
+rewritten while others are due. A *group* has the records of a target that wait for its answer, or those that wait only for their
+due time. ``PendingIndex`` keeps in memory the first due time of each group, and merges the groups by due time.
+
+``migrate`` moves the keys of earlier releases, which have no target, in portions: each portion is one atomic write, so that a
+process that was killed is continued by the next one. Releases that do not know groups reject a store with such records by the
+version of its totals.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+
+from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.records import (
+    PENDING,
+    RECORD,
+    TOTALS,
+    UNINDEXED,
+    Due,
+    PendingPlace,
+    Record,
+    RecordState,
+    Totals,
+    behind,
+    behind_group,
+    due_in,
+    group_of,
+    numbered,
+    target_of,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class PendingIndex:
+    """The pending records of one database, without those that are ``leased``. Used under the lock of its store.
+
+    Keeps for each group a due time that is not after that of its first record, because RocksDB would read through all deleted
+    entries before that record. ``_inexact`` groups may have no record at that time.
+    """
+
+    def __init__(self, db: Database, leased: Collection[int]) -> None:
+        self._db = db
+        self._leased = leased
+        self._firsts: dict[bytes, Due] = {}
+        self._heap: list[tuple[Due, bytes]] = []  # an entry is valid if ``_firsts`` has the same due time
+        self._queued: set[tuple[Due, bytes]] = set()  # the entries of the heap: none is in it twice
+        self._inexact: set[bytes] = set()
+        for key in _group_keys(db):
+            pending = PendingPlace.parse(key)
+            self._set(pending.group, pending.due)
+            if pending.due.sequence in leased:
+                self._inexact.add(pending.group)
+
+    def groups(self) -> list[bytes]:
+        """All groups, in the order of their keys."""
+        return sorted(self._firsts)
+
+    def changed(self, pended: Iterable[PendingPlace], unpended: Iterable[PendingPlace]) -> None:
+        """Note which records a write has made pending, and which are no longer pending."""
+        for target, waits, due in unpended:
+            if self._firsts.get(group := group_of(target, waits)) == due:
+                self._inexact.add(group)
+        for target, waits, due in pended:
+            first = self._firsts.get(group := group_of(target, waits))
+            if first is None or due <= first:
+                self._inexact.discard(group)
+                if due != first:
+                    self._set(group, due)
+
+    def first_due_ms(self, without: Collection[str] = ()) -> int | None:
+        """The first due time of all targets, except those in ``without``."""
+        aside = []
+        try:
+            while (top := self._top()) is not None:
+                due, group = top
+                if without and target_of(group) in without:
+                    aside.append(heapq.heappop(self._heap))
+                elif group in self._inexact:
+                    self._inexact.discard(group)
+                    self._move(group, next((found for found, _ in self._scan(group, due)), None))
+                else:
+                    return due.due_ms
+            return None
+        finally:
+            for each in aside:
+                heapq.heappush(self._heap, each)
+
+    def due(self, now_ms: int, accepts: Callable[[str], bool]) -> Generator[tuple[PendingPlace, bytes]]:
+        """Yields due records, with their states, by due time. A record that was yielded counts as leased. The records of targets
+        that ``accepts`` refuses are not read.
+        """
+        targets: dict[bytes, tuple[str, bool]] = {}
+        scans: dict[bytes, Iterator[tuple[Due, bytes]]] = {}
+        following: dict[bytes, tuple[Due, bytes] | None] = {}  # by group, the entry after the last one that was yielded
+        aside = []
+        try:
+            while (top := self._top()) is not None and top[0][0] <= now_ms:
+                first, group = top
+                if (place := targets.get(group)) is None:
+                    place = targets[group] = target_of(group), group[-1] != 0
+                if not accepts(place[0]):
+                    aside.append(heapq.heappop(self._heap))
+                    continue
+                entry = following.get(group)
+                if entry is None or entry[0] != first:  # not begun, or a record became pending meanwhile
+                    scans[group] = self._scan(group, first)
+                    entry = next(scans[group], None)
+                    self._inexact.discard(group)
+                if entry is None or entry[0] != first:  # the first due time was that of a deleted record
+                    following[group] = entry
+                    self._move(group, None if entry is None else entry[0])
+                    continue
+                after = following[group] = next(scans[group], None)
+                self._move(group, None if after is None else after[0])
+                yield PendingPlace(*place, first), entry[1]
+        finally:
+            for each in aside:
+                heapq.heappush(self._heap, each)
+
+    def find(self, target: str, due: Due) -> PendingPlace | None:
+        """The place of the record of ``target`` with this due time."""
+        places = (PendingPlace(target, waits, due) for waits in (False, True))
+        return next((place for place in places if self._db.get(place.key) is not None), None)
+
+    def _scan(self, group: bytes, first: Due) -> Iterator[tuple[Due, bytes]]:
+        for key, value in self._db.scan(group + first.packed, behind_group(group)):
+            due = due_in(key)
+            if due.sequence not in self._leased:
+                yield due, value
+
+    def _top(self) -> tuple[Due, bytes] | None:
+        """The first valid entry."""
+        heap = self._heap
+        while heap:
+            top = heap[0]
+            if self._firsts.get(top[1]) == top[0]:
+                return top
+            self._queued.discard(heapq.heappop(heap))
+        return None
+
+    def _set(self, group: bytes, due: Due) -> None:
+        self._firsts[group] = due
+        self._push((due, group))
+
+    def _move(self, group: bytes, due: Due | None) -> None:
+        """Replace the first entry of the heap, which is that of ``group``."""
+        self._queued.discard(heapq.heappop(self._heap))
+        if due is None:
+            del self._firsts[group]
+        else:
+            self._set(group, due)
+
+    def _push(self, entry: tuple[Due, bytes]) -> None:
+        """A later record of a group stays in the heap while an earlier one is the first, and becomes the first again."""
+        if entry not in self._queued:
+            self._queued.add(entry)
+            heapq.heappush(self._heap, entry)
+
+
+def _group_keys(db: Database) -> Iterator[bytes]:
+    """The first key of each group, with one seek per group, however many records it has."""
+    start = PENDING
+    while (found := next(db.scan(start, behind(PENDING)), None)) is not None:
+        yield found[0]
+        start = behind_group(PendingPlace.parse(found[0]).group)
+
+
+def all_pending(db: Database) -> Iterator[tuple[bytes, bytes]]:
+    """All keys of pending records with their states, also those of releases before 0.2."""
+    yield from db.scan(UNINDEXED, behind(UNINDEXED))
+    yield from db.scan(PENDING, behind(PENDING))
+
+
+def first_due_ms(db: Database) -> int | None:
+    """The first due time of all pending records."""
+    unindexed = next(db.scan(UNINDEXED, behind(UNINDEXED)), None)
+    firsts = [*_group_keys(db), *((unindexed[0],) if unindexed is not None else ())]
+    return min((due_in(key).due_ms for key in firsts), default=None)
+
+
+PORTION = 1000
+
+
+def is_indexed(db: Database) -> bool:
+    """Whether a store has no key of a release before 0.2."""
+    return next(db.scan(UNINDEXED, behind(UNINDEXED)), None) is None
+
+
+def migrate(db: Database, damaged: bool = False) -> None:
+    """Add the targets to the keys of pending records of an earlier release. A ``damaged`` store keeps the version of its totals,
+    so that it is repaired also if this process is killed before that.
+    """
+    if is_indexed(db):
+        return
+    logger.info("the spool in %s gets an index of its records by target, once", db.path)
+    totals, moved, start = db.get(TOTALS), 0, UNINDEXED
+    version = [] if damaged or totals is None else [(TOTALS, Totals.indexed(totals))]
+    while portion := list(itertools.islice(db.scan(start, behind(UNINDEXED)), PORTION)):
+        puts = [(_pending_of(db, key, state).key, state) for key, state in portion]
+        db.write(puts + version, [key for key, _ in portion])
+        moved += len(portion)
+        start = portion[-1][0] + b"\0"
+    logger.info("the index of the spool in %s has %d records", db.path, moved)
+
+
+def _pending_of(db: Database, key: bytes, state: bytes) -> PendingPlace:
+    due = due_in(key)
+    if target := RecordState.awaited(state):
+        return PendingPlace(target, True, due)
+    return Record.first_place(db.get(numbered(RECORD, due.sequence)) or b"", due)

@@ -1,0 +1,528 @@
+"""A copy of a spool has what its reader sent, as far as that is understood; neither the reader nor the files are trusted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rocketmq_spark.base import folders
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.process import python
+from rocketmq_spark.cli.command import app
+from rocketmq_spark.errors import SpoolError
+from rocketmq_spark.spool import copying
+from rocketmq_spark.spool.copying import CheckedEntries, Copied, CopyLimits, copy_spool, new_folder
+from rocketmq_spark.spool.database import Database
+from rocketmq_spark.spool.files import RESERVE_BYTES
+from rocketmq_spark.spool.owner_reader import DERIVED
+from rocketmq_spark.spool.records import (
+    DEAD,
+    IDENTITY,
+    LASTING,
+    LOST_OWNER,
+    NOTE,
+    OWNER,
+    PENDING,
+    RECORD,
+    TOTALS,
+    Dead,
+    Due,
+    PendingPlace,
+    Record,
+    RecordState,
+    RetryLater,
+    SpoolOwner,
+    Totals,
+    numbered,
+    ordered,
+)
+from rocketmq_spark.spool.recovery import ALL_KEYS
+from rocketmq_spark.spool.spool import SpoolReading
+from rocketmq_spark.spool.store import Store
+from tests import users
+from tests.spool.bench import record
+from tests.spool.crafted import crafted
+from tests.spool.scripted_reader import ENTRIES, STATE, reader
+from tests.spool.test_recovery import damage, filled
+
+NOW_MS = 10**13
+ROOT = Path(__file__).parents[2]
+
+
+def limits(seconds: float = 60, max_bytes: int = 1 << 30) -> CopyLimits:
+    return CopyLimits(Deadline.after(seconds), max_bytes)
+
+
+def content(path: Path) -> dict[bytes, bytes]:
+    with contextlib.closing(Database(path, read_only=True)) as db:
+        return dict(db.scan(*ALL_KEYS))
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def sent(path: Path) -> list[bytes]:
+    """The payloads that a process sends, which opens the spool."""
+    with contextlib.closing(Store(path, sync="never")) as store:
+        return [work.record.payload for work in store.take(NOW_MS, 100)]
+
+
+def spool_with_everything(path: Path) -> Path:
+    store = Store(path, sync="never")
+    store.belong(SpoolOwner(("127.0.0.1:1",), "", "environment 'eu' (suffix)"))
+    lane = [record(b"%d" % n, lane=b"lane") for n in range(3)]
+    marked = Record("k", b"marked", 5, marks=((IDENTITY, (77).to_bytes(8) + b"id"), (b"queue", b"7")))
+    store.add([(each, 9) for each in (*lane, marked, record(b"late"), record(b"dead"))], {b"a note": b"its value"})
+    works = store.take(NOW_MS, 100)
+    verdicts = {b"dead": Dead("no"), b"late": RetryLater(NOW_MS + 5, "away")}
+    store.settle([(work, verdicts[work.record.payload]) for work in works if work.record.payload in verdicts], NOW_MS)
+    store.close()
+    return path
+
+
+def test_a_copy_has_all_records_and_the_source_stays_as_it_is(tmp_path: Path) -> None:
+    source, copy = spool_with_everything(tmp_path / "source"), tmp_path / "copy"
+    before = files_of(source)
+    assert copy_spool(source, copy, limits()) == Copied(5, 1, {}, False, [])
+    assert files_of(source) == before
+    expected, found = content(source), content(copy)
+    expected_totals, totals = (Totals.decode(each.pop(TOTALS)) for each in (expected, found))
+    assert found == expected
+    assert expected_totals is not None
+    assert totals is not None
+    expected_totals.last_ms = totals.last_ms
+    assert totals == expected_totals
+    assert copy.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_an_iterator_finds_in_crafted_files_is_shown_of_the_copy_and_sent(tmp_path: Path) -> None:
+    """RocksDB itself would show one record and send the other."""
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    key, [looked_up, iterated] = numbered(RECORD, 1), [record(name).encode() for name in (b"looked up", b"iterated")]
+    rest = [(Due(1, 1).encoded, STATE), (TOTALS, Totals(2, 1, len(looked_up)).encode())]
+    crafted(source, [(key, looked_up), *rest], [(key, iterated)])
+    with contextlib.closing(Database(source, read_only=True)) as db:
+        assert db.get(key) == looked_up
+        assert dict(db.scan(*ALL_KEYS))[key] == iterated
+    assert copy_spool(source, copy, limits()) == Copied(1, 0, {}, False, [])
+    with contextlib.closing(SpoolReading(copy)) as reading:
+        (shown,) = reading.entries()
+    assert isinstance(shown.record, Record)
+    assert sent(copy) == [shown.record.payload] == [b"iterated"]
+
+
+def test_records_of_a_process_that_was_killed_are_copied_from_its_log(tmp_path: Path) -> None:
+    filled(tmp_path / "source")
+    before = files_of(tmp_path / "source")
+    copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits())
+    assert (copied.waiting, copied.is_damaged) == (300, False)
+    assert files_of(tmp_path / "source") == before
+
+
+def test_a_damaged_spool_is_copied_in_part_and_notes_about_lost_records_are_not(tmp_path: Path) -> None:
+    with contextlib.closing(Store(tmp_path / "source", sync="never")) as store:
+        noise = random.Random(1)
+        store.add([(record(noise.randbytes(200)), 1) for _ in range(300)], {b"old": b"1", LASTING + b"stays": b"1"})
+    (table,) = (tmp_path / "source").glob("*.sst")
+    damage(table, 3 * table.stat().st_size // 4, 1)
+    copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits())
+    assert copied.is_damaged
+    assert 0 < copied.waiting < 300
+    with contextlib.closing(Store(tmp_path / "copy", sync="never")) as store:
+        assert store.notes() == {LASTING + b"stays": b"1"}
+        assert store.totals.depth == len(store.take(NOW_MS, 1000))
+
+
+def test_of_a_damaged_spool_neither_notes_nor_a_missing_owner_are_believed(tmp_path: Path) -> None:
+    statements = "put(NOTE + b'all is stored', b'1')", "put(numbered(RECORD, 1), record(b'1').encode())"
+    for damaged, notes, owner in ((False, 1, SpoolOwner()), (True, 0, LOST_OWNER)):
+        copy = tmp_path / f"{damaged}"
+        call = reader(*statements, f"end(damaged={damaged})")
+        assert copy_spool(tmp_path / "source", copy, limits(), call) == Copied(1, 0, {}, damaged, [])
+        with contextlib.closing(Store(copy, sync="never")) as store:
+            assert len(store.notes()) == notes
+        with contextlib.closing(SpoolReading(copy)) as reading:
+            assert reading.owner == owner
+
+
+def test_a_spool_that_cannot_be_opened_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    spool_with_everything(tmp_path / "source")
+    (tmp_path / "source" / "CURRENT").unlink()
+    with pytest.raises(SpoolError, match=r"was not copied: its reader reports.*CURRENT is gone.*spool repair FOLDER"):
+        copy_spool(tmp_path / "source", tmp_path / "copy", limits())
+    assert not (tmp_path / "copy").exists()
+
+
+def test_what_this_package_writes_is_taken() -> None:
+    checked = CheckedEntries()
+    assert [key for key, value in ENTRIES if checked.copied(key, value) is None] == list(OWNER)
+    assert (checked.left_out, checked.records, checked.dead) == ({}, 3, 1)
+    assert checked.owner == SpoolOwner(("a:1",), "")
+
+
+def with_version(value: bytes, version: int) -> bytes:
+    return bytes([version]) + value[1:]
+
+
+def with_longer_target() -> bytes:
+    """A record whose target has no bytes, although its length says 9; its checksum is right."""
+    data = bytearray(Record("k", b"", 1).encode())
+    data[5 + 10 : 5 + 12] = (9).to_bytes(2)
+    data[1:5] = zlib.crc32(data[5:]).to_bytes(4)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        (b"", b"", copying.OUT_OF_ORDER),
+        (b"u", b"", copying.UNKNOWN),
+        (b"ex", SpoolOwner().encode(), copying.UNKNOWN),
+        (RECORD, record(b"x").encode(), copying.UNREADABLE_RECORD),
+        (numbered(RECORD, 1) + b"x", record(b"x").encode(), copying.UNREADABLE_RECORD),
+        (numbered(RECORD, 2**62), record(b"x").encode(), copying.UNREADABLE_RECORD),
+        (numbered(RECORD, 1), record(b"x").encode()[:-1] + b"y", copying.UNREADABLE_RECORD),
+        (numbered(RECORD, 1), with_version(record(b"x").encode(), 3), copying.UNREADABLE_RECORD),
+        (numbered(RECORD, 1), with_longer_target(), copying.UNREADABLE_RECORD),
+        (numbered(RECORD, 1), record(b"x", at_ms=2**62).encode(), copying.UNREADABLE_RECORD),
+        (numbered(RECORD, 1), Record("send", b"no send", 1).encode(), copying.UNREADABLE_RECORD),
+        (numbered(RECORD, 1), Record("k", b"", 1, marks=((b"", b""),) * 3).encode(), copying.TOO_MANY_MARKS),
+        (numbered(RECORD, 1), None, copying.TOO_LONG),
+        (numbered(DEAD, 1), STATE + b"\xff", copying.UNREADABLE_STATE),
+        (numbered(DEAD, 1), STATE[:9], copying.UNREADABLE_STATE),
+        (numbered(DEAD, 1), RecordState(1, 2, "x" * copying.MAX_SMALL_BYTES).encode(), copying.TOO_LONG),
+        (DEAD, STATE, copying.UNREADABLE_STATE),
+        (Due(2**63, 1).encoded, STATE, copying.UNREADABLE_STATE),
+        (Due(1, 2**63).encoded, STATE, copying.UNREADABLE_STATE),
+        (Due(1, 1).encoded, RecordState(1, 2**63).encode(), copying.UNREADABLE_STATE),
+        (Due(1, 1).encoded[:-1], STATE, copying.UNREADABLE_STATE),
+        (PendingPlace("t", True, Due(1, 2**63)).key, STATE, copying.UNREADABLE_STATE),
+        (PendingPlace("t", True, Due(1, 1)).key + b"x", STATE, copying.UNREADABLE_STATE),
+        (PENDING + b"x" * 18, STATE, copying.UNREADABLE_STATE),
+        (NOTE + b"n", b"x" * (copying.MAX_SMALL_BYTES + 1), copying.TOO_LONG),
+        (OWNER[0], b"[2]", copying.UNREADABLE_OWNER),
+        (OWNER[0], b'[1, "", 5, null, ""]', copying.UNREADABLE_OWNER),
+        (OWNER[0], b'[1, "", [5], null, ""]', copying.UNREADABLE_OWNER),
+        (OWNER[0], b'[1, "", [], {}, {}]', copying.UNREADABLE_OWNER),
+    ],
+)
+def test_what_is_not_understood_is_left_out_with_the_reason(key: bytes, value: bytes | None, reason: str) -> None:
+    checked = CheckedEntries()
+    assert not checked.copied(key, value)
+    assert checked.left_out == {reason: 1}
+    assert checked.owner == (LOST_OWNER if reason == copying.UNREADABLE_OWNER else None)
+
+
+def state_of_0_1(target: str) -> bytes:
+    return RecordState(1, 2).encode()[:-2] + len(target).to_bytes(2) + target.encode() + b"reason"
+
+
+@pytest.mark.parametrize("key", [Due(5, 1).encoded, PendingPlace("another", True, Due(5, 1)).key])
+@pytest.mark.parametrize("state", [STATE, state_of_0_1("broker b")])
+def test_the_target_of_a_pending_record_is_that_of_the_record(tmp_path: Path, key: bytes, state: bytes) -> None:
+    assert CheckedEntries().copied(key, state) == (Due(5, 1).encoded, STATE)
+    entries = sorted([(key, state), (numbered(RECORD, 1), Record("k", b"1", 1, "mine").encode())])
+    call = reader(*(f"put({each!r}, {value!r})" for each, value in entries), "end()")
+    assert copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call) == Copied(1, 0, {}, False, [])
+    assert content(tmp_path / "copy")[PendingPlace("mine", True, Due(5, 1)).key] == STATE
+
+
+def test_a_key_is_taken_once_and_only_behind_those_before_it() -> None:
+    checked = CheckedEntries()
+    keys = [numbered(RECORD, number) for number in (2, 2, 1, 3)]
+    assert [checked.copied(key, record(b"x").encode()) is not None for key in keys] == [True, False, False, True]
+    assert checked.left_out == {copying.OUT_OF_ORDER: 2}
+
+
+@pytest.mark.parametrize("area", DERIVED)
+def test_what_is_derived_from_records_is_not_taken(area: bytes) -> None:
+    checked = CheckedEntries()
+    assert not checked.copied(area + b"anything", b"anything")
+    assert not checked.left_out
+
+
+def test_a_reader_may_send_keys_twice_and_in_any_order(tmp_path: Path) -> None:
+    """As from a database with crafted levels: the later one of two values is not in the copy."""
+    call = reader(
+        "for key, value in ENTRIES: put(key, value)",
+        "put(numbered(RECORD, 1), record(b'another').encode())",
+        "put(ordered(b'lane', 7), b'')",
+        "end(warnings=['careful'])",
+    )
+    copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
+    assert copied == Copied(2, 1, {copying.OUT_OF_ORDER: 1}, False, ["careful"])
+    assert sent(tmp_path / "copy") == [b"1", b"3"]
+    found = content(tmp_path / "copy")
+    assert ordered(b"lane", 3) in found
+    assert ordered(b"lane", 7) not in found
+
+
+def test_states_without_a_record_and_a_record_that_is_dead_and_waits(tmp_path: Path) -> None:
+    call = reader(
+        "put(numbered(DEAD, 1), STATE)",
+        "put(numbered(DEAD, 7), STATE)",
+        "put(Due(1, 1).encoded, STATE)",
+        "put(Due(2, 8).encoded, STATE)",
+        "put(Due(3, 2).encoded, STATE)",
+        "put(numbered(RECORD, 1), record(b'dead').encode())",
+        "put(numbered(RECORD, 2), b'broken')",
+        "end()",
+    )
+    copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
+    assert copied == Copied(0, 1, {copying.UNREADABLE_RECORD: 1, copying.WITHOUT_RECORD: 2}, False, [])
+    assert sent(tmp_path / "copy") == []
+    with contextlib.closing(Store(tmp_path / "copy", sync="never")) as store:
+        assert (store.damages, store.revive(1)) == (0, 1)
+
+
+def test_an_owner_that_cannot_be_read_leaves_the_records_without_one(tmp_path: Path) -> None:
+    call = reader("put(OWNER[0], b'[9]')", "put(numbered(RECORD, 1), record(b'x').encode())", "end()")
+    copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
+    assert copied.left_out == {copying.UNREADABLE_OWNER: 1}
+    with contextlib.closing(Store(tmp_path / "copy")) as store, pytest.raises(SpoolError, match="an owner that a"):
+        store.belong(SpoolOwner(("a:1",)))
+
+
+def test_an_entry_that_is_too_long_is_skipped(tmp_path: Path) -> None:
+    call = reader(
+        "put(b'n' * (MAX_KEY_BYTES + 9), b'x')",
+        "out.write(FRAME.pack(9, MAX_VALUE_BYTES + 5) + numbered(RECORD, 1))",
+        "out.write(bytes(MAX_VALUE_BYTES + 5))",
+        "put(numbered(RECORD, 2), record(b'2').encode())",
+        "end()",
+    )
+    copied = copy_spool(tmp_path / "source", tmp_path / "copy", limits(), call)
+    assert copied == Copied(1, 0, {copying.TOO_LONG: 2}, False, [])
+
+
+ENDLESS = "while True: put(%s)"
+
+
+@pytest.mark.parametrize(
+    ("statement", "given", "expected"),
+    [
+        (ENDLESS % "b'', b''", (60, 100_000), r"more than 100000 bytes.* Raise --max-bytes"),
+        (ENDLESS % "b'n', b'x' * 5000", (60, 100_000), r"more than 100000 bytes"),
+        ("out.write(FRAME.pack(9, 2**32 - 1)); out.flush(); sys.stdin.read()", (60, 10**6), "more than 1000000"),
+        ("while True: out.write(bytes(FRAME.size))", (60, 100_000), r"more than 100000 bytes"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", (0.5, 10**6), r"reading took too long\. Raise --timeout"),
+        ("put(b'n', b'x'); out.flush(); os.close(1); signal.pause()", (60, 10**6), r"ended without a report"),
+        ("out.write(b'half'); out.flush(); os._exit(0)", (60, 10**6), r"ended without a report"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", (60, 10**6), r"ended without a report"),
+        ("report(b'x' * 70000)", (60, 10**6), r"ended with a report of 70000 bytes"),
+        ("report(b'[]')", (60, 10**6), r"a report that cannot be read"),
+        ("report(b'{}')", (60, 10**6), r"a report that cannot be read"),
+        ("report(b'[' * 60000)", (60, 10**6), r"a report that cannot be read"),
+        ("end(warnings=5)", (60, 10**6), r"a report that cannot be read"),
+        ("end(error='no\\x1b[2J', remedy='Run: rm')", (60, 10**6), r"its reader reports: no\\x1b\[2J\. Run: rm$"),
+    ],
+)
+def test_a_reader_may_end_stop_or_send_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, given: tuple[float, int], expected: str
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def start(*args: object, **how: object) -> subprocess.Popen[bytes]:
+        started.append(real(*args, **how))  # type: ignore[call-overload]
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(SpoolError, match=rf"the spool in {tmp_path / 'source'} was not copied: .*{expected}"):
+        copy_spool(tmp_path / "source", tmp_path / "copy", limits(*given), reader(statement))
+    assert not (tmp_path / "copy").exists()
+    (process,) = started
+    assert process.returncode is not None, "it was killed and has ended"
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+def test_a_copy_leaves_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = spool_with_everything(tmp_path / "source")
+    nearly_full = os.statvfs_result((1, 1, 1, RESERVE_BYTES, RESERVE_BYTES, 1, 1, 1, 1, 1))
+    monkeypatch.setattr(os, "statvfs", lambda _: nearly_full)
+    with pytest.raises(SpoolError, match="was not copied: the disk of the spool"):
+        copy_spool(source, tmp_path / "copy", limits())
+    assert not (tmp_path / "copy").exists()
+
+
+WATCHED = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from rocketmq_spark.base import folders
+from rocketmq_spark.spool import owner_reader
+late = []
+def outside(path):
+    return not isinstance(path, int) and not os.fspath(path).startswith(sys.argv[2])
+def watch(event, details):
+    if not folders.has_own_rights() and (event == "import" or event == "open" and outside(details[0])):
+        late.append((event, str(details[0])))
+sys.addaudithook(watch)
+real = owner_reader._write_entries
+def report(path, out):
+    real(path, out)
+    raise ValueError(f"{sorted({*os.getresuid()})} {sorted({*os.getresgid(), *os.getgroups()})} late: {late}")
+owner_reader._write_entries = report
+owner_reader.main(sys.argv[2])
+"""
+
+
+def test_the_reader_has_the_rights_of_the_owner_and_needs_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = spool_with_everything(tmp_path / "source")
+    uids, gids = [os.getuid()], sorted({*os.getresgid(), *os.getgroups()})
+    if users.IS_ROOT:
+        users.root_beside(monkeypatch, source)
+        uids, gids = [users.OTHER], [65534]
+    call = python("-c", WATCHED, str(ROOT), str(source))
+    with pytest.raises(SpoolError) as failed:
+        copy_spool(source, tmp_path / "copy", limits(), call)
+    assert f"ValueError: {uids} {gids} late: []" in str(failed.value)
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["spool", "copy", *map(str, arguments)])
+
+
+def base_of_two(tmp_path: Path) -> tuple[Path, Path]:
+    one, two = (spool_with_everything(tmp_path / "base" / f"worker-{name}") for name in ("a", "b"))
+    (tmp_path / "base").chmod(0o755)
+    return one, two
+
+
+def test_a_folder_of_several_spools_becomes_a_folder_of_copies(tmp_path: Path) -> None:
+    """Also of several users, because each spool is read by a process of its own."""
+    one, two = base_of_two(tmp_path)
+    if users.IS_ROOT:
+        for path, uid in ((one, users.OTHER), (two, users.OTHER + 5)):
+            users.let_in(path)
+            for each in (path, *path.rglob("*")):
+                os.chown(each, uid, uid)
+    done = command(tmp_path / "base", tmp_path / "copy")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{path} -> {tmp_path}/copy/worker-{number}: 5 wait, 1 dead" for number, path in ((1, one), (2, two))
+    ]
+    for path in ((tmp_path / "copy"), *(tmp_path / "copy").rglob("*")):
+        assert path.stat().st_uid == os.getuid()
+    assert sent(tmp_path / "copy" / "worker-2") == sent(tmp_path / "copy" / "worker-1") != []
+    assert folders.has_own_rights()
+
+
+def test_a_spool_that_leads_elsewhere_is_not_copied_and_the_others_are(tmp_path: Path) -> None:
+    one, two = base_of_two(tmp_path)
+    (tmp_path / "mine").write_text("important")
+    (one / "000099.sst").symlink_to(tmp_path / "mine")
+    done = command(tmp_path / "base", tmp_path / "copy")
+    assert done.exit_code == 1
+    assert f"the spool in {one} was not copied: its reader reports: the spool in {one} is not used" in done.stderr
+    assert f"{one}/000099.sst is a link" in done.stderr
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["worker-2"]
+    assert sent(tmp_path / "copy" / "worker-2")
+    assert str(two) in done.stdout
+
+
+def test_an_incomplete_copy_is_an_error_and_kept(tmp_path: Path) -> None:
+    source = spool_with_everything(tmp_path / "source")
+    with contextlib.closing(Database(source)) as db:
+        db.write([(b"future", b""), (numbered(RECORD, 9), b"broken")])
+    done = command(source, tmp_path / "copy")
+    assert done.exit_code == 1
+    assert f"the spool in {source} was copied in part: 1 entries were left out: of a kind" in done.stderr
+    assert "1 entries were left out: records that cannot be read" in done.stderr
+    assert sent(tmp_path / "copy")
+
+
+def a_folder_that_exists(tmp_path: Path) -> tuple[Path, str]:
+    (tmp_path / "copy").mkdir()
+    return tmp_path / "copy", "exists already. Name a folder that does not exist yet"
+
+
+def a_link_to_nothing(tmp_path: Path) -> tuple[Path, str]:
+    (tmp_path / "copy").symlink_to(tmp_path / "nothing")
+    return tmp_path / "copy", "exists already"
+
+
+def a_folder_in_the_source(tmp_path: Path) -> tuple[Path, str]:
+    (tmp_path / "link").symlink_to(tmp_path / "source")
+    return tmp_path / "link" / "copy", f"is in {tmp_path}/source. Name a folder of yours elsewhere"
+
+
+def a_folder_in_none(tmp_path: Path) -> tuple[Path, str]:
+    return tmp_path / "none" / "copy", "cannot be created: No such file or directory. Name a folder in one that exists"
+
+
+def a_folder_where_others_may_replace_it(tmp_path: Path) -> tuple[Path, str]:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    return tmp_path / "open" / "copy", "in which others (mode 0777) may replace files and folders. Name a folder in one"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        a_folder_that_exists,
+        a_link_to_nothing,
+        a_folder_in_the_source,
+        a_folder_in_none,
+        a_folder_where_others_may_replace_it,
+    ],
+)
+def test_a_copy_needs_a_new_folder_of_this_user_alone(
+    tmp_path: Path, place: Callable[[Path], tuple[Path, str]]
+) -> None:
+    source = spool_with_everything(tmp_path / "source")
+    copy, expected = place(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    done = command(source, copy)
+    assert done.exit_code == 1
+    assert expected in " ".join(done.stderr.split())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_copy_that_is_interrupted_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    source = spool_with_everything(tmp_path / "source")
+
+    def fail(*_: object) -> None:
+        raise error("stop")
+
+    monkeypatch.setattr(copying, "derive", fail)
+    assert command(source, tmp_path / "copy").exit_code != 0
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_of_two_commands_with_one_name_the_second_one_fails(tmp_path: Path) -> None:
+    source = spool_with_everything(tmp_path / "source")
+    refused = pytest.raises(SpoolError, match=r"cannot be created: .* Name a folder that does not exist yet")
+    with refused, new_folder(tmp_path / "copy", source) as new:
+        (new / "mine").touch()
+        (tmp_path / "copy").mkdir()
+        (tmp_path / "copy" / "of another").touch()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "source"]
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["of another"]
+
+
+def test_the_limits_hold_for_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base_of_two(tmp_path)
+    done = command(tmp_path / "base", tmp_path / "copy", "--max-bytes", "10k")
+    assert done.exit_code == 1
+    assert "worker-b was not copied: it has more than 10240 bytes" in done.stderr
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["worker-1"]
+    monkeypatch.setattr(subprocess, "Popen", None)  # after the time, no further process starts
+    done = command(tmp_path / "base", tmp_path / "late", "--timeout", "0")
+    assert done.stderr.count("reading took too long") == 2
+    assert not (tmp_path / "late").exists()
+    assert command(tmp_path / "base", tmp_path / "late", "--max-bytes", "much").exit_code == 2
