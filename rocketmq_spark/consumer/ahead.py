@@ -5,8 +5,8 @@ pulls can be in flight at once. One half of a queue's cache is for cached messag
 broker has its own thread and connection.
 
 The consumer handles prefetched messages like answers to long polls. Long polls continue at the offset where a read ended: at the
-last known end of the queue, or before the first answer that has special messages. ``lagging_queues``, ``offset_ranges_in_turn``
-and ``next_pace`` are pure.
+last known end of the queue, or before the first answer that only a long poll can handle (see ``RangeRead.fetch``).
+``lagging_queues``, ``offset_ranges_in_turn`` and ``next_pace`` are pure.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class RangeRead(Protocol):
         """The offsets to which an operator reset queues; complete when the read has ended. Brokers report a reset only once."""
 
     def fetch(self) -> Generator[Sequence[ReadAnswer], None, None]:
-        """Yield answers. Ends early, with ``whole`` False, before an answer that has special messages."""
+        """Yield answers. Ends early, with ``whole`` False, before an answer whose offsets do not follow those of the last one."""
 
     def stop(self) -> None:
         """End the read soon, also while it waits for a broker."""
@@ -271,7 +271,7 @@ class Prefetcher:
             reader.thread = start_thread(f"rocketmq-ahead-{broker_name}", run, on_end, again=False)
         except (
             BaseException
-        ) as e:  # also Ctrl-C. If the thread was started, it ends because its reader is not registered.
+        ) as e:  # also Ctrl-C: if the thread was started, it ends because its reader is not registered
             self._readers.pop(broker_name, None)
             if not isinstance(e, RuntimeError):
                 raise

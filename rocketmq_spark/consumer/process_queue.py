@@ -260,7 +260,7 @@ class ProcessQueue(MessageCache):
         self.queue = queue
         self.dropped = False
         self.released = False
-        self.dropped_ms = 0  # by ``Timer.lease_ms``
+        self.dropped_ms = 0  # when the queue was dropped, by ``Timer.lease_ms``
         self.last_pull_ms = now_ms
         self.end_updated_ms = now_ms  # when a broker last reported the end offset
         self.last_consume_ms = now_ms
@@ -308,7 +308,6 @@ class ProcessQueue(MessageCache):
 
 FULL_PAUSE_S = 0.05
 BUSY_PAUSE_S = 0.02
-PAUSED_S = 1.0
 FIRST_PULL_DELAY_S = 0.5  # as in Java since 5.0.0, so that the previous owner has time to release the queue
 
 
@@ -322,13 +321,13 @@ class Thresholds:
 
 
 def divide_thresholds(
-    thresholds: Thresholds, topic_count: int | None, topic_bytes: int | None, queues: int
+    thresholds: Thresholds, topic_max_count: int | None, topic_max_bytes: int | None, queue_count: int
 ) -> Thresholds:
-    """Divide the thresholds of a topic by its number of ``queues``; at least 1 each."""
-    divisor = max(1, queues)
+    """Divide the thresholds of a topic by its number of queues; at least 1 each."""
+    divisor = max(1, queue_count)
     return Thresholds(
-        thresholds.max_count if topic_count is None else max(1, topic_count // divisor),
-        thresholds.max_bytes if topic_bytes is None else max(1, topic_bytes // divisor),
+        thresholds.max_count if topic_max_count is None else max(1, topic_max_count // divisor),
+        thresholds.max_bytes if topic_max_bytes is None else max(1, topic_max_bytes // divisor),
         thresholds.max_span,
     )
 

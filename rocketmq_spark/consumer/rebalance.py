@@ -35,7 +35,7 @@ class ConsumeFromWhere(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConsumeFrom:
-    """Where a queue without a committed offset begins. ``timestamp_ms`` is the time of ``TIMESTAMP``, in ms since 1970."""
+    """Where a queue without a committed offset starts. ``timestamp_ms`` is the time of ``TIMESTAMP``, in ms since 1970."""
 
     where: ConsumeFromWhere = ConsumeFromWhere.LATEST
     timestamp_ms: int = 0
@@ -49,7 +49,7 @@ class ConsumeFrom:
 
 
 class StartOffset(NamedTuple):
-    """The offset at which a queue begins.
+    """The offset at which a queue starts.
 
     ``committed``: the broker has stored this offset for the group. Otherwise a later start may get another offset.
     """
@@ -79,11 +79,11 @@ def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: Start
     committed = requests.committed()
     if committed is not None:
         # A broker also returns 0 for a new queue without an offset. A later request would return None for such a queue.
-        return StartOffset(_checked(queue, "stored", committed), committed > 0)
+        return StartOffset(_checked(queue, "committed offset", committed), committed > 0)
     if queue.topic.startswith(RETRY_PREFIX) or consume_from.where is ConsumeFromWhere.EARLIEST:
         return StartOffset(0, False)  # the first pull corrects an offset that is too small
     if consume_from.where is ConsumeFromWhere.LATEST:
-        end = _checked(queue, "maximum", requests.max_offset())
+        end = _checked(queue, "maximum offset", requests.max_offset())
         # A broker returns the offset 0 for a new queue, but no offset for an empty one. If the first message arrives between the
         # two requests, the end offset would skip it, as in Java. So the committed offset is requested again. Another member may
         # also have committed one meanwhile.
@@ -91,16 +91,16 @@ def start_offset(queue: MessageQueue, consume_from: ConsumeFrom, requests: Start
         return (
             StartOffset(end, False)
             if committed is None
-            else StartOffset(_checked(queue, "stored", committed), committed > 0)
+            else StartOffset(_checked(queue, "committed offset", committed), committed > 0)
         )
     offset = requests.offset_at_time(consume_from.timestamp_ms)
-    return StartOffset(_checked(queue, f"time {consume_from.timestamp_ms}", offset), False)
+    return StartOffset(_checked(queue, f"offset at time {consume_from.timestamp_ms}", offset), False)
 
 
 def _checked(queue: MessageQueue, source: str, offset: int) -> int:
     if offset < 0:
         raise OffsetError(
-            f"the offset of {source} is {offset}; expected one of at least 0",
+            f"the {source} is {offset}; expected a number of at least 0",
             topic=queue.topic,
             queue=str(queue),
             remedy="See the log of the broker. The next rebalance retries the queue",
@@ -179,9 +179,15 @@ def queue_change(
         return QueueChange()
     owned_of_topic = {queue: process_queue for queue, process_queue in owned.items() if queue.topic == topic}
     stale = {
-        q for q, held in owned_of_topic.items() if not held.dropped and now_ms - held.last_pull_ms > PULL_EXPIRES_MS
+        queue
+        for queue, process_queue in owned_of_topic.items()
+        if not process_queue.dropped and now_ms - process_queue.last_pull_ms > PULL_EXPIRES_MS
     }
-    dropped = {q for q, held in owned_of_topic.items() if held.dropped or q not in allocation.queues}
+    dropped = {
+        queue
+        for queue, process_queue in owned_of_topic.items()
+        if process_queue.dropped or queue not in allocation.queues
+    }
     return QueueChange(_sorted(dropped | stale), _sorted(allocation.queues - (owned_of_topic.keys() - dropped - stale)))
 
 
@@ -191,7 +197,7 @@ def unsubscribed_queues(owned: Iterable[MessageQueue], topics: Collection[str]) 
 
 
 def is_balanced(owned: Mapping[MessageQueue, ProcessQueue], topic: str, allocation: Allocation) -> bool:
-    """Whether the member owns exactly its allocated queues. True if the allocation is unknown without a problem."""
+    """Whether the member owns exactly its allocated queues. True if the allocation is unknown and has no problem."""
     if allocation.queues is None:
         return allocation.problem is None
     return allocation.queues == {

@@ -1,4 +1,4 @@
-"""Listeners: their contexts, and the decision what a return value or exception means for the messages.
+"""Listeners, their contexts, and what a return value or exception of a listener means for the messages.
 
 Mirrors ``ConsumeMessageConcurrentlyService.processConsumeResult`` and ``ConsumeMessageOrderlyService``. Only None and
 ``OrderedContext.commit()`` mean success. An exception or any other return value means failure.

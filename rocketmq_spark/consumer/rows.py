@@ -37,8 +37,8 @@ ToBatch = Callable[[Sequence[ReceivedMessage]], Batch]
 class Rows(Sequence[ReceivedMessage]):
     """Consecutive rows of one queue: their record batch, and their messages.
 
-    ``queue_offset`` is the first offset, and ``next_offset`` follows the last one. ``size`` is in bytes. ``attempts`` is the
-    number of earlier attempts in this process.
+    ``queue_offset`` is the first offset, and ``next_offset`` is the offset after the last one. ``size`` is in bytes. ``attempts``
+    is the number of earlier attempts in this process.
     """
 
     __slots__ = ("_attempts", "_batch", "_count", "_messages", "next_offset", "queue_offset", "size")
@@ -107,7 +107,7 @@ class RowsQueue(ProcessQueue):
     def __init__(self, to_batch: ToBatch, *queue_and_time: Any) -> None:
         super().__init__(*queue_and_time)
         self._to_batch = to_batch
-        self._sizes: dict[int, tuple[int, int]] = {}
+        self._sizes: dict[int, tuple[int, int]] = {}  # by offset: the number of rows of an item, and its bytes
 
     def put(self, messages: Iterable[Rows]) -> int:
         new_count = 0
@@ -326,7 +326,7 @@ class RowsDecoder:
         return pieces
 
     def _decode_messages(self, part: FetchedPart) -> tuple[list[Rows], int | None]:
-        messages, first_left = portion(part.read())
+        messages, first_left_out = portion(part.read())
         for message in messages:
             if message.decode_error is not None:
                 text = "%s: the message at offset %d cannot be decoded; its row has no body: %s"
@@ -334,7 +334,7 @@ class RowsDecoder:
         pieces = (messages[start : start + self._max_rows] for start in range(0, len(messages), self._max_rows))
         return [
             Rows.from_messages(piece, self.to_batch) for piece in pieces
-        ], None if first_left is None else first_left.queue_offset
+        ], None if first_left_out is None else first_left_out.queue_offset
 
 
 def _unchanged(batch: Batch) -> Batch:
@@ -353,8 +353,8 @@ def _has_valid_offsets(batch: Batch, offsets: Any, part: FetchedPart) -> bool:
     """Whether the queue and the offsets inside the messages are possible."""
     if not len(offsets):
         return True
-    within = part.start <= offsets[0] and offsets[-1] < part.next_offset and (offsets[1:] > offsets[:-1]).all()
-    return bool(within and (batch.column("queueId").to_numpy() == part.queue.queue_id).all())
+    is_in_range = part.start <= offsets[0] and offsets[-1] < part.next_offset and (offsets[1:] > offsets[:-1]).all()
+    return bool(is_in_range and (batch.column("queueId").to_numpy() == part.queue.queue_id).all())
 
 
 class _BatchCall(ListenerCall):
@@ -380,11 +380,11 @@ class _BatchListener(DeferredListener):
         self._listener = listener
         self._to_batch = to_batch
 
-    def submit(self, turn: NextCall, times: int, first: bool = False) -> None:
-        self._listener.submit(partial(self._next_batch_call, turn), times, first)
+    def submit(self, next_call: NextCall, count: int, at_front: bool = False) -> None:
+        self._listener.submit(partial(self._next_batch_call, next_call), count, at_front)
 
-    def _next_batch_call(self, turn: NextCall) -> ListenerCall | None:
-        call = turn()
+    def _next_batch_call(self, next_call: NextCall) -> ListenerCall | None:
+        call = next_call()
         return None if call is None else _BatchCall(call, self._to_batch)
 
 

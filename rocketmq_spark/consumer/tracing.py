@@ -55,17 +55,17 @@ class ListenerTraces:
         call = _none_on_failure(_ListenerCall, settings, messages, context)
         if call is None:
             return lambda outcome: None
-        self._append(call.before)
-        return functools.partial(self._append, call.after)
+        self._append(call.records_before)
+        return functools.partial(self._append, call.records_after)
 
     def _call_traced(self, listener: Listener, settings: ConsumerSettings, messages: Any, context: Any) -> object:
         call = _none_on_failure(_ListenerCall, settings, messages, context)
         if call is None:
             return listener(messages, context)
-        self._append(call.before)
+        self._append(call.records_before)
 
         def on_outcome(outcome: object) -> None:
-            self._append(call.after, outcome)
+            self._append(call.records_after, outcome)
 
         try:
             outcome = listener(messages, context)
@@ -103,13 +103,13 @@ class _ListenerCall:
             if m.properties.get(Property.TRACE_ON) != "false"
         ]
 
-    def before(self) -> list[TraceRecord]:
+    def records_before(self) -> list[TraceRecord]:
         group = self._settings.group
         return [
             traces.consuming(message, group, self._id, self._started_ms, times) for _, message, times in self._traced
         ]
 
-    def after(self, outcome: object) -> list[TraceRecord]:
+    def records_after(self, outcome: object) -> list[TraceRecord]:
         now_ms, group = epoch_ms(), self._settings.group
         duration_ms = now_ms - self._started_ms
         cost_ms = duration_ms // max(1, len(self._messages))
@@ -129,5 +129,5 @@ class _ListenerCall:
         size = len(self._messages)
         if not self._settings.ordered:
             return judge_concurrent(outcome, self._context, size).done_count
-        step = judge_ordered(outcome, self._context, 0).action
-        return size if step in (OrderedAction.COMMIT, OrderedAction.CONTINUE) else 0
+        action = judge_ordered(outcome, self._context, 0).action
+        return size if action in (OrderedAction.COMMIT, OrderedAction.CONTINUE) else 0

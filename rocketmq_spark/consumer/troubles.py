@@ -42,7 +42,7 @@ class SubscriptionConflicts:
         self._port = port
         self._group = group
         self._subscriptions = subscriptions
-        self._last_digest = b""
+        self._last_digest = b""  # of the conflict that the last check found; empty if it found none
         self._logged_digests: dict[bytes, None] = {}  # digests, the newest last
 
     def check(self, deadline: Deadline) -> None:
@@ -145,7 +145,7 @@ class ConsumeModes:
 
 
 TIMEOUT_S = 3.0
-MIN_HEARTBEAT_GAP_S = 3.0  # the shortest interval of heartbeats after refused pulls
+MIN_HEARTBEAT_GAP_S = 3.0  # the shortest interval of heartbeats after rejected pulls
 HEARTBEAT_RETRY_S = 1.0  # the interval of heartbeats while a broker has no connection
 HEARTBEAT_RETRY_FOR_S = 60.0  # after this time, only the regular heartbeats are sent
 
@@ -163,14 +163,14 @@ class Reregistration:
         self._rate_limit = NowAndThen(MIN_HEARTBEAT_GAP_S)
 
     def on_unknown_member(self) -> None:
-        """Handle a broker's refusal of a pull from an unknown member. Does not block."""
+        """Register soon, because a broker rejected a pull: it does not know this member. Does not block."""
         if self._rate_limit.due():
             self._timer.later(0, self._register_again)
 
     def on_connection_lost(self, broker_name: str) -> None:
         """Send a heartbeat when the lost connection to a broker is open again. Does not block.
 
-        A restarted broker that already knows another member of the group does not refuse the pulls of this member.
+        A restarted broker that already knows another member of the group does not reject the pulls of this member.
         """
         self._schedule_heartbeat(broker_name, self._timer.now_ms() + 1000 * HEARTBEAT_RETRY_FOR_S)
 

@@ -56,8 +56,8 @@ def test_1_9_brokers_are_told_what_changed_and_told_again_what_failed(
     store.persist(SOON)
     assert port.seen("commit") == [{A: 1, B: 2}, {B: 2}, {B: 2}, {B: 2}]
     first, second = (record.getMessage() for record in caplog.records)
-    assert first.startswith("group g: offsets of queues of b cannot be stored, they are sent again: ")
-    assert second == "group g: offsets of queues of b are stored again"
+    assert first.startswith("group g: offsets cannot be stored on broker b, they are sent again: ")
+    assert second == "group g: offsets are stored on broker b again"
     store.persist(SOON, [A, q("z:9")])
     assert len(port.seen("commit")) == 4, "nothing has changed"
     held.offsets.force(A, 1)
@@ -80,7 +80,7 @@ def test_offsets_that_stay_unstored_are_warned_of_again(
     held.offsets.force(B, 2)
     for _ in range(3):
         store.persist(SOON)
-    assert caplog.text.count("offsets of queues of b cannot be stored, they are sent again") == 3
+    assert caplog.text.count("offsets cannot be stored on broker b, they are sent again") == 3
 
 
 class Hanging:

@@ -26,7 +26,7 @@ def test_1_25_an_offset_only_grows_unless_somebody_knows_better() -> None:
 
 
 def test_4_29_no_offset_is_below_zero() -> None:
-    with pytest.raises(ValueError, match="is -1; expected one of at least 0"):
+    with pytest.raises(ValueError, match="is -1; expected a number of at least 0"):
         OffsetTable().force(A, -1)
 
 

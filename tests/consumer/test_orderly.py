@@ -195,7 +195,7 @@ def test_a_listener_that_commits_too_rarely_for_what_may_wait_is_reported(
     group.brokers.send(A, *[b"1"] * 100)
     group.time.advance(60)
     assert len(group.got) == (32 if standing else 100)
-    said = "T/a/0 is stalled: its listener has to commit, but gets no more messages before it does: 32 messages are cached, "
+    said = "T/a/0 is stalled: its listener gets no more messages until it commits: 32 messages are cached, "
     assert caplog.text.count(said) == standing
 
 
@@ -528,7 +528,7 @@ def test_a_member_that_was_cut_off_goes_on_behind_what_another_finished(group: G
     assert group.brokers.offsets[A] == 3
     group.brokers.locks[A] = consumer.client_id
     group.time.advance(10)
-    assert "another member had T/a/0 and finished it up to offset 3: continuing there, not at 1" in caplog.text
+    assert "another member consumed T/a/0 up to offset 3 meanwhile: continuing there, not at 1" in caplog.text
     group.brokers.send(A, b"4")
     group.time.advance(10)
     assert (group.bodies(), group.brokers.offsets[A]) == ([b"1", b"4"], 4)

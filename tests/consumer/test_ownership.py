@@ -335,7 +335,7 @@ def test_an_offset_that_was_set_and_not_stored_is_ours_to_store_for_a_minute(
     group.time.advance(after_s - 0.001)
     one.owns.add([A])
     assert one.begun[1:] == [(A, begins)]
-    assert ("offset 3 of T/a/0 was set, no broker stored it" in caplog.text) == (begins == 7)
+    assert ("dropped the reset to offset 3 of T/a/0: no broker stored it" in caplog.text) == (begins == 7)
 
 
 def test_an_offset_that_was_set_is_kept_while_rebalances_try_to_bring_its_queue_back(group: GroupBench) -> None:
@@ -423,7 +423,7 @@ def test_a_reset_of_a_queue_that_is_between_release_and_begin_counts(
     one.owns.add([A])
     assert one.begun[1:] == [(A, 10)]
     assert "offsets are reset to {'T/a/0': 40}" in caplog.text
-    assert "changing hands are reset to {'T/a/0': 10}" in caplog.text
+    assert "between two owners are reset to {'T/a/0': 10}" in caplog.text
     assert "did not reset them: {'T/b/0': 5}" in caplog.text
 
 

@@ -56,5 +56,5 @@ def test_what_cannot_be_stored_is_logged_and_told(
     fake.refused[QUEUE] = ServerFault("full")
     for _ in range(3):
         assert list(positions.commit({QUEUE: 5})) == [QUEUE]
-    assert caplog.text.count("group g: offsets of queues of b cannot be stored, they are sent again: ") == 1
+    assert caplog.text.count("group g: offsets cannot be stored on broker b, they are sent again: ") == 1
     assert positions.committed(QUEUE) is None

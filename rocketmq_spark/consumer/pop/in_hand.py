@@ -1,8 +1,8 @@
 """Messages that a Proxy delivered to a consumer with a listener, and their state until they are acknowledged.
 
-``InHand`` is the state, guarded by one lock. It sends no requests: callers hold the lock for a decision and release
-it before they act. ``Settling`` acknowledges messages, makes them visible again, or extends their invisible duration. If
-that fails, no message is lost: the Proxy delivers it again when its invisible duration is over.
+``UnackedMessages`` has the state, guarded by one lock. It sends no requests. ``Acknowledger`` sends them: it acknowledges
+messages, makes them visible again, or extends their invisible time. If a request fails, no message is lost: the Proxy delivers
+the message again when its invisible time is over.
 """
 
 from __future__ import annotations
@@ -29,45 +29,40 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class InvisibleMessage:
-    """A message that is invisible to other members until ``until_ms``, which is extended until it is acknowledged.
-
-    ``since_ms`` is when it arrived, or when the listener got it; ``caller`` is the thread whose listener has it. ``begun``
-    is True from its first call on, also while it waits for a retry. The lock ``asking`` allows one request at a time, because
-    each request invalidates the receipt of the others. ``line`` is its topic and the key of its order there; ``body`` is its
-    original body, because a listener may change the message; ``size`` is about its memory, in bytes.
-    """
+    """A message that is invisible to other members. ``Acknowledger`` extends that time until the message is settled."""
 
     message: PoppedMessage
-    until_ms: int
-    since_ms: int
-    ordering_key: tuple[str, Hashable]
-    body: bytes
-    memory_bytes: int
-    listener_thread: int | None = None
-    was_delivered: bool = False
-    is_settled: bool = False
+    until_ms: int  # when it becomes visible again
+    since_ms: int  # when it arrived; during a call of the listener, when the call started
+    ordering_key: tuple[str, Hashable]  # the topic, and the key of the message in ``UnackedMessages``
+    body: bytes  # the original body, because a listener may change the message
+    memory_bytes: int  # about how much memory it uses
+    listener_thread: int | None = None  # the id of the thread whose listener has it
+    was_delivered: bool = False  # to the listener, at least once; also while it waits for a retry
+    is_settled: bool = False  # acknowledged, sent back or forwarded, or the request for that failed
+    # Allows one request at a time, because each request invalidates the receipt that the others use.
     request_lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-# Messages of a topic that no listener has may have so much memory. Beyond it, those that wait for a retry or behind another one
-# are given up: a few large ones of another client must not keep the other queues from being read.
+# The most memory for messages of one topic that wait for a listener. Beyond it, messages that wait for a retry or behind another
+# message are dropped, so that a few large messages cannot stop the other queues.
 MAX_WAITING_BYTES = 256 << 20
 
 
 def unique_key(message: PoppedMessage) -> Hashable:
-    """Return a line with only this message, for unordered consumers."""
+    """Return a key that only this message has, for consumers without an order."""
     return id(message)
 
 
 def ordering_key_of(message: PoppedMessage) -> Hashable:
-    """Return the line of a message. An ordered listener gets the messages of a line one after the other."""
+    """Return the key of a message: its message group, or its queue if it has none. Messages of one key keep their order."""
     return message.queue if message.message_group is None else (message.topic, message.message_group)
 
 
 class UnackedMessages:
     """The unacknowledged messages of one consumer. Times are those of ``Timer.lease_ms``, which includes sleep of the machine.
 
-    The listener gets messages of one ``line`` one after the other.
+    The listener gets messages with the same ordering key one after the other.
     """
 
     def __init__(self, ordering_key_of: Callable[[PoppedMessage], Hashable] = unique_key) -> None:
@@ -75,17 +70,19 @@ class UnackedMessages:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._messages: dict[int, InvisibleMessage] = {}  # by identity, in the order of arrival
-        # By topic: how many messages each line has, and lines of which one was begun. Kept, for every poller asks all the time.
+        # By topic and key: how many messages there are, and how many of them were delivered to the listener. Counted at each
+        # change, because every poller reads the counts before each request.
         self._count_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
         self._delivered_by_key: defaultdict[str, Counter[Hashable]] = defaultdict(Counter)
         self._waiting_bytes: Counter[str] = Counter()  # by topic, of the messages that no listener has
-        # Lines whose next messages were given up behind one that a listener has.
+        # Keys whose waiting messages were dropped to save memory, while the listener had one. Until the end of that call, new
+        # messages of the key are not accepted: the Proxy delivers all of them again, in their order.
         self._dropped_keys: set[tuple[str, Hashable]] = set()
         self._counts: Counter[str] = Counter()
         self._figures = ConsumerFigures()
 
     def add(self, topic: str, messages: Sequence[PoppedMessage], until_ms: int, now_ms: int) -> list[InvisibleMessage]:
-        """Add messages that arrived now, and return them, without those of a line that was cut: they are redelivered in order."""
+        """Add messages that arrived now. Returns them, without those whose key was dropped."""
         arrived = [
             InvisibleMessage(
                 message,
@@ -99,16 +96,18 @@ class UnackedMessages:
         ]
         with self._lock:
             self._figures.record_pull(topic, len(messages), None, now_ms)
-            arrived = [one for one in arrived if one.ordering_key not in self._dropped_keys]
-            self._messages |= {id(one): one for one in arrived}
-            for one in arrived:
-                _add_count(self._count_by_key, one.ordering_key)
-                self._waiting_bytes[one.ordering_key[0]] += one.memory_bytes
+            arrived = [new for new in arrived if new.ordering_key not in self._dropped_keys]
+            for invisible in arrived:
+                self._messages[id(invisible)] = invisible
+                _add_count(self._count_by_key, invisible.ordering_key)
+                self._waiting_bytes[invisible.ordering_key[0]] += invisible.memory_bytes
         return arrived
 
     def start_call(self, invisible: InvisibleMessage, now_ms: int) -> bool:
-        """Give the message to this thread's listener. False if it was given up, or its invisible time is over: another member may
-        have it.
+        """Record that this thread passes the message to the listener.
+
+        Returns False if the listener must not get it: the message was dropped, or its invisible time is over, so that another
+        member may have it.
         """
         with self._lock:
             if id(invisible) not in self._messages or now_ms >= invisible.until_ms:
@@ -148,11 +147,11 @@ class UnackedMessages:
             return list(self._messages.values())
 
     def wait_for_room(self, topic: str, max_waiting: int, wait_s: float) -> bool:
-        """Wait until fewer than ``waiting`` messages of a topic are ready for a listener; returns False after the timeout.
+        """Wait until fewer than ``max_waiting`` messages of a topic are ready for a listener; returns False after the timeout.
 
-        Messages that wait behind another one or for a retry do not count: otherwise one that hangs or fails would block all.
-        Brokers deliver no more messages of their queues meanwhile. Those that no listener has have at most ``_MOST_BYTES``, and
-        what is under way: beyond it, those with most are given up, and redelivered when their invisible time is over.
+        Messages that wait behind another message of their key, or for a retry, do not count. Otherwise one message that hangs or
+        fails would block all other keys. If the waiting messages need more than ``MAX_WAITING_BYTES``, the keys with the most
+        bytes are dropped, and the Proxy delivers their messages again when their invisible time is over.
         """
         with self._lock:
             return self._changed.wait_for(
@@ -170,11 +169,15 @@ class UnackedMessages:
                 and invisible.ordering_key[1] in self._delivered_by_key.get(topic, ())
             ):
                 droppable[invisible.ordering_key].append(invisible)
-        for key in sorted(droppable, key=lambda line: sum(one.memory_bytes for one in droppable[line]), reverse=True):
+        for key in sorted(
+            droppable, key=lambda key: sum(invisible.memory_bytes for invisible in droppable[key]), reverse=True
+        ):
             if self._waiting_bytes[topic] < MAX_WAITING_BYTES:
                 break
             logger.warning(
-                "%d messages of topic %s that wait are given up: they need much memory", len(droppable[key]), topic
+                "dropped %d waiting messages of topic %s to free memory: the Proxy delivers them again",
+                len(droppable[key]),
+                topic,
             )
             self._dropped_keys.add(key)
             for invisible in droppable[key]:
@@ -185,7 +188,8 @@ class UnackedMessages:
     def wait_until_settled(self, deadline: Deadline) -> list[PoppedMessage]:
         """Wait until all messages are settled; returns those that listeners still have after the timeout.
 
-        A listener that calls this blocks the messages behind it, so only running calls are waited for then.
+        If a listener calls this method, the messages behind its own cannot be consumed. So only the other running calls are
+        waited for.
         """
         this_thread = threading.get_ident()
         with self._lock:
@@ -195,10 +199,10 @@ class UnackedMessages:
                 else set()
             )
             self._changed.wait_for(
-                lambda: all(one.listener_thread in finished_threads for one in self._messages.values()),
+                lambda: all(waiting.listener_thread in finished_threads for waiting in self._messages.values()),
                 max(0.0, deadline.remaining()),
             )
-            return [one.message for one in self._messages.values() if one.listener_thread is not None]
+            return [called.message for called in self._messages.values() if called.listener_thread is not None]
 
     def stats(self) -> ConsumerStats:
         with self._lock:
@@ -227,7 +231,7 @@ class UnackedMessages:
 
 
 def _add_count(counts: defaultdict[str, Counter[Hashable]], key: tuple[str, Hashable], increment: int = 1) -> None:
-    """Count messages per line and topic; removes counts of 0."""
+    """Add to the count of a topic and key. Removes counts of 0."""
     topic, topic_key = key
     counts[topic][topic_key] += increment
     if not counts[topic][topic_key]:
@@ -236,10 +240,10 @@ def _add_count(counts: defaultdict[str, Counter[Hashable]], key: tuple[str, Hash
         del counts[topic]
 
 
-# The invisible time, and the interval at which it is extended: two extensions may fail.
+# The invisible time, and the interval at which it is extended: two extensions in a row may fail.
 INVISIBLE_S, RENEW_S = 30.0, 10.0
-# Of many messages on one way so many threads ask for more time, each for so many at least: one by one a Proxy that takes long
-# for each has no answer for the last ones before their time is over.
+# Several threads extend the invisible time of the messages of one broker, each of at least 32. With a single thread and a slow
+# Proxy, the time of the last messages would be over before their requests are sent.
 _MAX_RENEW_THREADS, _MIN_PER_RENEW_THREAD = 8, 32
 
 
@@ -248,7 +252,7 @@ def _is_due(invisible: InvisibleMessage, now_ms: int) -> bool:
 
 
 class Acknowledger:
-    """Of one consumer."""
+    """Settles the messages of one consumer, and extends their invisible time until then. Safe to use from several threads."""
 
     def __init__(self, port: PopMember, settings: ConsumerSettings, unacked: UnackedMessages, timer: Timer) -> None:
         self._port = port
@@ -256,23 +260,25 @@ class Acknowledger:
         self._unacked = unacked
         self._timer = timer
         self._closed = False
-        self._renew_threads: set[Hashable] = set()  # threads that ask for more time: an endpoint, a broker and a number
+        self._renew_threads: set[Hashable] = (
+            set()
+        )  # running threads that extend invisible times: an endpoint, a broker, a number
 
     def close(self) -> None:
         """Later acknowledgements fail locally; the broker redelivers the messages."""
         self._closed = True
 
     def ack(self, invisible: InvisibleMessage) -> bool:
-        """Acknowledge a message; returns whether the Proxy confirmed. Only then may the next message of its group be consumed."""
+        """Acknowledge a message; returns whether the Proxy confirmed. Only then may the next message of its key be consumed."""
         return self._settle(invisible, self._port.ack, "acknowledged")
 
     def forward_to_dlq(self, invisible: InvisibleMessage) -> bool:
         """Move a message to the dead letters; returns whether the Proxy confirmed."""
-        settled = self._settle(invisible, self._port.forward_to_dlq, "given up")
-        return settled and self._log_dead_letter(invisible)
+        is_confirmed = self._settle(invisible, self._port.forward_to_dlq, "moved to the dead letters")
+        return is_confirmed and self._log_dead_letter(invisible)
 
     def redeliver_later(self, invisible: InvisibleMessage, pause_s: float, is_last: bool = False) -> bool:
-        """Have a message delivered again after a pause, or become a dead letter then if this was its ``last`` attempt.
+        """Let the Proxy deliver a message again after a pause; after the last attempt, it becomes a dead letter instead.
 
         Returns whether the Proxy confirmed.
         """
@@ -280,8 +286,8 @@ class Acknowledger:
         def change(message: PoppedMessage, deadline: Deadline) -> None:
             self._port.change_invisible(message, pause_s, deadline)
 
-        settled = self._settle(invisible, change, "sent back", True)
-        return settled and (not is_last or self._log_dead_letter(invisible))
+        is_confirmed = self._settle(invisible, change, "sent back", True)
+        return is_confirmed and (not is_last or self._log_dead_letter(invisible))
 
     def _log_dead_letter(self, invisible: InvisibleMessage) -> bool:
         message, topic = invisible.message, dlq_topic(self._settings.group)
@@ -290,8 +296,10 @@ class Acknowledger:
         return True
 
     def renew(self) -> None:
-        """Extend the invisible time of all messages, except those that a listener has had for too long (their line waits if the
-        listener is ordered). A broker or endpoint that hangs does not delay the others.
+        """Extend the invisible time of all messages for which it is due, with separate threads for each broker and endpoint.
+
+        The time of a message that a listener has had for longer than ``consumeTimeout`` is extended only for ordered consumers:
+        their next messages wait for it. Otherwise another member gets the message.
         """
         now_ms = self._timer.lease_ms()
         due: defaultdict[Hashable, list[InvisibleMessage]] = defaultdict(list)
@@ -300,8 +308,10 @@ class Acknowledger:
                 now_ms - invisible.since_ms > 1000 * self._settings.consume_timeout_s
                 and invisible.listener_thread is not None
             ):
-                outcome = "its queue waits" if self._settings.ordered else "others may get it"
-                logger.warning("the listener has had message %s for too long: %s", invisible.message.msg_id, outcome)
+                consequence = "its queue waits" if self._settings.ordered else "other members may get it"
+                logger.warning(
+                    "the listener has had message %s for too long: %s", invisible.message.msg_id, consequence
+                )
                 if not self._settings.ordered:
                     continue
             if _is_due(invisible, now_ms):
@@ -329,9 +339,8 @@ class Acknowledger:
     def _renew_one(self, invisible: InvisibleMessage) -> None:
         with invisible.request_lock:
             now_ms = self._timer.lease_ms()
-            if (
-                invisible.is_settled or self._closed or not _is_due(invisible, now_ms)
-            ):  # settled, or extended by another thread
+            # Another thread may have settled the message, or extended its time, since the search.
+            if invisible.is_settled or self._closed or not _is_due(invisible, now_ms):
                 return
             try:
                 self._port.change_invisible(invisible.message, INVISIBLE_S, self._request_deadline())
@@ -339,10 +348,14 @@ class Acknowledger:
             except NotFound as e:
                 invisible.until_ms = now_ms
                 logger.warning(
-                    "the invisible time of message %s is over, it is delivered again: %s", invisible.message.msg_id, e
+                    "the invisible time of message %s is over, the Proxy delivers it again: %s",
+                    invisible.message.msg_id,
+                    e,
                 )
             except RocketMQError as e:
-                logger.info("message %s: its invisible time could not be extended yet: %s", invisible.message.msg_id, e)
+                logger.info(
+                    "the invisible time of message %s could not be extended yet: %s", invisible.message.msg_id, e
+                )
 
     def _settle(
         self,
@@ -361,7 +374,7 @@ class Acknowledger:
             except RocketMQError as e:
                 is_confirmed = False
                 logger.warning(
-                    "message %s could not be %s, it is delivered again: %s", invisible.message.msg_id, action, e
+                    "message %s could not be %s, the Proxy delivers it again: %s", invisible.message.msg_id, action, e
                 )
         self._unacked.remove(invisible, sent_back and is_confirmed)
         return is_confirmed

@@ -1,6 +1,6 @@
-"""Passes messages from a Proxy to a listener: in any order, or those of a message group one after the other.
+"""Passes messages from a Proxy to a listener: in any order, or in the order of each message group.
 
-Mirrors ``StandardConsumeService`` and ``FifoConsumeService`` of RocketMQ's Java client for gRPC: a listener gets one message.
+Mirrors ``StandardConsumeService`` and ``FifoConsumeService`` of RocketMQ's Java client for gRPC: each call gets one message.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class PopConsumeService(Protocol):
         """Queue messages of one topic, in their order."""
 
     def close(self) -> None:
-        """Begin no more retries."""
+        """Start no more retries."""
 
 
 class StandardConsumeService:
-    """Calls ``listener`` on the threads of the workers. The Proxy redelivers failed messages later."""
+    """Calls ``listener`` on the threads of ``workers``. The Proxy delivers failed messages again later."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class StandardConsumeService:
         self._workers.submit(*[partial(self._consume, invisible) for invisible in messages])
 
     def close(self) -> None:
-        """Does nothing: the Proxy retries."""
+        """Do nothing: the Proxy retries."""
 
     def _consume(self, invisible: InvisibleMessage) -> None:
         if not self._unacked.start_call(invisible, self._timer.lease_ms()):
@@ -137,19 +137,19 @@ class FifoConsumeService:
         with self._lock:
             self._closed = True
             dropped = [invisible for key in self._paused_keys for invisible in self._messages_by_key[key]]
-            for key in self._paused_keys:  # now: one whose pause ends at this moment would go to the listener
+            for key in self._paused_keys:  # under the lock: otherwise a pause that ends now would start another call
                 self._messages_by_key[key].clear()
             self._paused_keys.clear()
-        for one in dropped:
-            self._unacked.remove(one)
+        for invisible in dropped:
+            self._unacked.remove(invisible)
 
     def _consume_key(self, key: Hashable) -> None:
-        """Consume the messages of a line until it is empty or has to pause."""
+        """Consume the messages of a key until none is left, or until one has to pause before a retry."""
         with self._lock:
             self._paused_keys.discard(key)
         while (invisible := self._first_message(key)) is not None:
             if not self._unacked.start_call(invisible, self._timer.lease_ms()):
-                self._drop_all(key)  # it is redelivered, and so are the messages behind it
+                self._drop_all(key)  # the Proxy delivers it again, and the messages behind it, too
                 continue
             pause = attempt(self._consume, invisible)
             if isinstance(pause, Failure):
@@ -164,7 +164,7 @@ class FifoConsumeService:
                 return
 
     def _consume(self, invisible: InvisibleMessage) -> float | None:
-        """Consume one message. Returns None if it is settled, a negative number if that failed, else the pause until a retry."""
+        """Consume one message. Returns None if it is settled, -1 if that failed, and otherwise the pause before a retry."""
         message, context = invisible.message, AcknowledgingContext(invisible.message.queue)
         outcome = attempt(self._listener, (message,), context)
         verdict = judge_ordered(outcome, context, self._suspend_ms)
@@ -197,7 +197,7 @@ class FifoConsumeService:
             self._messages_by_key[key].popleft()
 
     def _drop_all(self, key: Hashable) -> None:
-        """Drop messages: they are redelivered in order when their invisible time is over."""
+        """Drop the messages of a key. The Proxy delivers them again, in their order, when their invisible time is over."""
         with self._lock:
             dropped = list(self._messages_by_key[key])
             self._messages_by_key[key].clear()
@@ -206,7 +206,7 @@ class FifoConsumeService:
 
 
 def redelivery_pause_s(delay_level: int, attempt: int, policy: GroupPolicy) -> float:
-    """Return the pause before a redelivery: that of a delay level, or for level 0 that of the group's settings."""
+    """Return the pause before a redelivery: the pause of a delay level, or for level 0 the pause that the group has."""
     if delay_level:
         return positive_duration(DELAY_LEVELS[min(delay_level, len(DELAY_LEVELS)) - 1])
     return policy.pauses_s[min(attempt, len(policy.pauses_s)) - 1]
@@ -219,5 +219,5 @@ def _warn_of_failure(invisible: InvisibleMessage, problem: str, error: BaseExcep
 
 
 def _log_unreported(invisible: InvisibleMessage, failure: Failure) -> None:
-    text = "could not report the result of message %s of %s to the Proxy, it is delivered again"
+    text = "could not report the result of message %s of %s to the Proxy, which delivers it again"
     failure.log(logger, text, invisible.message.msg_id, invisible.message.queue)

@@ -1,7 +1,7 @@
-"""A started consumer of a Proxy's messages (``PopRunning``): its parts, their timers, and the threads that receive messages.
+"""A started consumer of a Proxy's messages: its parts, their timers, and the threads that receive messages.
 
-``Popping`` has a thread for each broker of each topic. It waits at the Proxy until messages arrive, and here until there is
-room.
+``Pollers`` has one thread for each broker of each topic. The thread waits until there is room for messages, and then requests
+messages from the Proxy, which holds the request until a message arrives.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EARLY_RENEW_S = 1.0
 
 
 class Pollers:
-    """The pollers of one consumer. ``submit`` gets the messages of one topic, in their order."""
+    """The pollers of one consumer: threads that receive messages. ``submit`` gets the messages of one topic, in their order."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Pollers:
         self._submit = submit
         self._lock = threading.Lock()
         self._threads: dict[Place, threading.Thread] = {}
-        self._places: set[Place] = set()  # that have a poller, or should have one
+        self._places: set[Place] = set()  # the places that should have a poller
         self._closed = threading.Event()
         self._complaints = Complaints()  # of places
 
@@ -69,7 +69,7 @@ class Pollers:
         return self._closed.is_set()
 
     def update_pollers(self) -> None:
-        """Start missing pollers; obsolete ones exit."""
+        """Start pollers for new places. Pollers of removed places exit."""
         places = {
             (topic, place) for topic in self._subscriptions.filters() for place in range(self._place_count(topic))
         }
@@ -84,7 +84,7 @@ class Pollers:
                 self._threads[place] = start_thread(name, partial(self._run, place), on_end, again=False)
 
     def close(self) -> None:
-        """Pass no more messages to the listener. Pending requests end with the port's connections; call ``join`` after that."""
+        """Pass no more messages to the listener. Pending requests end when the port is closed; call ``join`` after that."""
         self._closed.set()
 
     def join(self, deadline: Deadline) -> None:
@@ -110,7 +110,7 @@ class Pollers:
             self._complaints.over(place)
 
     def _poll_once(self, place: Place) -> None:
-        """Send one request when there is room."""
+        """Wait for room, send one request, and pass its messages on."""
         topic, _ = place
         if not self._unacked.wait_for_room(topic, self._settings.threads, _ROOM_WAIT_S):
             return
@@ -121,15 +121,13 @@ class Pollers:
         if self._complaints.over(place):
             logger.warning("messages of %s are received again", topic)
         if not messages or self._is_obsolete(place):
-            return  # others get messages that arrived after the close
+            return  # the Proxy delivers messages that arrive after the close to other members
         until_ms = requested_ms + round(1000 * INVISIBLE_S)
-        if arrived := self._unacked.add(
-            topic, messages, until_ms, self._timer.lease_ms()
-        ):  # none of a line that was cut
+        if arrived := self._unacked.add(topic, messages, until_ms, self._timer.lease_ms()):
             self._submit(arrived)
 
     def _is_obsolete(self, place: Place) -> bool:
-        # a change of subscription counts at once
+        # The subscriptions are checked, too, so that an unsubscribed topic is not polled until the next update.
         is_subscribed = place in self._places and self._subscriptions.get(place[0]) is not None
         return self._closed.is_set() or not is_subscribed or not keeps_order(self._settings, self._port)
 
@@ -142,7 +140,7 @@ class Pollers:
 
 
 def keeps_order(settings: ConsumerSettings, port: PopMember) -> bool:
-    """Whether the group delivers in the order that the settings require. The Proxy may report a change later."""
+    """Whether the Proxy delivers in the order that the settings require. It may report a change at any time."""
     return not settings.ordered or port.policy().ordered
 
 
@@ -166,13 +164,13 @@ class RunningPopConsumer:
         self._port = port
         self._settings = settings
         self._subscriptions = subscriptions
-        self._check_timer, self._renew_timer = tools.timer(f"{name}-look"), tools.timer(f"{name}-renew")
+        self._check_timer, self._renew_timer = tools.timer(f"{name}-check"), tools.timer(f"{name}-renew")
         self._workers = tools.workers(f"{name}-listener", settings.threads)
         self._unacked = UnackedMessages(ordering_key_of) if settings.ordered else UnackedMessages()
         self._acknowledger = Acknowledger(port, settings, self._unacked, self._renew_timer)
         self._consume_service = self._new_consume_service(listener)
         self._pollers = Pollers(port, settings, subscriptions, self._unacked, self._renew_timer, self._submit)
-        # Held while a change is reported, so that the Proxy gets the newest one last.
+        # Held while subscriptions are sent, so that the Proxy gets the newest ones last.
         self._subscribe_lock = threading.RLock()
 
     def start(self) -> None:
@@ -203,15 +201,15 @@ class RunningPopConsumer:
             for timer in (self._check_timer, self._renew_timer):
                 timer.close(CLOSE_TIMEOUT_S)
             return unfinished
-        finally:  # where Ctrl-C ends the wait, too
+        finally:  # also if Ctrl-C ends the wait
             self._acknowledger.close()
-            # The time for a Proxy that does not answer, whatever time listeners had.
+            # The Proxy gets its own time to answer, even if listeners used all of theirs.
             self._port.close(Deadline.after(TIMEOUT_S))
             self._pollers.join(Deadline.after(TIMEOUT_S))
 
     @property
     def is_listener_thread(self) -> bool:
-        """Whether the calling thread runs a listener; ``end`` waits for these."""
+        """Whether the calling thread runs a listener; ``stop`` waits for these threads."""
         return self._workers.is_worker_thread
 
     def stats(self) -> ConsumerStats:
@@ -232,14 +230,13 @@ class RunningPopConsumer:
         remaining_ms = messages[0].until_ms - self._renew_timer.lease_ms()
         if remaining_ms <= 1000 * RENEW_S:
             self._acknowledger.renew()
-        elif remaining_ms <= 1000 * (
-            INVISIBLE_S - RENEW_S
-        ):  # the next look may come too late; a quick listener needs none
+        elif remaining_ms <= 1000 * (INVISIBLE_S - RENEW_S):
+            # The next regular renewal may be too late. After a second, a quick listener has finished, and needs no renewal.
             self._renew_timer.later(_EARLY_RENEW_S, self._acknowledger.renew)
 
     def _subscribe(self) -> None:
         with self._subscribe_lock:
-            if self._pollers.closed:  # meanwhile: it would join again
+            if self._pollers.closed:  # the request would make a stopped consumer a member again
                 raise ClosedError("the consumer is closed")
             self._join()
 
@@ -247,19 +244,21 @@ class RunningPopConsumer:
         try:
             self._port.subscribe(self._subscriptions.filters(), Deadline.after(START_S))
         finally:
-            if self._pollers.closed:  # meanwhile, by another thread, which may have left already
+            if (
+                self._pollers.closed
+            ):  # another thread stopped the consumer during the request, and may have left before it
                 self._port.close(Deadline.after(TIMEOUT_S))
 
     def _check_order(self) -> None:
         if not keeps_order(self._settings, self._port):
             raise OptionError(
-                f"option 'ordered' is true, but brokers hand out messages of group {self._settings.group!r} in any order; "
+                f"option 'ordered' is true, but brokers deliver messages of group {self._settings.group!r} in any order; "
                 "expected a group with consumeMessageOrderly",
-                remedy="mqadmin updateSubGroup -o true makes it such a group",
+                remedy="Run mqadmin updateSubGroup -o true on every broker, or set 'ordered' to false",
             )
 
     def _check(self) -> None:
-        self._workers.start_missing()  # where the system had no threads to give, work waits for them
+        self._workers.start_missing()  # if the system could not start a thread before, work may be waiting for it
         if not keeps_order(self._settings, self._port):
             logger.error(
                 "group %s requests no messages: option 'ordered' is true, but brokers deliver them in any order now. "

@@ -45,7 +45,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         self._owner = Owner("consumer")
         self._lock = threading.Lock()
         self._filters: dict[str, Filter] = {}
-        # Held while a change is sent to the Proxy, so that changes do not overwrite each other.
+        # Held while a change is sent to the Proxy, so that two changes do not overwrite each other.
         self._change_lock = threading.RLock()
         self._receive_count = 0
         self._closed = self._is_leaving = self._has_left = False
@@ -69,14 +69,14 @@ class BaseSimpleConsumer(ClosedWhenDropped):
             OptionError: The filter is wrong.
             ConnectionLost: No endpoint of the Proxy answers. The previous subscription stays, as after any error.
         """
-        self._owner.check(False)  # a fork waits for no lock
+        self._owner.check(False)  # first: in a forked process, nobody would release the lock
         added = {checked_topic(topic): parse_filter(tags, sql)}
         with self._change_lock:
             self._owner.check(self._closed)
             filters = self._filters | added
             try:
                 self._send_filters(filters)
-            except RocketMQError:  # the member must not go by what is not wanted here
+            except RocketMQError:  # the member must not keep the new filters, which this consumer does not have
                 with contextlib.suppress(RocketMQError):
                     self._send_filters(self._filters, 0.0)
                 raise
@@ -138,11 +138,11 @@ class BaseSimpleConsumer(ClosedWhenDropped):
             try:
                 messages = self._member.receive(place, max_messages, invisible_s, wait_s, deadline)
             except RocketMQError:
-                self._owner.check(self._closed)  # another thread did, which ends what is under way
+                self._owner.check(self._closed)  # if another thread closed the consumer, that is why the request failed
                 raise
             if messages or end.expired or self._closed:
                 return messages
-        return []  # the last topic was left meanwhile
+        return []  # another thread unsubscribed the last topic
 
     @entry
     def ack(self, message: PoppedMessage) -> None:
@@ -184,13 +184,13 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         if not self._has_left:
             self._is_leaving = True
             self._member.close(Deadline.after(_END_S))
-            self._has_left = True  # not before: an interrupted one is repeated
+            self._has_left = True  # only now, so that a second call repeats an interrupted one
 
     def _send_filters(self, filters: dict[str, Filter], wait_s: float = _START_S) -> None:
         try:
             self._member.subscribe(filters, Deadline.after(wait_s))
         finally:
-            if self._is_leaving:  # meanwhile, by another thread: this may have joined again
+            if self._is_leaving:  # another thread closes the consumer, and this request may have joined the group again
                 self._member.close(Deadline.after(_END_S))
 
     def _send_request(self, request: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
@@ -199,7 +199,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         request(message, Deadline.after(self._request_s))
 
     def _places(self) -> list[Place | RocketMQError]:
-        """The places to request messages from. A topic without one has its error instead, so that others are still read."""
+        """Return the places to request messages from. A topic without a route has its error instead, so that others are read."""
         places: list[Place | RocketMQError] = []
         for topic in self._filters:
             try:

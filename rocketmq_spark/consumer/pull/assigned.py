@@ -156,9 +156,8 @@ class ReadyParts:
         parts = iter(self._parts)
         while len(taken) < max(max_parts, 1) and (part := next(parts, None)) is not None:
             state = self._states.get(part.queue)
-            if (
-                state is None or state.paused
-            ):  # None: Ctrl-C interrupted ``assign`` before it dropped the parts of the queue
+            # The state is None if Ctrl-C interrupted ``assign`` before it dropped the parts of the queue.
+            if state is None or state.paused:
                 remaining.append(part)
             elif max_parts == ONE_ANSWER and len(part.ends) > 1:
                 first, *later_answers = part.split_first_answer()
@@ -255,7 +254,7 @@ class Assigned:
         # Called if the answer to a pull of a released queue reports a reset. Must not block.
         self.on_released_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None
 
-    # --- which queues
+    # --- queues
 
     def assign(
         self, starts: Mapping[MessageQueue, StartOffset | None], uncommitted: UncommittedOffsets | None = None
@@ -288,7 +287,7 @@ class Assigned:
         state = self.states[queue]
         state.pull_offset = state.position = state.finished_offset = offset
         state.committed = (
-            None  # the offset is committed in any case, because a commit without an answer may have changed it
+            None  # so that the offset is committed: a commit without an answer may have stored another one
         )
         state.broker_id, state.retry_at = MASTER_ID, 0.0
         self._new_token(state)
@@ -374,7 +373,7 @@ class Assigned:
         return True
 
     def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
-        """Does nothing: ``accept`` added the parts, and a poll decodes them."""
+        """Do nothing: ``accept`` added the parts, and a poll decodes them."""
 
     def reset(self, request: FetchRequest, offset: int) -> None:
         """Apply an operator's reset. An obsolete answer counts, too, because brokers report a reset only once."""

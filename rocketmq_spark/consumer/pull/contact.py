@@ -31,8 +31,8 @@ class Reachability:
     An empty poll logs a warning while a broker does not answer, and fails if no broker has ever answered. A permanent refusal is
     also a warning, and it is an error while no queue can be read.
 
-    Several threads use this object without a lock. So a method reads an attribute that may become None only once. A lost update
-    only delays a warning or an error until the next failure.
+    Several threads use this object without a lock. So a method reads each attribute that may become None a single time. A lost
+    update only delays a warning or an error until the next failure.
     """
 
     def __init__(self, group: str, clock: Clock) -> None:

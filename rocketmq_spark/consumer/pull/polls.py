@@ -72,16 +72,14 @@ class Polls:
             )
             self._prefetcher = Prefetcher(self._lock, self._changed, self._queues, limits, backlog_reader, clock)
             self._prefetcher.resume_long_polls = self._pull
-        self._error: tuple[MessageQueue, RocketMQError] | None = (
-            None  # a permanent failure that the next ``wait`` raises
-        )
+        # A permanent failure that the next ``wait`` raises.
+        self._error: tuple[MessageQueue, RocketMQError] | None = None
         self.failed_queue: MessageQueue | None = None  # the queue whose error ``wait`` raised last
         self._woken = False  # whether the next ``wait`` returns at once
-        # Whether the poll returned the messages that it took, or the offset up to which a loop yielded them. Set in the last
-        # instruction before a poll returns or a loop yields: after Ctrl-C before this instruction, the messages count as not
-        # returned.
-        self.returned = False
-        self.returned_up_to: int | None = None
+        # Both are set in the last instruction before a poll returns or a loop yields, so that messages count as not returned if
+        # Ctrl-C comes before this instruction.
+        self.returned = False  # whether the poll returned all messages that it took
+        self.returned_up_to: int | None = None  # or the offset up to which the poll or a loop returned them
         self.closed = False
 
     # --- queues and positions, as in ``Assigned``
@@ -381,7 +379,7 @@ class OffsetRequests:
         return self._member.committed(self._settings.group, queue, self.request_deadline(), young_at_zero=False)
 
     def commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
-        """Commit offsets. Returns the errors by queue, and logs when a broker starts or stops to fail."""
+        """Commit offsets. Returns the errors by queue, and logs when a broker starts to fail, or works again."""
         if not offsets:
             return {}
         errors = self._member.commit(self._settings.group, offsets, self.request_deadline())
@@ -429,7 +427,7 @@ class PullRequestHandler:
                 reset_offsets = self._polls.reset(offsets)
                 logger.warning("offsets of %s were reset by %s: %s", topic, address, reset_offsets)
                 if foreign_queues := sorted(offsets.keys() - reset_offsets.keys()):
-                    logger.warning("this member does not have these queues and did not reset them: %s", foreign_queues)
+                    logger.warning("this member does not own these queues and did not reset them: %s", foreign_queues)
                 for queue in foreign_queues:
                     self._on_foreign_reset(queue, offsets[queue])
                 self._commit(reset_offsets)

@@ -277,8 +277,8 @@ class BasePullConsumer(ClosedWhenDropped):
                 warning while a broker does not answer.
             RocketMQError: A permanent failure, such as ``AccessDenied``. Temporary ones are logged and retried.
         """
-        messages, first_left = self._poll(timeout_s)
-        self._polls.returned, self._polls.returned_up_to = first_left is None, first_left
+        messages, first_left_out = self._poll(timeout_s)
+        self._polls.returned, self._polls.returned_up_to = first_left_out is None, first_left_out
         return messages
 
     @entry
@@ -289,9 +289,9 @@ class BasePullConsumer(ClosedWhenDropped):
         """
         deadline = _start_poll(self, timeout_s)
         while parts := self._upkeep.next_parts(deadline, ONE_ANSWER):
-            messages, first_left = portion(parts[0].read())
+            messages, first_left_out = portion(parts[0].read())
             if messages or deadline.expired:  # a filter may leave answers without messages until the deadline
-                return messages, None if first_left is None else first_left.queue_offset
+                return messages, None if first_left_out is None else first_left_out.queue_offset
             self._polls.returned = True
         return [], None
 
@@ -311,8 +311,8 @@ class BasePullConsumer(ClosedWhenDropped):
             OptionError: pyarrow is not installed, or the consumer has neither a subscription nor an assignment.
             RocketMQError: As for ``poll``.
         """
-        batch, first_left = _poll_arrow(self, timeout_s)
-        self._polls.returned, self._polls.returned_up_to = first_left is None, first_left
+        batch, first_left_out = _poll_arrow(self, timeout_s)
+        self._polls.returned, self._polls.returned_up_to = first_left_out is None, first_left_out
         return batch
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
@@ -362,8 +362,8 @@ def _poll_arrow(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int 
     while parts := consumer._upkeep.next_parts(deadline, max_parts):
         is_single_answer = len(parts) == 1 and len(parts[0].split_first_answer()) == 1  # the smallest unit
         try:
-            batch, first_left = consumer._to_arrow(parts)
-            is_too_large = first_left is not None and not is_single_answer
+            batch, first_left_out = consumer._to_arrow(parts)
+            is_too_large = first_left_out is not None and not is_single_answer
         except RocketMQError:
             is_too_large = True
             if is_single_answer:
@@ -374,7 +374,7 @@ def _poll_arrow(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int 
             max_parts = len(parts) // 2  # 0 is ``ONE_ANSWER``
             continue
         if batch.num_rows or deadline.expired:
-            return batch, first_left
+            return batch, first_left_out
         consumer._polls.returned = True
     return consumer._to_arrow([])[0], None
 
@@ -442,9 +442,7 @@ def checked_timeout(timeout_s: object) -> float:
 
 
 def _check_queue(queue: object) -> MessageQueue:
-    if not isinstance(
-        queue, MessageQueue
-    ):  # a caller may pass one queue instead of a list, which yields the queue's fields
+    if not isinstance(queue, MessageQueue):  # such as a field of a queue that was passed instead of a list of queues
         raise wrong("a queue", queue, "a MessageQueue, such as queues() returns")
     return queue
 

@@ -30,7 +30,7 @@ from rocketmq_spark.ports import GroupMember
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 30.0
-MIN_HEARTBEAT_GAP_S = 3.0  # minimum interval of extra heartbeats to brokers that do not list this member
+MIN_HEARTBEAT_GAP_S = 3.0  # the shortest interval of extra heartbeats to brokers that do not know this member
 
 
 class Subscribed:
@@ -56,7 +56,7 @@ class Subscribed:
         self._heartbeat_limit = NowAndThen(MIN_HEARTBEAT_GAP_S)
         self.conflicts = SubscriptionConflicts(member, settings.group, subscriptions)
         self.modes = ConsumeModes(member, settings.group, subscriptions)
-        self._is_unlisted = False  # whether a broker does not list this member, because the broker restarted
+        self._is_unlisted = False  # whether a broker does not know this member, because the broker restarted
         self._complaints = Complaints()  # limits the log lines about a topic, or about the queues of a broker
         self.balanced = False  # whether the last check allocated the queues of all topics
 
@@ -121,7 +121,7 @@ class Subscribed:
                     if start is not None:
                         starts[queue] = start
         if self._is_unlisted and self._heartbeat_limit.due():
-            # The heartbeat makes the broker list this member again, and notify all members.
+            # The heartbeat registers this member again, and makes the broker notify all members.
             self._member.heartbeat(self._offsets.request_deadline())
         if not self.balanced:
             self._next_check_at = min(self._next_check_at, self._clock.now() + wait_s(False))
@@ -200,9 +200,8 @@ class Upkeep:
         self._clock = clock
         self._timer = timer
         self._rebalance_lock = threading.Lock()  # allows one rebalance at a time
-        self._rebalancing_thread: int | None = (
-            None  # the id of the thread that has the lock; invalid while the lock is free
-        )
+        # The id of the thread that has ``_rebalance_lock``. Invalid while the lock is free.
+        self._rebalancing_thread: int | None = None
         self._commit_lock = threading.RLock()  # allows one commit at a time; reentrant for commits in signal handlers
         self._uncommitted: UncommittedOffsets = {}  # finished offsets of released queues, until they are committed
         self._resets: deque[tuple[MessageQueue, int, bool]] = deque()  # pending calls of ``on_reset``
@@ -292,9 +291,8 @@ class Upkeep:
             self._timer.later(0, self.rebalance_if_due)
             return
         self._timer.later(BACKGROUND_CHECK_S, self._check_in_background)
-        self._runs_in_background = (
-            True  # only now, so that the next call retries if the timer could not start its thread
-        )
+        # Only now, so that the next call retries if the timer could not start its thread.
+        self._runs_in_background = True
         self._timer.every(COMPARE_S, lambda: self._group.conflicts.check(self._offsets.request_deadline()), COMPARE_S)
         self._timer.every(COMPARE_S, lambda: self._group.modes.check(self._offsets.request_deadline()), 0.0)
 

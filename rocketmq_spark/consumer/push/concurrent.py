@@ -1,11 +1,11 @@
-"""Messages to a listener, many at once and in any order: Java's ``ConsumeMessageConcurrentlyService``.
+"""Calls a listener with messages of several queues at once, in any order: Java's ``ConsumeMessageConcurrentlyService``.
 
 Failed messages are sent back, so that the committed offset can advance. A message that cannot be sent back goes to the
 listener again. Results of a queue count only while this member owns the queue.
 
-A listener that does not return would keep the offset from advancing: ``expired`` finds its message, as Java's
-``ProcessQueue.cleanExpiredMsg`` does. It looks at the first message of a queue only, because only that one holds up the
-offset.
+A listener that does not return would keep the offset from advancing. ``late_messages`` finds its messages, as Java's
+``ProcessQueue.cleanExpiredMsg`` does. It checks only the call that has the first message of a queue, because only this message
+keeps the offset from advancing.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ DELAY_LEVEL = 3
 
 
 class ConcurrentCall(ListenerCall):
-    """One call of the listener: its messages, perhaps ``Rows``, when it began, and its result, of which ``taken`` is called once.
+    """One call of the listener: its messages (perhaps ``Rows``), its start, and its result. ``on_outcome`` is called once.
 
-    The first ``done`` messages succeeded. ``finished`` ones are done, or a broker has taken them back. A ``settled`` call does
-    not expire any more, because the thread that has its result sends its messages back.
+    The first ``done_count`` messages succeeded. ``finished`` messages succeeded, or a broker accepted them back. The messages of
+    a call that ``is_settled`` are not late, because the thread that has the result sends them back.
     """
 
     __slots__ = ("_on_outcome", "done_count", "ended_ms", "finished", "is_settled", "queue", "started_ms")
@@ -73,7 +73,7 @@ class ConcurrentCall(ListenerCall):
 
 
 class _DirectCall(ListenerCall):
-    """A call that a broker asked for (request 309)."""
+    """A call that a broker requested (request 309)."""
 
     __slots__ = ("outcome",)
 
@@ -88,7 +88,7 @@ class _DirectCall(ListenerCall):
 def late_messages(
     queue: ProcessQueue, calls: Iterable[ConcurrentCall], now_ms: int, timeout_ms: int
 ) -> Sequence[ReceivedMessage]:
-    """The messages that hold up the offset if one of ``calls`` has had them for longer than ``timeout_ms``, else none."""
+    """Return the late messages of a queue: a call has had them for longer than ``timeout_ms``, and the offset waits for them."""
     if queue.dropped:
         return ()
     late_calls = (
@@ -101,7 +101,7 @@ RETRY_S = 5.0
 
 
 class ConcurrentConsumeService:
-    """Calls ``listener`` on the threads of the workers. Without ``send_back`` (broadcasting), failed messages are dropped.
+    """Calls ``listener`` on the threads of ``workers``. Without ``send_back`` (broadcasting), failed messages are dropped.
 
     Late messages are those that a listener has had for longer than ``consumeTimeout``. ``late_returns`` runs one thread for each
     queue with late messages.
@@ -125,12 +125,12 @@ class ConcurrentConsumeService:
         self._timer = timer
         self._send_back = send_back
         self._tracebacks = Tracebacks()
-        self.replier: Replier | None = None  # how requests are answered
-        # Changed in single steps of the interpreter, without a lock: see ``_note_results``. A call stays until its messages are
-        # finished or wait for another one, so that they expire whatever happens on the way.
-        self._calls: dict[int, ConcurrentCall] = {}  # by identity
-        self._results: deque[ConcurrentCall] = deque()
-        self._result_lock = threading.Lock()
+        self.replier: Replier | None = None  # sends replies to requests
+        # The calls by identity. Changed without a lock, in single steps of the interpreter: see ``_record_results``. A call stays
+        # here until its messages are finished, or wait for another call, so that its messages become late if anything fails.
+        self._calls: dict[int, ConcurrentCall] = {}
+        self._results: deque[ConcurrentCall] = deque()  # ended calls whose results are not recorded yet
+        self._result_lock = threading.Lock()  # held by the thread that records results
         self._late_returns = late_returns
         # Each queue whose late messages are being sent back has a lock here. A call that fails at that time waits for the lock,
         # and then sends back only its other messages.
@@ -138,7 +138,7 @@ class ConcurrentConsumeService:
         self._closed = False
 
     def is_ready(self, queue: ProcessQueue) -> bool:
-        """A queue may be pulled at any time (``pulling.Consuming``)."""
+        """A queue may be pulled at any time (``pulling.ConsumeService``)."""
         return True
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class ConcurrentConsumeService:
     def submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
         """Queue messages for the listener, in batches of ``consumeMessageBatchMaxSize``; ``Rows`` as they are."""
         batches, call_count = queue.split_into_calls(messages, self._size)
-        # One object for all calls: those that wait for a thread are looked at by each run of the garbage collector.
+        # One object for all calls, because each run of the garbage collector visits the objects that wait for a thread.
         next_call = partial(self._start_call, queue, batches)
         if not isinstance(self._listener, DeferredListener):
             self._workers.submit(*repeat(partial(self._consume, next_call), call_count))
@@ -156,19 +156,21 @@ class ConcurrentConsumeService:
             self._workers.submit(*repeat(partial(self._consume, next_call, refusal), call_count))
 
     def _start_call(self, queue: ProcessQueue, batches: Iterator[Sequence[ReceivedMessage]]) -> ConcurrentCall | None:
-        """Start the time of the next call; None if the listener must not be called."""
+        """Create the next call, whose time starts now. Returns None if the listener must not be called."""
         messages = next(batches)
         call = ConcurrentCall(
             queue, messages, self._timer.now_ms(), self.context(queue.queue, messages), self._on_outcome
         )
-        self._calls[id(call)] = call  # first: who closes this, and then waits for calls, must see it
+        self._calls[id(call)] = (
+            call  # before the check: a thread that closes this, and then waits for calls, must see the call
+        )
         if queue.dropped or self._closed:
             self._calls.pop(id(call), None)
             return None
         return call
 
     def _consume(self, next_call: Callable[[], ConcurrentCall | None], refusal: Failure | None = None) -> None:
-        """Call the listener. If its event loop was closed, the messages were ``refused`` and are sent back here, on a worker."""
+        """Call the listener. With a ``refusal`` (its event loop was closed), send the messages back on this worker instead."""
         if (call := next_call()) is not None:
             self._on_outcome(call, refusal or attempt(self._listener, call.messages, call.context))
 
@@ -258,16 +260,16 @@ class ConcurrentConsumeService:
         return late, unsent
 
     def _on_outcome(self, call: ConcurrentCall, outcome: object) -> None:
-        if outcome is None and call.context.ack_index is None:  # nearly always; ``concurrent`` would say the same
+        if outcome is None and call.context.ack_index is None:  # a short cut for ``judge_concurrent``: nearly always
             self._finish(call, len(call.messages), call.messages)
             return
-        settled = attempt(self._handle_failure, call, outcome)
-        if isinstance(settled, Failure):
-            settled.log(logger, "messages of %s could not be returned to the broker", call.queue.queue)
+        result = attempt(self._handle_failure, call, outcome)
+        if isinstance(result, Failure):
+            result.log(logger, "messages of %s could not be returned to the broker", call.queue.queue)
             self._retry_later(call, call.messages)
 
     def _handle_failure(self, call: ConcurrentCall, outcome: object) -> None:
-        """Return messages that are not done to a broker."""
+        """Send the messages that did not succeed back to brokers, and record the result."""
         queue, messages = call.queue, call.messages
         call.is_settled = True
         verdict = judge_concurrent(outcome, call.context, len(messages))
@@ -290,10 +292,10 @@ class ConcurrentConsumeService:
         self._record_results()
 
     def _record_results(self) -> None:
-        """Record results: one thread at a time does it for all threads, and the others continue.
+        """Record the results of all threads. If another thread is recording results, that thread records this one, too.
 
-        Threads that waited for each other here would hand over the interpreter with each message, which costs three times
-        what a quick listener's message costs otherwise.
+        If threads waited for each other here, the interpreter would switch threads with each message. With a quick listener, a
+        message would then take three times as long.
         """
         while self._results and self._result_lock.acquire(blocking=False):
             try:
@@ -333,7 +335,7 @@ class ConcurrentConsumeService:
     def _send_failed_back(
         self, call: ConcurrentCall, failed: Sequence[ReceivedMessage], level: int
     ) -> list[ReceivedMessage]:
-        """Return messages of a call to brokers; returns those that failed."""
+        """Send messages of a call back. Returns the messages that no broker accepted."""
         if self._send_back is None:
             for message in failed:
                 logger.warning("message %s failed and is %s", message.msg_id, DROPPED_TEXT)
@@ -349,7 +351,7 @@ class ConcurrentConsumeService:
         )
 
     def _send_one_back(self, message: ReceivedMessage, level: int) -> bool:
-        """Whether a broker has taken the message back. Broadcasting: True, because failed messages are dropped."""
+        """Return whether a broker accepted the message back. Broadcasting: True, because failed messages are dropped."""
         if self._send_back is None:
             return True
         accepted = attempt(self._send_back, message, level)

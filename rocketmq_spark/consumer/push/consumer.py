@@ -21,13 +21,13 @@ from rocketmq_spark.model.membership import ConsumerStats
 from rocketmq_spark.model.message import PoppedMessage
 from rocketmq_spark.ports import GroupMember, PopMember
 
-_STOP_CHECK_S = 0.05  # how often a listener that waits to stop looks whether it is waited for
+_STOP_CHECK_S = 0.05  # how often a listener that calls ``stop`` checks whether another thread is stopping the consumer
 
 
 class BaseConsumer(Closing):
     """Consumes messages as a member of a group. The group shares the queues; in a broadcasting group each member has all of them.
 
-    With ``popped`` settings, a Proxy delivers the messages one by one, and members have no queues.
+    If ``settings.uses_pop``, a Proxy delivers the messages one by one, and members have no queues.
     Subscribe, then call ``run`` or ``start`` once. ``stop``, or the end of a ``with`` block, leaves the group.
     """
 
@@ -39,15 +39,15 @@ class BaseConsumer(Closing):
     ) -> None:
         self.settings = settings
         self.client_id = port.client_id
-        self._port: Any = port  # of the kind of the settings
+        self._port: Any = port  # a ``PopMember`` if ``settings.uses_pop``, otherwise a ``GroupMember``
         self._owner = Owner("consumer")
         self._tools = tools or ConsumerTools()
         clock = self._tools.timer(f"rocketmq-{settings.group}-clock")
         self._subscriptions = Subscriptions(settings.group, settings.uses_retry_topic, clock.wall_ms, clock.lease_ms)
         # For start and stop; reentrant, because a signal handler may interrupt either.
         self._lifecycle_lock = threading.RLock()
-        self._is_starting_or_stopping = False  # the thread that starts or stops
-        self._is_stopping = False  # it ends
+        self._is_starting_or_stopping = False  # whether a thread, which has the lock, starts or stops the consumer
+        self._is_stopping = False  # whether that thread stops it
         self._running: RunningConsumer | RunningPopConsumer | None = None
         self._stop_requested = Latch()
         self._closed = self._has_stopped = False
@@ -73,7 +73,7 @@ class BaseConsumer(Closing):
         try:
             self._send_subscriptions()
         except RocketMQError as e:
-            if not e.retriable:  # a Proxy would refuse whatever is subscribed to later because of it
+            if not e.retriable:  # the Proxy would reject all later changes because of this subscription
                 self._subscriptions.restore(topic, previous)
             raise
 
@@ -121,20 +121,20 @@ class BaseConsumer(Closing):
                 raise OptionError("the consumer has no subscription; expected subscribe() before start()")
             if self._running is not None:
                 raise OptionError("the consumer was started already; expected one listener for each consumer")
-            # Noted before it begins: what is interrupted can be ended.
+            # Assigned before it starts, so that an interrupted start can be stopped.
             running = self._running = self._new_running(listener)
             self._is_starting_or_stopping = True
             try:
                 running.start()
                 if isinstance(running, RunningConsumer) and not self._closed:
                     running.wait_for_first_rebalance()
-            except BaseException:  # Ctrl-C, too: the group must not have a member that does nothing
+            except BaseException:  # also Ctrl-C: the group must not have a member that consumes nothing
                 running.stop(Deadline.after(0))
                 self._running = None
                 raise
             finally:
                 self._is_starting_or_stopping = False
-            if self._closed:  # meanwhile, in a signal handler or by a thread that does not wait any more
+            if self._closed:  # a signal handler, or a thread whose timeout is over, called ``stop`` during the start
                 self.stop(0)
 
     def run(self, listener: Listener) -> None:
@@ -195,7 +195,7 @@ class BaseConsumer(Closing):
             self._lifecycle_lock.release()
 
     def _acquire_lifecycle_lock(self, deadline: Deadline) -> bool:
-        """False after the timeout, and in a listener if another thread stops the consumer and waits for that listener."""
+        """Return False after the timeout, or if this is a listener that another thread waits for while it stops the consumer."""
         running = self._running
         if running is None or not running.is_listener_thread:
             return self._lifecycle_lock.acquire(timeout=deadline.remaining())
@@ -235,5 +235,5 @@ class BaseConsumer(Closing):
 
 
 def _stop_timeout(timeout_s: float) -> float:
-    """The timeout of ``stop``, limited to the longest wait of threads, less the rounding error of adding it to a clock."""
+    """Return the timeout of ``stop``: at most the longest wait of ``threading``, less the rounding error of a deadline."""
     return max(0.0, min(seconds("timeout_s", timeout_s), threading.TIMEOUT_MAX - 1))

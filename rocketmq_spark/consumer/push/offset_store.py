@@ -9,8 +9,7 @@ the faster one.
 Each cluster has its own file, because brokers of two clusters may have the same names. Name servers identify a cluster: two lists
 with an address in common belong to one cluster.
 
-``consumer/push/running`` calls ``persist`` every ``persist_interval_s``, and ``ownership`` calls it when a queue is given
-up.
+``RunningConsumer`` calls ``persist`` every ``persist_interval_s``, and ``Ownership`` calls it when it releases a queue.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
 
-# The locks of this process, by its number and their files', and what guards them: a process may lock again what it has locked.
+# The files that this process has locked (see ``_file_identity``). Needed because a process can lock a file twice.
 _locked_files: set[tuple[int, int, int]] = set()
 _locked_files_guard = threading.Lock()
 
@@ -108,7 +107,7 @@ class LocalOffsets:
         return str(self._path)
 
     def lock(self) -> None:
-        """Lock the file until ``release``, or until the process ends. Raises ``OptionError`` if another consumer has a lock, and
+        """Lock the file until ``unlock``, or until the process ends. Raises ``OptionError`` if another consumer has a lock, and
         ``OffsetError`` if the file, its lock or a folder above belongs to another user.
         """
         if self._lock is not None:
@@ -116,15 +115,14 @@ class LocalOffsets:
         self.check_owner()
         path = self._lock_path
         with _locked_files_guard:
-            if (
-                _file_identity(path) in _locked_files
-            ):  # do not open the file: closing it would release the lock of this process
+            # Checked before the file is opened: closing it would release the lock of this process.
+            if _file_identity(path) in _locked_files:
                 raise self._already_locked()
             try:
                 folders.make(path.parent)
                 descriptor = folders.open_lock(path, os.O_RDWR | os.O_CREAT)
             except OSError as e:
-                logger.info("%s cannot be made: %s", path, e)
+                logger.info("%s cannot be created: %s", path, e)
                 return  # offsets cannot be stored there either: ``store`` raises
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,7 +184,7 @@ class LocalOffsets:
     def _other_files_of_cluster(self) -> list[LocalOffsets]:
         """Return the group's files for other lists of name servers that share an address with the list of this file.
 
-        Files of other users are not among them; ``elsewhere`` names them.
+        Files of other users are not among them; ``other_files`` returns those.
         """
         servers = set(self._path.parent.name.split(","))
         try:
@@ -295,7 +293,7 @@ class LocalOffsets:
 
 
 def _file_identity(file: Path | int) -> tuple[int, int, int]:
-    """Of a file as this process has it, whatever its name; zeros where there is none."""
+    """Return the process id, the device and the inode of a file; zeros if there is no file."""
     try:
         status = os.stat(file)
     except OSError:
@@ -304,7 +302,9 @@ def _file_identity(file: Path | int) -> tuple[int, int, int]:
 
 
 def _replace_file(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # two processes that store at once mix nothing
+    temporary = path.with_name(
+        f"{path.name}.{uuid.uuid4().hex}.tmp"
+    )  # unique, for processes that store at the same time
     try:
         descriptor = folders.open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with open(descriptor, "w", encoding="utf-8") as file:
@@ -312,14 +312,14 @@ def _replace_file(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        with contextlib.suppress(OSError):  # a file system that cannot
+        with contextlib.suppress(OSError):  # a file system without fsync for folders
             _fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _fsync_folder(folder: Path) -> None:
-    """What its files are called survives a power cut."""
+    """Write a folder to disk, so that the new names of its files survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -328,7 +328,7 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def _is_valid(path: Path) -> bool:
-    """Whether it may become the backup: a damaged file must not replace a good one."""
+    """Return whether a file can be read. A damaged file must not replace a good backup."""
     try:
         _from_json(path.read_text("utf-8"))
     except (OSError, ValueError):
@@ -358,31 +358,31 @@ def _from_json(text: str) -> dict[MessageQueue, int]:
 
 def _check_offset(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no offset; expected a whole number of at least 0")
+        raise ValueError(f"{value!r} is not an offset; expected a whole number of at least 0")
     return value
 
 
 class CommitFailureLog:
-    """Logs when a broker begins to fail to store a group's offsets, now and then while it fails, and when it succeeds again."""
+    """Logs when a broker does not store a group's offsets: at first, sometimes while that lasts, and when it works again."""
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._complaints = Complaints()  # of brokers
+        self._complaints = Complaints()  # by broker
 
     def log_changes(self, queues: Iterable[MessageQueue], errors: Mapping[MessageQueue, RocketMQError]) -> None:
-        """Offsets of the queues in ``stored`` were sent to their brokers, with these errors."""
-        # The first error of each broker.
+        """Log changes after a commit of these queues, which had these errors."""
+        # The first error of each broker: the last one that is assigned.
         first_errors = {queue.broker_name: error for queue, error in reversed([*errors.items()])}
         for broker, error in first_errors.items():
-            text = "group %s: offsets of queues of %s cannot be stored, they are sent again: %s"
+            text = "group %s: offsets cannot be stored on broker %s, they are sent again: %s"
             logger.log(self._complaints.level(broker, error), text, self._group, broker, error)
         for broker in sorted({queue.broker_name for queue in queues} - first_errors.keys()):
             if self._complaints.over(broker):
-                logger.warning("group %s: offsets of queues of %s are stored again", self._group, broker)
+                logger.warning("group %s: offsets are stored on broker %s again", self._group, broker)
 
 
 class OffsetStore(Protocol):
-    """Reads and stores the offsets of a member. Errors of reads are raised; errors of stores are logged, and repeated later."""
+    """Reads and stores the offsets of a member. Errors of reads are raised; failed stores are logged, and repeated later."""
 
     def open(self) -> None:
         """Lock the file. Raises ``OptionError`` if another member has locked it, and ``OffsetError`` if it is damaged."""
@@ -391,7 +391,7 @@ class OffsetStore(Protocol):
         """Unlock the file."""
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
-        """Return the stored offset; None only if there certainly is none."""
+        """Return the stored offset; None only if it is certain that there is none."""
 
     def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
         """Store the offsets that have changed: those of ``queues``, or all."""
@@ -400,7 +400,8 @@ class OffsetStore(Protocol):
 class BrokerOffsets:
     """``OffsetStore`` of a group that shares its queues.
 
-    The offset of a queue that is not ``ready`` is not stored: another member may have locked the queue, and stores the offset.
+    The offset of a queue for which ``is_ready`` is False is not stored: another member may have locked the queue, and stores
+    the offset.
     """
 
     def __init__(
@@ -415,22 +416,22 @@ class BrokerOffsets:
         self._state = state
         self._is_ready = is_ready
         self._failure_log = CommitFailureLog(group)
-        self._in_flight: set[MessageQueue] = set()  # those of which a commit is
+        self._in_flight: set[MessageQueue] = set()  # queues with a commit in flight
         self._commit_ended = threading.Condition(state.lock)
 
     def open(self) -> None:
-        """Brokers keep the offsets, for all members."""
+        """Do nothing: brokers keep the offsets."""
 
     def close(self) -> None:
-        """Nothing was taken."""
+        """Do nothing: nothing is open."""
 
     def read(self, queue: MessageQueue, deadline: Deadline) -> int | None:
         return self._port.committed(self._group, queue, deadline)
 
     def persist(self, deadline: Deadline, queues: Iterable[MessageQueue] | None = None) -> None:
-        """A queue has one commit under way at a time: an offset from before a reset must not come after that of the reset.
+        """Commit offsets. A queue has one commit in flight at a time, so that an old offset cannot arrive after that of a reset.
 
-        Queues that have one are waited for when the others are stored. Those that have it still at ``deadline`` stay untold.
+        Queues with a commit in flight are committed after the others. At ``deadline``, those that still have one are left out.
         """
         with self._state.lock:
             remaining = set(queues) if queues is not None else self._state.offsets.changed().keys() - self._in_flight
@@ -457,8 +458,8 @@ class BrokerOffsets:
     def _start_commit(
         self, queues: Collection[MessageQueue], deadline: Deadline, started: dict[MessageQueue, int]
     ) -> bool:
-        """What is to be committed now: of those ``queues`` that are free, or come free by ``deadline``. It is in ``begun``
-        before it is under way, for Ctrl-C.
+        """Wait until one of ``queues`` has an offset to commit and no commit in flight; returns False if none has, or at the
+        deadline. Adds such offsets to ``started`` before they count as in flight, so that the caller can undo that after Ctrl-C.
         """
         with self._state.lock:
             while True:
@@ -474,8 +475,8 @@ class BrokerOffsets:
 class FileOffsets:
     """``OffsetStore`` of a broadcasting member. Offsets of queues that the member does not have now stay in the file.
 
-    A queue without an offset in ``file`` takes its offset from the earlier file, in which earlier releases stored the offsets of
-    all clusters. The earlier file does not name clusters: the first member that starts the queue takes the offset, unless the
+    A queue without an offset in ``file`` adopts its offset from the earlier file, in which earlier releases stored the offsets of
+    all clusters. The earlier file does not name clusters: the first member that starts the queue adopts the offset, unless the
     offset is greater than the ``end`` of the queue. The member stores the offset in ``file`` before it removes the offset from
     the earlier file, so that a crash loses no offset.
     """
@@ -497,7 +498,7 @@ class FileOffsets:
         self._file.warn_if_shared()
         self._file.adopt_renamed_file()
         stored, legacy = self._file.load(), self._legacy_file.load()  # raises now, not when the first queue is started
-        # A process crashed between the two writes of ``_adopted``. If these offsets stay, another cluster uses them, too.
+        # A process crashed between the two writes of ``_adopt_offset``. If these offsets stay, another cluster adopts them, too.
         if adopted := {queue for queue, offset in legacy.items() if stored.get(queue) == offset}:
             self._remove_adopted(adopted)
         if other_files := self._file.other_files():
@@ -506,7 +507,7 @@ class FileOffsets:
                 "hosts or name servers: %s. If one of these files belongs to this consumer, stop the consumer and move the file "
                 "to the first path. A container needs a host name that stays the same after a restart"
             )
-            # Other users may have made very many.
+            # Other users may have created any number of files.
             more = f" and {len(other_files) - _MAX_SHOWN} more" if len(other_files) > _MAX_SHOWN else ""
             logger.warning(text, self._file, ", ".join(map(str, other_files[:_MAX_SHOWN])) + more)
 
@@ -545,7 +546,7 @@ class FileOffsets:
     def _remove_adopted(self, queues: Set[MessageQueue]) -> None:
         try:
             self._legacy_file.lock()
-        except OptionError:  # a member of an earlier release uses the file, and may have moved on
+        except OptionError:  # a member of an earlier release uses the file, and may have changed the offsets
             return
         try:
             self._replace_legacy_offsets(

@@ -1,8 +1,8 @@
-"""Passes messages to a listener, one batch at a time per queue: Java's ``ConsumeMessageOrderlyService``.
+"""Calls a listener with one batch of a queue at a time, in order: Java's ``ConsumeMessageOrderlyService``.
 
 If the group shares its queues, the broker's lock keeps other members from consuming a queue, also while it changes owners. In
-this process a queue has one call at a time: after a reset or a repaired offset, the new process queue waits for the listener
-of the old one. Failed messages are retried in place, and their queue waits for them.
+this process, a queue has one call at a time: after a reset or a corrected offset, the new process queue waits for the call that
+has messages of the old one. Failed messages are retried in place, and their queue waits for them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 LOCK_REQUEST_DELAY_S, RESUME_DELAY_S, LOCK_REFUSED_S = 0.1, 0.01, 3.0
 FAILED_ACTIONS = (OrderedAction.RETRY, OrderedAction.ROLLBACK)
-MAX_TASK_MS = 60_000  # then other queues have a thread before this one goes on
+MAX_TASK_MS = 60_000  # after this time, a task gives its thread to other queues before it continues
 
 
 class _Call(NamedTuple):
@@ -44,23 +44,25 @@ class _Call(NamedTuple):
 
 
 class _CallResult(NamedTuple):
-    """The result of a call. ``dead`` messages are dead letters now, ``left`` are the others.
-
-    ``refused``: ``left`` had their last attempt, but no broker accepted them as dead letters.
-    """
+    """The result of a call."""
 
     failed: bool
     verdict: OrderedVerdict
-    undelivered: Sequence[ReceivedMessage]
+    undelivered: Sequence[ReceivedMessage]  # the messages of the call that are not dead letters
     dead_letters: Sequence[ReceivedMessage] = ()
-    dlq_failed: bool = False
+    dlq_failed: bool = False  # ``undelivered`` had their last attempt, but no broker accepted them as dead letters
 
 
 class OrderedConsumeService:
-    """Calls ``listener`` on the workers' threads. ``relock`` asks for the locks of queues and gives those that were granted,
-    on the thread of ``locks``: a broker that hangs takes none from the listener. None: no other member can have a queue.
+    """Calls ``listener`` on the threads of ``workers``. The owner may set these attributes before the first message:
 
-    ``left`` is called when a queue that was dropped has no listener any more.
+    Attributes:
+        request_locks: Requests the locks of queues, and returns the queues whose lock was granted. None: no other member can
+            have the queues, so they need no locks.
+        lock_timer: Runs ``request_locks``, so that a broker that hangs does not block the threads of the listener.
+        connection: Returns the current connection to a broker (see ``ports.GroupMember``).
+        on_queue_free: Called when the listener has returned the messages of a dropped queue.
+        replier: Sends replies to requests.
     """
 
     def __init__(
@@ -80,34 +82,37 @@ class OrderedConsumeService:
         self._timer = timer
         self._send_back = send_back
         self._tracebacks = Tracebacks()
-        self.replier: Replier | None = None  # how requests are answered
+        self.replier: Replier | None = None
         self.request_locks: Callable[[Sequence[ProcessQueue]], Collection[MessageQueue]] | None = None
         self.lock_timer = timer
-        self.connection: Callable[[str], object] = lambda broker_name: None  # see ``ports.GroupMember``
+        self.connection: Callable[[str], object] = lambda broker_name: None
         self._waiting_for_lock: list[ProcessQueue] = []  # queues whose tasks wait for the broker's lock
-        self._lock_requests: set[ProcessQueue] = set()  # these, and others that need it
-        self._lock_refused: set[ProcessQueue] = set()  # those that did not get it a moment ago
+        self._lock_requests: set[ProcessQueue] = set()  # these queues, and others whose lock is requested next
+        self._lock_refused: set[ProcessQueue] = (
+            set()
+        )  # queues whose last request was refused less than ``LOCK_REFUSED_S`` ago
         self.on_queue_free: Callable[[], None] = lambda: None
-        self._scheduled: set[ProcessQueue] = set()  # queues with a task, waiting or under way
-        self._calls: dict[MessageQueue, _Call] = {}
-        self._successors: dict[
-            MessageQueue, ProcessQueue
-        ] = {}  # process queues that wait for the call of their predecessor
+        self._scheduled: set[ProcessQueue] = set()  # queues with a task that waits or runs
+        self._calls: dict[MessageQueue, _Call] = {}  # running calls of the listener
+        # New process queues that wait for the call of the old process queue of the same queue.
+        self._successors: dict[MessageQueue, ProcessQueue] = {}
         self._closed = False
 
     def is_ready(self, queue: ProcessQueue) -> bool:
-        """Whether this member has the broker's lock of the queue (``pulling.Consuming``)."""
+        """Whether this member has the broker's lock of the queue (``pulling.ConsumeService``)."""
         if self.request_locks is None:
             return True
         return queue.lock.is_held(self._timer.lease_ms(), self.connection(queue.queue.broker_name))
 
     def request_lock_soon(self, queue: ProcessQueue) -> None:
-        """Request the lock of a queue that is not ``ready``, also while the listener has messages of it."""
+        """Request the lock of a queue for which ``is_ready`` is False, also while the listener has messages of the queue."""
         with self._state.lock:
             if queue in self._lock_requests or queue in self._lock_refused:
                 return
             self._lock_requests.add(queue)
-        self.lock_timer.later(LOCK_REQUEST_DELAY_S, self._request_locks_now)  # not before: it may run at once
+        self.lock_timer.later(
+            LOCK_REQUEST_DELAY_S, self._request_locks_now
+        )  # without the lock, because it may run at once
 
     def submit(self, queue: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
         """Schedule the task of ``queue``, which consumes it until it is empty."""
@@ -118,7 +123,7 @@ class OrderedConsumeService:
         self._schedule(queue, 0)
 
     def close(self) -> None:
-        """Begin no more listener calls."""
+        """Start no more calls of the listener."""
         with self._state.lock:
             self._closed = True
 
@@ -160,7 +165,7 @@ class OrderedConsumeService:
                 with self._state.lock:
                     self._waiting_for_lock.append(queue)
                     self._lock_requests.add(queue)
-                # Not before: nothing else would have this task go on.
+                # After the queue is in the list: only this timer resumes the task.
                 self.lock_timer.later(LOCK_REQUEST_DELAY_S, self._request_locks_now)
                 return
             if self._timer.now_ms() - started_ms > MAX_TASK_MS:
@@ -194,7 +199,10 @@ class OrderedConsumeService:
             self._schedule(queue, RESUME_DELAY_S if queue.queue in granted else LOCK_REFUSED_S)
 
     def _start_call(self, queue: ProcessQueue) -> _Call | None:
-        """Begin a call with the next batch. None if nothing waits, which ends the task, or if the last call still runs."""
+        """Start a call with the next batch. Returns None if there is no batch, or if another call of the queue still runs.
+
+        In both cases the task ends. The end of the other call starts it again.
+        """
         with self._state.lock:
             if self._closed or queue.dropped:
                 self._scheduled.discard(queue)
@@ -219,7 +227,7 @@ class OrderedConsumeService:
         duration_ms = self._timer.now_ms() - started_ms
         result = attempt(self._result_of, call, outcome, context)
         if isinstance(result, Failure):
-            result.log(logger, "could not handle the result of messages of %s, they are retried", queue.queue)
+            result.log(logger, "could not handle the result of a call with messages of %s, retrying them", queue.queue)
             retry = OrderedVerdict(OrderedAction.RETRY, max(MIN_SUSPEND_MS, self._suspend_ms))
             result = _CallResult(True, retry, call.messages)
         with self._state.lock:
@@ -236,7 +244,7 @@ class OrderedConsumeService:
         if successor is not None:
             self._schedule(successor, 0)
         if stall_reason is not None:
-            text = "%s is stalled: its listener has to commit, but gets no more messages before it does: %s"
+            text = "%s is stalled: its listener gets no more messages until it commits: %s"
             logger.warning(text, queue.queue, stall_reason)
         if queue.dropped:
             self.on_queue_free()
@@ -249,7 +257,7 @@ class OrderedConsumeService:
         return pause_reason(queue, self._state.thresholds_of(queue.queue.topic))
 
     def _result_of(self, call: _Call, outcome: object, context: OrderedContext) -> _CallResult:
-        """Decide what a call's outcome means. Dead letters no longer block the queue, as in Java."""
+        """Return the result of a call. Messages that had their last attempt become dead letters, as in Java."""
         verdict = judge_ordered(outcome, context, self._suspend_ms)
         if verdict.problem:
             error = self._tracebacks.due(outcome)
@@ -258,7 +266,7 @@ class OrderedConsumeService:
         max_reconsume_times = self._settings.max_reconsume_times
         if verdict.action is not OrderedAction.RETRY or call.queue.dropped:
             return _CallResult(failed, verdict, messages)
-        if any(message.reconsume_times < max_reconsume_times for message in messages):  # not all have come often enough
+        if any(message.reconsume_times < max_reconsume_times for message in messages):  # not all had their last attempt
             return _CallResult(failed, verdict, messages)
         queue = call.queue
         undelivered = send_all_back(
@@ -271,9 +279,9 @@ class OrderedConsumeService:
         return _CallResult(failed, verdict, undelivered, dead_letters, dlq_failed=True)
 
     def _make_dead_letter(self, message: ReceivedMessage) -> bool:
-        """Whether the message is a dead letter now. A failure here must not send the other ones to the dead letters again.
+        """Make a message a dead letter; returns whether that succeeded. Broadcasting groups drop the message.
 
-        Broadcasting groups drop it.
+        Does not raise, because a retry of the call would make the other messages dead letters a second time.
         """
         if self._send_back is None:
             logger.warning("message %s failed and is %s", message.msg_id, DROPPED_TEXT)
@@ -285,7 +293,10 @@ class OrderedConsumeService:
         return accepted
 
     def _apply_locked(self, queue: ProcessQueue, result: _CallResult) -> float | None:
-        """Apply the verdict to the queue; needs the lock. Dead letters stay taken until the messages before them are finished."""
+        """Apply the verdict to the queue, and return the pause before the next call. The caller holds the lock.
+
+        Dead letters stay in the queue until the messages before them are finished.
+        """
         verdict = result.verdict
         queue.mark_dead_letters(result.dead_letters)
         if verdict.action is OrderedAction.COMMIT:

@@ -1,4 +1,4 @@
-"""Takes and releases queues as a rebalance decided, in an order that loses no messages.
+"""Starts and releases queues as a rebalance decided, in an order that loses no messages.
 
 Mirrors ``RebalanceImpl.updateProcessQueueTableInRebalance`` and ``RebalancePushImpl``. A released queue is dropped first, so
 that no listener gets more of its messages; then its offset is committed, its lock is released, and it is forgotten. While an
@@ -35,8 +35,10 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S = 3.0
 # A Proxy does not answer for a broker that is away, and listeners keep running until the request times out.
 NO_NOTICES_TIMEOUT_S = 1.0
-HANDOVER_MS = 60_000  # for how long a released queue, or one that could not be started, is expected to come back
-FORCED_UNLOCK_MS = 20_000  # a listener that hangs must not keep a revoked queue from other members for ever
+HANDOVER_MS = 60_000  # for this time, this member may start a queue again that it released or could not start
+FORCED_UNLOCK_MS = (
+    20_000  # after this time, other members get a revoked queue even if a listener still has its messages
+)
 # A queue that is found later than this after the subscription to its topic is new, or its broker did not answer before.
 START_PERIOD_MS = 5_000
 
@@ -44,9 +46,12 @@ StartPulls = Callable[[ProcessQueue, int], None]
 
 
 class Ownership:
-    """The queues of one member. ``begin`` starts the pulls of a queue. A queue of which ``orderly`` runs a call waits for it.
+    """The queues of one member. The owner may set these attributes before the first queue:
 
-    ``subscribed_ms`` returns when a topic was subscribed to, by the clock of leases.
+    Attributes:
+        subscribed_ms: Returns when a topic was subscribed to, by ``Timer.lease_ms``.
+        make_queue: Creates a process queue.
+        ordered_service: Calls the listener in order. A queue is released after the call that has its messages.
     """
 
     def __init__(
@@ -70,14 +75,16 @@ class Ownership:
         self.make_queue: Callable[[MessageQueue, int], ProcessQueue] = ProcessQueue
         self.ordered_service: OrderedConsumeService | None = None
         self._has_left = False
-        # Offsets that an operator set, or a repair, and no broker stored yet; of ``_moving``, which were given up for that, also
-        # those that one did: a pull that was under way brings an offset from before, which may be stored after it.
+        # Offsets of resets and corrections that no broker has stored yet. The offset of a queue in ``_resetting`` stays here even
+        # if a broker stored it: a pull that was in flight carries an older offset, which the broker may store afterwards.
         self._pending_resets: dict[MessageQueue, int] = {}
-        self._resetting: set[MessageQueue] = set()
-        # Queues between a release and the next begin, and until when: a reset that comes meanwhile counts for them, too.
+        self._resetting: set[MessageQueue] = (
+            set()
+        )  # queues that were released for a reset, until they are started again
+        # Queues between their release and their next start, and until when. A reset that comes then applies to them, too.
         self._handover_until_ms: dict[MessageQueue, int] = {}
-        self._reset_count = 0
-        self._complaints = Complaints()  # of the queues of a topic at a broker
+        self._reset_count = 0  # changes with each reset, so that longer actions notice one that came meanwhile
+        self._complaints = Complaints()  # by topic and broker
 
     def drop(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Release ``queues``; returns those that were released. A queue whose messages a listener has is released later."""
@@ -85,12 +92,12 @@ class Ownership:
             process_queues = [self._state.queues[queue] for queue in queues if queue in self._state.queues]
             for process_queue in process_queues:
                 process_queue.drop(self._lease_ms())
-        idle = [each.queue for each in process_queues if not self._in_use(each)]
+        idle = [process_queue.queue for process_queue in process_queues if not self._in_use(process_queue)]
         self._release(idle)
         return idle
 
     def add(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        """Start ``queues``; returns those that were started. The next run retries the others, such as locked ones."""
+        """Start ``queues``; returns those that were started. The next rebalance retries the others, such as locked ones."""
         with self._state.lock:
             to_start = [queue for queue in queues if queue not in self._state.queues]
             requested_ms = self._lease_ms()  # a lock counts from its request, because reading offsets may take long
@@ -99,7 +106,7 @@ class Ownership:
         if self._needs_locks and to_start:
             granted = request_locks(self._port, self._settings.group, to_start, TIMEOUT_S)
             to_start = [queue for queue in to_start if queue in granted]
-        # Brokers that do not answer: their other queues need not wait for that, too.
+        # Brokers that do not answer, so that only the first queue of each waits for an answer.
         unavailable_brokers: set[str] = set()
         started = [
             queue
@@ -109,18 +116,16 @@ class Ownership:
         ]
         with self._state.lock:
             uncommitted = self._state.offsets.changed().keys() & set(started)
-        if uncommitted:  # else who begins them after a crash would begin elsewhere, and lose what came meanwhile
+        if uncommitted:  # otherwise, after a crash, the next owner might start at a later offset and lose messages
             self._store.persist(Deadline.after(TIMEOUT_S), uncommitted)
         with self._state.lock:
             not_started = set(to_start) - self._state.queues.keys() - set(started)
-        if (
-            self._needs_locks and not_started
-        ):  # else whose turn it is next, here or elsewhere, would wait until the locks expire
+        if self._needs_locks and not_started:  # otherwise the next owner waits until the locks expire
             self._port.unlock(self._settings.group, not_started, Deadline.after(TIMEOUT_S))
         return started
 
     def drop_foreign_resets(self, topic: str, assigned: Collection[MessageQueue]) -> None:
-        """Note the assigned queues of the topic. Pending resets of its other queues are left to their owners."""
+        """Forget pending resets of queues of the topic that are not assigned to this member. Their owners apply the resets."""
         with self._state.lock:
             unassigned = self._resetting - set(assigned) - self._state.queues.keys()
             for queue in [queue for queue in unassigned if queue.topic == topic]:
@@ -140,11 +145,11 @@ class Ownership:
         for text, queues in (
             ("group %s: offsets are reset to %s", owned),
             (
-                "group %s: offsets of queues that are changing hands are reset to %s, for the member that begins them next",
+                "group %s: offsets of queues that are between two owners are reset to %s, for the next owner",
                 in_handover,
             ),
             (
-                "group %s: this member does not have these queues and did not reset them: %s",
+                "group %s: this member does not own these queues and did not reset them: %s",
                 offsets.keys() - owned - in_handover,
             ),
         ):
@@ -152,7 +157,7 @@ class Ownership:
                 logger.warning(text, self._settings.group, {str(queue): offsets[queue] for queue in sorted(queues)})
 
     def _replace_offsets(self, offsets: Mapping[MessageQueue, int]) -> tuple[set[MessageQueue], set[MessageQueue]]:
-        """Replace offsets of owned and just released queues; returns both sets."""
+        """Replace the offsets of owned queues, and of queues in handover; returns both sets."""
         now_ms = self._lease_ms()
         with self._state.lock:
             self._reset_count += 1
@@ -161,15 +166,15 @@ class Ownership:
             in_handover = {
                 queue for queue in offsets if queue not in owned and self._handover_until_ms.get(queue, 0) > now_ms
             }
-            for each in process_queues:
-                each.drop(now_ms)
-                each.clear()
+            for process_queue in process_queues:
+                process_queue.drop(now_ms)
+                process_queue.clear()
             for queue in (*owned, *in_handover):
                 self._state.offsets.force(queue, offsets[queue])
                 self._pending_resets[queue] = offsets[queue]
             self._resetting |= owned
-        in_use = [each.queue for each in process_queues if self._in_use(each)]
-        # The others are stored when they are given up, now. Those that are away may be on their way to another member.
+        in_use = [process_queue.queue for process_queue in process_queues if self._in_use(process_queue)]
+        # The release below commits the offsets of the other owned queues. Another member may start the queues in handover soon.
         self._store.persist(Deadline.after(TIMEOUT_S), [*in_use, *in_handover])
         self.drop(owned)
         with self._state.lock:
@@ -216,11 +221,10 @@ class Ownership:
         with self._state.lock:
             for queue in queues:
                 if (process_queue := self._state.queues.get(queue)) is not None:
-                    process_queue.released = (
-                        True  # an offset of a call that ends now might be stored after one of the next owner
-                    )
+                    # From now on, no call changes the offset: a broker might store it after an offset of the next owner.
+                    process_queue.released = True
         while True:
-            # Before: one that comes meanwhile, on another thread at the end, is stored, too.
+            # Read first: the loop repeats if another thread resets offsets meanwhile, so that they are committed, too.
             reset_count = self._reset_count
             self._store.persist(deadline, queues)
             if self._needs_locks:
@@ -236,7 +240,7 @@ class Ownership:
                 return
 
     def _forget_locked(self, queues: Iterable[MessageQueue]) -> None:
-        """Forget queues; needs the lock. An offset that was set, or finished since, is kept until a broker stores it."""
+        """Forget queues; the caller holds the lock. Keeps the offset of a reset, or a later one, until a broker has stored it."""
         never_committed = self._state.offsets.never_committed()
         for queue in queues:
             if queue in never_committed and queue in self._pending_resets:
@@ -247,7 +251,10 @@ class Ownership:
             self._state.offsets.forget(queue)
 
     def _expect_locked(self, queues: Iterable[MessageQueue], now_ms: int) -> None:
-        """Expect queues back; needs the lock. A set offset is kept only while rebalances try to start its queue again."""
+        """Begin the handover of queues that are started now; the caller holds the lock.
+
+        If the last handover of a queue is long over, another member may have had the queue, so its pending reset is dropped.
+        """
         for queue in queues:
             handover_expired = self._handover_until_ms.get(queue, 0) <= now_ms
             if (
@@ -255,7 +262,7 @@ class Ownership:
                 and (offset := self._pending_resets.pop(queue, None)) is not None
                 and queue not in self._resetting
             ):
-                text = "group %s: offset %d of %s was set, no broker stored it, and the queue was away for long: it is dropped"
+                text = "group %s: dropped the reset to offset %d of %s: no broker stored it, and another member may own the queue"
                 logger.warning(text, self._settings.group, offset, queue)
             self._handover_until_ms[queue] = now_ms + HANDOVER_MS
 
@@ -269,8 +276,8 @@ class Ownership:
             offset, stored = self._read_start_offset(queue)
         except RocketMQError as e:
             level = self._complaints.level((queue.topic, queue.broker_name), e)
-            logger.log(level, "queue %s is not started yet, its offset cannot be read: %s", queue, e)
-            if isinstance(e, CallTimeout | ConnectionLost):  # others may be of this queue alone
+            logger.log(level, "queue %s is not started yet, because its offset cannot be read: %s", queue, e)
+            if isinstance(e, CallTimeout | ConnectionLost):  # other errors may concern only this queue
                 unavailable_brokers.add(queue.broker_name)
             return False
         self._complaints.over((queue.topic, queue.broker_name))
@@ -278,10 +285,10 @@ class Ownership:
         if self._needs_locks:
             process_queue.lock.grant(locked_ms, connection)
         with self._state.lock:
-            # Or a run beside this one was first, or a reset came: what was read may be from before it.
+            # Another thread started the queue first, or a reset came, and the offset that was read may be older than the reset.
             if self._has_left or queue in self._state.queues or self._reset_count != reset_count:
                 return False
-            if queue in self._pending_resets:  # what is stored is from before it was set
+            if queue in self._pending_resets:  # the stored offset is older than the reset
                 offset, stored = self._pending_resets[queue], False
             self._handover_until_ms.pop(queue, None)
             self._resetting.discard(queue)
@@ -302,13 +309,13 @@ class Ownership:
         return start_offset(queue, self._consume_from(queue.topic), requests)
 
     def _consume_from(self, topic: str) -> ConsumeFrom:
-        """Return where a queue without an offset begins.
+        """Return where a queue without an offset starts.
 
         At the end, a broadcasting member would skip messages of a queue that was created while it runs. If the group shares
         its queues, the broker returns 0 for such a queue.
         """
         consume_from = self._settings.consume_from
-        # The wall clock may have been put right.
+        # By the clock of leases, because the wall clock may have been set.
         age_ms = self._lease_ms() - max(self._created_ms, self.subscribed_ms(topic))
         if self._settings.clustering or consume_from.where is not ConsumeFromWhere.LATEST or age_ms <= START_PERIOD_MS:
             return consume_from
@@ -330,9 +337,9 @@ class Ownership:
                     regained.append(process_queue)
         deadline = Deadline.after(TIMEOUT_S)
         return granted.keys() - {
-            held.queue
-            for held in regained
-            if not self._continue_with(held, requested_ms, granted[held.queue], deadline)
+            process_queue.queue
+            for process_queue in regained
+            if not self._continue_with(process_queue, requested_ms, granted[process_queue.queue], deadline)
         }
 
     def _continue_with(
@@ -345,7 +352,11 @@ class Ownership:
         try:
             committed = self._store.read(process_queue.queue, deadline)
         except RocketMQError as e:
-            logger.info("queue %s is locked again, but its offset cannot be read yet: %s", process_queue.queue, e)
+            logger.info(
+                "queue %s is locked again, but is not consumed yet, because its offset cannot be read: %s",
+                process_queue.queue,
+                e,
+            )
             return False
         with self._state.lock:
             finished_offset = self._state.offsets.get(process_queue.queue)
@@ -353,7 +364,7 @@ class Ownership:
                 process_queue.lock.grant(requested_ms, connection)
                 return True
             process_queue.drop(requested_ms)
-        text = "group %s: another member had %s and finished it up to offset %d: continuing there, not at %d"
+        text = "group %s: another member consumed %s up to offset %d meanwhile: continuing there, not at %d"
         logger.warning(text, self._settings.group, process_queue.queue, committed, finished_offset)
         if self.ordered_service is not None:
             self.ordered_service.on_queue_free()
@@ -363,9 +374,9 @@ class Ownership:
 def request_locks(
     port: GroupMember, group: str, queues: Sequence[MessageQueue], timeout_s: float
 ) -> dict[MessageQueue, object]:
-    """Request locks; returns those that were granted, with the connections for which they count.
+    """Request locks; returns the queues whose lock was granted, each with the connection for which the lock is valid.
 
-    That is the connection before the request: if the broker was away meanwhile, the lock may be from before that.
+    That is the connection before the request: if the broker restarted during the request, the new process may not have the lock.
     """
     connections = {name: port.connection(name) for name in {queue.broker_name for queue in queues}}
     granted = port.lock(group, queues, Deadline.after(timeout_s))

@@ -3,10 +3,10 @@
 One thread serves all queues and never waits for answers or listeners. A queue has one pull at a time, from when a rebalance
 adds the queue until it is dropped.
 
-Queues that are far behind their ends are read ahead (``ahead``) for a while: a pull returns 32 messages and involves three
-threads; reading ahead has many pulls in flight. A queue is either pulled or read ahead; only between ``take`` and the start of a
-read it is neither. The conditions that pause pulls (a full cache, a listener that blocks the offset) also end a read, and pulls
-continue.
+Queues that are far behind their ends are read ahead for a while (``consumer/ahead``): a pull returns 32 messages and involves
+three threads, and reading ahead has many pulls in flight. A queue is either pulled or read ahead; between ``try_read_ahead`` and
+the start of the read it is neither. The conditions that pause pulls (a full cache, a listener that blocks the offset) also end a
+read, and pulls continue.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullReques
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.wire.messages import portion
 
-MAX_FULL_S = 1.0  # pulls are fast enough for slower listeners
+MAX_FULL_S = 1.0  # if a cache is full for this time, the listener is slow, and pulls are fast enough
 RECHECK_S = 0.05  # the interval at which Java checks a full queue
 
 SubmitMessages = Callable[[ProcessQueue, Sequence[Any]], None]
-# What is put into a process queue, and the offset from which on messages are left because these are too large; of each part.
+# What is put into a process queue, and the offset of the first message that was left out, because those before it are too large
+# together; None if no message was left out.
 DecodedPart = tuple[Sequence[Any], int | None]
 DecodeParts = Callable[[Sequence[FetchedPart]], Iterable[DecodedPart]]
 # Resets offsets of queues on another thread; must not block.
@@ -49,17 +50,17 @@ ResetOffsetsSoon = Callable[[Mapping[MessageQueue, int]], None]
 
 
 def decode_messages(parts: Sequence[FetchedPart]) -> Iterator[DecodedPart]:
-    """``Unpack`` for a listener of messages."""
+    """``DecodeParts`` for a listener of messages."""
     for part in parts:
-        messages, first_left = portion(part.read())
-        yield messages, None if first_left is None else first_left.queue_offset
+        messages, first_left_out = portion(part.read())
+        yield messages, None if first_left_out is None else first_left_out.queue_offset
 
 
 class BacklogQueue:
-    """One queue (``ahead.ReadAheadQueue``). Its messages wait in its process queue, or are on their way there."""
+    """A queue that may be read ahead (``PrefetchableQueue``). Its messages are in the process queue, or not decoded yet."""
 
     def __init__(self, process_queue: ProcessQueue, token: int, max_span: int | None) -> None:
-        self.held = process_queue
+        self.process_queue = process_queue
         self.token = token
         self.in_flight = True
         self.pull_offset = 0
@@ -67,20 +68,20 @@ class BacklogQueue:
         self.cooldown_until = self.retry_at = 0.0
         self.broker_id = MASTER_ID
         self._max_span = max_span
-        self.undecoded_count = self.undecoded_bytes = 0
+        self.undecoded_count = self.undecoded_bytes = 0  # of accepted messages that are not in the process queue yet
 
     @property
     def cached_count(self) -> int:
-        return self.held.count + self.undecoded_count
+        return self.process_queue.count + self.undecoded_count
 
     @property
     def cached_bytes(self) -> int:
-        return self.held.bytes + self.undecoded_bytes
+        return self.process_queue.bytes + self.undecoded_bytes
 
     @property
     def paused(self) -> bool:
-        """Whether the queue was dropped, or an unfinished message holds its offset far back."""
-        return self.held.dropped or (self._max_span is not None and self.held.span > self._max_span)
+        """Whether the queue was dropped, or its first unfinished message is too far behind its last one."""
+        return self.process_queue.dropped or (self._max_span is not None and self.process_queue.span > self._max_span)
 
 
 class Backlogs:
@@ -98,19 +99,18 @@ class Backlogs:
         )
         self._min_backlog = MIN_BACKLOG_ANSWERS * limits.pull_batch_size
         self._prefetcher = Prefetcher(state.lock, state.changed, self, limits, backlog_reader, Clock())
-        self._tokens = 0
+        self._tokens = 0  # the token of the newest ``BacklogQueue``
         self._states: dict[MessageQueue, BacklogQueue] = {}
-        # Set by who makes pulls: the next one of a queue, from an offset on; have messages consumed; is all of a queue wanted;
-        # have queues go on at other offsets.
-        self.pull: Callable[[ProcessQueue, int], None] = lambda queue, offset: None
-        self.submit: SubmitMessages = lambda queue, messages: None
+        # Set by ``Pulling.use_backlogs``.
+        self.pull: Callable[[ProcessQueue, int], None] = lambda queue, offset: None  # pulls a queue from an offset on
+        self.submit: SubmitMessages = lambda queue, messages: None  # passes messages to the listener
         self.decode: DecodeParts = decode_messages
-        self.is_unfiltered: IsUnfiltered = lambda queue: False
+        self.is_unfiltered: IsUnfiltered = lambda queue: False  # whether a queue is read without a filter
         self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None
         state.resume_count = limits.half_count
 
     def try_read_ahead(self, queue: ProcessQueue, offset: int) -> bool:
-        """Whether ``queue`` is read ahead from ``offset`` on. If not, the caller pulls it."""
+        """Start to read ``queue`` ahead from ``offset`` on, if it is far behind. If this returns False, the caller pulls it."""
         with self._state.lock:
             end_offset = self._state.end_offsets.get(queue.queue)
             if end_offset is None or end_offset - offset < self._min_backlog:
@@ -123,7 +123,7 @@ class Backlogs:
     def close(self, wait_s: float) -> None:
         self._prefetcher.close(wait_s)
 
-    # --- ``ahead.Queues``, with the lock held
+    # --- ``ahead.PrefetchQueues``; the caller holds the lock
 
     @property
     def states(self) -> Mapping[MessageQueue, BacklogQueue]:
@@ -150,12 +150,11 @@ class Backlogs:
             if (backlog_queue := self._current(request)) is not None:
                 backlog_queue.in_flight = False
                 backlog_queue.cooldown_until = cooldown_until
-                backlog_queue.undecoded_count = backlog_queue.undecoded_bytes = (
-                    0  # also for messages that could not be decoded: pulls request them again
-                )
-        self._timer.later(0, self._resume_pulls)  # also where none is left: what came too late for a read is still free
+                # Messages that could not be decoded are counted no more: pulls request them again.
+                backlog_queue.undecoded_count = backlog_queue.undecoded_bytes = 0
+        self._timer.later(0, self._resume_pulls)  # also without queues here: others may have come too late for the read
 
-    # --- without it
+    # --- ``ahead.PrefetchQueues``; without the lock
 
     def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
         """Decode messages, on the thread that read them."""
@@ -163,7 +162,7 @@ class Backlogs:
             self._put_decoded(request, part, *decoded)
 
     def _put_decoded(
-        self, request: FetchRequest, part: FetchedPart, messages: Sequence[Any], first_left: int | None
+        self, request: FetchRequest, part: FetchedPart, messages: Sequence[Any], first_left_out: int | None
     ) -> None:
         with self._state.lock:
             backlog_queue = self._current(request)
@@ -171,34 +170,36 @@ class Backlogs:
                 return
             backlog_queue.undecoded_count -= part.offset_count
             backlog_queue.undecoded_bytes -= len(part.stored)
-            # No sooner: what is not decoded is to be had again.
-            backlog_queue.pull_offset = part.next_offset if first_left is None else first_left
+            # Not before the messages are decoded: if decoding fails, pulls request them again.
+            backlog_queue.pull_offset = part.next_offset if first_left_out is None else first_left_out
             now_ms = self._timer.now_ms()
-            backlog_queue.held.last_pull_ms = now_ms
-            backlog_queue.held.put(messages)
+            backlog_queue.process_queue.last_pull_ms = now_ms
+            backlog_queue.process_queue.put(messages)
             self._state.figures.record_pull(
-                request.queue.topic, backlog_queue.held.message_count(messages), None, now_ms
+                request.queue.topic, backlog_queue.process_queue.message_count(messages), None, now_ms
             )
-        self.submit(backlog_queue.held, messages)
-        if first_left is not None:
+        self.submit(backlog_queue.process_queue, messages)
+        if first_left_out is not None:
             raise DecodeError(
-                f"what was read ahead of {request.queue} becomes large: it is pulled from offset {first_left} on"
+                f"messages read ahead of {request.queue} are too large together; pulling from offset {first_left_out} on"
             )
 
     def _resume_pulls(self) -> None:
         """Continue to pull the queues that are not read ahead."""
         with self._state.lock:
             released = [backlog_queue for backlog_queue in self._states.values() if not backlog_queue.in_flight]
-            for place in released:
-                place.in_flight = True
-        for place in released:
-            self.pull(place.held, place.pull_offset)
+            for backlog_queue in released:
+                backlog_queue.in_flight = True
+        for backlog_queue in released:
+            self.pull(backlog_queue.process_queue, backlog_queue.pull_offset)
 
     def _backlog_queue(self, queue: ProcessQueue) -> BacklogQueue:
         backlog_queue = self._states.get(queue.queue)
-        if backlog_queue is None or backlog_queue.held is not queue:
+        if backlog_queue is None or backlog_queue.process_queue is not queue:
             self._tokens += 1
-            self._states = {queue_key: other for queue_key, other in self._states.items() if not other.held.dropped}
+            self._states = {
+                queue_key: other for queue_key, other in self._states.items() if not other.process_queue.dropped
+            }
             backlog_queue = self._states[queue.queue] = BacklogQueue(queue, self._tokens, self._max_span)
         return backlog_queue
 
@@ -206,7 +207,9 @@ class Backlogs:
         backlog_queue = self._states.get(request.queue)
         return (
             backlog_queue
-            if backlog_queue is not None and backlog_queue.token == request.token and not backlog_queue.held.dropped
+            if backlog_queue is not None
+            and backlog_queue.token == request.token
+            and not backlog_queue.process_queue.dropped
             else None
         )
 
@@ -218,17 +221,19 @@ _UNKNOWN_MEMBER_CODES = (Response.SUBSCRIPTION_NOT_EXIST, Response.SUBSCRIPTION_
 
 
 class ConsumeService(Protocol):
-    """What passes messages to the listener: ``Concurrent`` or ``Orderly``."""
+    """Passes messages to the listener: ``ConcurrentConsumeService`` or ``OrderedConsumeService``."""
 
     def is_ready(self, queue: ProcessQueue) -> bool:
-        """Whether the queue may be pulled. An orderly consumer needs its lock."""
+        """Whether the queue may be pulled. An ordered consumer needs its lock."""
 
     def submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
-        """Consume what was put into ``queue``. Must not block."""
+        """Consume messages that were put into ``queue``. Must not block."""
 
 
 class Pulling:
-    """``subscribed`` returns the current filter of a topic; ``repair`` replaces an illegal offset and releases the queue."""
+    """Pulls the queues of one member. ``topic_filter`` returns the current filter of a topic. ``correct_offset`` replaces an
+    offset that does not exist, and releases the queue.
+    """
 
     def __init__(
         self,
@@ -245,20 +250,20 @@ class Pulling:
         self._timer = timer
         self._topic_filter = topic_filter
         self._correct_offset = correct_offset
-        self._replicas: dict[MessageQueue, int] = {}
-        self._logged_failures: set[tuple[str, int | None]] = set()  # brokers, and what they last refused us for
+        self._replicas: dict[MessageQueue, int] = {}  # the broker id from which a queue is pulled next
+        self._logged_failures: set[tuple[str, int | None]] = set()  # brokers, and the response codes that were logged
         self._backlogs: Backlogs | None = None
-        self.decode: DecodeParts | None = None  # None: answers are messages already
+        self.decode: DecodeParts | None = None  # None: answers are decoded already
         self.consume_service: ConsumeService | None = None
-        self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None  # for resets
-        # A queue is not pulled because it is not ready.
+        self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None  # called if an answer reports a reset
+        # Called if a queue is not pulled because ``ConsumeService.is_ready`` is False.
         self.on_not_ready: Callable[[ProcessQueue], None] = lambda queue: None
-        self.on_unknown_member: Callable[[], None] = lambda: None  # a broker does not know this member
-        self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # its connection broke
-        self._disconnected_brokers: set[str] = set()  # brokers that did not answer since
+        self.on_unknown_member: Callable[[], None] = lambda: None  # called if a broker does not know this member
+        self.on_connection_lost: Callable[[str], None] = lambda broker_name: None  # called once per lost connection
+        self._disconnected_brokers: set[str] = set()  # brokers that have not answered since their connection was lost
 
     def use_backlogs(self, backlogs: Backlogs) -> None:
-        """Use ``backlog`` for queues that are far behind."""
+        """Read queues that are far behind with ``backlogs``."""
         backlogs.pull, backlogs.submit, backlogs.reset_offsets_soon = self._pull, self._submit, self.reset_offsets_soon
         backlogs.decode = self.decode or decode_messages
         backlogs.is_unfiltered = lambda queue: (
@@ -271,7 +276,7 @@ class Pulling:
         self._timer.later(delay_s, partial(self._pull, queue, offset))
 
     def close(self, wait_s: float) -> None:
-        """Stop pulling, and ignore later answers. Waits until the deadline for reads of ``backlog``."""
+        """Stop pulling, and ignore later answers. Waits up to ``wait_s`` seconds for reads."""
         self._timer.close(wait_s)
         if self._backlogs is not None:
             self._backlogs.close(wait_s)
@@ -296,9 +301,8 @@ class Pulling:
 
     def _pause_s(self, queue: ProcessQueue) -> float:
         """Return the pause in seconds before the next pull of the queue; 0 for none."""
-        if self.consume_service is None or not self.consume_service.is_ready(
-            queue
-        ):  # first: a full queue may be long without pulls
+        # Checked first: a full queue may not be pulled for long, and its lock must be renewed nevertheless.
+        if self.consume_service is None or not self.consume_service.is_ready(queue):
             self.on_not_ready(queue)
             return self._settings.pull_delay_on_error_s
         with self._state.lock:
@@ -337,7 +341,9 @@ class Pulling:
             return
         if isinstance(answer, PullAnswer) and self.decode is not None and not queue.dropped:
             decoded = attempt(_decoded_answer, queue.queue, offset, request_filter, answer, self.decode)
-            if isinstance(decoded, Failure):  # without memory for instance: it is pulled again
+            if isinstance(
+                decoded, Failure
+            ):  # for instance for lack of memory; the next pull requests the messages again
                 decoded.log(logger, "an answer to a pull of %s at %d could not be decoded", queue.queue, offset)
                 answer = DecodeError(f"the answer could not be decoded: {decoded}", queue=str(queue.queue))
             else:
@@ -350,7 +356,7 @@ class Pulling:
         if queue.dropped:
             return
         if isinstance(answer, RocketMQError):
-            # A slave that it was sent to may be gone: the master says where to ask.
+            # The slave that was asked may be gone. The master answers which broker to ask.
             self._replicas.pop(queue.queue, None)
             self._log_failure(queue.queue, offset, answer)
             if answer.broker_code in _UNKNOWN_MEMBER_CODES:
@@ -366,7 +372,7 @@ class Pulling:
             self._disconnected_brokers.discard(queue.queue.broker_name)
             topic_filter = self._topic_filter(queue.queue.topic)
             if topic_filter is None or topic_filter.filter_version_ms != request_filter.filter_version_ms:
-                self._pull(queue, offset)  # the answer may have passed over what is wanted now
+                self._pull(queue, offset)  # the answer may have skipped messages that match the new filter
                 return
         decision = decide_next_pull(
             offset, answer, self._settings.pull_interval_s, self._settings.pull_delay_on_error_s
@@ -416,16 +422,16 @@ class Pulling:
 def _decoded_answer(
     queue: MessageQueue, offset: int, topic_filter: TopicFilter, answer: PullAnswer, decode: DecodeParts
 ) -> PullAnswer:
-    """An answer that came as it is stored, with what is put into the process queue."""
+    """Return an answer whose stored messages are decoded for the process queue."""
     if answer.status is not PullStatus.FOUND:
         return answer
     ends = ((answer.next_offset, len(answer.stored)),)
     part = FetchedPart(queue, offset, ends, answer.stored, lambda *_: answer.read(), topic_filter.filter)
-    ((messages, first_left),) = decode([part])
+    ((messages, first_left_out),) = decode([part])
     return replace(
         answer,
         messages=messages,
-        next_offset=answer.next_offset if first_left is None else first_left,
+        next_offset=answer.next_offset if first_left_out is None else first_left_out,
         stored=b"",
         read=tuple,
     )

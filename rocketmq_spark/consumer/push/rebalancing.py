@@ -1,10 +1,10 @@
 """Rebalances, and answers to requests of brokers.
 
-``Rebalancing`` asks brokers, decides with ``consumer/rebalance``, and applies the decision. Mirrors ``RebalanceService``. It has
-its own thread, so that a broker that hangs delays neither pulls, listeners nor commits.
+``Rebalancing`` requests queues and members from brokers, decides with ``consumer/rebalance``, and applies the decision. Mirrors
+``RebalanceService``. It has its own thread, so that a broker that hangs delays neither pulls, listeners nor commits.
 
-``Answers`` answers requests of brokers, such as those of ``mqadmin consumerStatus`` and ``resetOffsetByTime``. Mirrors
-``ClientRemotingProcessor``. Runs on the group's own thread, so it may block.
+``BrokerRequestHandler`` answers requests of brokers, such as those of ``mqadmin consumerStatus`` and ``resetOffsetByTime``.
+Mirrors ``ClientRemotingProcessor``. It runs on the group's own thread, so it may block.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 
 class Rebalancing:
-    """Runs rebalances on ``timer``, which only ``Introductions`` uses besides."""
+    """Runs rebalances on ``timer``. Only ``Reregistration`` uses this timer, too."""
 
     def __init__(
         self,
@@ -88,20 +88,22 @@ class Rebalancing:
         self._ownership = ownership
         self._timer = timer
         self._environment_queues = Own(settings.environment)
-        self.balanced_topics: set[str] = set()  # topics of which this member has had all of its share
+        self.balanced_topics: set[str] = set()  # topics of which this member has had all its assigned queues
         self._lock = threading.Lock()
-        self._due_ms = math.inf
-        self._last_ms = -math.inf
+        self._due_ms = math.inf  # when the next run is due
+        self._last_ms = -math.inf  # when the last run started
         self._is_started = self._is_stopped = self._is_closed = False
-        self._resets: deque[Callable[[], None]] = deque()
-        # A broker that was restarted, or is new to us, has not heard of this member: the next heartbeat need not be waited
-        # for, up to 30 s in which it gives the others a list without it. The broker notifies all of them then.
+        self._resets: deque[Callable[[], None]] = deque()  # pending resets
+        # Whether a broker does not know this member, because the broker restarted or is new. Then a heartbeat is sent at once.
+        # The next regular one may come 30 s later, and until then the other members would get a list without this member.
         self._is_unlisted = False
-        self._failure_counts: Counter[tuple[str, str]] = Counter()  # how often in a row
-        self._complaints = Complaints()  # of failed requests about a topic, and of the allocation strategy
+        self._failure_counts: Counter[tuple[str, str]] = (
+            Counter()
+        )  # failures in a row, by topic and subject of the request
+        self._complaints = Complaints()  # by topic and subject of the request
 
     def schedule(self, delay_s: float = 0.0) -> None:
-        """Rebalance in ``in_s`` seconds, unless a run is due earlier; at most once per second."""
+        """Rebalance in ``delay_s`` seconds, unless a run is due earlier; at most once per second."""
         with self._lock:
             if self._is_stopped or not self._is_started:
                 return
@@ -110,11 +112,12 @@ class Rebalancing:
             if due_ms >= self._due_ms:
                 return
             self._timer.later((due_ms - now_ms) / 1000, partial(self._run_if_due, due_ms))
-            self._due_ms = due_ms  # not before: without a thread nothing is due, and the next one tries again
+            self._due_ms = due_ms  # only now: if the timer cannot start its thread, the next call tries again
 
     def start(self) -> None:
-        """Brokers know this member now: rebalance. What they reported before that would bring a run that is too early, and
-        this one would come a second behind it.
+        """Rebalance now, after the brokers know this member.
+
+        Calls of ``schedule`` before this are ignored. They would start a run too early, and delay this one by a second.
         """
         self._is_started = True
         self.schedule()
@@ -124,19 +127,19 @@ class Rebalancing:
         self._timer.drain(wait_s)
 
     def stop(self) -> None:
-        """Begin no more runs."""
+        """Start no more runs."""
         with self._lock:
             self._is_stopped = True
 
     def close(self, wait_s: float) -> None:
-        """Begin no more runs, and wait for a running one until the deadline. It adds no queue after ``Ownership.leave``."""
+        """Start no more runs, and wait up to ``wait_s`` for a running one. It adds no queue after ``Ownership.leave``."""
         self.stop()
         self._timer.close(wait_s)
         self._is_closed = True
         self.apply_resets()
 
     def correct_offset_soon(self, queue: ProcessQueue, offset: int) -> None:
-        """Repair an illegal offset on the rebalance thread, because ``Pulling`` must not wait."""
+        """Correct an offset that does not exist, on the rebalance thread, because ``Pulling`` must not wait."""
         self._run_soon(partial(self._ownership.correct_offset, queue, offset))
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
@@ -146,12 +149,12 @@ class Rebalancing:
             self.apply_resets()
 
     def reset_soon(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """As ``reset``, without waiting for brokers. ``RunningConsumer.end`` calls ``settle`` later."""
+        """Reset to ``offsets`` without waiting for brokers. ``RunningConsumer.stop`` applies resets that are still pending."""
         self._resets.append(partial(self._ownership.reset, dict(offsets)))
         self._run_soon(self.apply_resets)
 
     def run(self) -> bool:
-        """Rebalance all topics; returns whether this member now has its share of each."""
+        """Rebalance all topics; returns whether this member now has its assigned queues of each."""
         topics = self._subscriptions.filters()
         self._ownership.drop(rebalance.unsubscribed_queues(self._owned(), topics.keys()))
         balanced, changed, self._is_unlisted = True, False, False
@@ -179,7 +182,7 @@ class Rebalancing:
             self.schedule(rebalance.wait_s(balanced, self._settings.rebalance_interval_s, self._port.has_notices))
 
     def apply_resets(self) -> None:
-        """Complete pending resets; waits for brokers."""
+        """Apply pending resets; waits for brokers."""
         with contextlib.suppress(IndexError):
             while True:
                 result = attempt(self._resets.popleft())
@@ -201,11 +204,14 @@ class Rebalancing:
         if allocation.problem is not None:
             level = self._complaints.level((topic, "strategy"), allocation.problem)
             logger.log(
-                level, "the assignment of topic %s stays unchanged, the strategy failed: %s", topic, allocation.problem
+                level,
+                "the assignment of topic %s stays unchanged, because the allocation strategy failed: %s",
+                topic,
+                allocation.problem,
             )
         change = rebalance.queue_change(self._owned(), topic, allocation, self._timer.now_ms())
         dropped = self._ownership.drop(change.drop)
-        self.apply_resets()  # a reset may have come meanwhile, and the next member of a queue asks soon where it begins
+        self.apply_resets()  # a reset may have come during the release, and the next owner reads the offset soon
         if allocation.queues is not None:
             self._ownership.drop_foreign_resets(topic, allocation.queues)
         added = self._ownership.add(change.add)
@@ -249,7 +255,7 @@ class Rebalancing:
             is_lasting = self._failure_counts[topic, subject] > 1 or isinstance(e, AccessDenied | NotSupported)
             warns = is_lasting and not topic.startswith(RETRY_PREFIX)
             level = self._complaints.level((topic, subject), e) if warns else logging.INFO
-            text = "group %s: %s of %s are unknown, its assignment stays unchanged: %s"
+            text = "group %s: cannot read the %s of topic %s, its assignment stays unchanged: %s"
             logger.log(level, text, self._settings.group, subject, topic, e)
             return None
         self._failure_counts.pop((topic, subject), None)
@@ -280,7 +286,7 @@ class Rebalancing:
 
 
 class BrokerRequestHandler:
-    """Answers the requests to one member."""
+    """Answers requests of brokers to one member."""
 
     def __init__(
         self,
@@ -307,7 +313,6 @@ class BrokerRequestHandler:
                 logger.info("the broker at %s reports that the members of the group changed", address)
                 self._rebalancing.schedule()
             case ResetOffsets(topic, offsets):
-                # What is done says who does it.
                 logger.info("the broker at %s requests an offset reset of %s", address, topic)
                 self._rebalancing.reset(offsets)
             case OffsetsAsked(topic):
@@ -375,8 +380,8 @@ class BrokerRequestHandler:
     def _check_direct_message(self, message: ReceivedMessage) -> None:
         """Raise ``MessageRefused`` if the listener must not get a message that a broker passes to it directly.
 
-        The group must be subscribed to the topic that stores the message, and to the first topic of a retry. The second topic is
-        only a claim of the message.
+        The group must be subscribed to the topic of the queue, and to the topic that the message names. The two differ for a
+        retry, and anyone who sends a message can write the second one.
         """
         if not self._settings.answer_direct_messages:
             raise MessageRefused("option 'answerDirectMessages' of this member is false", topic=message.topic)
@@ -407,9 +412,9 @@ def _direct_outcome(outcome: object) -> DirectOutcome:
 
 
 def stacks_of_threads() -> str:
-    """Return the stacks of the threads of this process, as text: of up to 100 of them the 100 most recent calls, newest first.
+    """Return the stacks of up to 100 threads of this process as text, with up to 100 calls each, the newest call first.
 
-    They are written without Python objects: ``sys._current_frames`` may stop Python 3.11 for ever (python/cpython#106883).
+    ``faulthandler`` creates no Python objects. ``sys._current_frames`` may block Python 3.11 for ever (python/cpython#106883).
     """
     try:
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:

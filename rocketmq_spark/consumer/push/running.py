@@ -3,7 +3,7 @@
 Four threads besides those of the listener: pulls (which never wait), rebalances, commits with other upkeep, and locks. Each queue
 whose late messages are sent back has one more. A broker that hangs delays only its own requests.
 
-The upkeep commits, compares subscriptions and consume modes (``consumer/troubles``), and asks for the ends of queues that are
+The upkeep commits, compares subscriptions and consume modes (``consumer/troubles``), and reads the end offsets of queues that are
 not pulled.
 """
 
@@ -54,13 +54,10 @@ FIRST_LOCK_S, LOCK_S = 1.0, 20.0
 # A broker that restarts forgets its locks. The connection to a Proxy stays open, so only the next lock request shows the loss.
 NO_NOTICES_LOCK_S = 3.0
 STATS_S = 60.0
-# A queue that is pulled is heard of sooner, also where nothing comes: pulls wait 15 s.
-END_OFFSETS_S, MAX_END_OFFSET_AGE_MS = (
-    20.0,
-    30_000,
-)
-CLOSE_TIMEOUT_S = 1.0  # what is asked for nothing any more is not waited for longer: the last words need the time
-# What broadcasting members of a host are called in their folder, which must be the same after a restart; Java's default.
+# Each answer to a pull has the end offset of its queue, and pulls are answered within 15 s. Other queues are asked for theirs.
+END_OFFSETS_S, MAX_END_OFFSET_AGE_MS = 20.0, 30_000
+CLOSE_TIMEOUT_S = 1.0  # how long a stop waits for pulls and timers; the rest of its time is for the last commit
+# The instance name in the folder of a broadcasting member: Java's default. The folder must be the same after a restart.
 INSTANCE_NAME = "DEFAULT"
 
 _numbers = itertools.count()
@@ -68,17 +65,15 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class ConsumerTools:
-    """What a consumer is built with: timers, threads of listeners and of single queues, and optionally reading ahead, replies
-    to requests, traces, and how answers become rows for a listener of record batches.
-    """
+    """The tools with which a consumer is built. Sessions and tests pass different ones."""
 
-    timer: Callable[[str], Timer] = Timer
-    workers: Callable[[str, int], ListenerPool] = ListenerPool
-    per_queue_threads: Callable[[], Aside] = Aside
-    backlog_reader: BacklogReader | None = None
-    replier: Replier | None = None
-    traces: Callable[[], ListenerTraces | None] = lambda: None
-    rows_decoder: RowsDecoder | None = None
+    timer: Callable[[str], Timer] = Timer  # creates a timer with this name
+    workers: Callable[[str, int], ListenerPool] = ListenerPool  # creates the threads of the listener
+    per_queue_threads: Callable[[], Aside] = Aside  # creates the threads that send late messages of single queues back
+    backlog_reader: BacklogReader | None = None  # None: no queue is read ahead
+    replier: Replier | None = None  # sends replies to requests (request-reply)
+    traces: Callable[[], ListenerTraces | None] = lambda: None  # creates the traces of listener calls
+    rows_decoder: RowsDecoder | None = None  # decodes answers to rows, for a listener of record batches
 
 
 class RunningConsumer:
@@ -166,14 +161,14 @@ class RunningConsumer:
             self._ownership.renew_locks()
 
     def wait_for_first_rebalance(self) -> None:
-        """Wait until the first queues have begun: what is sent from then on lies behind their start."""
+        """Wait for the first rebalance: messages sent after it are behind the start offsets of the assigned queues."""
         self.rebalancing.wait_for_first_run(TIMEOUT_S)
 
     def stop(self, deadline: Deadline) -> list[ReceivedMessage]:
         """Leave the group; returns messages that listeners have at ``deadline``. Requests to brokers may take ``TIMEOUT_S`` more.
 
-        No pull or listener call begins after this. A broker that hangs takes no time from listeners. If Ctrl-C ends the wait,
-        the group is left nevertheless; another call completes the steps that Ctrl-C interrupted.
+        No pull or listener call starts after this. A broker that hangs does not shorten the time for listeners. If Ctrl-C ends
+        the wait, the consumer leaves the group all the same; another call completes the steps that Ctrl-C interrupted.
         """
         try:
             self._request_handler.closed = True
@@ -195,11 +190,11 @@ class RunningConsumer:
             for close in (self.rebalancing.close, self._upkeep_timer.close, self._lock_timer.close):
                 close(close_deadline.remaining())
             self._ownership.leave(deadline)
-            self.rebalancing.apply_resets()  # a pull may have received a reset meanwhile
+            self.rebalancing.apply_resets()  # an answer to a pull may have reported a reset since ``rebalancing.close``
         finally:
             if self._leave_group is not None:
                 self._leave_group(deadline)
-                self._leave_group = None  # not before: an interrupted one is repeated
+                self._leave_group = None  # only now, so that a second call repeats an interrupted one
             self._store.close()
             if self._traces is not None:
                 self._traces.close(deadline.remaining())
@@ -211,13 +206,13 @@ class RunningConsumer:
 
     @property
     def is_listener_thread(self) -> bool:
-        """Whether the calling thread runs a listener; ``end`` waits for these."""
+        """Whether the calling thread runs a listener; ``stop`` waits for these threads."""
         return self._workers.is_worker_thread
 
     def stats(self) -> ConsumerStats:
         stats = self.state.stats()
         topics = {topic for topic in self._subscriptions.filters() if not topic.startswith(RETRY_PREFIX)}
-        # Some queues are not known yet.
+        # The lag is unknown while queues of a topic are not assigned yet.
         return stats if topics <= self.rebalancing.balanced_topics else replace(stats, lag=None)
 
     def figures(self) -> dict[str, TopicFigures]:
@@ -255,7 +250,7 @@ class RunningConsumer:
         path = offsets_path(
             expanded(settings.offsets_folder, "localOffsetsDir"), client_folder, group, settings.name_servers
         )
-        if settings.offsets_folder_given:  # other options are parts of the path, and links may have changed
+        if settings.offsets_folder_given:  # checked again: the path contains other options, and links may have changed
             confined(path, "localOffsetsDir")
         return FileOffsets(
             LocalOffsets(path), self.state, lambda queue, deadline: self._port.bounds(queue, deadline).max_offset
@@ -265,7 +260,7 @@ class RunningConsumer:
         topic_filters = self._subscriptions.topic_filters()
         return Membership(
             {topic: topic_filter.filter for topic, topic_filter in topic_filters.items()},
-            {topic: one.version_ms for topic, one in topic_filters.items()},
+            {topic: topic_filter.version_ms for topic, topic_filter in topic_filters.items()},
             message_model="CLUSTERING" if self._settings.clustering else "BROADCASTING",
             consume_from_where=self._settings.consume_from.where.value,
         )
@@ -286,7 +281,7 @@ class RunningConsumer:
                 logger.log(level, "topic %s has no route yet: %s", topic, e)
 
     def _commit(self) -> None:
-        self._workers.start_missing()  # where the system had no threads to give, work waits for them
+        self._workers.start_missing()  # if the system could not start a thread before, work may be waiting for it
         self._store.persist(Deadline.after(TIMEOUT_S))
 
     def _check_subscriptions(self) -> None:
@@ -296,9 +291,11 @@ class RunningConsumer:
         self._consume_modes.check(Deadline.after(TIMEOUT_S))
 
     def _read_end_offsets(self) -> None:
-        """Ask for the ends of queues that are not pulled, such as full ones: the lag would be that of their last pull."""
+        """Read the end offsets of queues that are not pulled, such as full ones. Their last pull knows only an earlier end."""
         now_ms, deadline = self._pull_timer.now_ms(), Deadline.after(TIMEOUT_S)
-        unavailable_brokers: set[str] = set()  # brokers that do not answer: waited for once
+        unavailable_brokers: set[str] = (
+            set()
+        )  # brokers that do not answer, so that only the first queue of each waits for an answer
         for process_queue in self.state.owned():
             if now_ms - process_queue.end_updated_ms <= MAX_END_OFFSET_AGE_MS:
                 continue

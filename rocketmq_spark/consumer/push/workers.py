@@ -1,14 +1,14 @@
-"""Threads that call listeners, and failed messages on their way to the retry topic.
+"""Threads that call listeners, and the return of failed messages to brokers.
 
-``Workers`` is a pool of a fixed number of threads with an unbounded queue, as Java's: adding work never blocks. The limits
-on cached messages hold back a consumer whose listener is slow.
+``ListenerPool`` has a fixed number of threads and an unbounded queue, as Java's pool: adding work never blocks. The limits on
+cached messages pause the pulls of a consumer whose listener is slow.
 
-Waking a thread costs more than a quick listener takes, and threads that are awake compete for the interpreter. So one thread
-at a time is woken: by new work, and by a thread that begins work while more is waiting. Few threads handle quick work; where
-listeners block, each thread wakes the next until all are awake.
+To wake a thread takes longer than a call of a quick listener, and threads that are awake compete for the interpreter. So only one
+thread at a time is woken: by new work, and by a thread that starts work while more is waiting. Few threads do quick work. If
+listeners block, each thread wakes the next one until all are awake.
 
-``SendBack`` returns a failed message to the broker. If that fails it sends a copy to the retry topic, or tries again later. A
-message that nobody can take is skipped after its last attempt, with an error in the log. It mirrors
+``SendBack`` returns a failed message to its broker. If that fails, it sends a copy to the retry topic, or tries again later. A
+message that no broker accepts is skipped after its last attempt, with an error in the log. It mirrors
 ``DefaultMQPushConsumerImpl.sendMessageBack`` and, for ordered messages, ``ConsumeMessageOrderlyService.sendMessageBack``.
 """
 
@@ -42,12 +42,11 @@ class ListenerPool:
         self._count = count
         self._queue: deque[Work] = deque()
         self._wake_tokens: SimpleQueue[None] = SimpleQueue()
-        self._wake_pending = (
-            False  # a wake is under way: the worker that gets it looks at the line after this is False again
-        )
+        # Whether a token is in ``_wake_tokens``. The thread that gets it sets this to False before it checks the queue.
+        self._wake_pending = False
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        # Known on a thread from its first moment on, before it is among ``_threads``.
+        # Says whether the current thread is a worker. A new thread runs before it is in ``_threads``.
         self._thread_local = threading.local()
         self._is_short_of_threads = False
         self._closed = False
@@ -64,7 +63,7 @@ class ListenerPool:
     def start_missing(self) -> None:
         """Start missing threads if work is waiting.
 
-        If the system has no threads left, the running ones do the work, or it waits for the next call of this.
+        If the system cannot start a thread, the running threads do the work, or it waits for the next call of this method.
         """
         if not self._queue:
             return
@@ -85,11 +84,10 @@ class ListenerPool:
             threads = list(self._threads)
         for _ in threads:
             self._wake_tokens.put(None)
-        me = threading.current_thread()
-        for thread in threads:
-            if thread is not me:
-                thread.join(deadline.remaining())
-        return not any(thread.is_alive() for thread in threads if thread is not me)
+        others = [thread for thread in threads if thread is not threading.current_thread()]
+        for thread in others:
+            thread.join(deadline.remaining())
+        return not any(thread.is_alive() for thread in others)
 
     @property
     def is_worker_thread(self) -> bool:
@@ -133,12 +131,12 @@ class SendBack:
         self._state = state
 
     def __call__(self, message: ReceivedMessage, level: int) -> bool:
-        """Return a message; returns whether it is settled. A copy loses the delay level, as in Java.
+        """Return a message to a broker. Returns whether the message is finished. A copy loses the delay level, as in Java.
 
-        Brokers do not count attempts after which they could not be reached, so the last one requests a dead letter.
+        A broker does not count attempts while it cannot be reached, so the request after the last attempt asks for a dead letter.
         """
         is_damaged = message.decode_error is not None
-        # A copy of a damaged message is not recognized as damaged. So it is a dead letter, and no listener takes it for another.
+        # A copy of a damaged message looks undamaged. So the message becomes a dead letter, and no listener gets the copy.
         is_last = (
             level < 0
             or message.reconsume_times >= self._max_reconsume_times
@@ -149,10 +147,10 @@ class SendBack:
         return (is_last or not is_damaged) and self._copy_to_retry_topic(message, is_last)
 
     def make_dead_letter(self, message: ReceivedMessage) -> bool:
-        """Make a message a dead letter after its last attempt in place; returns whether it is settled.
+        """Make a message a dead letter after its last attempt in place. Returns whether the message is finished.
 
-        A copy has the number of attempts. The broker does not count attempts in place, so request 36 would deliver the message
-        again: it is used, with the level for dead letters, for messages that cannot be copied, and for damaged ones.
+        A copy contains the number of attempts. The broker does not know the attempts in place. So if it moves the message itself
+        (request 36), the level for dead letters is needed; that is done for damaged messages, and if the copy fails.
         """
         if message.decode_error is None and self._copy_to_retry_topic(message, True, self._max_reconsume_times):
             return True
@@ -182,9 +180,10 @@ class SendBack:
     def _copy_to_retry_topic(
         self, message: ReceivedMessage, is_last: bool, max_reconsume_times: int | None = None
     ) -> bool:
-        """Send a copy of at most ``most`` attempts; after the ``last`` attempt it goes to the dead-letter topic.
+        """Send a copy that allows ``max_reconsume_times`` attempts; after the last attempt it goes to the dead-letter topic.
 
-        A message that can then neither be copied nor moved is skipped, because its queue would stand still for ever.
+        After its last attempt, a message that can neither be copied nor moved is skipped, because it would block its queue
+        for ever.
         """
         if max_reconsume_times is None:
             max_reconsume_times = 0 if is_last else self._max_reconsume_times
@@ -201,7 +200,7 @@ class SendBack:
 
 
 def _cannot_be_moved(message: ReceivedMessage) -> bool:
-    """Whether its broker cannot move it: it would take the whole inner batch, and refuses; or its place is unknown."""
+    """Whether its broker cannot move it: it is part of an inner batch, which cannot be split, or its place is unknown."""
     return bool(message.sys_flag & SysFlag.INNER_BATCH) or message.commit_log_offset < 0
 
 
