@@ -336,10 +336,10 @@ def test_one_part_is_no_more_than_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_up_to", "expected"), [(6, [(5, 7), (7, 8), (8, 11)]), (7, [(5, 8), (8, 11)]), (9, [(5, 11)])]
+    ("returned_up_to", "expected"), [(6, [(5, 7), (7, 8), (8, 11)]), (7, [(5, 8), (8, 11)]), (9, [(5, 11)])]
 )
 def test_of_a_part_that_a_loop_left_a_poll_takes_the_rest_of_an_answer(
-    given_up_to: int, expected: list[tuple[int, int]]
+    returned_up_to: int, expected: list[tuple[int, int]]
 ) -> None:
     one = assigned()
     one.accept(
@@ -347,11 +347,11 @@ def test_of_a_part_that_a_loop_left_a_poll_takes_the_rest_of_an_answer(
     )
     (whole,) = one.ready.take(1)
     assert (whole.start, whole.next_offset) == (5, 11)
-    one.ready.mark_returned_up_to(given_up_to)
+    one.ready.mark_returned_up_to(returned_up_to)
     one.ready.take_back()
     for start, end in expected:
         (part,) = one.ready.take(ONE_ANSWER)
-        assert (part.start, part.first_offset, part.next_offset) == (start, max(start, given_up_to), end)
+        assert (part.start, part.first_offset, part.next_offset) == (start, max(start, returned_up_to), end)
         one.ready.mark_returned()
     assert (one.states[A].cached_count, one.states[A].cached_bytes, one.states[A].position) == (0, 0, 11)
 

@@ -202,7 +202,7 @@ def test_what_becomes_large_is_pulled_from_there_on(
     bench.fill(B, 300)
     consumer = bench.start()
     eventually(lambda: bench.consumed(A, 300) and bench.consumed(B, 300))
-    assert "becomes large: it is pulled from offset" in caplog.text
+    assert "are too large together; pulling from offset" in caplog.text
     consumer.stop(WAIT_S)
     assert bench.brokers.offsets == {A: 300, B: 300}
 

@@ -438,7 +438,7 @@ def test_a_retry_in_order_does_not_wait_for_routes() -> None:
 
     consumer.subscribe("t")
     consumer.start(listener)
-    times["look"].run_due()
+    times["check"].run_due()
     proxy.put(of("A", "group"))
     eventually(lambda: bool(times["renew"].due) and consumer.stats().failed == 1, 60)
     times["renew"].advance(5)

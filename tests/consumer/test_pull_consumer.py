@@ -206,7 +206,7 @@ def test_a_commit_that_fails_is_raised_and_tried_again(
     fake.refused[A] = ServerFault("full")
     with pytest.raises(ServerFault):
         consumer.commit()
-    assert "offsets of queues of b cannot be stored" in caplog.text
+    assert "offsets cannot be stored on broker b" in caplog.text
     fake.refused.clear()
     consumer.commit()
     assert fake.stored == {A: 3}

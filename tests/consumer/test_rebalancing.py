@@ -75,7 +75,7 @@ def test_4_3_4_10_one_that_is_not_looks_every_second_and_keeps_what_it_has(group
     group.time.advance(10)
     assert runs(port) - before == 10
     assert group.owned(consumer) == ALL
-    assert "the strategy failed: ZeroDivisionError: mine" in caplog.text
+    assert "the allocation strategy failed: ZeroDivisionError: mine" in caplog.text
 
 
 def test_1_11_nothing_moves_while_nothing_changes(group: GroupBench) -> None:
@@ -128,7 +128,7 @@ def test_unknown_members_are_warned_of_again_after_a_while(
     group.time.advance(5)
     group.brokers.failing["members"] = CallTimeout("late")
     group.time.advance(100)
-    assert warned(caplog, "members of T are unknown") > 2
+    assert warned(caplog, "cannot read the members of topic T") > 2
 
 
 @pytest.mark.parametrize("error", [AccessDenied("no right"), NotSupported("a name server")])
@@ -140,9 +140,9 @@ def test_a_refusal_that_lasts_is_warned_of_at_once(
     group.brokers.failing["members"] = error
     group.brokers.told()
     group.time.advance(0.5)
-    assert warned(caplog, "members of T are unknown") == 1
+    assert warned(caplog, "cannot read the members of topic T") == 1
     group.time.advance(10)
-    assert warned(caplog, "members of T are unknown") == 1
+    assert warned(caplog, "cannot read the members of topic T") == 1
 
 
 def test_members_that_stay_unknown_are_a_warning_once_until_they_are_known(
@@ -158,7 +158,7 @@ def test_members_that_stay_unknown_are_a_warning_once_until_they_are_known(
     assert warnings() == []
     group.time.advance(60)
     (said,) = warnings()
-    assert "group g: members of T are unknown" in said
+    assert "group g: cannot read the members of topic T" in said
     del group.brokers.failing["members"]
     group.time.advance(20)
     group.brokers.failing["members"] = error

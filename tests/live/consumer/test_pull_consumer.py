@@ -454,7 +454,7 @@ def test_a_broker_that_hangs_holds_up_no_other(pair: LocalBroker, group: str, mo
     topic, long_s = f"hangs_{group}", 5 * WAIT_S
     pair.create_topic(topic, queues=1)
     settings = ConsumerSettings.from_options
-    monkeypatch.setattr(ConsumerSettings, "of", lambda *told: replace(settings(*told), pull_timeout_s=long_s))
+    monkeypatch.setattr(ConsumerSettings, "from_options", lambda *told: replace(settings(*told), pull_timeout_s=long_s))
     given = {"name_server": pair.name_server, "request_timeout": f"{long_s:g}s", "consume_from_where": "earliest"}
     with (
         PullConsumer(group=group, **given) as consumer,

@@ -91,7 +91,7 @@ def test_1_24_a_message_comes_again_at_every_level_and_dies_after_sixteen_repeti
     before = levels_used(members.mq)
     listener = Fails()
     with members.java(fail=True, group=JAVA_GROUP, **({} if TRIES == 16 else {"tries": TRIES})) as theirs:
-        members.start(listener, **({} if TRIES == 16 else {"max_tries": TRIES}))
+        members.start(listener, **({} if TRIES == 16 else {"max_retries": TRIES}))
         feed(members.mq, members.topic, 1)
         expected = list(range(TRIES + 1))
         eventually(lambda: listener.times()[TRIES:] != [] and len(theirs.got()) > TRIES, 180)
