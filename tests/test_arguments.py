@@ -14,7 +14,7 @@ import pytest
 
 from rocketmq_spark import Consumer, Message, MessageQueue, Producer, PullConsumer, SimpleConsumer, aio
 from rocketmq_spark.base import arguments
-from rocketmq_spark.consumer.result import Context, OrderedContext, with_replier
+from rocketmq_spark.consumer.listener import Context, OrderedContext, with_replier
 from rocketmq_spark.errors import MessageRefused, OptionError, RocketMQError
 from rocketmq_spark.session import consumers, producers
 from tests.consumer.fake_member import A, FakeMember

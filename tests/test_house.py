@@ -49,7 +49,7 @@ ORDER = {
     "producer": "accumulator attempts outgoing settings topics spooling encoding plain destination in_flight"
     " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
-    "consumer": "pop pull push process_queue rebalance result push.member_state push.offset_store push.workers settings"
+    "consumer": "pop pull push process_queue rebalance listener push.member_state push.offset_store push.workers settings"
     " troubles tracing push.concurrent pull.assigned pull.contact ahead push.pulling push.orderly push.ownership"
     " push.rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
     " pull.upkeep pull.pull_consumer pop.simple_consumer",

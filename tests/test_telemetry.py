@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
 from rocketmq_spark import Consumer, LocalBroker, Message, Producer, PullConsumer
-from rocketmq_spark.consumer.result import Context, OrderedContext
+from rocketmq_spark.consumer.listener import Context, OrderedContext
 from rocketmq_spark.errors import CallTimeout, OptionError
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.requests import RequestProducer

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Living
 from rocketmq_spark.base.threads import DaemonThreads, Failure, attempt, start_thread
-from rocketmq_spark.consumer.result import DeferredListener, ListenerCall, NextCall
+from rocketmq_spark.consumer.listener import DeferredListener, ListenerCall, NextCall
 from rocketmq_spark.errors import ClosedError, OptionError
 
 logger = logging.getLogger(__name__)

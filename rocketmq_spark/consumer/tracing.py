@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from rocketmq_spark.base.clock import epoch_ms
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.consumer.result import (
+from rocketmq_spark.consumer.listener import (
     DeferredListener,
     Listener,
     OrderedAction,

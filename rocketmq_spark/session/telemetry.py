@@ -28,7 +28,7 @@ from rocketmq_spark.base.clock import NowAndThen, epoch_ms
 from rocketmq_spark.base.codes import Property
 from rocketmq_spark.base.process import Owner
 from rocketmq_spark.base.threads import Aside, Failure, attempt, text_of
-from rocketmq_spark.consumer.result import (
+from rocketmq_spark.consumer.listener import (
     DeferredListener,
     Listener,
     OrderedAction,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark import aio
-from rocketmq_spark.consumer.result import Context, DeferredListener, ListenerCall
+from rocketmq_spark.consumer.listener import Context, DeferredListener, ListenerCall
 from rocketmq_spark.session import producers
 from tests.consumer.messages import QUEUE
 from tests.producer.scripted import ScriptedSender, Time

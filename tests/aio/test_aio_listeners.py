@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.aio.loop import Coroutines, EventLoop
-from rocketmq_spark.consumer.result import Context, observed_listener
+from rocketmq_spark.consumer.listener import Context, observed_listener
 from rocketmq_spark.consumer.rows import batch_listener
 from tests.aio.conftest import run, until, waits
 

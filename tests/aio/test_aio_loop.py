@@ -16,7 +16,7 @@ import pytest
 from rocketmq_spark import aio
 from rocketmq_spark.aio.loop import WAITING_THREADS, Coroutines, EventLoop
 from rocketmq_spark.base.threads import Failure, attempt
-from rocketmq_spark.consumer.result import Context, Redeliver
+from rocketmq_spark.consumer.listener import Context, Redeliver
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, OptionError
 from rocketmq_spark.model import ReceivedMessage

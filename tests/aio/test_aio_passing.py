@@ -15,7 +15,7 @@ import pytest
 from rocketmq_spark import aio
 from rocketmq_spark.aio.loop import WAITING_THREADS
 from rocketmq_spark.aio.producer import AsyncHalfMessage
-from rocketmq_spark.consumer.result import DeferredListener
+from rocketmq_spark.consumer.listener import DeferredListener
 from rocketmq_spark.errors import CallTimeout, SendFailed
 from rocketmq_spark.model import Message
 from rocketmq_spark.session import consumers, producers

@@ -17,7 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from rocketmq_spark import LocalBroker, Message, Producer, aio
 from rocketmq_spark.base.threads import Failure
-from rocketmq_spark.consumer.result import Context, DeferredListener, NextCall
+from rocketmq_spark.consumer.listener import Context, DeferredListener, NextCall
 from rocketmq_spark.session import consumers, telemetry
 from tests.aio.conftest import Heard, producing, run
 from tests.aio.test_aio_transactions import stored

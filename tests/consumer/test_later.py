@@ -9,8 +9,8 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure
+from rocketmq_spark.consumer.listener import DeferredListener, ListenerCall, NextCall
 from rocketmq_spark.consumer.push.concurrent import ConcurrentConsumeService
-from rocketmq_spark.consumer.result import DeferredListener, ListenerCall, NextCall
 from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome
 from tests.consumer.group import GroupBench
 from tests.consumer.messages import message

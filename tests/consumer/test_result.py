@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.threads import Failure
-from rocketmq_spark.consumer.process_queue import in_batches, with_next_attempt
-from rocketmq_spark.consumer.result import (
+from rocketmq_spark.consumer.listener import (
     AcknowledgingContext,
     Context,
     OrderedAction,
@@ -23,6 +22,7 @@ from rocketmq_spark.consumer.result import (
     judge_ordered,
     with_replier,
 )
+from rocketmq_spark.consumer.process_queue import in_batches, with_next_attempt
 from rocketmq_spark.errors import MessageRefused, NotSupported, OptionError
 from tests.consumer.messages import QUEUE, message
 

@@ -14,9 +14,7 @@ from typing import Protocol
 
 from rocketmq_spark.base.codes import DELAY_LEVELS
 from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt
-from rocketmq_spark.consumer.pop.in_hand import Acknowledger, InvisibleMessage, UnackedMessages, ordering_key_of
-from rocketmq_spark.consumer.push.workers import ListenerPool
-from rocketmq_spark.consumer.result import (
+from rocketmq_spark.consumer.listener import (
     AcknowledgingContext,
     Context,
     Listener,
@@ -24,6 +22,8 @@ from rocketmq_spark.consumer.result import (
     judge_concurrent,
     judge_ordered,
 )
+from rocketmq_spark.consumer.pop.in_hand import Acknowledger, InvisibleMessage, UnackedMessages, ordering_key_of
+from rocketmq_spark.consumer.push.workers import ListenerPool
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model.message import GroupPolicy
 from rocketmq_spark.options.parsing import positive_duration

@@ -15,6 +15,7 @@ from functools import partial
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.threads import Timer, start_thread
+from rocketmq_spark.consumer.listener import Listener
 from rocketmq_spark.consumer.pop.in_hand import (
     INVISIBLE_S,
     RENEW_S,
@@ -25,7 +26,6 @@ from rocketmq_spark.consumer.pop.in_hand import (
 )
 from rocketmq_spark.consumer.pop.listening import FifoConsumeService, PopConsumeService, StandardConsumeService
 from rocketmq_spark.consumer.push.running import CLOSE_TIMEOUT_S, STATS_S, TIMEOUT_S, ConsumerTools
-from rocketmq_spark.consumer.result import Listener
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures

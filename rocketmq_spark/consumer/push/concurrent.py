@@ -22,10 +22,7 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Aside, Failure, Timer, Tracebacks, attempt
-from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.workers import DROPPED_TEXT, ListenerPool, SendBack, send_all_back
-from rocketmq_spark.consumer.result import (
+from rocketmq_spark.consumer.listener import (
     Context,
     DeferredListener,
     Listener,
@@ -34,6 +31,9 @@ from rocketmq_spark.consumer.result import (
     judge_concurrent,
     with_replier,
 )
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.push.member_state import MemberState
+from rocketmq_spark.consumer.push.workers import DROPPED_TEXT, ListenerPool, SendBack, send_all_back
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage

@@ -13,10 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from rocketmq_spark.base.threads import Failure, Timer, Tracebacks, attempt
-from rocketmq_spark.consumer.process_queue import ProcessQueue, pause_reason
-from rocketmq_spark.consumer.push.member_state import MemberState
-from rocketmq_spark.consumer.push.workers import DROPPED_TEXT, ListenerPool, SendBack, send_all_back
-from rocketmq_spark.consumer.result import (
+from rocketmq_spark.consumer.listener import (
     MIN_SUSPEND_MS,
     Listener,
     OrderedAction,
@@ -26,6 +23,9 @@ from rocketmq_spark.consumer.result import (
     judge_ordered,
     with_replier,
 )
+from rocketmq_spark.consumer.process_queue import ProcessQueue, pause_reason
+from rocketmq_spark.consumer.push.member_state import MemberState
+from rocketmq_spark.consumer.push.workers import DROPPED_TEXT, ListenerPool, SendBack, send_all_back
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 

@@ -20,6 +20,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Aside, Timer
 from rocketmq_spark.consumer.ahead import BacklogReader
+from rocketmq_spark.consumer.listener import Listener, Replier
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.push.member_state import MemberState
@@ -35,7 +36,6 @@ from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.push.pulling import Backlogs, Pulling
 from rocketmq_spark.consumer.push.rebalancing import BrokerRequestHandler, Rebalancing
 from rocketmq_spark.consumer.push.workers import ListenerPool, SendBack
-from rocketmq_spark.consumer.result import Listener, Replier
 from rocketmq_spark.consumer.rows import RowsDecoder, RowsQueue, batch_listener
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tracing import ListenerTraces
