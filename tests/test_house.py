@@ -50,7 +50,7 @@ ORDER = {
     " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance listener push.member_state push.offset_store push.workers settings"
-    " troubles tracing push.concurrent pull.assigned pull.contact ahead push.pulling push.orderly push.ownership"
+    " group_health tracing push.concurrent pull.assigned pull.contact ahead push.pulling push.orderly push.ownership"
     " push.rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
     " pull.upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",

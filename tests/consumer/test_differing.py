@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.group_health import ConsumeModes, SubscriptionConflicts, differences
 from rocketmq_spark.consumer.settings import Subscriptions
-from rocketmq_spark.consumer.troubles import ConsumeModes, SubscriptionConflicts, differences
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import NO_FILTER, Filter
 from tests.consumer.fake_member import A, Hand, made

@@ -16,12 +16,12 @@ from rocketmq_spark.base.clock import Clock, Deadline, NowAndThen
 from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.process import entry
 from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, SubscriptionConflicts
 from rocketmq_spark.consumer.pull.assigned import FetchedPart, UncommittedOffsets
 from rocketmq_spark.consumer.pull.contact import Reachability
 from rocketmq_spark.consumer.pull.polls import OffsetRequests, Polls
 from rocketmq_spark.consumer.rebalance import Allocation, StartOffset, allocate_clustering, wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.consumer.troubles import COMPARE_S, ConsumeModes, SubscriptionConflicts
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, InvalidParameter, RocketMQError, ServerFault
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import Asked, Membership

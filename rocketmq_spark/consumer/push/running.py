@@ -3,7 +3,7 @@
 Four threads besides those of the listener: pulls (which never wait), rebalances, commits with other upkeep, and locks. Each queue
 whose late messages are sent back has one more. A broker that hangs delays only its own requests.
 
-The upkeep commits, compares subscriptions and consume modes (``consumer/troubles``), and reads the end offsets of queues that are
+The upkeep commits, compares subscriptions and consume modes (``consumer/group_health``), and reads the end offsets of queues that are
 not pulled.
 """
 
@@ -20,6 +20,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Aside, Timer
 from rocketmq_spark.consumer.ahead import BacklogReader
+from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, Reregistration, SubscriptionConflicts
 from rocketmq_spark.consumer.listener import Listener, Replier
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.push.concurrent import ConcurrentConsumeService
@@ -39,7 +40,6 @@ from rocketmq_spark.consumer.push.workers import ListenerPool, SendBack
 from rocketmq_spark.consumer.rows import RowsDecoder, RowsQueue, batch_listener
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tracing import ListenerTraces
-from rocketmq_spark.consumer.troubles import COMPARE_S, ConsumeModes, Reregistration, SubscriptionConflicts
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
