@@ -14,8 +14,8 @@ import pytest
 
 from rocketmq_spark.base import threads
 from rocketmq_spark.base.clock import Clock
-from rocketmq_spark.consumer import ahead
-from rocketmq_spark.consumer.ahead import BacklogReader, Prefetcher
+from rocketmq_spark.consumer import prefetch
+from rocketmq_spark.consumer.prefetch import BacklogReader, Prefetcher
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
@@ -279,7 +279,7 @@ class StartInterrupted:
     def __call__(self, frame: FrameType, event: str, arg: object) -> StartInterrupted | None:
         path, caller = frame.f_code.co_filename, frame
         if path not in (threading.__file__, threads.__file__):
-            return self if path == ahead.__file__ else None
+            return self if path == prefetch.__file__ else None
         while caller is not None and caller.f_code is not Prefetcher._start_reader.__code__:
             caller = caller.f_back  # type: ignore[assignment]
         # Its end is no place for Ctrl-C.

@@ -13,8 +13,8 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
-from rocketmq_spark.consumer import ahead
-from rocketmq_spark.consumer.ahead import BacklogReader
+from rocketmq_spark.consumer import prefetch
+from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart, FetchRequest
 from rocketmq_spark.consumer.push import pulling
@@ -229,7 +229,7 @@ def test_a_listener_that_hangs_holds_back_its_queue_and_no_other(bench: Bench) -
 
 
 def test_where_listeners_are_slow_pulls_go_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "COOLDOWN_S", 600.0)
+    monkeypatch.setattr(prefetch, "COOLDOWN_S", 600.0)
     monkeypatch.setattr(pulling, "MAX_FULL_S", 0.01)
     monkeypatch.setattr(pulling, "RECHECK_S", 0.001)
     free = threading.Semaphore(0)
@@ -261,7 +261,7 @@ def test_what_was_pulled_counts_too(bench: Bench, monkeypatch: pytest.MonkeyPatc
     """A read that is tried again does not add to what pulls have filled."""
     monkeypatch.setattr(pulling, "MAX_FULL_S", 0.01)
     monkeypatch.setattr(pulling, "RECHECK_S", 0.001)
-    monkeypatch.setattr(ahead, "COOLDOWN_S", 0.0)
+    monkeypatch.setattr(prefetch, "COOLDOWN_S", 0.0)
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
     consumer = bench.start(one_by_one(free))
@@ -323,7 +323,7 @@ def test_a_queue_that_goes_is_read_no_more_and_the_others_go_on(bench: Bench) ->
 
 
 def test_what_is_odd_is_left_to_pulls(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "COOLDOWN_S", 600.0)
+    monkeypatch.setattr(prefetch, "COOLDOWN_S", 600.0)
     bench.reads.odd = 300
     bench.fill(A, 1000)
     bench.start()
@@ -337,7 +337,7 @@ def test_what_cannot_be_made_messages_is_pulled(
     bench: Bench, error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The position moves when messages are there: what fails on the way is asked for again, and by pulls."""
-    monkeypatch.setattr(ahead, "COOLDOWN_S", 600.0)
+    monkeypatch.setattr(prefetch, "COOLDOWN_S", 600.0)
     real, fails = bench.messages, [1]
 
     def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:
@@ -356,7 +356,7 @@ def test_what_cannot_be_made_messages_is_pulled(
 def test_what_could_not_be_made_messages_holds_back_no_later_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "COOLDOWN_S", 0.0)
+    monkeypatch.setattr(prefetch, "COOLDOWN_S", 0.0)
     real, fails = bench.messages, [1] * 20
 
     def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Sequence[ReceivedMessage]:

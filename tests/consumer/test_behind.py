@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from rocketmq_spark.consumer.ahead import (
+from rocketmq_spark.consumer.prefetch import (
     MAX_RANGES,
     BacklogRange,
     PrefetchLimits,

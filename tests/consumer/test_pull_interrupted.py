@@ -14,7 +14,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.consumer.ahead import BacklogReader
+from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer, next_answer, take_messages

@@ -16,7 +16,7 @@ from numbers import Integral
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.process import entry
 from rocketmq_spark.base.threads import text_of
-from rocketmq_spark.consumer.ahead import BacklogReader, Prefetcher, PrefetchLimits
+from rocketmq_spark.consumer.prefetch import BacklogReader, Prefetcher, PrefetchLimits
 from rocketmq_spark.consumer.pull.assigned import Assigned, FetchedPart, FetchRequest, UncommittedOffsets
 from rocketmq_spark.consumer.pull.contact import Reachability
 from rocketmq_spark.consumer.push.offset_store import CommitFailureLog

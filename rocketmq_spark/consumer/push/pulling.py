@@ -3,7 +3,7 @@
 One thread serves all queues and never waits for answers or listeners. A queue has one pull at a time, from when a rebalance
 adds the queue until it is dropped.
 
-Queues that are far behind their ends are read ahead for a while (``consumer/ahead``): a pull returns 32 messages and involves
+Queues that are far behind their ends are read ahead for a while (``consumer/prefetch``): a pull returns 32 messages and involves
 three threads, and reading ahead has many pulls in flight. A queue is either pulled or read ahead; between ``try_read_ahead`` and
 the start of the read it is neither. The conditions that pause pulls (a full cache, a listener that blocks the offset) also end a
 read, and pulls continue.
@@ -20,7 +20,13 @@ from typing import Any, Protocol
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.threads import Failure, Timer, attempt
-from rocketmq_spark.consumer.ahead import MIN_BACKLOG_ANSWERS, BacklogReader, IsUnfiltered, Prefetcher, PrefetchLimits
+from rocketmq_spark.consumer.prefetch import (
+    MIN_BACKLOG_ANSWERS,
+    BacklogReader,
+    IsUnfiltered,
+    Prefetcher,
+    PrefetchLimits,
+)
 from rocketmq_spark.consumer.process_queue import (
     FIRST_PULL_DELAY_S,
     FULL_PAUSE_S,
