@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base import process
+from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.push import offset_store
-from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import FileOffsets, LocalOffsets, offsets_path
 from rocketmq_spark.errors import OffsetError, OptionError
 from tests import users

@@ -3,8 +3,8 @@ from __future__ import annotations
 import random
 import threading
 
+from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
-from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.model.membership import ConsumerStats
 from tests.consumer.messages import messages
 from tests.queues import q, qs

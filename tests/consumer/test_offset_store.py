@@ -12,9 +12,9 @@ import pytest
 
 from rocketmq_spark.base import complaints
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.push import offset_store
-from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue

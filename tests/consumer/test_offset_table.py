@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
-from rocketmq_spark.consumer.push.member_state import OffsetTable
+from rocketmq_spark.consumer.member_state import OffsetTable
 from tests.models import SteppingMachine, model_test, step
 from tests.queues import q
 from tests.scale import examples

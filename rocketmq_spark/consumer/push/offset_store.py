@@ -30,8 +30,8 @@ from typing import Any, Protocol
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.complaints import Complaints
+from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.member_state import MemberState
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.ports import GroupMember

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import SysFlag
 from rocketmq_spark.base.threads import start_thread
-from rocketmq_spark.consumer.push.member_state import MemberState
+from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.errors import MessageIllegal, MessageRefused, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.ports import GroupMember
