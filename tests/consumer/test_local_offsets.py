@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base import process
+from rocketmq_spark.consumer import offsets
 from rocketmq_spark.consumer.member_state import MemberState
+from rocketmq_spark.consumer.offsets import FileOffsets, LocalOffsets, offsets_path
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.push import offset_store
-from rocketmq_spark.consumer.push.offset_store import FileOffsets, LocalOffsets, offsets_path
 from rocketmq_spark.errors import OffsetError, OptionError
 from tests import users
 from tests.queues import q
@@ -166,7 +166,7 @@ def test_a_file_has_one_owner_in_a_process_under_any_name(path: Path, tmp_path: 
 HOLDER = """
 import sys
 from pathlib import Path
-from rocketmq_spark.consumer.push.offset_store import LocalOffsets
+from rocketmq_spark.consumer.offsets import LocalOffsets
 one = LocalOffsets(Path(sys.argv[1]))
 one.lock()
 print("held", flush=True)
@@ -337,21 +337,21 @@ def test_a_child_that_is_forked_while_a_thread_locks_a_file_may_lock_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside, go_on = threading.Event(), threading.Event()
-    real = offset_store.fcntl.lockf
+    real = offsets.fcntl.lockf
 
     def slow(file: int, how: int) -> None:
         inside.set()
         assert go_on.wait(60)
         real(file, how)
 
-    monkeypatch.setattr(offset_store.fcntl, "lockf", slow)
+    monkeypatch.setattr(offsets.fcntl, "lockf", slow)
     locking = threading.Thread(target=LocalOffsets(tmp_path / "a" / "offsets.json").lock)
     locking.start()
     assert inside.wait(60)
     child = os.fork()
     if not child:
         signal.alarm(30)
-        offset_store.fcntl.lockf = real
+        offsets.fcntl.lockf = real
         LocalOffsets(tmp_path / "b" / "offsets.json").lock()
         os._exit(0)
     go_on.set()

@@ -12,10 +12,10 @@ import pytest
 
 from rocketmq_spark.base import complaints
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer import offsets
 from rocketmq_spark.consumer.member_state import MemberState
+from rocketmq_spark.consumer.offsets import BrokerOffsets, FileOffsets, LocalOffsets
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.push import offset_store
-from rocketmq_spark.consumer.push.offset_store import BrokerOffsets, FileOffsets, LocalOffsets
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.group import FakeMember, GroupBench
@@ -179,7 +179,7 @@ def test_ctrl_c_at_any_line_of_a_commit_keeps_no_queue_from_the_next(group: Grou
         def handler(frame: FrameType, event: str, arg: object, left: list[int] = left) -> Any:
             path = frame.f_code.co_filename
             parted = not linecache.getline(path, frame.f_lineno).lstrip().startswith(PARTED)
-            if path == offset_store.__file__ and event == "line" and parted and not unlike_ctrl_c(frame):
+            if path == offsets.__file__ and event == "line" and parted and not unlike_ctrl_c(frame):
                 left[0] -= 1
                 if left[0] == -1:
                     raise KeyboardInterrupt

@@ -22,16 +22,16 @@ from rocketmq_spark.base.threads import Aside, Timer
 from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, Reregistration, SubscriptionConflicts
 from rocketmq_spark.consumer.listener import Listener, Replier
 from rocketmq_spark.consumer.member_state import MemberState
-from rocketmq_spark.consumer.prefetch import BacklogReader
-from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.concurrent import ConcurrentConsumeService
-from rocketmq_spark.consumer.push.offset_store import (
+from rocketmq_spark.consumer.offsets import (
     BrokerOffsets,
     FileOffsets,
     LocalOffsets,
     OffsetStore,
     offsets_path,
 )
+from rocketmq_spark.consumer.prefetch import BacklogReader
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.push.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.push.orderly import OrderedConsumeService
 from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.push.pulling import Backlogs, Pulling
