@@ -22,9 +22,9 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Response
 from rocketmq_spark.base.threads import Aside
 from rocketmq_spark.consumer.listener import DeferredListener
+from rocketmq_spark.consumer.listener_pool import ListenerPool, Work
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools
-from rocketmq_spark.consumer.push.workers import ListenerPool, Work
 from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tracing import ListenerTraces

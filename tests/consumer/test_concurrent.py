@@ -14,10 +14,10 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import INNER_BATCH_MASK
 from rocketmq_spark.base.threads import Aside, Timer
+from rocketmq_spark.consumer.listener_pool import ListenerPool
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.consumer.push.concurrent import ConcurrentConsumeService
-from rocketmq_spark.consumer.push.workers import ListenerPool
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import CallTimeout
 from tests.consumer.group import GroupBench

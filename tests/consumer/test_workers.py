@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer.listener_pool import ListenerPool
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.workers import ListenerPool
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.group import FakeBrokers, FakeMember

@@ -22,8 +22,8 @@ from rocketmq_spark.consumer.listener import (
     judge_concurrent,
     judge_ordered,
 )
+from rocketmq_spark.consumer.listener_pool import ListenerPool
 from rocketmq_spark.consumer.pop.in_hand import Acknowledger, InvisibleMessage, UnackedMessages, ordering_key_of
-from rocketmq_spark.consumer.push.workers import ListenerPool
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model.message import GroupPolicy
 from rocketmq_spark.options.parsing import positive_duration

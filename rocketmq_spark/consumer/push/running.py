@@ -21,6 +21,7 @@ from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Aside, Timer
 from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, Reregistration, SubscriptionConflicts
 from rocketmq_spark.consumer.listener import Listener, Replier
+from rocketmq_spark.consumer.listener_pool import ListenerPool, SendBack
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.offsets import (
     BrokerOffsets,
@@ -36,7 +37,6 @@ from rocketmq_spark.consumer.push.orderly import OrderedConsumeService
 from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.push.pulling import Backlogs, Pulling
 from rocketmq_spark.consumer.push.rebalancing import BrokerRequestHandler, Rebalancing
-from rocketmq_spark.consumer.push.workers import ListenerPool, SendBack
 from rocketmq_spark.consumer.rows import RowsDecoder, RowsQueue, batch_listener
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tracing import ListenerTraces
