@@ -50,7 +50,7 @@ ORDER = {
     " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance listener member_state offsets listener_pool settings"
-    " group_health tracing push.concurrent pull.assigned pull.contact prefetch push.pulling push.orderly push.ownership"
+    " group_health tracing concurrent pull.assigned pull.contact prefetch push.pulling push.orderly push.ownership"
     " push.rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
     " pull.upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
@@ -142,7 +142,7 @@ OUTSIDE = {
     " producer.fates producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker"
     " aio.producer consumer.member_state consumer.listener_pool consumer.settings consumer.offsets"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
-    " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
+    " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.concurrent"
     " consumer.push.rebalancing consumer.push.consumer consumer.prefetch grpc_proxy.transactions"
     " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.redelivery notebook",
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"

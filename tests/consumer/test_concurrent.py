@@ -14,10 +14,10 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import INNER_BATCH_MASK
 from rocketmq_spark.base.threads import Aside, Timer
+from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.listener_pool import ListenerPool
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
-from rocketmq_spark.consumer.push.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import CallTimeout
 from tests.consumer.group import GroupBench
@@ -230,7 +230,7 @@ def test_a_log_handler_that_raises_costs_no_message(group: GroupBench) -> None:
             raise fails.pop()
 
     fails: list[BaseException] = [SystemExit("no log")]
-    handler, log = Breaks(logging.WARNING), logging.getLogger("rocketmq_spark.consumer.push.concurrent")
+    handler, log = Breaks(logging.WARNING), logging.getLogger("rocketmq_spark.consumer.concurrent")
     log.addHandler(handler)
     try:
         group.brokers.send(A, b"bad")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from rocketmq_spark.consumer.concurrent import ConcurrentCall, late_messages
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.concurrent import ConcurrentCall, late_messages
 from tests.consumer.messages import QUEUE, message, messages
 
 MINUTE = 60_000

@@ -9,8 +9,8 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Failure
+from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.listener import DeferredListener, ListenerCall, NextCall
-from rocketmq_spark.consumer.push.concurrent import ConcurrentConsumeService
 from rocketmq_spark.model.membership import ConsumeDirectly, DirectOutcome
 from tests.consumer.group import GroupBench
 from tests.consumer.messages import message
@@ -225,7 +225,7 @@ def test_the_time_before_its_turn_is_not_the_listener_s(group: GroupBench) -> No
 def test_a_message_that_is_consumed_now_is_waited_for_until_the_consumer_stops(
     group: GroupBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketmq_spark.consumer.push.concurrent._CLOSED_CHECK_S", 0.01)
+    monkeypatch.setattr("rocketmq_spark.consumer.concurrent._CLOSED_CHECK_S", 0.01)
     begun, results = threading.Event(), list[Any]()
 
     class Silent(DeferredListener):

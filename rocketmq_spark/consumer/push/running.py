@@ -19,6 +19,7 @@ from functools import partial
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
 from rocketmq_spark.base.threads import Aside, Timer
+from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, Reregistration, SubscriptionConflicts
 from rocketmq_spark.consumer.listener import Listener, Replier
 from rocketmq_spark.consumer.listener_pool import ListenerPool, SendBack
@@ -32,7 +33,6 @@ from rocketmq_spark.consumer.offsets import (
 )
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.push.orderly import OrderedConsumeService
 from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.push.pulling import Backlogs, Pulling
