@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer import ordered
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.push import orderly
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.errors import CallTimeout, RemoteProtocolError
 from rocketmq_spark.model import MessageQueue
@@ -142,8 +142,8 @@ def test_whatever_a_listener_does_its_message_is_tried_again_and_the_queue_goes_
 def test_a_bug_behind_the_listener_ends_no_queue(group: GroupBench, what: str, monkeypatch) -> None:
     _, port = started(group, lambda messages, context: 1 / 0 if messages[0].body == b"1" else None, max_retries=0)
     if what == "listener":
-        real, turns = orderly.judge_ordered, [raising(SystemExit("a bug"))]
-        monkeypatch.setattr(orderly, "judge_ordered", lambda *given: (turns.pop() if turns else real)(*given))
+        real, turns = ordered.judge_ordered, [raising(SystemExit("a bug"))]
+        monkeypatch.setattr(ordered, "judge_ordered", lambda *given: (turns.pop() if turns else real)(*given))
     else:
         port.send_to_retry = raising(SystemExit("a bug"))
     group.brokers.send(A, b"1", b"2")

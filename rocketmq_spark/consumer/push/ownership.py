@@ -16,8 +16,8 @@ from rocketmq_spark.base.complaints import Complaints
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.offsets import OffsetStore
+from rocketmq_spark.consumer.ordered import OrderedConsumeService
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.orderly import OrderedConsumeService
 from rocketmq_spark.consumer.rebalance import (
     ConsumeFrom,
     ConsumeFromWhere,

@@ -31,9 +31,9 @@ from rocketmq_spark.consumer.offsets import (
     OffsetStore,
     offsets_path,
 )
+from rocketmq_spark.consumer.ordered import OrderedConsumeService
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push.orderly import OrderedConsumeService
 from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.push.pulling import Backlogs, Pulling
 from rocketmq_spark.consumer.push.rebalancing import BrokerRequestHandler, Rebalancing
