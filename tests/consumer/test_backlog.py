@@ -13,14 +13,13 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
-from rocketmq_spark.consumer import prefetch
+from rocketmq_spark.consumer import prefetch, pulling
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.consumer.pull.assigned import FetchedPart, FetchRequest
-from rocketmq_spark.consumer.push import pulling
+from rocketmq_spark.consumer.pulling import Backlogs
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.pulling import Backlogs
 from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings

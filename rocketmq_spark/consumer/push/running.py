@@ -3,8 +3,8 @@
 Four threads besides those of the listener: pulls (which never wait), rebalances, commits with other upkeep, and locks. Each queue
 whose late messages are sent back has one more. A broker that hangs delays only its own requests.
 
-The upkeep commits, compares subscriptions and consume modes (``consumer/group_health``), and reads the end offsets of queues that are
-not pulled.
+The upkeep commits, compares subscriptions and consume modes (``consumer/group_health``), and reads the end offsets of queues
+that are not pulled.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from rocketmq_spark.consumer.offsets import (
 from rocketmq_spark.consumer.ordered import OrderedConsumeService
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.pulling import Backlogs, Pulling
 from rocketmq_spark.consumer.push.ownership import Ownership
-from rocketmq_spark.consumer.push.pulling import Backlogs, Pulling
 from rocketmq_spark.consumer.push.rebalancing import BrokerRequestHandler, Rebalancing
 from rocketmq_spark.consumer.rows import RowsDecoder, RowsQueue, batch_listener
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
