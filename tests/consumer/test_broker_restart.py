@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.push.ownership import request_locks
+from rocketmq_spark.consumer.ownership import request_locks
 from rocketmq_spark.errors import CallTimeout, ConnectionLost
 from rocketmq_spark.model.membership import InfoAsked, MembersChanged
 from tests.consumer.fake_member import A as OF_PULLS

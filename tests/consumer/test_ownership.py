@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.consumer import ownership
 from rocketmq_spark.consumer.member_state import MemberState, OffsetTable
 from rocketmq_spark.consumer.offsets import BrokerOffsets, LocalOffsets
+from rocketmq_spark.consumer.ownership import Ownership
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.push import ownership
-from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, CallTimeout, ServerFault

@@ -29,8 +29,8 @@ from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.listener import CommitAction
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.ordered import OrderedConsumeService
+from rocketmq_spark.consumer.ownership import Ownership
 from rocketmq_spark.consumer.process_queue import ProcessQueue, divide_thresholds
-from rocketmq_spark.consumer.push.ownership import Ownership
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import (
     AccessDenied,
