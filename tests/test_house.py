@@ -51,7 +51,7 @@ ORDER = {
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance listener member_state offsets listener_pool settings"
     " group_health tracing concurrent pull.assigned pull.contact prefetch pulling ordered ownership"
-    " push.rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
+    " rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
     " pull.upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
@@ -143,7 +143,7 @@ OUTSIDE = {
     " aio.producer consumer.member_state consumer.listener_pool consumer.settings consumer.offsets"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.concurrent"
-    " consumer.push.rebalancing consumer.push.consumer consumer.prefetch grpc_proxy.transactions"
+    " consumer.rebalancing consumer.push.consumer consumer.prefetch grpc_proxy.transactions"
     " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.redelivery notebook",
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
@@ -337,7 +337,7 @@ def test_what_spark_imports_is_light(package):
 _FILES = [
     "client.calls.from_file",
     "consumer.offsets",
-    "consumer.push.rebalancing.stacks_of_threads",
+    "consumer.rebalancing.stacks_of_threads",
     "spark.checkpoints",
     "spark.monitoring.metrics_listener.MetricsListener",
     "spark.conf",

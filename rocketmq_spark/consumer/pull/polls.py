@@ -20,8 +20,8 @@ from rocketmq_spark.consumer.offsets import CommitFailureLog
 from rocketmq_spark.consumer.prefetch import BacklogReader, Prefetcher, PrefetchLimits
 from rocketmq_spark.consumer.pull.assigned import Assigned, FetchedPart, FetchRequest, UncommittedOffsets
 from rocketmq_spark.consumer.pull.contact import Reachability
-from rocketmq_spark.consumer.push.rebalancing import stacks_of_threads
 from rocketmq_spark.consumer.rebalance import StartOffset, StartOffsetRequests, start_offset
+from rocketmq_spark.consumer.rebalancing import stacks_of_threads
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import BrokerBusy, BrokerError, OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage

@@ -36,7 +36,7 @@ from rocketmq_spark.consumer.ownership import Ownership
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.pulling import Backlogs, Pulling
-from rocketmq_spark.consumer.push.rebalancing import BrokerRequestHandler, Rebalancing
+from rocketmq_spark.consumer.rebalancing import BrokerRequestHandler, Rebalancing
 from rocketmq_spark.consumer.rows import RowsDecoder, RowsQueue, batch_listener
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tracing import ListenerTraces
