@@ -23,7 +23,7 @@ from typing import Protocol
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.threads import start_thread
-from rocketmq_spark.consumer.pull.assigned import Bytes, FetchedPart, FetchRequest
+from rocketmq_spark.consumer.assigned import Bytes, FetchedPart, FetchRequest
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.consumer.assigned import FetchedPart, FetchRequest
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.prefetch import (
     MIN_BACKLOG_ANSWERS,
@@ -36,7 +37,6 @@ from rocketmq_spark.consumer.process_queue import (
     decide_next_pull,
     pause_reason,
 )
-from rocketmq_spark.consumer.pull.assigned import FetchedPart, FetchRequest
 from rocketmq_spark.consumer.settings import ConsumerSettings, TopicFilter
 from rocketmq_spark.errors import ConnectionLost, DecodeError, RocketMQError
 from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullRequest, PullStatus

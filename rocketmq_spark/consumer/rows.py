@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any, overload
 
 from rocketmq_spark.base.codes import RETRY_PREFIX
+from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.listener import DeferredListener, Listener, ListenerCall, NextCall
 from rocketmq_spark.consumer.process_queue import ProcessQueue, with_next_attempt
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.wire.messages import portion
 

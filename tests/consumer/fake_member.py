@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
+from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings

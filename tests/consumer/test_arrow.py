@@ -15,8 +15,8 @@ import pytest
 
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import rows
+from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model.membership import ConsumeDirectly, ResetOffsets

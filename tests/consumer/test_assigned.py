@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, Assigned, FetchedPart, FetchRequest
+from rocketmq_spark.consumer.assigned import ONE_ANSWER, Assigned, FetchedPart, FetchRequest
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, ReceivedMessage
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
-from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, Assigned, FetchedPart, FetchRequest
+from rocketmq_spark.consumer.assigned import ONE_ANSWER, Assigned, FetchedPart, FetchRequest
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus
 from tests.consumer.test_assigned import A, B, found

@@ -14,10 +14,10 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import prefetch, pulling
+from rocketmq_spark.consumer.assigned import FetchedPart, FetchRequest
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
-from rocketmq_spark.consumer.pull.assigned import FetchedPart, FetchRequest
 from rocketmq_spark.consumer.pulling import Backlogs
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.push.running import ConsumerTools

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from rocketmq_spark.consumer.assigned import AssignedQueue, FetchRequest
 from rocketmq_spark.consumer.prefetch import (
     MAX_RANGES,
     BacklogRange,
@@ -15,7 +16,6 @@ from rocketmq_spark.consumer.prefetch import (
     next_pace,
     offset_ranges_in_turn,
 )
-from rocketmq_spark.consumer.pull.assigned import AssignedQueue, FetchRequest
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.model import MessageQueue, OffsetRange
 

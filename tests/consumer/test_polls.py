@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
+from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.polls import Polls
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions

@@ -10,8 +10,8 @@ import pytest
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
 from rocketmq_spark.client.pulls import wanted_of
+from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.prefetch import BacklogReader
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings

@@ -14,9 +14,9 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.threads import Timer
+from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer, next_answer, take_messages
 from rocketmq_spark.consumer.pull.upkeep import Upkeep
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.pull.assigned import FetchRequest
+from rocketmq_spark.consumer.assigned import FetchRequest
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.pull.upkeep import Upkeep
 from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullStatus

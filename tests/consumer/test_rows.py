@@ -16,8 +16,8 @@ from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
 from rocketmq_spark.client.pulls import wanted_of
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import rows
+from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.listener import DeferredListener, ListenerCall, NextCall
-from rocketmq_spark.consumer.pull.assigned import FetchedPart
 from rocketmq_spark.consumer.rows import Rows, RowsDecoder, RowsQueue
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
