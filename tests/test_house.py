@@ -50,7 +50,7 @@ ORDER = {
     " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance listener member_state offsets listener_pool settings"
-    " group_health tracing concurrent assigned pull.contact prefetch pulling ordered ownership"
+    " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
     " rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
     " pull.upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",

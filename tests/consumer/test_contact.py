@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.consumer.pull.contact import Reachability
+from rocketmq_spark.consumer.reachability import Reachability
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -69,7 +69,7 @@ def test_a_minute_without_an_answer_is_an_error(lost: Kept) -> None:
 
 
 def test_a_long_poll_ends_with_the_error(lost: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.consumer.pull.contact.MAX_UNREACHED_S", 0.05)
+    monkeypatch.setattr("rocketmq_spark.consumer.reachability.MAX_UNREACHED_S", 0.05)
     lost.polls.reachability = Reachability("g", Clock())
     lost.polls.reachability.on_failure("b", LOST)
     with pytest.raises(ConnectionLost, match="no broker has answered"):
@@ -77,7 +77,7 @@ def test_a_long_poll_ends_with_the_error(lost: Kept, monkeypatch: pytest.MonkeyP
 
 
 def test_a_poll_for_a_topic_that_is_not_there_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketmq_spark.consumer.pull.contact.MAX_UNREACHED_S", 0.02)
+    monkeypatch.setattr("rocketmq_spark.consumer.reachability.MAX_UNREACHED_S", 0.02)
     kept = Kept()
     kept.polls.reachability = Reachability("g", Clock())
     deadline = Deadline.after(0.3)

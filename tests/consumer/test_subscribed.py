@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.clock import Clock
-from rocketmq_spark.consumer.pull.contact import Reachability
 from rocketmq_spark.consumer.pull.polls import OffsetRequests
 from rocketmq_spark.consumer.pull.upkeep import Subscribed
+from rocketmq_spark.consumer.reachability import Reachability
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError, RouteNotFound

@@ -19,7 +19,7 @@ from rocketmq_spark.base.threads import text_of
 from rocketmq_spark.consumer.assigned import Assigned, FetchedPart, FetchRequest, UncommittedOffsets
 from rocketmq_spark.consumer.offsets import CommitFailureLog
 from rocketmq_spark.consumer.prefetch import BacklogReader, Prefetcher, PrefetchLimits
-from rocketmq_spark.consumer.pull.contact import Reachability
+from rocketmq_spark.consumer.reachability import Reachability
 from rocketmq_spark.consumer.rebalance import StartOffset, StartOffsetRequests, start_offset
 from rocketmq_spark.consumer.rebalancing import stacks_of_threads
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
