@@ -51,7 +51,7 @@ ORDER = {
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance listener member_state offsets listener_pool settings"
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
-    " rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
+    " rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer polls"
     " pull.upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
@@ -144,12 +144,12 @@ OUTSIDE = {
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.concurrent"
     " consumer.rebalancing consumer.push.consumer consumer.prefetch grpc_proxy.transactions"
-    " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.redelivery notebook",
+    " consumer.polls consumer.pull.upkeep stored.look spool.store spool.redelivery notebook",
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
     "time": "base.clock base.threads base.retry base.tls_files remoting.endpoint remoting.connection remoting.pool client.calls"
     " client.route client.questions delay.node delay.stream grpc_proxy.channel grpc_proxy.proxy grpc_proxy.sender client.instance"
-    " client.sender spool.spool consumer.pull.polls session.telemetry localbroker cli spark.monitoring.metrics_listener aio",
+    " client.sender spool.spool consumer.polls session.telemetry localbroker cli spark.monitoring.metrics_listener aio",
     "asyncio": "aio",
     "multiprocessing": "",
 }

@@ -19,7 +19,7 @@ from rocketmq_spark.aio import producer as module
 from rocketmq_spark.aio.loop import Coroutines, EventLoop
 from rocketmq_spark.base.threads import Failure
 from rocketmq_spark.consumer.listener import Context
-from rocketmq_spark.consumer.pull.polls import Polls
+from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.errors import ClosedError, OptionError, SendFailed
 from rocketmq_spark.session import consumers
 from tests.aio.conftest import producing, run, until, waits

@@ -18,7 +18,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer.assigned import FetchedPart
-from rocketmq_spark.consumer.pull.polls import Polls
+from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import ConnectionLost, OffsetError, OptionError, RocketMQError

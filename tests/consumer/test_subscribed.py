@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.clock import Clock
-from rocketmq_spark.consumer.pull.polls import OffsetRequests
+from rocketmq_spark.consumer.polls import OffsetRequests
 from rocketmq_spark.consumer.pull.upkeep import Subscribed
 from rocketmq_spark.consumer.reachability import Reachability
 from rocketmq_spark.consumer.rebalance import StartOffset

@@ -11,8 +11,8 @@ from types import FrameType
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.consumer.polls import OffsetRequests, Polls
 from rocketmq_spark.consumer.pull import upkeep
-from rocketmq_spark.consumer.pull.polls import OffsetRequests, Polls
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.rebalance import StartOffset

@@ -474,7 +474,7 @@ def test_a_broker_that_hangs_holds_up_no_other(pair: LocalBroker, group: str, mo
 def test_a_broker_that_was_killed_is_read_again_when_it_is_back(
     pair: LocalBroker, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "rocketmq_spark.consumer.pull.polls")
+    caplog.set_level("INFO", "rocketmq_spark.consumer.polls")
     topic = f"killed_{group}"
     pair.create_topic(topic, queues=1)
     with PullConsumer(name_server=pair.name_server, group=group, consume_from_where="earliest") as consumer:
