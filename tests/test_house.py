@@ -52,7 +52,7 @@ ORDER = {
     "consumer": "pop pull push process_queue rebalance listener member_state offsets listener_pool settings"
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
     " rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer polls"
-    " pull.upkeep pull.pull_consumer pop.simple_consumer",
+    " upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release portions stream commits envelope_records queue_records service node",
@@ -144,7 +144,7 @@ OUTSIDE = {
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.concurrent"
     " consumer.rebalancing consumer.push.consumer consumer.prefetch grpc_proxy.transactions"
-    " consumer.polls consumer.pull.upkeep stored.look spool.store spool.redelivery notebook",
+    " consumer.polls consumer.upkeep stored.look spool.store spool.redelivery notebook",
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
     "time": "base.clock base.threads base.retry base.tls_files remoting.endpoint remoting.connection remoting.pool client.calls"

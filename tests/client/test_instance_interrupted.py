@@ -13,7 +13,8 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client import instance, member
 from rocketmq_spark.client.instance import Member
-from rocketmq_spark.consumer.pull import pull_consumer, upkeep
+from rocketmq_spark.consumer import upkeep
+from rocketmq_spark.consumer.pull import pull_consumer
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.push import consumer, running
 from rocketmq_spark.consumer.push.consumer import BaseConsumer

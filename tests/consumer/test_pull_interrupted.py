@@ -18,9 +18,9 @@ from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import Thresholds
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer, next_answer, take_messages
-from rocketmq_spark.consumer.pull.upkeep import Upkeep
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.upkeep import Upkeep
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OffsetError, OptionError
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, PullAnswer, PullStatus
 from rocketmq_spark.model.membership import ResetOffsets

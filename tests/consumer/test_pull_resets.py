@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.consumer.assigned import FetchRequest
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.pull.upkeep import Upkeep
+from rocketmq_spark.consumer.upkeep import Upkeep
 from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullStatus
 from rocketmq_spark.model.membership import ResetOffsets
 from tests.consumer.fake_member import AT_ONCE, A, B, Done, FakeMember, Hand, bodies

@@ -6,10 +6,10 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.consumer.polls import OffsetRequests
-from rocketmq_spark.consumer.pull.upkeep import Subscribed
 from rocketmq_spark.consumer.reachability import Reachability
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
+from rocketmq_spark.consumer.upkeep import Subscribed
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError, RouteNotFound
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue
 from tests.consumer.fake_member import FakeMember, Hand, made

@@ -11,12 +11,12 @@ from types import FrameType
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
+from rocketmq_spark.consumer import upkeep
 from rocketmq_spark.consumer.polls import OffsetRequests, Polls
-from rocketmq_spark.consumer.pull import upkeep
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
-from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
+from rocketmq_spark.consumer.upkeep import Subscribed, Upkeep
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerNotFound,

@@ -19,8 +19,8 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.assigned import ONE_ANSWER, FetchedPart
 from rocketmq_spark.consumer.polls import OffsetRequests, Polls, PullRequestHandler, check_offset
 from rocketmq_spark.consumer.prefetch import BacklogReader
-from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, parse_filter
+from rocketmq_spark.consumer.upkeep import Subscribed, Upkeep
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
