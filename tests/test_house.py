@@ -51,7 +51,7 @@ ORDER = {
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance listener member_state offsets listener_pool settings"
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
-    " rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer polls"
+    " rebalancing rows tools push.running pop.in_hand pop.listening pop.running push.consumer polls"
     " upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",

@@ -18,9 +18,9 @@ from rocketmq_spark.consumer.pop import simple_consumer
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.pull import pull_consumer
 from rocketmq_spark.consumer.push import consumer as group_consumer
-from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.tools import ConsumerTools
 from rocketmq_spark.errors import DecodeError, OptionError
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange, PullRequest, ReceivedMessage
 from rocketmq_spark.options import Options, transport

@@ -18,8 +18,8 @@ from rocketmq_spark.consumer.pull import pull_consumer
 from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
 from rocketmq_spark.consumer.push import consumer, running
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.tools import ConsumerTools
 from rocketmq_spark.wire.bodies import GroupMembership
 from tests.client.conftest import Parts
 from tests.helpers import no_more_threads, raising, unlike_ctrl_c

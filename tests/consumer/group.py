@@ -24,9 +24,9 @@ from rocketmq_spark.base.threads import Aside
 from rocketmq_spark.consumer.listener import DeferredListener
 from rocketmq_spark.consumer.listener_pool import ListenerPool, Work
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.tools import ConsumerTools
 from rocketmq_spark.consumer.tracing import ListenerTraces
 from rocketmq_spark.errors import (
     BrokerError,

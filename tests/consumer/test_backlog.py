@@ -20,9 +20,9 @@ from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
 from rocketmq_spark.consumer.pulling import Backlogs
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.running import ConsumerTools
 from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.tools import ConsumerTools
 from rocketmq_spark.model import MASTER_ID, MessageQueue, ReceivedMessage
 from rocketmq_spark.wire import messages
 from tests.consumer.group import FakeBrokers, FakeMember

@@ -13,8 +13,8 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
-from rocketmq_spark.consumer.push.running import CLOSE_TIMEOUT_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import CallTimeout, ClosedError, LocalProtocolError, OptionError
 from rocketmq_spark.model import Filter, PullRequest
 from rocketmq_spark.model.membership import ResetOffsets

@@ -7,8 +7,8 @@ import pytest
 
 from rocketmq_spark.consumer.listener_pool import Work
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.push.running import TIMEOUT_S
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
+from rocketmq_spark.consumer.tools import TIMEOUT_S
 from rocketmq_spark.errors import CallTimeout, RouteNotFound
 from tests.consumer.group import GroupBench
 from tests.queues import q, qs

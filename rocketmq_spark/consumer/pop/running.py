@@ -25,8 +25,8 @@ from rocketmq_spark.consumer.pop.in_hand import (
     ordering_key_of,
 )
 from rocketmq_spark.consumer.pop.listening import FifoConsumeService, PopConsumeService, StandardConsumeService
-from rocketmq_spark.consumer.push.running import CLOSE_TIMEOUT_S, STATS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.consumer.settings import MAX_WAIT_S, ConsumerSettings, Subscriptions
+from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, STATS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
 from rocketmq_spark.model.message import Place, PoppedMessage

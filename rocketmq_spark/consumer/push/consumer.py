@@ -13,8 +13,9 @@ from rocketmq_spark.base.process import Closing, Owner, entry, on_signals, postp
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.consumer.listener import DeferredListener, Listener, check_listener
 from rocketmq_spark.consumer.pop.running import RunningPopConsumer
-from rocketmq_spark.consumer.push.running import ConsumerTools, RunningConsumer
+from rocketmq_spark.consumer.push.running import RunningConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, parse_filter
+from rocketmq_spark.consumer.tools import ConsumerTools
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats

@@ -13,16 +13,15 @@ import itertools
 import logging
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
-from rocketmq_spark.base.threads import Aside, Timer
 from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, Reregistration, SubscriptionConflicts
-from rocketmq_spark.consumer.listener import Listener, Replier
-from rocketmq_spark.consumer.listener_pool import ListenerPool, SendBack
+from rocketmq_spark.consumer.listener import Listener
+from rocketmq_spark.consumer.listener_pool import SendBack
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.offsets import (
     BrokerOffsets,
@@ -33,13 +32,12 @@ from rocketmq_spark.consumer.offsets import (
 )
 from rocketmq_spark.consumer.ordered import OrderedConsumeService
 from rocketmq_spark.consumer.ownership import Ownership
-from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.pulling import Backlogs, Pulling
 from rocketmq_spark.consumer.rebalancing import BrokerRequestHandler, Rebalancing
-from rocketmq_spark.consumer.rows import RowsDecoder, RowsQueue, batch_listener
+from rocketmq_spark.consumer.rows import RowsQueue, batch_listener
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
-from rocketmq_spark.consumer.tracing import ListenerTraces
+from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, STATS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.membership import ConsumerStats, Membership, TopicFigures
@@ -48,32 +46,16 @@ from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 3.0
 FIRST_COMMIT_S = 10.0
 FIRST_LOCK_S, LOCK_S = 1.0, 20.0
 # A broker that restarts forgets its locks. The connection to a Proxy stays open, so only the next lock request shows the loss.
 NO_NOTICES_LOCK_S = 3.0
-STATS_S = 60.0
 # Each answer to a pull has the end offset of its queue, and pulls are answered within 15 s. Other queues are asked for theirs.
 END_OFFSETS_S, MAX_END_OFFSET_AGE_MS = 20.0, 30_000
-CLOSE_TIMEOUT_S = 1.0  # how long a stop waits for pulls and timers; the rest of its time is for the last commit
 # The instance name in the folder of a broadcasting member: Java's default. The folder must be the same after a restart.
 INSTANCE_NAME = "DEFAULT"
 
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerTools:
-    """The tools with which a consumer is built. Sessions and tests pass different ones."""
-
-    timer: Callable[[str], Timer] = Timer  # creates a timer with this name
-    workers: Callable[[str, int], ListenerPool] = ListenerPool  # creates the threads of the listener
-    per_queue_threads: Callable[[], Aside] = Aside  # creates the threads that send late messages of single queues back
-    backlog_reader: BacklogReader | None = None  # None: no queue is read ahead
-    replier: Replier | None = None  # sends replies to requests (request-reply)
-    traces: Callable[[], ListenerTraces | None] = lambda: None  # creates the traces of listener calls
-    rows_decoder: RowsDecoder | None = None  # decodes answers to rows, for a listener of record batches
 
 
 class RunningConsumer:
