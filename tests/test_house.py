@@ -51,8 +51,8 @@ ORDER = {
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance listener member_state offsets listener_pool settings"
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
-    " rebalancing rows tools push.running pop.in_hand pop.listening pop.running push.consumer polls"
-    " upkeep pull.pull_consumer pop.simple_consumer",
+    " rebalancing polls broker_requests rows tools push.running pop.in_hand pop.listening pop.running"
+    " push.consumer upkeep pull.pull_consumer pop.simple_consumer",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release portions stream commits envelope_records queue_records service node",
@@ -337,7 +337,7 @@ def test_what_spark_imports_is_light(package):
 _FILES = [
     "client.calls.from_file",
     "consumer.offsets",
-    "consumer.rebalancing.stacks_of_threads",
+    "consumer.broker_requests.stacks_of_threads",
     "spark.checkpoints",
     "spark.monitoring.metrics_listener.MetricsListener",
     "spark.conf",

@@ -1,4 +1,4 @@
-"""The requests of a ``PullConsumer``: its pulls (``Polls``), its offset requests, and its answers to requests of brokers.
+"""The requests of a ``PullConsumer``: its pulls (``Polls``), and its offset requests.
 
 ``Polls`` guards the queues (``Assigned``) by one lock. Answers to pulls arrive on connection threads, which send the next pulls.
 Polls wait for these answers. Each offset request has the request timeout.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 
@@ -21,20 +20,11 @@ from rocketmq_spark.consumer.offsets import CommitFailureLog
 from rocketmq_spark.consumer.prefetch import BacklogReader, Prefetcher, PrefetchLimits
 from rocketmq_spark.consumer.reachability import Reachability
 from rocketmq_spark.consumer.rebalance import StartOffset, StartOffsetRequests, start_offset
-from rocketmq_spark.consumer.rebalancing import stacks_of_threads
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import BrokerBusy, BrokerError, OffsetError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.membership import (
-    Answer,
-    BrokerRequest,
-    InfoAsked,
-    MembersChanged,
-    Membership,
-    OffsetsAsked,
     QueueInfo,
-    ResetOffsets,
-    RunningInfo,
 )
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.queues.environment import Own
@@ -388,54 +378,3 @@ class OffsetRequests:
 
     def request_deadline(self) -> Deadline:
         return Deadline.after(self._settings.request_timeout_s)
-
-
-class PullRequestHandler:
-    """Handles the requests of brokers to a ``PullConsumer``.
-
-    ``on_members_changed`` makes the consumer check its group soon. ``on_foreign_reset`` gets resets of queues that are not
-    assigned: the consumer may be acquiring such a queue, with a start offset from before the reset.
-    """
-
-    def __init__(
-        self,
-        polls: Polls,
-        membership: Callable[[], Membership],
-        on_members_changed: Callable[[], None],
-        commit: Callable[[Mapping[MessageQueue, int]], object],
-        on_foreign_reset: Callable[[MessageQueue, int], None] = lambda queue, offset: None,
-        answers_stacks: bool = True,
-    ) -> None:
-        self._polls = polls
-        self._answers_stacks = answers_stacks
-        self._membership = membership
-        self._on_members_changed = on_members_changed
-        self._commit = commit
-        self._on_foreign_reset = on_foreign_reset
-        self._started_ms = time.time_ns() // 1_000_000
-
-    def __call__(self, address: str, request: BrokerRequest) -> Answer | None:
-        """Return the answer to a request of the broker at ``address``.
-
-        Returns None if the broker expects no answer, and for requests that need a listener.
-        """
-        match request:
-            case MembersChanged():
-                logger.info("the broker at %s reports that the members of the group changed", address)
-                self._on_members_changed()
-            case ResetOffsets(topic, offsets):
-                reset_offsets = self._polls.reset(offsets)
-                logger.warning("offsets of %s were reset by %s: %s", topic, address, reset_offsets)
-                if foreign_queues := sorted(offsets.keys() - reset_offsets.keys()):
-                    logger.warning("this member does not own these queues and did not reset them: %s", foreign_queues)
-                for queue in foreign_queues:
-                    self._on_foreign_reset(queue, offsets[queue])
-                self._commit(reset_offsets)
-            case OffsetsAsked(topic):
-                return {q: info.commit_offset or 0 for q, info in self._polls.queue_infos().items() if q.topic == topic}
-            case InfoAsked(stacks):
-                stack_text = stacks_of_threads() if stacks and self._answers_stacks else None
-                return RunningInfo(
-                    self._membership(), self._started_ms, queues=self._polls.queue_infos(), stacks=stack_text
-                )
-        return None

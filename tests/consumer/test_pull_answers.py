@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Clock, Deadline
-from rocketmq_spark.consumer.polls import Polls, PullRequestHandler
+from rocketmq_spark.consumer.broker_requests import PullRequestHandler
+from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.model import NO_FILTER, MessageQueue

@@ -18,6 +18,7 @@ from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX
+from rocketmq_spark.consumer.broker_requests import BrokerRequestHandler
 from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, Reregistration, SubscriptionConflicts
 from rocketmq_spark.consumer.listener import Listener
@@ -34,7 +35,7 @@ from rocketmq_spark.consumer.ordered import OrderedConsumeService
 from rocketmq_spark.consumer.ownership import Ownership
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.pulling import Backlogs, Pulling
-from rocketmq_spark.consumer.rebalancing import BrokerRequestHandler, Rebalancing
+from rocketmq_spark.consumer.rebalancing import Rebalancing
 from rocketmq_spark.consumer.rows import RowsQueue, batch_listener
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, STATS_S, TIMEOUT_S, ConsumerTools
