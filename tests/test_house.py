@@ -49,7 +49,7 @@ ORDER = {
     "producer": "accumulator attempts outgoing settings topics spooling encoding plain destination in_flight"
     " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
-    "consumer": "pop pull push process_queue rebalance listener member_state offsets listener_pool settings"
+    "consumer": "pop pull push process_queue rebalance listener member_state listener_pool settings offsets"
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
     " rebalancing polls broker_requests rows tools push.running pop.in_hand pop.listening pop.running"
     " push.consumer upkeep pull.pull_consumer pop.simple_consumer",
@@ -143,13 +143,13 @@ OUTSIDE = {
     " aio.producer consumer.member_state consumer.listener_pool consumer.settings consumer.offsets"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.concurrent"
-    " consumer.rebalancing consumer.push.consumer consumer.prefetch grpc_proxy.transactions"
+    " consumer.rebalancing consumer.broker_requests consumer.push.consumer consumer.prefetch grpc_proxy.transactions"
     " consumer.polls consumer.upkeep stored.look spool.store spool.redelivery notebook",
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
     "time": "base.clock base.threads base.retry base.tls_files remoting.endpoint remoting.connection remoting.pool client.calls"
     " client.route client.questions delay.node delay.stream grpc_proxy.channel grpc_proxy.proxy grpc_proxy.sender client.instance"
-    " client.sender spool.spool consumer.polls session.telemetry localbroker cli spark.monitoring.metrics_listener aio",
+    " client.sender spool.spool consumer.broker_requests session.telemetry localbroker cli spark.monitoring.metrics_listener aio",
     "asyncio": "aio",
     "multiprocessing": "",
 }

@@ -1,4 +1,4 @@
-"""Where a push consumer stores the offsets of its group: on brokers, or in a file if the group broadcasts.
+"""Where the offsets of a group are stored: on brokers, or in a file if the group broadcasts.
 
 Members of a group that shares its queues commit to brokers. A broadcasting member keeps a file, as Java's
 ``LocalFileOffsetStore``. Each write replaces the file atomically and keeps the previous file as ``.bak``, so one of the two
@@ -10,6 +10,7 @@ Each cluster has its own file, because brokers of two clusters may have the same
 with an address in common belong to one cluster.
 
 ``RunningConsumer`` calls ``persist`` every ``persist_interval_s``, and ``Ownership`` calls it when it releases a queue.
+``OffsetRequests`` sends the offset requests of a ``PullConsumer``.
 """
 
 from __future__ import annotations
@@ -23,18 +24,23 @@ import math
 import os
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.complaints import Complaints
+from rocketmq_spark.base.threads import text_of
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.rebalance import StartOffset, StartOffsetRequests, start_offset
+from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.ports import GroupMember
+from rocketmq_spark.queues.environment import Own
 
 logger = logging.getLogger(__name__)
 
@@ -582,3 +588,81 @@ class FileOffsets:
             logger.warning("offsets are stored again")
         with self._state.lock:
             self._state.offsets.mark_committed(offsets)
+
+
+MAX_OFFSET = 2**63 - 1
+
+
+def check_offset(queue: MessageQueue, offset: object) -> None:
+    """Raise ``OffsetError`` if a value that a user passed is not an offset."""
+    is_integer = isinstance(offset, Integral) and not isinstance(offset, bool)
+    if not is_integer or not 0 <= offset <= MAX_OFFSET:  # type: ignore[operator]
+        raise OffsetError(
+            f"the offset is {text_of(offset)}; expected a whole number from 0 to {MAX_OFFSET}",
+            topic=queue.topic,
+            queue=str(queue),
+        )
+
+
+class OffsetRequests:
+    """Sends the offset requests of a consumer, and raises their errors."""
+
+    def __init__(self, member: GroupMember, settings: ConsumerSettings) -> None:
+        self._member = member
+        self._settings = settings
+        self._environment_queues = Own(settings.environment)
+        self._failure_log = CommitFailureLog(settings.group)
+
+    def queues(self, topic: str, refresh: bool = False) -> Sequence[MessageQueue]:
+        """Return the readable queues of a topic in the environment; ``refresh`` fetches the route again."""
+        return self._environment_queues(self._member.queues(topic, self.request_deadline(), refresh))
+
+    def start_offset_of(self, queue: MessageQueue) -> StartOffset:
+        """Return the start offset of a new queue. Raises ``OptionError`` if the queue belongs to another environment."""
+        queues = self.queues(queue.topic)  # this also fetches the address of the broker
+        if self._settings.environment is not None and queue not in queues:
+            name = self._settings.environment.name
+            raise OptionError(f"queue {queue} does not belong to environment {name!r}; expected one of {list(queues)}")
+        requests = StartOffsetRequests(
+            committed=lambda: self._member.committed(self._settings.group, queue, self.request_deadline()),
+            max_offset=lambda: self.bounds(queue).max_offset,
+            offset_at_time=lambda epoch_ms: self.offset_at_time(queue, epoch_ms),
+        )
+        return start_offset(queue, self._settings.consume_from, requests)
+
+    def bounds(self, queue: MessageQueue, for_group: bool = False) -> QueueBounds:
+        return self._member.bounds(queue, self.request_deadline(), self._settings.group if for_group else None)
+
+    def offset_at_time(self, queue: MessageQueue, epoch_ms: int) -> int:
+        """Return the first offset stored at or after a time; the end offset if all messages are older."""
+        offset = self._member.search_offset(queue, epoch_ms, self.request_deadline(), self._settings.group)
+        return self.bounds(queue, for_group=True).clamp(offset)
+
+    def check_in_queue(self, queue: MessageQueue, offset: int) -> int:
+        """Return ``offset``. Raises ``OffsetError`` if the queue has no such offset; the end offset is allowed."""
+        check_offset(queue, offset)
+        bounds = self.bounds(queue, for_group=True)
+        if bounds.clamp(offset) != offset:
+            raise OffsetError(
+                f"seek to offset {offset}; expected one from {bounds.min_offset} to {bounds.max_offset}",
+                topic=queue.topic,
+                queue=str(queue),
+                remedy="Seek the beginning or the end instead",
+            )
+        return offset
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """Return the group's committed offset; None if there is none."""
+        self.queues(queue.topic)
+        return self._member.committed(self._settings.group, queue, self.request_deadline(), young_at_zero=False)
+
+    def commit(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
+        """Commit offsets. Returns the errors by queue, and logs when a broker starts to fail, or works again."""
+        if not offsets:
+            return {}
+        errors = self._member.commit(self._settings.group, offsets, self.request_deadline())
+        self._failure_log.log_changes(offsets, errors)
+        return errors
+
+    def request_deadline(self) -> Deadline:
+        return Deadline.after(self._settings.request_timeout_s)

@@ -18,7 +18,8 @@ from rocketmq_spark.base.process import entry
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.assigned import FetchedPart, UncommittedOffsets
 from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, SubscriptionConflicts
-from rocketmq_spark.consumer.polls import OffsetRequests, Polls
+from rocketmq_spark.consumer.offsets import OffsetRequests
+from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.reachability import Reachability
 from rocketmq_spark.consumer.rebalance import Allocation, StartOffset, allocate_clustering, wait_s
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions

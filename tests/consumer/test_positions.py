@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rocketmq_spark.consumer.polls import OffsetRequests
+from rocketmq_spark.consumer.offsets import OffsetRequests
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OffsetError, ServerFault

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark.base.clock import Clock
-from rocketmq_spark.consumer.polls import OffsetRequests
+from rocketmq_spark.consumer.offsets import OffsetRequests
 from rocketmq_spark.consumer.reachability import Reachability
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions

@@ -9,7 +9,7 @@ import pytest
 from rocketmq_spark import options as options_table
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.consumer.polls import OffsetRequests
+from rocketmq_spark.consumer.offsets import OffsetRequests
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import BrokerBusy, DataLossError, OffsetError
 from rocketmq_spark.model import MessageQueue, OffsetRange

@@ -18,7 +18,8 @@ from rocketmq_spark.base.process import Owner, entry, postponed
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.assigned import ONE_ANSWER, FetchedPart
 from rocketmq_spark.consumer.broker_requests import PullRequestHandler
-from rocketmq_spark.consumer.polls import OffsetRequests, Polls, check_offset
+from rocketmq_spark.consumer.offsets import OffsetRequests, check_offset
+from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, parse_filter
 from rocketmq_spark.consumer.upkeep import Subscribed, Upkeep
