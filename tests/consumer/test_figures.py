@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.consumer.member_state import HOUR_MS, MINUTE_MS, ConsumerFigures
+from rocketmq_spark.consumer.figures import HOUR_MS, MINUTE_MS, ConsumerFigures
 from rocketmq_spark.model.membership import InfoAsked, TopicFigures
 from tests.consumer.group import GroupBench
 from tests.queues import q

@@ -16,7 +16,7 @@ from functools import partial
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer, start_thread
-from rocketmq_spark.consumer.member_state import ConsumerFigures
+from rocketmq_spark.consumer.figures import ConsumerFigures
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ClosedError, NotFound, RocketMQError
 from rocketmq_spark.model.membership import ConsumerStats, TopicFigures
