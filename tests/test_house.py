@@ -49,7 +49,7 @@ ORDER = {
     "producer": "accumulator attempts outgoing settings topics spooling encoding plain destination in_flight"
     " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
-    "consumer": "pop pull push process_queue rebalance listener figures member_state listener_pool settings offsets"
+    "consumer": "pop pull push process_queue rebalance listener figures member_state listener_pool send_back settings offsets"
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
     " rebalancing polls broker_requests rows tools push.running pop.in_hand pop.listening pop.running"
     " push.consumer upkeep pull.pull_consumer pop.simple_consumer",

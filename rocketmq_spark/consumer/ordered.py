@@ -23,9 +23,10 @@ from rocketmq_spark.consumer.listener import (
     judge_ordered,
     with_replier,
 )
-from rocketmq_spark.consumer.listener_pool import DROPPED_TEXT, ListenerPool, SendBack, send_all_back
+from rocketmq_spark.consumer.listener_pool import ListenerPool
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.process_queue import ProcessQueue, pause_reason
+from rocketmq_spark.consumer.send_back import DROPPED_TEXT, SendBack, send_all_back
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 

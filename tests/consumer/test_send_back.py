@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.consumer.listener_pool import SendBack
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.process_queue import Thresholds
+from rocketmq_spark.consumer.send_back import SendBack
 from rocketmq_spark.errors import (
     AccessDenied,
     CallTimeout,

@@ -22,7 +22,6 @@ from rocketmq_spark.consumer.broker_requests import BrokerRequestHandler
 from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, Reregistration, SubscriptionConflicts
 from rocketmq_spark.consumer.listener import Listener
-from rocketmq_spark.consumer.listener_pool import SendBack
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.offsets import (
     BrokerOffsets,
@@ -37,6 +36,7 @@ from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.pulling import Backlogs, Pulling
 from rocketmq_spark.consumer.rebalancing import Rebalancing
 from rocketmq_spark.consumer.rows import RowsQueue, batch_listener
+from rocketmq_spark.consumer.send_back import SendBack
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, STATS_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RocketMQError
