@@ -20,11 +20,7 @@ from rocketmq_spark.consumer.polls import Polls
 from rocketmq_spark.consumer.process_queue import ProcessQueue
 from rocketmq_spark.consumer.rebalancing import Rebalancing
 from rocketmq_spark.consumer.settings import ConsumerSettings
-from rocketmq_spark.errors import (
-    ClosedError,
-    DecodeError,
-    MessageRefused,
-)
+from rocketmq_spark.errors import ClosedError, DecodeError, MessageRefused
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.model.membership import (
     Answer,

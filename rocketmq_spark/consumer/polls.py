@@ -20,9 +20,7 @@ from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.errors import BrokerBusy, BrokerError, OffsetError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, ReceivedMessage
-from rocketmq_spark.model.membership import (
-    QueueInfo,
-)
+from rocketmq_spark.model.membership import QueueInfo
 from rocketmq_spark.ports import GroupMember
 
 logger = logging.getLogger(__name__)

@@ -15,17 +15,21 @@ import enum
 import logging
 import math
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from rocketmq_spark.base.clock import Clock
-from rocketmq_spark.base.threads import start_thread
+from rocketmq_spark.base.threads import Timer, start_thread
 from rocketmq_spark.consumer.assigned import Bytes, FetchedPart, FetchRequest
-from rocketmq_spark.errors import RocketMQError
-from rocketmq_spark.model import MessageQueue, OffsetRange, ReceivedMessage
+from rocketmq_spark.consumer.member_state import MemberState
+from rocketmq_spark.consumer.process_queue import ProcessQueue
+from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.errors import DecodeError, RocketMQError
+from rocketmq_spark.model import MASTER_ID, MessageQueue, OffsetRange, ReceivedMessage
+from rocketmq_spark.wire.messages import portion
 
 logger = logging.getLogger(__name__)
 
@@ -389,3 +393,179 @@ class Prefetcher:
         self._queues.release([backlog.request for backlog in reader.backlogs], self._clock.now() + cooldown_s)
         reader.read, reader.backlogs = None, ()
         self._changed.notify_all()
+
+
+MAX_FULL_S = 1.0  # if a cache is full for this time, the listener is slow, and pulls are fast enough
+RECHECK_S = 0.05  # the interval at which Java checks a full queue
+SubmitMessages = Callable[[ProcessQueue, Sequence[Any]], None]
+# What is put into a process queue, and the offset of the first message that was left out, because those before it are too large
+# together; None if no message was left out.
+DecodedPart = tuple[Sequence[Any], int | None]
+DecodeParts = Callable[[Sequence[FetchedPart]], Iterable[DecodedPart]]
+# Resets offsets of queues on another thread; must not block.
+ResetOffsetsSoon = Callable[[Mapping[MessageQueue, int]], None]
+
+
+def decode_messages(parts: Sequence[FetchedPart]) -> Iterator[DecodedPart]:
+    """``DecodeParts`` for a listener of messages."""
+    for part in parts:
+        messages, first_left_out = portion(part.read())
+        yield messages, None if first_left_out is None else first_left_out.queue_offset
+
+
+class BacklogQueue:
+    """A queue that may be read ahead (``PrefetchableQueue``). Its messages are in the process queue, or not decoded yet."""
+
+    def __init__(self, process_queue: ProcessQueue, token: int, max_span: int | None) -> None:
+        self.process_queue = process_queue
+        self.token = token
+        self.in_flight = True
+        self.pull_offset = 0
+        self.end_offset: int | None = None
+        self.cooldown_until = self.retry_at = 0.0
+        self.broker_id = MASTER_ID
+        self._max_span = max_span
+        self.undecoded_count = self.undecoded_bytes = 0  # of accepted messages that are not in the process queue yet
+
+    @property
+    def cached_count(self) -> int:
+        return self.process_queue.count + self.undecoded_count
+
+    @property
+    def cached_bytes(self) -> int:
+        return self.process_queue.bytes + self.undecoded_bytes
+
+    @property
+    def paused(self) -> bool:
+        """Whether the queue was dropped, or its first unfinished message is too far behind its last one."""
+        return self.process_queue.dropped or (self._max_span is not None and self.process_queue.span > self._max_span)
+
+
+class Backlogs:
+    """The queues of one member that are read ahead."""
+
+    def __init__(
+        self, settings: ConsumerSettings, state: MemberState, timer: Timer, backlog_reader: BacklogReader
+    ) -> None:
+        thresholds = settings.thresholds
+        self._state = state
+        self._timer = timer
+        self._max_span = thresholds.max_span
+        limits = PrefetchLimits(
+            settings.pull_batch_size, thresholds.max_count, thresholds.max_bytes, MAX_FULL_S, RECHECK_S
+        )
+        self._min_backlog = MIN_BACKLOG_ANSWERS * limits.pull_batch_size
+        self._prefetcher = Prefetcher(state.lock, state.changed, self, limits, backlog_reader, Clock())
+        self._tokens = 0  # the token of the newest ``BacklogQueue``
+        self._states: dict[MessageQueue, BacklogQueue] = {}
+        # Set by ``Pulling.use_backlogs``.
+        self.pull: Callable[[ProcessQueue, int], None] = lambda queue, offset: None  # pulls a queue from an offset on
+        self.submit: SubmitMessages = lambda queue, messages: None  # passes messages to the listener
+        self.decode: DecodeParts = decode_messages
+        self.is_unfiltered: IsUnfiltered = lambda queue: False  # whether a queue is read without a filter
+        self.reset_offsets_soon: ResetOffsetsSoon = lambda offsets: None
+        state.resume_count = limits.half_count
+
+    def try_read_ahead(self, queue: ProcessQueue, offset: int) -> bool:
+        """Start to read ``queue`` ahead from ``offset`` on, if it is far behind. If this returns False, the caller pulls it."""
+        with self._state.lock:
+            end_offset = self._state.end_offsets.get(queue.queue)
+            if end_offset is None or end_offset - offset < self._min_backlog:
+                return False
+            backlog_queue = self._backlog_queue(queue)
+            backlog_queue.pull_offset, backlog_queue.end_offset, backlog_queue.in_flight = offset, end_offset, False
+            backlog_queue.in_flight = queue.queue not in self._prefetcher.start(self.is_unfiltered)
+            return not backlog_queue.in_flight
+
+    def close(self, wait_s: float) -> None:
+        self._prefetcher.close(wait_s)
+
+    # --- ``PrefetchQueues``; the caller holds the lock
+
+    @property
+    def states(self) -> Mapping[MessageQueue, BacklogQueue]:
+        return self._states
+
+    def mark_read_ahead(self, requests: Iterable[FetchRequest]) -> None:
+        for request in requests:
+            self._states[request.queue].in_flight = True
+
+    def accept(self, request: FetchRequest, part: FetchedPart) -> bool:
+        backlog_queue = self._current(request)
+        if backlog_queue is None:
+            return False
+        backlog_queue.undecoded_count += part.offset_count
+        backlog_queue.undecoded_bytes += len(part.stored)
+        return True
+
+    def reset(self, request: FetchRequest, offset: int) -> None:
+        """Apply an operator's reset, also if the queue was just dropped: the broker reports a reset only once."""
+        self.reset_offsets_soon({request.queue: offset})
+
+    def release(self, requests: Iterable[FetchRequest], cooldown_until: float) -> None:
+        for request in requests:
+            if (backlog_queue := self._current(request)) is not None:
+                backlog_queue.in_flight = False
+                backlog_queue.cooldown_until = cooldown_until
+                # Messages that could not be decoded are counted no more: pulls request them again.
+                backlog_queue.undecoded_count = backlog_queue.undecoded_bytes = 0
+        self._timer.later(0, self._resume_pulls)  # also without queues here: others may have come too late for the read
+
+    # --- ``PrefetchQueues``; without the lock
+
+    def process_accepted(self, parts: Sequence[tuple[FetchRequest, FetchedPart]]) -> None:
+        """Decode messages, on the thread that read them."""
+        for (request, part), decoded in zip(parts, self.decode([part for _, part in parts]), strict=True):
+            self._put_decoded(request, part, *decoded)
+
+    def _put_decoded(
+        self, request: FetchRequest, part: FetchedPart, messages: Sequence[Any], first_left_out: int | None
+    ) -> None:
+        with self._state.lock:
+            backlog_queue = self._current(request)
+            if backlog_queue is None:
+                return
+            backlog_queue.undecoded_count -= part.offset_count
+            backlog_queue.undecoded_bytes -= len(part.stored)
+            # Not before the messages are decoded: if decoding fails, pulls request them again.
+            backlog_queue.pull_offset = part.next_offset if first_left_out is None else first_left_out
+            now_ms = self._timer.now_ms()
+            backlog_queue.process_queue.last_pull_ms = now_ms
+            backlog_queue.process_queue.put(messages)
+            self._state.figures.record_pull(
+                request.queue.topic, backlog_queue.process_queue.message_count(messages), None, now_ms
+            )
+        self.submit(backlog_queue.process_queue, messages)
+        if first_left_out is not None:
+            raise DecodeError(
+                f"messages read ahead of {request.queue} are too large together; pulling from offset {first_left_out} on"
+            )
+
+    def _resume_pulls(self) -> None:
+        """Continue to pull the queues that are not read ahead."""
+        with self._state.lock:
+            released = [backlog_queue for backlog_queue in self._states.values() if not backlog_queue.in_flight]
+            for backlog_queue in released:
+                backlog_queue.in_flight = True
+        for backlog_queue in released:
+            self.pull(backlog_queue.process_queue, backlog_queue.pull_offset)
+
+    def _backlog_queue(self, queue: ProcessQueue) -> BacklogQueue:
+        backlog_queue = self._states.get(queue.queue)
+        if backlog_queue is None or backlog_queue.process_queue is not queue:
+            self._tokens += 1
+            self._states = {
+                queue_key: other for queue_key, other in self._states.items() if not other.process_queue.dropped
+            }
+            backlog_queue = self._states[queue.queue] = BacklogQueue(queue, self._tokens, self._max_span)
+        return backlog_queue
+
+    def _current(self, request: FetchRequest) -> BacklogQueue | None:
+        backlog_queue = self._states.get(request.queue)
+        return (
+            backlog_queue
+            if backlog_queue is not None
+            and backlog_queue.token == request.token
+            and not backlog_queue.process_queue.dropped
+            else None
+        )

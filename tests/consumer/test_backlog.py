@@ -13,12 +13,11 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
-from rocketmq_spark.consumer import prefetch, pulling
+from rocketmq_spark.consumer import prefetch
 from rocketmq_spark.consumer.assigned import FetchedPart, FetchRequest
 from rocketmq_spark.consumer.member_state import MemberState
-from rocketmq_spark.consumer.prefetch import BacklogReader
+from rocketmq_spark.consumer.prefetch import BacklogReader, Backlogs
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
-from rocketmq_spark.consumer.pulling import Backlogs
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
@@ -86,7 +85,7 @@ class Bench:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No listener is slow: else pulls, which fill more, take over on a busy machine."""
-    monkeypatch.setattr(pulling, "MAX_FULL_S", 600.0)
+    monkeypatch.setattr(prefetch, "MAX_FULL_S", 600.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -229,8 +228,8 @@ def test_a_listener_that_hangs_holds_back_its_queue_and_no_other(bench: Bench) -
 
 def test_where_listeners_are_slow_pulls_go_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "COOLDOWN_S", 600.0)
-    monkeypatch.setattr(pulling, "MAX_FULL_S", 0.01)
-    monkeypatch.setattr(pulling, "RECHECK_S", 0.001)
+    monkeypatch.setattr(prefetch, "MAX_FULL_S", 0.01)
+    monkeypatch.setattr(prefetch, "RECHECK_S", 0.001)
     free = threading.Semaphore(0)
     bench.fill(A, 1000)
     bench.start(one_by_one(free))
@@ -258,8 +257,8 @@ def test_no_more_waits_than_may(bench: Bench) -> None:
 
 def test_what_was_pulled_counts_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that is tried again does not add to what pulls have filled."""
-    monkeypatch.setattr(pulling, "MAX_FULL_S", 0.01)
-    monkeypatch.setattr(pulling, "RECHECK_S", 0.001)
+    monkeypatch.setattr(prefetch, "MAX_FULL_S", 0.01)
+    monkeypatch.setattr(prefetch, "RECHECK_S", 0.001)
     monkeypatch.setattr(prefetch, "COOLDOWN_S", 0.0)
     free = threading.Semaphore(0)
     bench.fill(A, 1000)

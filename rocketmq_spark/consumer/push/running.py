@@ -23,17 +23,12 @@ from rocketmq_spark.consumer.concurrent import ConcurrentConsumeService
 from rocketmq_spark.consumer.group_health import COMPARE_S, ConsumeModes, Reregistration, SubscriptionConflicts
 from rocketmq_spark.consumer.listener import Listener
 from rocketmq_spark.consumer.member_state import MemberState
-from rocketmq_spark.consumer.offsets import (
-    BrokerOffsets,
-    FileOffsets,
-    LocalOffsets,
-    OffsetStore,
-    offsets_path,
-)
+from rocketmq_spark.consumer.offsets import BrokerOffsets, FileOffsets, LocalOffsets, OffsetStore, offsets_path
 from rocketmq_spark.consumer.ordered import OrderedConsumeService
 from rocketmq_spark.consumer.ownership import Ownership
+from rocketmq_spark.consumer.prefetch import Backlogs
 from rocketmq_spark.consumer.process_queue import ProcessQueue
-from rocketmq_spark.consumer.pulling import Backlogs, Pulling
+from rocketmq_spark.consumer.pulling import Pulling
 from rocketmq_spark.consumer.rebalancing import Rebalancing
 from rocketmq_spark.consumer.rows import RowsQueue, batch_listener
 from rocketmq_spark.consumer.send_back import SendBack
