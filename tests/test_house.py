@@ -52,7 +52,7 @@ ORDER = {
     "consumer": "pop pull push process_queue rebalance listener figures member_state listener_pool send_back settings offsets"
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
     " rebalancing polls broker_requests rows tools push.running pop.in_hand pop.listening pop.running"
-    " push.consumer upkeep pull.pull_consumer pop.simple_consumer",
+    " push.consumer upkeep pull.pull_consumer simple",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release portions stream commits envelope_records queue_records service node",
@@ -141,7 +141,7 @@ OUTSIDE = {
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
     " producer.fates producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker"
     " aio.producer consumer.member_state consumer.listener_pool consumer.settings consumer.offsets"
-    " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
+    " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.simple"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.concurrent"
     " consumer.rebalancing consumer.broker_requests consumer.push.consumer consumer.prefetch grpc_proxy.transactions"
     " consumer.polls consumer.upkeep stored.look spool.store spool.redelivery notebook",

@@ -12,9 +12,9 @@ from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Owner
 from rocketmq_spark.client.pulls import wanted_of
+from rocketmq_spark.consumer import simple
 from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.listener import Replier
-from rocketmq_spark.consumer.pop import simple_consumer
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.pull import pull_consumer
 from rocketmq_spark.consumer.push import consumer as group_consumer
@@ -99,7 +99,7 @@ class PullConsumer(pull_consumer.BasePullConsumer):
         self._watch(f"the pull consumer of group {chosen.group!r}")
 
 
-class SimpleConsumer(simple_consumer.BaseSimpleConsumer):
+class SimpleConsumer(simple.BaseSimpleConsumer):
     """Receives messages from a Proxy. Call ``ack`` for each message that is done; without it a message is delivered again
     (docs/grpc.md).
 

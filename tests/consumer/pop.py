@@ -15,8 +15,8 @@ from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.pop.in_hand import Acknowledger, InvisibleMessage, UnackedMessages
-from rocketmq_spark.consumer.pop.simple_consumer import MIN_INVISIBLE_S, MIN_WAIT_S
 from rocketmq_spark.consumer.settings import ConsumerSettings
+from rocketmq_spark.consumer.simple import MIN_INVISIBLE_S, MIN_WAIT_S
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, NotFound, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.message import GroupPolicy, Place, PoppedMessage
