@@ -49,9 +49,9 @@ ORDER = {
     "producer": "accumulator attempts outgoing settings topics spooling encoding plain destination in_flight"
     " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
-    "consumer": "pop pull push process_queue rebalance listener figures member_state listener_pool send_back settings offsets"
+    "consumer": "pull push process_queue rebalance listener figures member_state listener_pool send_back settings offsets"
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
-    " rebalancing polls broker_requests rows tools push.running pop.in_hand pop.listening pop.running"
+    " rebalancing polls broker_requests rows tools push.running pop"
     " push.consumer upkeep pull.pull_consumer simple",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
@@ -142,7 +142,7 @@ OUTSIDE = {
     " producer.fates producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker"
     " aio.producer consumer.member_state consumer.listener_pool consumer.settings consumer.offsets"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.simple"
-    " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.concurrent"
+    " consumer.pop consumer.concurrent"
     " consumer.rebalancing consumer.broker_requests consumer.push.consumer consumer.prefetch grpc_proxy.transactions"
     " consumer.polls consumer.upkeep stored.look spool.store spool.redelivery notebook",
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"

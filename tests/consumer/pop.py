@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop.in_hand import Acknowledger, InvisibleMessage, UnackedMessages
+from rocketmq_spark.consumer.pop import Acknowledger, InvisibleMessage, UnackedMessages
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.simple import MIN_INVISIBLE_S, MIN_WAIT_S
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, NotFound, RocketMQError, RouteNotFound

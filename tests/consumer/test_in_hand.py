@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop import in_hand as in_hand_module
-from rocketmq_spark.consumer.pop.in_hand import UnackedMessages, ordering_key_of
+from rocketmq_spark.consumer import pop
+from rocketmq_spark.consumer.pop import UnackedMessages, ordering_key_of
 from rocketmq_spark.model.membership import ConsumerStats
 from tests.consumer.pop import of
 from tests.helpers import waits_in
@@ -65,7 +65,7 @@ def test_what_waits_to_be_tried_again_takes_no_room_until_it_is_through():
 @pytest.mark.parametrize("body", [b"x" * 1000, b""], ids=["large", "many"])
 def test_what_waits_behind_one_that_takes_long_has_a_limit(monkeypatch, body):
     """A hostile Proxy lends more and more of a queue that waits."""
-    monkeypatch.setattr(in_hand_module, "MAX_WAITING_BYTES", 100_000)
+    monkeypatch.setattr(pop, "MAX_WAITING_BYTES", 100_000)
     hand = UnackedMessages(ordering_key_of)
     (first,) = hand.add("t", [of("A", "a")], 30_000, 0)
     hand.start_call(first, 1)
@@ -89,7 +89,7 @@ def test_what_waits_behind_one_that_takes_long_has_a_limit(monkeypatch, body):
 @pytest.mark.parametrize("state", ["retry", "slow"])
 def test_large_messages_of_one_client_do_not_stop_other_queues(monkeypatch, state):
     """Each in a line of its own; it is enough that a listener fails, or takes long."""
-    monkeypatch.setattr(in_hand_module, "MAX_WAITING_BYTES", 100_000)
+    monkeypatch.setattr(pop, "MAX_WAITING_BYTES", 100_000)
     hand = UnackedMessages(ordering_key_of)
     lent = []
     for n in range(9):
@@ -110,7 +110,7 @@ def test_large_messages_of_one_client_do_not_stop_other_queues(monkeypatch, stat
 
 
 def test_a_message_that_was_given_up_is_not_consumed_after_a_renewal(monkeypatch):
-    monkeypatch.setattr(in_hand_module, "MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr(pop, "MAX_WAITING_BYTES", 1000)
     hand = UnackedMessages(ordering_key_of)
     (lent,) = hand.add("t", [replace(of("A", "a"), body=b"x" * 2000)], 30_000, 0)
     hand.start_call(lent, 1)

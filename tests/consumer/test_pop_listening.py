@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.pop.listening import FifoConsumeService, StandardConsumeService, redelivery_pause_s
+from rocketmq_spark.consumer.pop import FifoConsumeService, StandardConsumeService, redelivery_pause_s
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model.membership import ConsumerStats
 from rocketmq_spark.model.message import GroupPolicy

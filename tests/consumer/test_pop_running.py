@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop import in_hand
-from rocketmq_spark.consumer.pop.running import POLLER_CHECK_S
+from rocketmq_spark.consumer import pop
+from rocketmq_spark.consumer.pop import POLLER_CHECK_S
 from rocketmq_spark.consumer.push.consumer import BaseConsumer
 from rocketmq_spark.consumer.tools import TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import AccessDenied, ClosedError, ConnectionLost, OptionError, RocketMQError
@@ -448,7 +448,7 @@ def test_a_retry_in_order_does_not_wait_for_routes() -> None:
 
 def test_more_messages_of_a_line_that_was_cut_end_no_poller(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message group of another client: one message that takes long, large ones behind it, then one more."""
-    monkeypatch.setattr(in_hand, "MAX_WAITING_BYTES", 100_000)
+    monkeypatch.setattr(pop, "MAX_WAITING_BYTES", 100_000)
     member = Member(ordered=True)
     member.proxy.said = GroupPolicy(17, True, (10.0,))
     goes_on = member.held_up("g")

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pop.in_hand import InvisibleMessage, UnackedMessages
-from rocketmq_spark.consumer.pop.running import Pollers
+from rocketmq_spark.consumer.pop import InvisibleMessage, Pollers, UnackedMessages
 from rocketmq_spark.consumer.settings import Subscriptions
 from rocketmq_spark.errors import ConnectionLost, ServiceNotAvailable
 from rocketmq_spark.model import NO_FILTER

@@ -12,7 +12,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Closing, Owner, entry, on_signals, postponed
 from rocketmq_spark.base.threads import Latch
 from rocketmq_spark.consumer.listener import DeferredListener, Listener, check_listener
-from rocketmq_spark.consumer.pop.running import RunningPopConsumer
+from rocketmq_spark.consumer.pop import RunningPopConsumer
 from rocketmq_spark.consumer.push.running import RunningConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, parse_filter
 from rocketmq_spark.consumer.tools import ConsumerTools

@@ -16,7 +16,7 @@ from typing import Any
 
 from rocketmq_spark import Consumer, SimpleConsumer
 from rocketmq_spark.consumer import simple as simple_module
-from rocketmq_spark.consumer.pop import in_hand, running
+from rocketmq_spark.consumer import pop
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import PoppedMessage
 
@@ -63,15 +63,13 @@ def settle(consumer: SimpleConsumer, message: PoppedMessage) -> None:
 
 def lease(invisible_s: float, put: Callable[[object, str, float], None] = setattr) -> None:
     """Consumers with a listener have messages for so long, and ask for more time three times as often."""
-    for module in (in_hand, running):
-        put(module, "INVISIBLE_S", invisible_s)
-    put(running, "MAX_WAIT_S", invisible_s * 2 / 3)  # what comes at its end must have time left
-    put(in_hand, "LOOK_S", invisible_s / 3)
-    put(running, "RENEW_S", invisible_s / 3)
+    put(pop, "INVISIBLE_S", invisible_s)
+    put(pop, "MAX_WAIT_S", invisible_s * 2 / 3)  # what comes at its end must have time left
+    put(pop, "RENEW_S", invisible_s / 3)
 
 
 def push(endpoint: str, topic: str, group: str, invisible_s: float) -> None:
-    lease(min(invisible_s, in_hand.INVISIBLE_S))
+    lease(min(invisible_s, pop.INVISIBLE_S))
 
     def listener(messages: Sequence[PoppedMessage], context: Any) -> object:
         return None if took(messages[0]) else context.retry(1)
