@@ -49,10 +49,10 @@ ORDER = {
     "producer": "accumulator attempts outgoing settings topics spooling encoding plain destination in_flight"
     " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
-    "consumer": "pull push process_queue rebalance listener figures member_state listener_pool send_back settings offsets"
+    "consumer": "pull process_queue rebalance listener figures member_state listener_pool send_back settings offsets"
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
-    " rebalancing polls broker_requests rows tools push.running pop"
-    " push.consumer upkeep pull.pull_consumer simple",
+    " rebalancing polls broker_requests rows tools pop push"
+    " upkeep pull.pull_consumer simple",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release portions stream commits envelope_records queue_records service node",
@@ -143,7 +143,7 @@ OUTSIDE = {
     " aio.producer consumer.member_state consumer.listener_pool consumer.settings consumer.offsets"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.simple"
     " consumer.pop consumer.concurrent"
-    " consumer.rebalancing consumer.broker_requests consumer.push.consumer consumer.prefetch grpc_proxy.transactions"
+    " consumer.rebalancing consumer.broker_requests consumer.push consumer.prefetch grpc_proxy.transactions"
     " consumer.polls consumer.upkeep stored.look spool.store spool.redelivery notebook",
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",

@@ -16,7 +16,7 @@ from rocketmq_spark import Consumer, options, session
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.calls import credentials_of
-from rocketmq_spark.consumer.push.running import RunningConsumer
+from rocketmq_spark.consumer.push import RunningConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options, paths

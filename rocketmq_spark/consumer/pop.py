@@ -7,8 +7,8 @@
 - ``StandardConsumeService`` and ``FifoConsumeService`` pass the messages to the listener, one in each call: in any order, or in
   the order of each message group. They mirror the classes of the same names in RocketMQ's Java client for gRPC.
 - ``UnackedMessages`` has the state of the messages, guarded by one lock. It sends no requests.
-- ``Acknowledger`` acknowledges messages, makes them visible again, or extends their invisible time. If a request fails, no message
-  is lost: the Proxy delivers the message again when its invisible time is over.
+- ``Acknowledger`` acknowledges messages, makes them visible again, or extends their invisible time. If a request fails, no
+  message is lost: the Proxy delivers the message again when its invisible time is over.
 """
 
 from __future__ import annotations

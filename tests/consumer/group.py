@@ -23,28 +23,13 @@ from rocketmq_spark.base.codes import RETRY_PREFIX, Response
 from rocketmq_spark.base.threads import Aside
 from rocketmq_spark.consumer.listener import DeferredListener
 from rocketmq_spark.consumer.listener_pool import ListenerPool, Work
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tools import ConsumerTools
 from rocketmq_spark.consumer.tracing import ListenerTraces
-from rocketmq_spark.errors import (
-    BrokerError,
-    LocalProtocolError,
-    RocketMQError,
-    RouteNotFound,
-    ServerFault,
-    error_for,
-)
-from rocketmq_spark.model import (
-    Filter,
-    MessageQueue,
-    PullAnswer,
-    PullRequest,
-    PullStatus,
-    QueueBounds,
-    ReceivedMessage,
-)
+from rocketmq_spark.errors import BrokerError, LocalProtocolError, RocketMQError, RouteNotFound, ServerFault, error_for
+from rocketmq_spark.model import Filter, MessageQueue, PullAnswer, PullRequest, PullStatus, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.membership import Asked, MembersChanged, Membership
 from tests.consumer.messages import message
 from tests.producer.scripted import ManualTimer, Time

@@ -18,7 +18,7 @@ from rocketmq_spark.consumer.assigned import FetchedPart, FetchRequest
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.prefetch import BacklogReader, Backlogs
 from rocketmq_spark.consumer.process_queue import ProcessQueue, Thresholds
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tools import ConsumerTools

@@ -12,7 +12,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tools import CLOSE_TIMEOUT_S, TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import CallTimeout, ClosedError, LocalProtocolError, OptionError

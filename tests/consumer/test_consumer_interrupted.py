@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.base.threads import Latch
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from tests.consumer.group import FakeBrokers, FakeMember, GroupBench

@@ -20,7 +20,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.member_state import MemberState
 from rocketmq_spark.consumer.offsets import FILE, FileOffsets, LocalOffsets, cluster_folder, offsets_path
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.errors import OffsetError, OptionError
 from rocketmq_spark.model import MessageQueue

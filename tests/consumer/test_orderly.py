@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer import ordered
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.errors import CallTimeout, RemoteProtocolError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.membership import ResetOffsets

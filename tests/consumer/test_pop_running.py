@@ -12,7 +12,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer import pop
 from rocketmq_spark.consumer.pop import POLLER_CHECK_S
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.tools import TIMEOUT_S, ConsumerTools
 from rocketmq_spark.errors import AccessDenied, ClosedError, ConnectionLost, OptionError, RocketMQError
 from rocketmq_spark.model import NO_FILTER, Filter

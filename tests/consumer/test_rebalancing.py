@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from rocketmq_spark.base import complaints
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.errors import AccessDenied, CallTimeout, NotSupported, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.membership import ResetOffsets

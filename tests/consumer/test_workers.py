@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.consumer.listener_pool import ListenerPool
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.model import MessageQueue
 from tests.consumer.group import FakeBrokers, FakeMember

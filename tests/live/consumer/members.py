@@ -14,8 +14,8 @@ import pytest
 
 from rocketmq_spark import options, session
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.push import running
-from rocketmq_spark.consumer.push.consumer import BaseConsumer
+from rocketmq_spark.consumer import push
+from rocketmq_spark.consumer.push import BaseConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ConnectionLost
@@ -136,7 +136,7 @@ class Members:
 
 @pytest.fixture
 def members(rocketmq: LocalBroker, topic: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Members]:
-    monkeypatch.setattr(running, "FIRST_COMMIT_S", 1.0)  # ten, as in Java, are long to wait
+    monkeypatch.setattr(push, "FIRST_COMMIT_S", 1.0)  # ten, as in Java, are long to wait
     made = Members(rocketmq, topic)
     yield made
     for consumer in made.all:

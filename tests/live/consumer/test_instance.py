@@ -13,7 +13,7 @@ import pytest
 
 from rocketmq_spark import Consumer, Message, Producer, options, session
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.consumer.push.consumer import BaseConsumer as Member
+from rocketmq_spark.consumer.push import BaseConsumer as Member
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import BrokerError
 from rocketmq_spark.localbroker import LocalBroker

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rocketmq_spark import Consumer, SimpleConsumer
-from rocketmq_spark.consumer import simple as simple_module
 from rocketmq_spark.consumer import pop
+from rocketmq_spark.consumer import simple as simple_module
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model.message import PoppedMessage
 
