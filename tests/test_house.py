@@ -49,10 +49,10 @@ ORDER = {
     "producer": "accumulator attempts outgoing settings topics spooling encoding plain destination in_flight"
     " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
-    "consumer": "pull process_queue rebalance listener figures member_state listener_pool send_back settings offsets"
+    "consumer": "process_queue rebalance listener figures member_state listener_pool send_back settings offsets"
     " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
     " rebalancing polls broker_requests rows tools pop push"
-    " upkeep pull.pull_consumer simple",
+    " upkeep pull simple",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release portions stream commits envelope_records queue_records service node",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from rocketmq_spark.aio.loop import PAUSE_S, Asynchronous, Coroutines, EventLoop
 from rocketmq_spark.consumer.listener import Listener, check_listener
-from rocketmq_spark.consumer.pull.pull_consumer import POLL_S, checked_timeout, next_answer, take_messages
+from rocketmq_spark.consumer.pull import POLL_S, checked_timeout, next_answer, take_messages
 from rocketmq_spark.consumer.settings import MAX_MESSAGES
 from rocketmq_spark.consumer.simple import check_max_messages
 from rocketmq_spark.errors import ClosedError

@@ -29,7 +29,7 @@ from rocketmq_spark.queues.selection import by_hash
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
+    from rocketmq_spark.consumer.pull import PolledMessages
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.model import MessageQueue, ReceivedMessage
     from rocketmq_spark.model.message import KeyedMessage
@@ -292,7 +292,7 @@ def _plain(name: str) -> str:
 
 def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, Any], stop: Latch) -> None:
     """Until the ends that the queues have now, unless it is to follow; until ``count``, or ``stop``."""
-    from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
+    from rocketmq_spark.consumer.pull import PolledMessages
 
     ends = None if how["follow"] else _ends(target, how["source"])
     left, look = how["count"], Deadline.after(_LOOK_S)

@@ -12,12 +12,11 @@ from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Owner
 from rocketmq_spark.client.pulls import wanted_of
+from rocketmq_spark.consumer import pull, simple
 from rocketmq_spark.consumer import push as group_consumer
-from rocketmq_spark.consumer import simple
 from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.listener import Replier
 from rocketmq_spark.consumer.prefetch import BacklogReader
-from rocketmq_spark.consumer.pull import pull_consumer
 from rocketmq_spark.consumer.rows import RowsDecoder
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.tools import ConsumerTools
@@ -72,7 +71,7 @@ class Consumer(group_consumer.BaseConsumer):
             telemetry.instrument_consumer(self, "_new_running")
 
 
-class PullConsumer(pull_consumer.BasePullConsumer):
+class PullConsumer(pull.BasePullConsumer):
     """Returns messages when you poll it: of the queues that the group assigns to it (``subscribe``), or of queues that you name
     (``assign``).
 

@@ -237,7 +237,7 @@ def test_a_poll_returns_no_more_at_once_than_that_of_threads(monkeypatch: pytest
 
     monkeypatch.setattr(consumers, "PullConsumer", Blocking)
     monkeypatch.setattr("rocketmq_spark.aio.consumers.next_answer", answers)
-    monkeypatch.setattr("rocketmq_spark.consumer.pull.pull_consumer.PORTION_BYTES", 100)
+    monkeypatch.setattr("rocketmq_spark.consumer.pull.PORTION_BYTES", 100)
 
     async def body() -> None:
         async with aio.PullConsumer("h:1", "g") as consumer:

@@ -19,7 +19,7 @@ from rocketmq_spark.cli import tail
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.output import Json
-from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
+from rocketmq_spark.consumer.pull import PolledMessages
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.admin import OffsetChange
 from rocketmq_spark.queues.environment import Environment

@@ -23,8 +23,8 @@ from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.copy import Copier, chunks, copy_of, moved, queue_for
 from rocketmq_spark.cli.output import Json, Text
-from rocketmq_spark.consumer.pull import pull_consumer
-from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
+from rocketmq_spark.consumer import pull
+from rocketmq_spark.consumer.pull import PolledMessages
 from rocketmq_spark.errors import DecodeError, MessageIllegal, MessageRefused, OffsetError, OptionError, SendFailed
 from rocketmq_spark.model import MessageQueue, QueueBounds, ReceivedMessage, SendResult
 from rocketmq_spark.model.send import SendStatus
@@ -238,7 +238,7 @@ def running(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, copier: Copier, poll: Callable[[], list[ReceivedMessage]]
 ) -> None:
     how = {"source": "src", "group": "g", "count": None, "follow": False}
-    monkeypatch.setattr(pull_consumer, "PolledMessages", lambda *asked: cluster.polled(*poll()))
+    monkeypatch.setattr(pull, "PolledMessages", lambda *asked: cluster.polled(*poll()))
     monkeypatch.setattr(copying, "_ends", lambda *asked: {})
     copying._run(copier, SimpleNamespace(), SimpleNamespace(), how, copier._stop)  # type: ignore[arg-type]
 

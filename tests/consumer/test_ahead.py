@@ -17,7 +17,7 @@ from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.consumer import prefetch
 from rocketmq_spark.consumer.prefetch import BacklogReader, Prefetcher
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.pull import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import ConnectionLost

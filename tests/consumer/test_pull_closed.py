@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.pull import BasePullConsumer
 from rocketmq_spark.errors import CallTimeout, ClosedError, OffsetError
 from tests.consumer.fake_member import AT_ONCE, A, B, FakeMember, Hand, bodies, made
 from tests.consumer.test_consumer_interrupted import in_time, interrupted_once

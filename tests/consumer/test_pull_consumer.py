@@ -14,7 +14,7 @@ import pytest
 
 from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer, PolledMessages
+from rocketmq_spark.consumer.pull import BasePullConsumer, PolledMessages
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import (

@@ -17,7 +17,7 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.process_queue import Thresholds
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer, next_answer, take_messages
+from rocketmq_spark.consumer.pull import BasePullConsumer, next_answer, take_messages
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.consumer.upkeep import Upkeep

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rocketmq_spark.consumer.assigned import FetchRequest
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.pull import BasePullConsumer
 from rocketmq_spark.consumer.upkeep import Upkeep
 from rocketmq_spark.model import MASTER_ID, MessageQueue, PullAnswer, PullStatus
 from rocketmq_spark.model.membership import ResetOffsets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.pull import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import ConsumeFrom, ConsumeFromWhere
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullStatus, QueueBounds

@@ -14,7 +14,7 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.consumer import upkeep
 from rocketmq_spark.consumer.offsets import OffsetRequests
 from rocketmq_spark.consumer.polls import Polls
-from rocketmq_spark.consumer.pull.pull_consumer import BasePullConsumer
+from rocketmq_spark.consumer.pull import BasePullConsumer
 from rocketmq_spark.consumer.rebalance import StartOffset
 from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions
 from rocketmq_spark.consumer.upkeep import Subscribed, Upkeep
