@@ -51,10 +51,10 @@ class ConcurrentCall(ListenerCall):
     """One call of the listener: its messages (perhaps ``Rows``), its start, and its result. ``on_outcome`` is called once.
 
     The first ``done_count`` messages succeeded. ``finished`` messages succeeded, or a broker accepted them back. The messages of
-    a call that ``is_settled`` are not late, because the thread that has the result sends them back.
+    a call that ``has_outcome`` are not late, because the thread that has the outcome sends them back.
     """
 
-    __slots__ = ("_on_outcome", "done_count", "ended_ms", "finished", "is_settled", "queue", "started_ms")
+    __slots__ = ("_on_outcome", "done_count", "ended_ms", "finished", "has_outcome", "queue", "started_ms")
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ConcurrentCall(ListenerCall):
     ) -> None:
         self.queue, self.messages, self.started_ms = queue, messages, started_ms
         self.context, self._on_outcome = context, on_outcome
-        self.done_count, self.ended_ms, self.is_settled = 0, started_ms, False
+        self.done_count, self.ended_ms, self.has_outcome = 0, started_ms, False
         self.finished: Sequence[ReceivedMessage] = ()
 
     def __call__(self, outcome: object) -> None:
@@ -93,7 +93,7 @@ def late_messages(
     if queue.dropped:
         return ()
     late_calls = (
-        call for call in calls if call.queue is queue and not call.is_settled and now_ms - call.started_ms > timeout_ms
+        call for call in calls if call.queue is queue and not call.has_outcome and now_ms - call.started_ms > timeout_ms
     )
     return next(filter(len, (queue.late_messages(call.messages) for call in late_calls)), ())
 
@@ -143,7 +143,7 @@ class ConcurrentConsumeService:
         return True
 
     def close(self) -> None:
-        """Begin no more listener calls."""
+        """Start no more calls of the listener."""
         self._closed = True
 
     def submit(self, queue: ProcessQueue, messages: Sequence[Any]) -> None:
@@ -272,7 +272,7 @@ class ConcurrentConsumeService:
     def _handle_failure(self, call: ConcurrentCall, outcome: object) -> None:
         """Send the messages that did not succeed back to brokers, and record the result."""
         queue, messages = call.queue, call.messages
-        call.is_settled = True
+        call.has_outcome = True
         verdict = judge_concurrent(outcome, call.context, len(messages))
         if verdict.problem:
             error = self._tracebacks.due(outcome)
