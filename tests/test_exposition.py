@@ -75,6 +75,9 @@ def test_a_browser_that_was_led_here_under_another_name_gets_nothing() -> None:
             assert b"200" in asked(url, host).split(b"\r\n")[0], host
         for host in ("evil.example", "evil.example:9464", "127.0.0.1.evil.example", "localhost.evil.example:80"):
             assert b"403" in asked(url, host).split(b"\r\n")[0], host
+    with serving(("127.0.0.2", 0), lambda: "a 1\n") as url:
+        assert b"200" in asked(url, "127.0.0.2:9464").split(b"\r\n")[0]
+        assert b"403" in asked(url, "evil.example:9464").split(b"\r\n")[0]
     with serving(("0.0.0.0", 0), lambda: "a 1\n") as url:
         port = urlsplit(url).port
         assert b"200" in asked(f"http://127.0.0.1:{port}/metrics", "node7.example:9464").split(b"\r\n")[0]

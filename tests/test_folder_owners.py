@@ -6,6 +6,7 @@ import contextlib
 import grp
 import os
 import pwd
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,33 @@ def test_folders_on_the_way_that_others_may_replace_are_found(tmp_path: Path, mo
     found = {way.path: way for way in folders.exposures(tmp_path / "link" / "x")}
     assert f"in which its owner, uid {uid}" in str(found[tmp_path / "link"])
     assert not users.IS_ROOT or len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("uid", "holder", "is_above", "led", "expected"),
+    [
+        (None, "mine", True, False, "Run: chmod go-w '.*/a b', or move it below"),
+        (None, "mine", True, True, "Move it below"),
+        (None, "mine", False, True, "Move it below"),
+        (None, "other", True, False, "Let uid 34567.* run, not root: chmod go-w '.*/a b', or move it below"),
+        (34567, "other", True, False, "Move it below a folder that only you and root may change$"),
+        (34567, "other", False, False, "Let its owner remove '.*/a b'. If you trust .* run there: chown -h 7 'a b'$"),
+    ],
+)
+def test_a_remedy_has_nothing_that_others_could_lead_elsewhere(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    uid: int | None,
+    holder: str,
+    is_above: bool,
+    led: bool,
+    expected: str,
+) -> None:
+    (path := tmp_path / "a b").mkdir()
+    status = os.stat_result([0o40777, 0, 0, 0, os.geteuid() if holder == "mine" else users.OTHER, *[0] * 5])
+    found = folders.Exposure(path, status, uid)
+    monkeypatch.setattr(folders, "exposures", lambda *_: iter([found] if led else []))
+    assert re.match(expected, folders.remedy(found, "it", 7, is_above))
 
 
 def test_a_link_is_followed_as_it_is_after_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,6 @@ PATH = "/metrics"
 DEFAULT_HOST = "127.0.0.1"
 # How long a client may be silent or take for its request, and how many clients are served at once.
 _IDLE_S, _AT_ONCE = 10.0, 16
-_LOOPBACK = {"localhost", "127.0.0.1", "[::1]", "::1"}
 _LOOK_S = 0.05  # how often the server checks whether to stop
 _TOTAL = "_total"
 
@@ -145,10 +145,16 @@ def _stop_reading(connection: socket.socket) -> None:
 
 def _is_meant(served: str, host: str | None) -> bool:
     """Whether the Host header is acceptable: any name for a machine's address, only loopback names for a loopback address."""
-    if served not in _LOOPBACK or host is None:
+    if not _is_loopback(served) or host is None:
         return True
     name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    return name in _LOOPBACK
+    return _is_loopback(name.strip("[]"))
+
+
+def _is_loopback(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name).is_loopback
+    return name == "localhost"
 
 
 _Failures = type[Exception] | tuple[()]

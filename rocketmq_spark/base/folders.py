@@ -16,6 +16,7 @@ import itertools
 import logging
 import os
 import pwd
+import shlex
 import shutil
 import stat
 import tempfile
@@ -460,6 +461,25 @@ def exposures(path: Path, owner: int = ROOT) -> Iterator[Exposure]:
             yield Exposure(entry, found, found.st_uid)
 
 
+def remedy(found: Exposure, what: str, owner: int, is_above: bool = True) -> str:
+    """Return a sentence without its period that says how to remove an exposure of ``what``, such as "the spool", which belongs
+    to ``owner``. ``is_above``: the exposed folder is above it.
+
+    Root is advised to run nothing recursively, and nothing on a path that another user may lead elsewhere before root runs it.
+    """
+    move, place = f"move {what} below a folder that only you and root may change", shlex.quote(str(found.path))
+    if found.uid is None:
+        holder = found.status.st_uid
+        if holder != os.geteuid():
+            return f"Let {user(holder)} run, not root: chmod go-w {place}, or {move}"
+        if next(exposures(found.path), None) is None:
+            return f"Run: chmod go-w {place}, or {move}"
+    if found.uid is None or is_above:
+        return move.capitalize()
+    name = shlex.quote(found.path.name)
+    return f"Let its owner remove {place}. If you trust it, first {move}; then run there: chown -h {owner} {name}"
+
+
 def exposures_in(path: Path, skipped: tuple[str, ...], owner: int) -> Iterator[Exposure]:
     """Yield the folder, and each entry in it, that other users than ``owner``, this one and root may change."""
     yield from exposures_of(path, _entries(path, skipped), owner)
@@ -515,14 +535,15 @@ def warn_if_open(path: Path, content: str) -> None:
     others_may = _of_others(status, _READ_OR_WRITE)
     if others_may:
         others = "write" if others_may & _WRITE else "read"
-        remedy = f"protect it with: chmod 700 {path}" if status.st_uid == os.geteuid() else "name a new folder in it"
+        own = status.st_uid == os.geteuid()
+        advice = f"protect it with: chmod 700 {shlex.quote(str(path))}" if own else "name a new folder in it"
         text = "the folder %s keeps its mode, with which other users may %s %s; %s"
-        process.once("open folders", path, lambda: logger.warning(text, path, others, content, remedy))
+        process.once("open folders", path, lambda: logger.warning(text, path, others, content, advice))
 
 
 def warn_if_replaceable(path: Path, purpose: str) -> None:
     """Log once in a process for each folder above ``path`` that lets other users replace ``path``. ``purpose`` names the path."""
-    text = "%s lies in %s; protect it with chown, and chmod go-w or 1777"
+    text = "%s lies in %s; let the owner of the folder run chmod go-w or 1777, or name another folder"
     for exposure in exposures(path):
         process.once("replaceable folders", exposure.path, functools.partial(logger.warning, text, purpose, exposure))
 

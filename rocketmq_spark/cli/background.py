@@ -212,7 +212,7 @@ def _held() -> bool:
     try:
         with open(folders.open_private(_path("lock"), os.O_RDONLY)) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):  # with the cache of root, another user has no local broker
         return False
     except BlockingIOError:
         return True

@@ -76,6 +76,12 @@ def of_sql(text: str, line: int) -> Iterator[KafkaUse]:
         yield from ((line + number - 1, kafka, replacement) for number, kafka, replacement in of_text(text))
 
 
+def _is_within(spans: list[tuple[int, int]], position: int) -> bool:
+    """Whether one of the spans contains the position. They ascend and do not overlap."""
+    following = bisect.bisect_left(spans, (position + 1,))
+    return following > 0 and position < spans[following - 1][1]
+
+
 def _of_statement(text: str) -> Iterator[KafkaUse]:
     """The findings with line numbers from 0. Options and modes that other formats share count only if the statement names no
     other format.
@@ -84,7 +90,7 @@ def _of_statement(text: str) -> Iterator[KafkaUse]:
     is_kafka = bool(_FORMAT.search(text) or _IN_SQL.search(text))
     is_shared = is_kafka or is_rocketmq or not _OTHER_FORMAT.search(text)
     ends = [end.start() for end in re.finditer("\n", text)]
-    named = [match.span() for pattern in (_FORMAT, _IN_SQL) for match in pattern.finditer(text)]
+    named = sorted(match.span() for pattern in (_FORMAT, _IN_SQL) for match in pattern.finditer(text))
     for pattern, replacement in (
         (_FORMAT, FORMAT),
         (_IN_SQL, SQL),
@@ -96,7 +102,7 @@ def _of_statement(text: str) -> Iterator[KafkaUse]:
         *([(_MODE, UPDATE)] if is_shared else []),
     ):
         for match in pattern.finditer(text):
-            if replacement == CHECK and any(first <= match.start() < last for first, last in named):
+            if replacement == CHECK and _is_within(named, match.start()):
                 continue
             shown = " ".join(match[0].replace(UNKNOWN, "…").split()).removeprefix(".")
             yield bisect.bisect_left(ends, match.start()), shown, replacement

@@ -10,6 +10,7 @@ import functools
 import json
 import shlex
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -262,16 +263,16 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
     from rocketmq_spark.spool.files import WORKER
 
     failed: list[Exception] = []
+    limits = CopyLimits(Deadline.after(timeout_s), max_bytes)
     paths = _paths(folder)
     rows: list[tuple[dict[str, object], str]] = []
-    limits = CopyLimits(Deadline.after(timeout_s), max_bytes)
-    with new_folder(copied_to, folder) as new:
+    with _ended_by(signal.SIGTERM, signal.SIGHUP), new_folder(copied_to, folder) as new:
         for number, path in enumerate(paths, 1):
             name = "" if paths == [folder] else f"{WORKER}{number}"
             with _collected(failed):
                 copied = copy_spool(path, new / name, limits)
                 for warning in copied.warnings:
-                    output.warning(f"{path}: {warning}")
+                    output.warning(f"{path}: its reader reports: {warning}")
                 row = {"path": str(path), "copy": str(copied_to / name), "waiting": copied.waiting, "dead": copied.dead}
                 text = f"{path} -> {row['copy']}: {copied.waiting} wait, {copied.dead} dead"
                 rows.append(({**row, "leftOut": copied.left_out, "damaged": copied.is_damaged}, text))
@@ -279,6 +280,15 @@ def copy(output: Output, folder: Path, copied_to: Path, timeout_s: float, max_by
     for values, line in rows:
         output.item(values, line)
     _raise(output, failed)
+
+
+@contextlib.contextmanager
+def _ended_by(*numbers: signal.Signals) -> Iterator[None]:
+    """Inside the block, these signals raise ``SystemExit``, so that the program removes its temporary files."""
+    with contextlib.ExitStack() as handlers:
+        for number in numbers:
+            handlers.enter_context(on_signals(functools.partial(sys.exit, 128 + number), number))
+        yield
 
 
 def _not_copied(path: Path, copied: Copied) -> list[SpoolError]:

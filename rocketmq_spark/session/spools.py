@@ -12,7 +12,9 @@ import importlib
 import json
 import logging
 import os
+import shlex
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -189,7 +191,7 @@ def adopt(folder: Path, into: Store, make: Callable[[Path], Store], now_ms: int)
     """
     moved = 0
     for emptied in _listing(folder, EMPTIED).own:  # left by a process that was killed while it removed one
-        shutil.rmtree(emptied, ignore_errors=True)
+        _remove_emptied(emptied)
     for path in _adoptable(folder):
         try:
             store = make(path)
@@ -216,15 +218,47 @@ def _remove(path: Path) -> None:
     a process that has created the folder again. It is renamed first, with the lock: another process finds all of it or nothing.
     """
     emptied = path.with_name(f"{EMPTIED}{uuid.uuid4().hex}")
-    with held(path):
+    with held(path), _descriptor(path) as at:
         db = Database(path, read_only=True)
         try:
             left = next(db.scan(RECORD, behind(RECORD)), None) or db.gaps or db.damage
         finally:
             db.close()
-        if not left:  # otherwise another process used it in between
-            path.rename(emptied)
-    shutil.rmtree(emptied, ignore_errors=True)
+        if left:  # another process used it in between
+            return
+        path.rename(emptied)
+        os.close(os.open(_EMPTIED_MARK, os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=at))
+    _remove_emptied(emptied)
+
+
+# The file that marks a folder without records. Who may rename folders in a ``spoolDir`` cannot create it in those of others.
+_EMPTIED_MARK = "emptied"
+
+
+def _remove_emptied(path: Path) -> None:
+    """Remove a folder that a process of this user has marked as emptied, the mark last."""
+    with contextlib.suppress(OSError), _descriptor(path) as at:  # another process removes it, too
+        entries = os.listdir(at)
+        if entries and _EMPTIED_MARK not in entries:
+            text = "%s is left alone: no process has marked it as empty. If it may have messages, rename it to %s…"
+            process.once("unmarked spools", path, lambda: logger.warning(text, path, WORKER))
+            return
+        for name in sorted(entries, key=_EMPTIED_MARK.__eq__):
+            if stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+                shutil.rmtree(name, dir_fd=at)
+            else:
+                os.unlink(name, dir_fd=at)
+        path.rmdir()
+
+
+@contextlib.contextmanager
+def _descriptor(path: Path) -> Iterator[int]:
+    """The descriptor of a folder, which stays this folder whatever is renamed."""
+    at = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield at
+    finally:
+        os.close(at)
 
 
 def _move(store: Store, into: Store, ahead_ms: int) -> Iterator[int]:
@@ -286,12 +320,24 @@ def _noted(store: Store) -> _Owned:
     for name, value in store.notes().items():
         if not name.startswith(_POSITIONS) or not value:
             continue
-        topic = name.removeprefix(_POSITIONS).decode()
         if store.totals.all_bytes:
-            found[topic] = tuple(MessageQueue(topic, *place) for place in json.loads(value))
+            topic, queues = _queues_in(name, value, store.path)
+            found[topic] = queues
         else:
             store.add([], {name: b""})
     return found
+
+
+def _queues_in(name: bytes, value: bytes, path: Path) -> tuple[str, tuple[MessageQueue, ...]]:
+    try:
+        topic = name.removeprefix(_POSITIONS).decode()
+        places = [(str(broker), int(queue_id)) for broker, queue_id in json.loads(value)]
+    except (ValueError, TypeError, RecursionError) as e:
+        raise SpoolError(
+            f"in the spool in {path}, the note about the queues of its environment cannot be read, so nothing of it is sent",
+            remedy=f"Read its messages with: rocketmq-spark spool export {shlex.quote(str(path))}",
+        ) from e
+    return topic, tuple(MessageQueue(topic, *place) for place in places)
 
 
 def _check(store: Store, noted: _Owned, environment: Environment) -> None:

@@ -116,6 +116,7 @@ def new_folder(copy: Path, source: Path) -> Iterator[Path]:
     above = copy.absolute().parent
     if Path(os.path.realpath(above)).is_relative_to(os.path.realpath(source)):
         raise SpoolError(f"{copy} is in {source}", remedy="Name a folder of yours elsewhere")
+    _check_exposure(above, copy)
     try:
         new = Path(tempfile.mkdtemp(prefix=".rocketmq-spark-copy-", dir=above))
     except OSError as e:
@@ -124,15 +125,19 @@ def new_folder(copy: Path, source: Path) -> Iterator[Path]:
             remedy=f"Name a folder in one that exists, not in {above}",
         ) from e
     try:
-        if (exposure := next(folders.exposures(new), None)) is not None:
-            raise SpoolError(
-                f"{copy} would lie in {exposure}", remedy="Name a folder in one that only you and root may change"
-            )
+        _check_exposure(new, copy)
         yield new
         if new.is_dir() and os.listdir(new):
             _rename(new, copy.absolute())
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def _check_exposure(folder: Path, copy: Path) -> None:
+    if (exposure := next(folders.exposures(folder), None)) is not None:
+        raise SpoolError(
+            f"{copy} would lie in {exposure}", remedy="Name a folder in one that only you and root may change"
+        )
 
 
 def _rename(new: Path, copy: Path) -> None:

@@ -104,21 +104,8 @@ def _check(path: Path, owner: int) -> None:
         return
     raise SpoolError(
         f"the spool in {path} is not used: {found.who} may change {found.path}",
-        remedy=_remedy(found, owner, is_above=above is not None),
+        remedy=folders.remedy(found, "the spool", owner, is_above=above is not None),
     )
-
-
-def _remedy(found: folders.Exposure, owner: int, is_above: bool) -> str:
-    """Nothing that root runs recursively, or on a path that another user may lead elsewhere before root runs it."""
-    move, place = "move the spool below a folder that only you and root may change", shlex.quote(str(found.path))
-    if found.uid is None:
-        holder = found.status.st_uid
-        whose = "Run" if holder == os.geteuid() else f"Let {folders.user(holder)} run, not root"
-        return f"{whose}: chmod go-w {place}, or {move}"
-    if is_above:
-        return move.capitalize()
-    name = shlex.quote(found.path.name)
-    return f"Let its owner remove {place}. If you trust it, first {move}; then run there: chown -h {owner} {name}"
 
 
 def _take_rights(owner: int, path: Path) -> None:

@@ -50,6 +50,12 @@ def test_nothing_runs_without_a_lock(no_broker):
         background.stop()
 
 
+def test_a_lock_of_another_user_is_no_running_broker(folder, monkeypatch):
+    write_state(folder)
+    monkeypatch.setattr("rocketmq_spark.base.folders.open_private", raising(PermissionError(13, "Permission denied")))
+    assert background.running() is None
+
+
 def test_a_state_without_a_living_process_is_old(folder):
     write_state(folder)
     (folder / "lock").touch()

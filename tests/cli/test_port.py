@@ -662,6 +662,12 @@ def test_a_program_of_a_thousand_lines_takes_seconds(text, count):
     assert time.process_time() - began < 6.0
 
 
+def test_many_uses_on_one_line_of_text_take_seconds():
+    began = time.process_time()
+    assert len(port_report("job.scala", 'format("kafka") x = "kafka" ' * 10_000).lines) == 2
+    assert time.process_time() - began < 6.0
+
+
 # 32 values of 64 Ki characters, from few lines.
 LONG = "a0 = 'x'\n" + "".join(f"a{i + 1} = a{i} + a{i}\n" for i in range(16))
 LONG += "b = " + "".join(f"a16 + '{i}' if os.x else " for i in range(31)) + "a16 + 'z'\n"

@@ -304,7 +304,7 @@ def test_a_folder_of_offsets_that_others_may_change_is_named_once(path: Path, ca
         LocalOffsets(path).warn_if_shared()
     assert caplog.messages == [
         f"the folder of 'localOffsetsDir' lies in {path.parents[3]}, in which others (mode 0777) may replace files and folders; "
-        "protect it with chown, and chmod go-w or 1777",
+        "let the owner of the folder run chmod go-w or 1777, or name another folder",
         f"the folder {path.parent} keeps its mode, with which other users may read offsets; "
         f"protect it with: chmod 700 {path.parent}",
     ]

@@ -72,8 +72,17 @@ def test_root_starts_no_query_that_others_may_lead(
             OffsetError, match=r"root does not use the checkpoint .* may change .*what the query reads"
         ) as caught:
             owners.check_owner(location)
-    assert caught.value.remedy is not None
-    assert caught.value.remedy.startswith("Run: chmod " if "written" in place else "Run: chown ")
+    _, _, remedy = str(caught.value).partition("writes again. ")
+    new = "name a new folder, in one that only you and root may change"
+    assert remedy.lower().endswith(new)
+    assert "chown -R" not in remedy
+    starts = {
+        ".": "Name a new",
+        "..": "Move the checkpoint below",
+        "o": "Let its owner remove",
+        "c": "Let its owner remove",
+    }
+    assert remedy.startswith("Run: chmod go-w " if "written" in place else starts.get(place, starts.get(place[0], "")))
 
 
 @pytest.mark.parametrize("place", [".", ". written", "offsets/0 written"])
@@ -87,7 +96,7 @@ def test_other_users_get_one_warning(
             owners.check_owner(str(checkpoint))
     (line,) = caplog.messages
     assert line.startswith(f"the checkpoint {checkpoint}: ")
-    assert "Run: ch" in line
+    assert ("run, not root: chmod go-w" if "written" in place else "Name a new folder") in line
 
 
 def test_folders_that_nobody_else_may_change_are_used(
@@ -111,7 +120,9 @@ def test_the_state_of_a_query_is_not_listed(checkpoint: Path, monkeypatch: pytes
     """It may have a million files, and each start would take minutes."""
     seen: list[Path] = []
     of = folders.exposures_of
-    monkeypatch.setattr(folders, "exposures_of", lambda path, entries: of(path, (seen.append(e) or e for e in entries)))
+    monkeypatch.setattr(
+        folders, "exposures_of", lambda path, entries, *owner: of(path, (seen.append(e) or e for e in entries), *owner)
+    )
     owners.check_owner(str(checkpoint))
     assert {path.relative_to(checkpoint).as_posix() for path in seen} == {
         *("offsets", "commits", "state"),

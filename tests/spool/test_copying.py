@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import subprocess
 import zlib
 from collections.abc import Callable
@@ -502,6 +503,32 @@ def test_a_copy_that_is_interrupted_leaves_nothing(
     monkeypatch.setattr(copying, "derive", fail)
     assert command(source, tmp_path / "copy").exit_code != 0
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_copy_that_a_signal_ends_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    source = spool_with_everything(tmp_path / "source")
+    monkeypatch.setattr(copying, "derive", lambda *_: signal.raise_signal(number))
+    before = signal.getsignal(number)
+    assert command(source, tmp_path / "copy").exit_code == 128 + number
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    assert signal.getsignal(number) == before
+
+
+def test_a_warning_is_said_to_be_the_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = spool_with_everything(tmp_path / "source")
+    monkeypatch.setattr(copying, "copy_spool", lambda *_: Copied(0, 0, {}, False, ["careful"]))
+    assert f"{source}: its reader reports: careful" in command(source, tmp_path / "copy").stderr
+
+
+def test_nothing_is_created_in_the_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = spool_with_everything(tmp_path / "source")
+    (tmp_path / "theirs").mkdir()
+    users.give_away(monkeypatch, tmp_path / "theirs")
+    monkeypatch.setattr("tempfile.mkdtemp", None)
+    assert "Name a folder in one that only you and root" in command(source, tmp_path / "theirs" / "copy").stderr
 
 
 def test_of_two_commands_with_one_name_the_second_one_fails(tmp_path: Path) -> None:

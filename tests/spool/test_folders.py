@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +24,7 @@ from rocketmq_spark.session.spools import adopt, claim, drainer, open_store, own
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool import store as store_module
 from rocketmq_spark.spool.database import in_use
-from rocketmq_spark.spool.records import OWNER, RECORD, TOTALS, Done, RetryLater, SpoolOwner, numbered
+from rocketmq_spark.spool.records import LASTING, OWNER, RECORD, TOTALS, Done, RetryLater, SpoolOwner, numbered
 from rocketmq_spark.spool.spool import SendSpool
 from rocketmq_spark.spool.store import Store
 from tests.producer.scripted import ScriptedSender, Time
@@ -237,6 +239,47 @@ def test_an_empty_folder_is_removed_when_it_is_closed_and_with_its_lock(
     mine.close()
 
 
+def test_only_a_folder_that_is_marked_as_emptied_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Others may rename folders in a ``spoolDir`` with mode 0777, or in one that they own."""
+    fill(tmp_path / "worker-1", 3)
+    (tmp_path / "worker-1").rename(tmp_path / "emptied-1")
+    live = make(tmp_path / "worker-3")
+    live.add([(record(b"7"), 1)])
+    live.path.rename(tmp_path / "emptied-3")
+    killed = tmp_path / "emptied-2"
+    (killed / "lost").mkdir(parents=True)
+    for name in ("CURRENT", "emptied", "lost/000004.sst"):
+        (killed / name).touch()
+    mine = make(tmp_path / "worker-2")
+    for _ in range(2):
+        assert adopt(tmp_path, mine, make, NOW_MS) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["emptied-1", "emptied-3", "worker-2"]
+    for name in ("emptied-1", "emptied-3"):
+        [_] = [line for line in caplog.messages if line.startswith(f"{tmp_path / name} is left alone: ")]
+    live.close()
+    for name in ("1", "3"):
+        (tmp_path / f"emptied-{name}").rename(tmp_path / f"worker-{name}")
+    assert adopt(tmp_path, mine, make, NOW_MS) == 4
+    mine.close()
+
+
+def test_the_mark_of_an_emptied_folder_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "worker-1", 3)
+    mine = make(tmp_path / "worker-2")
+    unlink, left = os.unlink, []
+
+    def killed(name: str, *, dir_fd: int) -> None:
+        left.append(set(os.listdir(dir_fd)))
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", killed)
+    assert adopt(tmp_path, mine, make, NOW_MS) == 3
+    assert len(left) > 3
+    assert all("emptied" in names for names in left)
+    assert left[-1] == {"emptied"}
+    mine.close()
+
+
 def test_a_folder_in_which_another_process_was_in_between_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +414,17 @@ def test_damage_that_costs_records_leaves_to_the_others_the_queues_that_their_en
     assert (len(store), known) == (1, {"t": (MessageQueue("t", "a", 0),)})
     store.close()
     session.close_all()
+
+
+@pytest.mark.parametrize("value", [b"x", b"5", b"[5]", b'[["a", null]]', b"[" * 100_000])
+def test_a_note_about_queues_that_cannot_be_read_is_an_error(tmp_path: Path, value: bytes) -> None:
+    store = make(tmp_path / "it's")
+    store.add([(record(b"1"), 1)], {LASTING + b"queues of t": value})
+    store.close()
+    parsed = options.parse({"nameServer": "127.0.0.1:1", "environment": "1"}).for_role("producer")
+    with pytest.raises(SpoolError, match=r"note about the queues .* spool export '") as error:
+        open_store(store.path, parsed)
+    assert shlex.quote(str(store.path)) in str(error.value)
 
 
 def test_what_an_environment_with_given_queues_kept_is_not_for_who_forgot_them(tmp_path: Path) -> None:

@@ -358,7 +358,7 @@ def test_a_sinks_folder_in_which_others_may_replace_spools_is_named(
     session.close_all()
     assert [line for line in caplog.messages if "may replace" in line] == [
         f"the spool of this process lies in {base}, in which others (mode 0777) may replace files and folders; "
-        "protect it with chown, and chmod go-w or 1777"
+        "let the owner of the folder run chmod go-w or 1777, or name another folder"
     ] * named
 
 

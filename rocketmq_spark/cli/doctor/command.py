@@ -291,12 +291,17 @@ def _of_checkpoint(target: Target, folder: str, topics: Sequence[str]) -> Iterat
     from rocketmq_spark.spark.checkpoints.files import open_folder as opened
     from rocketmq_spark.spark.checkpoints.offset_log import last_batch
     from rocketmq_spark.spark.checkpoints.offset_log import uncommitted_batch as not_done
-    from rocketmq_spark.spark.checkpoints.owners import exposure
+    from rocketmq_spark.spark.checkpoints.owners import exposure, owner_of
     from rocketmq_spark.spark.checkpoints.rewind import DriftState
 
     check = f"checkpoint {folder}"
-    if (exposed := exposure(folder)) is not None:
-        yield (broken if os.geteuid() == folders.ROOT else advice)(check, *exposed)  # as a query itself does
+    is_root = os.geteuid() == folders.ROOT
+    owner = owner_of(folder) if is_root else folders.ROOT
+    if (exposed := exposure(folder, owner)) is not None:
+        yield (broken if is_root else advice)(check, *exposed)  # as a query itself does
+    elif owner != folders.ROOT:
+        problem = f"belongs to {folders.user(owner)}, so root starts no query to RocketMQ with it"
+        yield advice(check, problem, "Run the query as that user")
     if (read := not_done(opened(folder))) is not None:
         silent = query.waited_for(target.within(read.batch.source_identities).client(), read)
         yield servers.under_way(check, under_way(read, silent, time.time_ns() // 1_000_000))

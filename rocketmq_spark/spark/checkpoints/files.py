@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import shutil
 import stat
 import uuid
@@ -170,10 +169,9 @@ class Folder:
         if os.geteuid() != folders.ROOT:  # this user may be unable to change the mode of a Kubernetes volume
             folders.warn_if_replaceable(path, "the checkpoint")
         elif (found := next(folders.exposures(path, owner), None)) is not None:
-            change = "chmod go-w" if found.uid is None else f"chown -h {owner}"
             raise OffsetError(
                 f"{self.name} is not changed by root: {found.who} may replace {found.path}, or what is in it",
-                remedy=f"Run: {change} {shlex.quote(str(found.path))}, or run this command as {folders.user(owner)}",
+                remedy=f"{folders.remedy(found, 'the checkpoint', owner)}, or run this command as {folders.user(owner)}",
             )
 
     def copy(self, paths: Sequence[str], target: str) -> Folder:

@@ -6,6 +6,7 @@ it, controls queries of other users that start with it. Spark shows the ``checkp
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -37,29 +38,43 @@ def check_owner(location: str) -> None:
     process.once(_WARNED_KEY, location, functools.partial(logger.warning, text, location, problem, remedy))
 
 
-def exposure(location: str) -> tuple[str, str] | None:
-    """Return a clause that names another user who may change a local checkpoint, and the remedy; None if there is none.
+def exposure(location: str, owner: int = folders.ROOT) -> tuple[str, str] | None:
+    """Return a clause that names another user who may change a local checkpoint, and the remedy; None if there is none. This
+    user, root and ``owner`` are no others.
 
     If the folder does not exist, this checks whether other users may create it: its owner may have renamed it for a moment.
     """
     path = _local_path(location)
     if path is None:
         return None
-    parent_exposure = next(folders.exposures(path), None)
-    exposed = parent_exposure or next(folders.exposures_of(path, _files_to_check(path)), None)
+    parent_exposure = next(folders.exposures(path, owner), None)
+    exposed = parent_exposure or next(folders.exposures_of(path, _files_to_check(path), owner), None)
     if exposed is None:
         return None
-    command = "chmod go-w" if exposed.uid is None else f"chown -h {os.geteuid()}"
-    target = exposed.path
-    if parent_exposure is None:
-        command, target = command.replace(" ", " -R ", 1), path
-    elif exposed.uid is None and exposed.status.st_mode & stat.S_ISVTX and path.is_relative_to(target):
-        # Nothing has this name now, and in a sticky folder only the user who creates it may replace it.
-        command, target = "mkdir -m 700", target / path.relative_to(target).parts[0]
-    return (
-        f"{exposed.who} may change {exposed.path}, and so decide what the query reads, skips and writes again",
-        f"Run: {command} {shlex.quote(str(target))}, or name a new folder, in one that only you and root may change",
-    )
+    problem = f"{exposed.who} may change {exposed.path}, and so decide what the query reads, skips and writes again"
+    new = "name a new folder, in one that only you and root may change"
+    if exposed.uid is not None and os.path.realpath(exposed.path) == os.path.realpath(path):
+        return problem, new.capitalize()
+    if parent_exposure is not None and _is_free(exposed, path):
+        return problem, f"Run: mkdir -m 700 {shlex.quote(str(_part_in(exposed.path, path)))}, or {new}"
+    return problem, f"{folders.remedy(exposed, 'the checkpoint', os.geteuid(), parent_exposure is not None)}, or {new}"
+
+
+def _is_free(exposed: folders.Exposure, path: Path) -> bool:
+    """Whether nothing has the name of the path now, in a sticky folder: only the user who creates it may replace it there."""
+    return exposed.uid is None and bool(exposed.status.st_mode & stat.S_ISVTX) and path.is_relative_to(exposed.path)
+
+
+def _part_in(folder: Path, path: Path) -> Path:
+    return folder / path.relative_to(folder).parts[0]
+
+
+def owner_of(location: str) -> int:
+    """The uid of the owner of a checkpoint; root's if it is missing, or on another file system."""
+    path = _local_path(location)
+    with contextlib.suppress(OSError):
+        return folders.ROOT if path is None else path.stat().st_uid
+    return folders.ROOT
 
 
 def _local_path(location: str) -> Path | None:

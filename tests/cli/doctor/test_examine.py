@@ -41,6 +41,7 @@ from tests.mockbroker import NO_ROUTE, MockBroker, cluster, eventually, of_proxy
 from tests.reading import names
 from tests.sink.test_notes import checkpoint as query
 from tests.source.test_checkpoint import entry
+from tests.users import IS_ROOT, OTHER
 
 SERVERS = Subject()
 
@@ -394,6 +395,16 @@ class TestOfReaders:
         queue = MessageQueue(topic, "broker-a", 1)
         entry(tmp_path, 0, json.dumps(Offsets({queue: 3}).to_json()))
         assert bad(doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path)))) == []
+        if IS_ROOT:  # that user's query may use it
+            for path in (tmp_path, *tmp_path.rglob("*")):
+                os.chown(path, OTHER, OTHER)
+            found = doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path)))
+            (theirs,) = [one for one in found if "belongs to" in one.found]
+            assert (theirs.level, theirs.remedy) == (Level.ADVICE, "Run the query as that user")
+            assert f"belongs to uid {OTHER}" in theirs.found
+            assert bad(found) == [(f"checkpoint {tmp_path}", Level.ADVICE)]
+            for path in (tmp_path, *tmp_path.rglob("*")):
+                os.chown(path, 0, 0)
         tmp_path.chmod(0o777)
         (open_to_all,) = bad(doctor(rocketmq.name_server, Subject(checkpoint=str(tmp_path))))
         assert open_to_all == (f"checkpoint {tmp_path}", Level.BROKEN if os.geteuid() == 0 else Level.ADVICE)
