@@ -419,7 +419,7 @@ def test_what_the_listener_raises_is_raised_and_in_its_span(seen: Seen) -> None:
 def test_what_ctrl_c_keeps_from_who_polls_comes_again(seen: Seen, monkeypatch: pytest.MonkeyPatch, stops: Any) -> None:
     with made(fake := FakeMember([A], high=2)) as consumer:
         consumer.assign([A])
-        Instrumentation("g", "me", None).instrument_receives(consumer, "_polled", itemgetter(0))
+        Instrumentation("g", "me", None).instrument_receives(consumer, "_poll", itemgetter(0))
         with monkeypatch.context() as patched, pytest.raises(stops) if stops else contextlib.nullcontext():
             if stops is not None:
                 patched.setattr(telemetry.propagate, "extract", raising(stops()))

@@ -324,7 +324,7 @@ class OrderedAction(enum.Enum):
 
     COMMIT = "COMMIT"
     CONTINUE = "CONTINUE"
-    RETRY = "AGAIN"
+    RETRY = "RETRY"
     ROLLBACK = "ROLLBACK"
 
 

@@ -94,7 +94,7 @@ class PullConsumer(pull.BasePullConsumer):
         settings = ConsumerSettings.from_options(chosen, scope_of(chosen).on_wire)
         super().__init__(member(chosen), settings, _arrow, backlog_reader=_read_ahead(chosen, settings.group))
         if telemetry := instrumentation(chosen, self.client_id):
-            telemetry.instrument_receives(self, "_polled", itemgetter(0))
+            telemetry.instrument_receives(self, "_poll", itemgetter(0))
         self._watch(f"the pull consumer of group {chosen.group!r}")
 
 

@@ -26,7 +26,7 @@ from tests.producer.scripted import ManualTimer, Time
 FILES = {module.__file__ for module in (instance, member, push, pull, upkeep)}
 # Where the interpreter itself lets nothing come between: lines around blocks, a store before or behind one, and what was stored
 # last being returned.
-UNPARTED = ("with ", "try:", "except", "finally", "self._busy = ", "return leave")
+UNPARTED = ("with ", "try:", "except", "finally", "self._is_starting_or_stopping = ", "return leave")
 
 
 class Interrupts:
