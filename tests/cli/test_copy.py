@@ -68,7 +68,7 @@ class Cluster:
         def finished(count: int) -> None:
             self.finished[messages[0].queue] = messages[count - 1].queue_offset + 1
 
-        return SimpleNamespace(messages=list(messages), finished=finished, stands=True)
+        return SimpleNamespace(messages=list(messages), mark_finished=finished, is_current=True)
 
     def commit(self) -> None:
         self.log.append(("commit", self.finished))
@@ -166,7 +166,7 @@ def test_the_rest_of_a_queue_that_was_revoked_is_left_to_its_next_owner(cluster:
     send_batch, polled = cluster.send_batch, cluster.polled(*(message(n) for n in range(6)))
 
     def moved(messages: Sequence[Message], queue: MessageQueue) -> SendResult:
-        polled.stands = b"2" not in {one.body for one in messages}
+        polled.is_current = b"2" not in {one.body for one in messages}
         return send_batch(messages, queue)
 
     cluster.send_batch = moved  # type: ignore[method-assign]

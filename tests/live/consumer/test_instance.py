@@ -111,7 +111,7 @@ def test_4_4_a_strategy_that_raises_is_the_trouble_of_its_group_alone(members: M
     troubled, fine = members.all
     sent = feed(members.mq, members.topic, 16)
     eventually(lambda: sorted(got) == sorted(sent), 60)
-    eventually(lambda: "the strategy failed: ZeroDivisionError: mine" in caplog.text, 60)
+    eventually(lambda: "the allocation strategy failed: ZeroDivisionError: mine" in caplog.text, 60)
     assert (members.owned(troubled), members.owned(fine)) == (0, 8)
 
 
