@@ -49,10 +49,10 @@ ORDER = {
     "producer": "accumulator attempts outgoing settings topics spooling encoding plain destination in_flight"
     " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
-    "consumer": "pop pull push process_queue rebalance result push.member_state push.offset_store push.workers settings"
-    " troubles tracing push.concurrent pull.assigned pull.contact ahead push.pulling push.orderly push.ownership"
-    " push.rebalancing rows push.running pop.in_hand pop.listening pop.running push.consumer pull.polls"
-    " pull.upkeep pull.pull_consumer pop.simple_consumer",
+    "consumer": "process_queue rebalance listener figures member_state listener_pool send_back settings offsets"
+    " group_health tracing concurrent assigned reachability prefetch pulling ordered ownership"
+    " rebalancing polls broker_requests rows tools pop push"
+    " upkeep pull simple",
     "localbroker": "java guard maven distro process servers site members cluster",
     "pull": "answers missing requests recreated reader puller reading",
     "delay": "release portions stream commits envelope_records queue_records service node",
@@ -140,16 +140,16 @@ OUTSIDE = {
     " producer.batching producer.destination producer.attempts"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
     " producer.fates producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker"
-    " aio.producer consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"
-    " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
-    " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
-    " consumer.push.rebalancing consumer.push.consumer consumer.ahead grpc_proxy.transactions"
-    " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.redelivery notebook",
+    " aio.producer consumer.member_state consumer.listener_pool consumer.settings consumer.offsets"
+    " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.simple"
+    " consumer.pop consumer.concurrent"
+    " consumer.rebalancing consumer.broker_requests consumer.push consumer.prefetch grpc_proxy.transactions"
+    " consumer.polls consumer.upkeep stored.look spool.store spool.redelivery notebook",
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
     "time": "base.clock base.threads base.retry base.tls_files remoting.endpoint remoting.connection remoting.pool client.calls"
     " client.route client.questions delay.node delay.stream grpc_proxy.channel grpc_proxy.proxy grpc_proxy.sender client.instance"
-    " client.sender spool.spool consumer.pull.polls session.telemetry localbroker cli spark.monitoring.metrics_listener aio",
+    " client.sender spool.spool consumer.broker_requests session.telemetry localbroker cli spark.monitoring.metrics_listener aio",
     "asyncio": "aio",
     "multiprocessing": "",
 }
@@ -336,8 +336,8 @@ def test_what_spark_imports_is_light(package):
 # Modules, classes and functions where an OSError is a file's or a process's, not a socket's.
 _FILES = [
     "client.calls.from_file",
-    "consumer.push.offset_store",
-    "consumer.push.rebalancing.stacks_of_threads",
+    "consumer.offsets",
+    "consumer.broker_requests.stacks_of_threads",
     "spark.checkpoints",
     "spark.monitoring.metrics_listener.MetricsListener",
     "spark.conf",

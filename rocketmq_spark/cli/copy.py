@@ -29,7 +29,7 @@ from rocketmq_spark.queues.selection import by_hash
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
+    from rocketmq_spark.consumer.pull import PolledMessages
     from rocketmq_spark.errors import RocketMQError
     from rocketmq_spark.model import MessageQueue, ReceivedMessage
     from rocketmq_spark.model.message import KeyedMessage
@@ -76,11 +76,11 @@ class Copier:
             polled.messages[:most], UNDER_WAY if rate is None else max(1, min(UNDER_WAY, int(rate / 10)))
         ):
             self._pace(rate)
-            if self._stop.is_set() or not polled.stands:
+            if self._stop.is_set() or not polled.is_current:
                 break
             self._send(chunk)
             done += len(chunk)
-            polled.finished(done)
+            polled.mark_finished(done)
             if time.monotonic() - self._committed_s >= COMMIT_S:
                 self.commit()
         return done
@@ -292,7 +292,7 @@ def _plain(name: str) -> str:
 
 def _run(copier: Copier, consumer: PullConsumer, target: Target, how: dict[str, Any], stop: Latch) -> None:
     """Until the ends that the queues have now, unless it is to follow; until ``count``, or ``stop``."""
-    from rocketmq_spark.consumer.pull.pull_consumer import PolledMessages
+    from rocketmq_spark.consumer.pull import PolledMessages
 
     ends = None if how["follow"] else _ends(target, how["source"])
     left, look = how["count"], Deadline.after(_LOOK_S)

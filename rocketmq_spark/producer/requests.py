@@ -106,7 +106,7 @@ class RequestProducer(TransactionProducer):
     ) -> None:
         self._replies = replies
         self._deadlines = make_timer(f"rocketmq-{settings.group}-request")
-        self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.polls)
         self._changed = threading.Condition(self._changing)
         self._announcing = threading.Lock()
         self._requests: dict[str, _Request] = {}

@@ -95,7 +95,7 @@ class RowCall:
         self._queues: dict[str, QueueList] = {}
         self._seen: set[tuple[str, bool]] = set()
         self._timed: list[str] = []
-        self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.polls)
         self._changed = threading.Condition(self._changing)
         self._landed: deque[tuple[Rows, Ended]] = deque()
         self._out: set[Outgoing] = set()

@@ -104,7 +104,7 @@ def test_a_backlog_of_a_broker_that_was_killed_comes_whole(pair: LocalBroker, gr
         def more() -> None:
             ids.update(message.msg_id for message in consumer.poll(0.05))
 
-        with told("the read waits for") as waits, told("is tried again", logging.INFO) as again:
+        with told("the read waits for") as waits, told("failed, retrying", logging.INFO) as again:
             killed(pair, victim.broker_name)
             awaited(more, lambda _: waits.is_set() or again.is_set())
         assert ids.total() < 6000, "all of it was here before"

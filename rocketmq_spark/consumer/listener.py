@@ -1,7 +1,7 @@
-"""Decides what a listener's return value or exception means for its messages.
+"""Listeners, their contexts, and what a return value or exception of a listener means for the messages.
 
-Mirrors ``ConsumeMessageConcurrentlyService.processConsumeResult`` and ``ConsumeMessageOrderlyService``. Only
-``None`` and the values of a context mean success; an exception or any other return value is a failure.
+Mirrors ``ConsumeMessageConcurrentlyService.processConsumeResult`` and ``ConsumeMessageOrderlyService``. Only None and
+``OrderedContext.commit()`` mean success. An exception or any other return value means failure.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def check_listener(listener: object, arrow: bool, coroutines: bool = False) -> N
     Without this check, each call would fail until the messages are dead letters. A class is rejected, because a call of a class
     only creates an object.
     """
-    takes = "batch, context" if arrow else "messages, context"
+    signature = "batch, context" if arrow else "messages, context"
     if isinstance(listener, type):
-        raise wrong("listener", listener, f"a function that takes ({takes})")
-    function("listener", listener, takes, coroutines=coroutines)
+        raise wrong("listener", listener, f"a function that takes ({signature})")
+    function("listener", listener, signature, coroutines=coroutines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ class Suspend:
     def __post_init__(self) -> None:
         if (
             self.ms is not None
-            and not _is_whole(self.ms)
+            and not _is_integer(self.ms)
             and not (isinstance(self.ms, float) and not math.isnan(self.ms))
         ):
             raise OptionError(f"suspend got {text_of(self.ms)} ms; expected a number of milliseconds, or None")
 
 
-class Hold(enum.Enum):
+class CommitAction(enum.Enum):
     """The decision of an ordered listener with ``auto_commit=False``."""
 
     COMMIT = "COMMIT"
@@ -128,7 +128,7 @@ class ReplyingContext:
 AnyContext = TypeVar("AnyContext", bound=ReplyingContext)
 
 
-def replying(context: AnyContext, messages: Sequence[ReceivedMessage], replier: Replier | None) -> AnyContext:
+def with_replier(context: AnyContext, messages: Sequence[ReceivedMessage], replier: Replier | None) -> AnyContext:
     """Return the context prepared for a call with these messages, so that ``reply`` can answer them."""
     context._messages, context._replier = messages, replier
     return context
@@ -201,16 +201,16 @@ class OrderedContext(ReplyingContext):
         """
         return Suspend(ms)
 
-    def commit(self) -> Hold:
+    def commit(self) -> CommitAction:
         """Return this from the listener with ``auto_commit=False``: all messages since the last commit are done.
 
         Until then they count as cached: a queue with more cached messages than option 'pullThresholdForQueue' is not pulled.
         """
-        return Hold.COMMIT
+        return CommitAction.COMMIT
 
-    def rollback(self) -> Hold:
+    def rollback(self) -> CommitAction:
         """Return this from the listener with ``auto_commit=False``: all messages since the last commit are delivered again."""
-        return Hold.ROLLBACK
+        return CommitAction.ROLLBACK
 
 
 class AcknowledgingContext(OrderedContext):
@@ -228,8 +228,9 @@ class AcknowledgingContext(OrderedContext):
 
 
 class ListenerCall:
-    """A call of a listener whose turn has come: call the listener with ``messages`` and ``context``, then this object with the
-    outcome, once, on any thread that may block. The timeout of the call has begun.
+    """A call of a listener that must start now, because its timeout has begun.
+
+    Call the listener with ``messages`` and ``context``. Then call this object once with the outcome, on a thread that may block.
     """
 
     __slots__ = ("context", "messages")
@@ -242,128 +243,134 @@ class ListenerCall:
         raise NotImplementedError
 
 
-# Called when the listener can be called. None: it must not be, because the consumer has stopped, or lost the queue.
-Turn = Callable[[], ListenerCall | None]
+# Returns the next call of the listener. None: the consumer has stopped, or lost the queue, so the listener must not be called.
+NextCall = Callable[[], ListenerCall | None]
 
 
-class LaterListener:
-    """An internal concurrent listener that calls the user's code elsewhere, such as in an event loop, in its own order."""
+class DeferredListener:
+    """An internal concurrent listener that calls the user's code later and on another thread, such as in an event loop."""
 
-    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
-        """Let as many calls wait for their turn, without blocking; ``first``: before those that wait already. If this raises,
-        none of them begins.
+    def submit(self, next_call: NextCall, count: int, at_front: bool = False) -> None:
+        """Queue ``count`` calls without blocking; with ``at_front``, before the calls that wait already.
+
+        If this raises, none of these calls begins.
         """
         raise NotImplementedError
 
     def __call__(self, messages: Any, context: Any) -> object:
-        """A ``LaterListener`` is no function: see ``submit``."""
+        """Not supported: use ``submit``."""
         raise NotImplementedError
 
 
-Ended = Callable[[object], None]
+OutcomeCallback = Callable[[object], None]
 
 
-class _WatchedCall(ListenerCall):
-    __slots__ = ("_call", "_ended")
+class _ObservedCall(ListenerCall):
+    __slots__ = ("_call", "_on_outcome")
 
-    def __init__(self, call: ListenerCall, ended: Ended) -> None:
+    def __init__(self, call: ListenerCall, on_outcome: OutcomeCallback) -> None:
         super().__init__(call.messages, call.context)
-        self._call, self._ended = call, ended
+        self._call, self._on_outcome = call, on_outcome
 
     def __call__(self, outcome: object) -> None:
-        self._ended(outcome)
+        self._on_outcome(outcome)
         self._call(outcome)
 
 
-class _WatchedListener(LaterListener):
-    def __init__(self, listener: LaterListener, begin: Callable[[Any, Any], Ended]) -> None:
-        self._listener, self._begin = listener, begin
+class _ObservedListener(DeferredListener):
+    def __init__(self, listener: DeferredListener, on_start: Callable[[Any, Any], OutcomeCallback]) -> None:
+        self._listener, self._on_start = listener, on_start
 
-    def submit(self, turn: Turn, times: int, first: bool = False) -> None:
-        self._listener.submit(partial(self._watched, turn), times, first)
+    def submit(self, next_call: NextCall, count: int, at_front: bool = False) -> None:
+        self._listener.submit(partial(self._observed, next_call), count, at_front)
 
-    def _watched(self, turn: Turn) -> ListenerCall | None:
-        call = turn()
-        return None if call is None else _WatchedCall(call, self._begin(call.messages, call.context))
+    def _observed(self, next_call: NextCall) -> ListenerCall | None:
+        call = next_call()
+        return None if call is None else _ObservedCall(call, self._on_start(call.messages, call.context))
 
 
-def watched_listener(listener: LaterListener, begin: Callable[[Any, Any], Ended]) -> Listener:
-    """Wrap ``listener``: ``begin`` is called with messages and context when their turn comes, and the function that it returns
-    gets the outcome first. Neither may raise.
+def observed_listener(listener: DeferredListener, on_start: Callable[[Any, Any], OutcomeCallback]) -> Listener:
+    """Wrap ``listener``, so that each of its calls is observed.
+
+    ``on_start`` gets the messages and the context before each call, and returns a function that gets the outcome. Neither
+    function may raise.
     """
-    return _WatchedListener(listener, begin)
+    return _ObservedListener(listener, on_start)
 
 
 class Verdict(NamedTuple):
-    """Which messages of a concurrent listener's batch are done, and the delay level for the redelivery of the others.
+    """How many messages of a concurrent listener's batch are done, and the delay level for the redelivery of the others.
 
-    ``why`` is a sentence for the log if the listener returned something invalid.
+    ``problem`` is a text for the log if the listener raised or returned an invalid value.
     """
 
-    done: int
+    done_count: int
     level: int = 0
-    why: str | None = None
+    problem: str | None = None
 
 
-def concurrent(outcome: object, context: Context, size: int) -> Verdict:
+def judge_concurrent(outcome: object, context: Context, size: int) -> Verdict:
     """Return the verdict for ``size`` messages. ``outcome``: the listener's return value, or ``Failure``."""
     if outcome is None:
         last = size - 1 if context.ack_index is None else context.ack_index
         return Verdict(max(0, min(last + 1, size)), context.delay_level)
     if isinstance(outcome, Redeliver):
         return Verdict(0, outcome.level)
-    return Verdict(0, context.delay_level, _complaint(outcome, "None or context.retry()"))
+    return Verdict(0, context.delay_level, _problem_of(outcome, "None or context.retry()"))
 
 
-class Step(enum.Enum):
-    """The next action of an ordered consumer."""
+class OrderedAction(enum.Enum):
+    """What an ordered consumer does with the messages of a call."""
 
     COMMIT = "COMMIT"
     CONTINUE = "CONTINUE"
-    AGAIN = "AGAIN"
+    RETRY = "RETRY"
     ROLLBACK = "ROLLBACK"
 
 
 @dataclass(frozen=True, slots=True)
 class OrderedVerdict:
-    """The step, the pause of the queue after ``AGAIN`` and ``ROLLBACK``, and ``why`` as in ``Verdict``."""
+    """The action after a call of an ordered listener.
 
-    step: Step
+    ``pause_ms`` is the pause of the queue after ``RETRY`` and ``ROLLBACK``. ``problem`` is that of ``Verdict``.
+    """
+
+    action: OrderedAction
     pause_ms: int = 0
-    why: str | None = None
+    problem: str | None = None
 
 
-def ordered(outcome: object, context: OrderedContext, suspend_ms: int) -> OrderedVerdict:
-    """Return the verdict. If the outcome is not clear, the same messages are delivered again.
+def judge_ordered(outcome: object, context: OrderedContext, suspend_ms: int) -> OrderedVerdict:
+    """Return the verdict for one call. An invalid outcome means that the same messages are delivered again.
 
     Unlike in Java, a rollback with ``auto_commit`` does not count as success, because nothing would be rolled back.
     """
     if outcome is None:
-        return OrderedVerdict(Step.COMMIT if context.auto_commit else Step.CONTINUE)
+        return OrderedVerdict(OrderedAction.COMMIT if context.auto_commit else OrderedAction.CONTINUE)
     pause_ms = _clamped(suspend_ms if not isinstance(outcome, Suspend) or outcome.ms is None else outcome.ms)
-    if outcome is Hold.COMMIT:
-        return OrderedVerdict(Step.COMMIT)
-    if outcome is Hold.ROLLBACK and not context.auto_commit:
-        return OrderedVerdict(Step.ROLLBACK, pause_ms)
+    if outcome is CommitAction.COMMIT:
+        return OrderedVerdict(OrderedAction.COMMIT)
+    if outcome is CommitAction.ROLLBACK and not context.auto_commit:
+        return OrderedVerdict(OrderedAction.ROLLBACK, pause_ms)
     if isinstance(outcome, Suspend):
-        return OrderedVerdict(Step.AGAIN, pause_ms)
+        return OrderedVerdict(OrderedAction.RETRY, pause_ms)
     expected = "None or context.suspend()" + ("" if context.auto_commit else ", context.commit() or context.rollback()")
-    return OrderedVerdict(Step.AGAIN, pause_ms, _complaint(outcome, expected))
+    return OrderedVerdict(OrderedAction.RETRY, pause_ms, _problem_of(outcome, expected))
 
 
-def _is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _index_of(value: object) -> int:
-    """The index as an ``int``, also of an integer of numpy."""
+    """Return the index as an ``int``. Integers of numpy are accepted, too."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise OptionError(f"ack_index is {text_of(value)}; expected the index of a message, -1 or None")
     return int(value)
 
 
 def _check_level(level: object) -> None:
-    if not _is_whole(level) or not -1 <= level <= MAX_LEVEL:  # type: ignore[operator]
+    if not _is_integer(level) or not -1 <= level <= MAX_LEVEL:  # type: ignore[operator]
         raise OptionError(
             f"the delay level is {text_of(level)}; expected -1 for a dead letter, 0 for an increasing delay, or "
             "a level of the broker"
@@ -374,7 +381,7 @@ def _clamped(ms: float) -> int:
     return round(min(max(ms, MIN_SUSPEND_MS), MAX_SUSPEND_MS))
 
 
-def _complaint(outcome: object, expected: str) -> str:
+def _problem_of(outcome: object, expected: str) -> str:
     if isinstance(outcome, Failure):
         return f"the listener raised {outcome}"
     hint = "; rocketmq_spark.aio awaits coroutines" if hasattr(type(outcome), "__await__") else ""

@@ -14,7 +14,7 @@ from rocketmq_spark.base.arguments import instance, is_whole, wrong
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.dropped import ClosedWhenDropped
 from rocketmq_spark.base.process import Owner, entry, postponed
-from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S, checked_topic, filter_of
+from rocketmq_spark.consumer.settings import MAX_MESSAGES, MAX_WAIT_S, checked_topic, parse_filter
 from rocketmq_spark.errors import OptionError, RocketMQError
 from rocketmq_spark.model import Filter
 from rocketmq_spark.model.message import Place, PoppedMessage
@@ -45,11 +45,10 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         self._owner = Owner("consumer")
         self._lock = threading.Lock()
         self._filters: dict[str, Filter] = {}
-        self._changing = (
-            threading.RLock()
-        )  # held while a change is sent to the Proxy, so that changes do not overwrite each other
-        self._turn = 0
-        self._closed = self._leaves = self._left = False
+        # Held while a change is sent to the Proxy, so that two changes do not overwrite each other.
+        self._change_lock = threading.RLock()
+        self._receive_count = 0
+        self._closed = self._is_leaving = self._has_left = False
 
     @property
     def _is_open(self) -> bool:
@@ -70,28 +69,32 @@ class BaseSimpleConsumer(ClosedWhenDropped):
             OptionError: The filter is wrong.
             ConnectionLost: No endpoint of the Proxy answers. The previous subscription stays, as after any error.
         """
-        self._owner.check(False)  # a fork waits for no lock
-        added = {checked_topic(topic): filter_of(tags, sql)}
-        with self._changing:
+        self._owner.check(False)  # first: in a forked process, nobody would release the lock
+        added = {checked_topic(topic): parse_filter(tags, sql)}
+        with self._change_lock:
             self._owner.check(self._closed)
-            wanted = self._filters | added
+            filters = self._filters | added
             try:
-                self._tell(wanted)
-            except RocketMQError:  # the member must not go by what is not wanted here
+                self._send_filters(filters)
+            except RocketMQError:  # the member must not keep the new filters, which this consumer does not have
                 with contextlib.suppress(RocketMQError):
-                    self._tell(self._filters, 0.0)
+                    self._send_filters(self._filters, 0.0)
                 raise
-            self._filters = wanted
+            self._filters = filters
 
     @entry
     def unsubscribe(self, topic: str) -> None:
         """Receive no more messages of ``topic``. Takes effect even if no endpoint answers (``ConnectionLost``)."""
         self._owner.check(False)
         checked_topic(topic)
-        with self._changing:
+        with self._change_lock:
             self._owner.check(self._closed)
-            self._filters = {known: each for known, each in self._filters.items() if known != topic}
-            self._tell(self._filters)
+            self._filters = {
+                subscribed_topic: topic_filter
+                for subscribed_topic, topic_filter in self._filters.items()
+                if subscribed_topic != topic
+            }
+            self._send_filters(self._filters)
 
     @entry
     def receive(
@@ -115,28 +118,31 @@ class BaseSimpleConsumer(ClosedWhenDropped):
             RouteNotFound: A topic does not exist. Only a call that asks for this topic raises it; later calls ask for the others.
         """
         self._owner.check(self._closed)
-        check_count(max_messages)
+        check_max_messages(max_messages)
         if not self._filters:
             raise OptionError("the consumer has no subscription; expected subscribe() before receive()")
-        invisible_s, end = _invisible("invisible", invisible, MIN_INVISIBLE_S), Deadline.after(_seconds("wait", wait))
+        invisible_s, end = (
+            _invisible_duration("invisible", invisible, MIN_INVISIBLE_S),
+            Deadline.after(_seconds("wait", wait)),
+        )
         while places := self._places():
             with self._lock:
-                place = places[self._turn % len(places)]
-                self._turn += 1
+                place = places[self._receive_count % len(places)]
+                self._receive_count += 1
             if isinstance(place, RocketMQError):
                 self._owner.check(self._closed)
                 raise place
-            most_s = MIN_WAIT_S if len(places) > 1 else MAX_WAIT_S
-            wait_s = max(MIN_WAIT_S, min(most_s, end.remaining()))
+            max_wait_s = MIN_WAIT_S if len(places) > 1 else MAX_WAIT_S
+            wait_s = max(MIN_WAIT_S, min(max_wait_s, end.remaining()))
             deadline = Deadline.after(wait_s + self._request_s)
             try:
-                found = self._member.receive(place, max_messages, invisible_s, wait_s, deadline)
+                messages = self._member.receive(place, max_messages, invisible_s, wait_s, deadline)
             except RocketMQError:
-                self._owner.check(self._closed)  # another thread did, which ends what is under way
+                self._owner.check(self._closed)  # if another thread closed the consumer, that is why the request failed
                 raise
-            if found or end.expired or self._closed:
-                return found
-        return []  # the last topic was left meanwhile
+            if messages or end.expired or self._closed:
+                return messages
+        return []  # another thread unsubscribed the last topic
 
     @entry
     def ack(self, message: PoppedMessage) -> None:
@@ -145,7 +151,7 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         Raises:
             NotFound: Its invisible time is over. The message was delivered again, or will be.
         """
-        self._ask(self._member.ack, message)
+        self._send_request(self._member.ack, message)
 
     @entry
     def change_invisible(self, message: PoppedMessage, duration: str | float) -> None:
@@ -157,12 +163,14 @@ class BaseSimpleConsumer(ClosedWhenDropped):
         """
         self._owner.check(self._closed)
         instance("message", message, PoppedMessage, "a message that receive() returned")
-        self._member.change_invisible(message, _invisible("duration", duration, 0.0), Deadline.after(self._request_s))
+        self._member.change_invisible(
+            message, _invisible_duration("duration", duration, 0.0), Deadline.after(self._request_s)
+        )
 
     @entry
     def forward_to_dlq(self, message: PoppedMessage) -> None:
         """Move ``message`` to the group's dead-letter topic, ``%DLQ%<group>``."""
-        self._ask(self._member.forward_to_dlq, message)
+        self._send_request(self._member.forward_to_dlq, message)
 
     def close(self) -> None:
         """Leave the group. Messages that were not acknowledged are delivered again when their invisible time is over."""
@@ -173,35 +181,37 @@ class BaseSimpleConsumer(ClosedWhenDropped):
 
     @entry
     def _leave(self) -> None:
-        if not self._left:
-            self._leaves = True
+        if not self._has_left:
+            self._is_leaving = True
             self._member.close(Deadline.after(_END_S))
-            self._left = True  # not before: an interrupted one is repeated
+            self._has_left = True  # only now, so that a second call repeats an interrupted one
 
-    def _tell(self, wanted: dict[str, Filter], wait_s: float = _START_S) -> None:
+    def _send_filters(self, filters: dict[str, Filter], wait_s: float = _START_S) -> None:
         try:
-            self._member.subscribe(wanted, Deadline.after(wait_s))
+            self._member.subscribe(filters, Deadline.after(wait_s))
         finally:
-            if self._leaves:  # meanwhile, by another thread: this may have joined again
+            if self._is_leaving:  # another thread closes the consumer, and this request may have joined the group again
                 self._member.close(Deadline.after(_END_S))
 
-    def _ask(self, verb: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
+    def _send_request(self, request: Callable[[PoppedMessage, Deadline], None], message: PoppedMessage) -> None:
         self._owner.check(self._closed)
         instance("message", message, PoppedMessage, "a message that receive() returned")
-        verb(message, Deadline.after(self._request_s))
+        request(message, Deadline.after(self._request_s))
 
     def _places(self) -> list[Place | RocketMQError]:
-        """The places to request messages from. A topic without one has its error instead, so that others are still read."""
-        found: list[Place | RocketMQError] = []
+        """Return the places to request messages from. A topic without a route has its error instead, so that others are read."""
+        places: list[Place | RocketMQError] = []
         for topic in self._filters:
             try:
-                found += [(topic, at) for at in range(self._member.places(topic, Deadline.after(self._request_s)))]
+                places += [
+                    (topic, number) for number in range(self._member.places(topic, Deadline.after(self._request_s)))
+                ]
             except RocketMQError as e:
-                found.append(e)
-        return found
+                places.append(e)
+        return places
 
 
-def check_count(max_messages: object) -> None:
+def check_max_messages(max_messages: object) -> None:
     if not is_whole(max_messages) or not 1 <= max_messages <= MAX_MESSAGES:  # type: ignore[operator]
         raise wrong("max_messages", max_messages, f"a whole number from 1 to {MAX_MESSAGES}")
 
@@ -217,7 +227,7 @@ def _seconds(name: str, value: str | float) -> float:
         raise OptionError(f"{name} is {value!r}; expected {e}") from e
 
 
-def _invisible(name: str, value: str | float, min_s: float) -> float:
+def _invisible_duration(name: str, value: str | float, min_s: float) -> float:
     seconds = _seconds(name, value)
     if not min_s <= seconds <= MAX_INVISIBLE_S:
         raise OptionError(f"{name} is {value!r}; expected {min_s:g}s to 12h, which is what a Proxy accepts")

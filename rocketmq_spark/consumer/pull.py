@@ -1,7 +1,7 @@
-"""The methods of a ``PullConsumer``. Mirrors ``DefaultLitePullConsumer``.
+"""The methods of ``PullConsumer``. Mirrors ``DefaultLitePullConsumer``.
 
-Periodic work is done at the beginning of a poll and while it waits. Only rebalances, and reading ahead in queues that are far
-behind, happen between polls, too. One thread polls; another one may call ``close``.
+Periodic work runs at the beginning of a poll and while it waits. Only rebalances and prefetching run between polls, too. One
+thread polls; another thread may call ``close``.
 """
 
 from __future__ import annotations
@@ -16,28 +16,31 @@ from rocketmq_spark.base.clock import Clock, Deadline
 from rocketmq_spark.base.dropped import ClosedWhenDropped
 from rocketmq_spark.base.process import Owner, entry, postponed
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.consumer.ahead import ReadAhead
-from rocketmq_spark.consumer.pull.assigned import ONE_ANSWER, FetchedPart
-from rocketmq_spark.consumer.pull.polls import Polls, Positions, PullAnswers, check_offset
-from rocketmq_spark.consumer.pull.upkeep import Subscribed, Upkeep
-from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, filter_of
+from rocketmq_spark.consumer.assigned import ONE_ANSWER, FetchedPart
+from rocketmq_spark.consumer.broker_requests import PullRequestHandler
+from rocketmq_spark.consumer.offsets import OffsetRequests, check_offset
+from rocketmq_spark.consumer.polls import Polls
+from rocketmq_spark.consumer.prefetch import BacklogReader
+from rocketmq_spark.consumer.settings import ConsumerSettings, Subscriptions, checked_topic, parse_filter
+from rocketmq_spark.consumer.upkeep import Subscribed, Upkeep
 from rocketmq_spark.errors import ClosedError, LocalProtocolError, OptionError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.ports import GroupMember
 from rocketmq_spark.wire.messages import PORTION_BYTES, portion
 
-# Decodes the stored messages of several parts into one ``pyarrow.RecordBatch``. If a single part is too large, it decodes the
-# first messages, and returns the offset of the next one. (This package does not import Arrow.)
+# Decodes the stored messages of several parts into one ``pyarrow.RecordBatch``. If a single part is too large, the function
+# decodes the first messages, and returns the offset of the next message. (This package does not import Arrow.)
 ToArrow = Callable[[Sequence[FetchedPart]], tuple[Any, int | None]]
 ARROW_PARTS = 1024
 POLL_S, MAX_POLL_S = 5.0, 1e9
 
 
 class BasePullConsumer(ClosedWhenDropped):
-    """Returns messages of topics that its group shares, or of queues that its user names. ``close`` it at the end.
+    """Returns messages of subscribed topics, whose queues the group shares, or of queues that the user assigns. Call ``close`` at
+    the end.
 
     Delivery is at least once: messages that a poll returned are finished when the next poll begins, or ``commit`` is called.
-    If neither follows, they are delivered again after a restart.
+    Messages that are not finished are delivered again after a restart.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class BasePullConsumer(ClosedWhenDropped):
         settings: ConsumerSettings,
         to_arrow: ToArrow,
         clock: Clock | None = None,
-        read_ahead: ReadAhead | None = None,
+        backlog_reader: BacklogReader | None = None,
         make_timer: Callable[[str], Timer] = Timer,
     ) -> None:
         self.client_id = member.client_id
@@ -56,16 +59,21 @@ class BasePullConsumer(ClosedWhenDropped):
         clock = clock or Clock()
         timer = make_timer(f"rocketmq-{settings.group}-rebalance")
         subscriptions = Subscriptions(settings.group, False, timer.wall_ms)
-        self._polls = Polls(member, settings, subscriptions, clock, read_ahead)
-        self._positions = Positions(member, settings)
-        self._shared = Subscribed(member, settings, subscriptions, self._positions, clock, self._polls.contact)
-        self._upkeep = Upkeep(settings, self._polls, self._positions, self._shared, clock, timer)
-        upkeep, shared = self._upkeep, self._shared
-        missed = partial(upkeep.moved, given_up=False)
-        self._answers = PullAnswers(
-            self._polls, shared.membership, upkeep.changed, upkeep.store, missed, settings.answer_stacks
+        self._polls = Polls(member, settings, subscriptions, clock, backlog_reader)
+        self._offsets = OffsetRequests(member, settings)
+        self._group = Subscribed(member, settings, subscriptions, self._offsets, clock, self._polls.reachability)
+        self._upkeep = Upkeep(settings, self._polls, self._offsets, self._group, clock, timer)
+        upkeep, group = self._upkeep, self._group
+        on_foreign_reset = partial(upkeep.on_reset, was_released=False)
+        self._request_handler = PullRequestHandler(
+            self._polls,
+            group.membership,
+            upkeep.on_group_change,
+            upkeep.commit,
+            on_foreign_reset,
+            settings.answer_stacks,
         )
-        self._named = False
+        self._uses_assign = False
 
     @property
     def _is_open(self) -> bool:
@@ -85,7 +93,7 @@ class BasePullConsumer(ClosedWhenDropped):
             OptionError: No queue of the topic belongs to the environment.
         """
         self._owner.check(False)
-        return self._positions.queues(checked_topic(topic))
+        return self._offsets.queues(checked_topic(topic))
 
     @entry
     def subscribe(self, topic: str, tags: str | None = None, sql: str | None = None) -> None:
@@ -105,23 +113,26 @@ class BasePullConsumer(ClosedWhenDropped):
             LocalProtocolError: The consumer uses ``assign`` already, or this process has another member of the group.
         """
         self._owner.check(self._polls.closed)
-        if self._named:
-            raise _exclusive()
-        self._want(checked_topic(topic), filter_of(tags, sql))
-        self._upkeep.follow()
+        if self._uses_assign:
+            raise _mutually_exclusive()
+        self._set_subscription(checked_topic(topic), parse_filter(tags, sql))
+        self._upkeep.start_background()
 
     @entry
     def unsubscribe(self, topic: str) -> None:
         """Stop reading ``topic``, and release its queues. With option 'autoCommit', its finished messages are committed."""
         self._owner.check(self._polls.closed)
-        if checked_topic(topic) in self._shared.topics:
-            self._want(topic, None)
+        if checked_topic(topic) in self._group.topics:
+            self._set_subscription(topic, None)
             self._upkeep.rebalance()
 
-    def _want(self, topic: str, wanted: Filter | None) -> None:
-        """Subscribe. If another thread closes the consumer meanwhile, leave the group again, which this call may have joined."""
+    def _set_subscription(self, topic: str, topic_filter: Filter | None) -> None:
+        """Subscribe or unsubscribe.
+
+        If another thread closes the consumer meanwhile, leave the group again, because this call may have joined it.
+        """
         try:
-            self._shared.set(topic, wanted, self._answers)
+            self._group.set_subscription(topic, topic_filter, self._request_handler)
         finally:
             if self._polls.closed:
                 self._upkeep.close()
@@ -143,19 +154,21 @@ class BasePullConsumer(ClosedWhenDropped):
             LocalProtocolError: The consumer uses ``subscribe`` already.
         """
         self._owner.check(self._polls.closed)
-        if self._shared.topics:
-            raise _exclusive()
+        if self._group.topics:
+            raise _mutually_exclusive()
         instance("queues", queues, Iterable, "a list of MessageQueue, such as queues() returns")
-        known, wanted = set(self._polls.queues()), {_checked(queue) for queue in queues}
-        starts = {q: None if q in known else self._positions.start(q) for q in sorted(wanted)}
-        self._named = True
-        self._upkeep.have(starts)
+        assigned, requested = set(self._polls.assigned()), {_check_queue(queue) for queue in queues}
+        starts = {
+            queue: None if queue in assigned else self._offsets.start_offset_of(queue) for queue in sorted(requested)
+        }
+        self._uses_assign = True
+        self._upkeep.apply_assignment(starts)
 
     @entry
     def assignment(self) -> list[MessageQueue]:
         """Return the queues that are read now, sorted."""
         self._owner.check(False)
-        return self._polls.queues()
+        return self._polls.assigned()
 
     @entry
     def pause(self, *queues: MessageQueue) -> None:
@@ -164,13 +177,13 @@ class BasePullConsumer(ClosedWhenDropped):
         A queue that goes to another member and comes back is not paused. Raises ``OffsetError`` if a queue is not assigned.
         """
         self._owner.check(self._polls.closed)
-        self._polls.pause([_checked(queue) for queue in queues], True)
+        self._polls.pause([_check_queue(queue) for queue in queues], True)
 
     @entry
     def resume(self, *queues: MessageQueue) -> None:
         """Return messages of these queues again. Raises ``OffsetError`` if a queue is not assigned."""
         self._owner.check(self._polls.closed)
-        self._polls.pause([_checked(queue) for queue in queues], False)
+        self._polls.pause([_check_queue(queue) for queue in queues], False)
 
     # --- positions
 
@@ -186,21 +199,24 @@ class BasePullConsumer(ClosedWhenDropped):
             OffsetError: The queue is not assigned, or has no such offset.
         """
         self._owner.check(self._polls.closed)
-        self._polls.seek([_checked(queue)], lambda queue: self._positions.checked(queue, offset))
+        self._polls.seek([_check_queue(queue)], lambda queue: self._offsets.check_in_queue(queue, offset))
 
     @entry
     def seek_to_beginning(self, *queues: MessageQueue) -> None:
         """Continue ``queues``, by default all assigned queues, at the first message that the broker keeps."""
         self._owner.check(self._polls.closed)
         self._polls.seek(
-            [_checked(queue) for queue in queues], lambda queue: self._positions.bounds(queue, kept=True).min_offset
+            [_check_queue(queue) for queue in queues],
+            lambda queue: self._offsets.bounds(queue, for_group=True).min_offset,
         )
 
     @entry
     def seek_to_end(self, *queues: MessageQueue) -> None:
         """Continue ``queues``, by default all assigned queues, after the last message."""
         self._owner.check(self._polls.closed)
-        self._polls.seek([_checked(queue) for queue in queues], lambda queue: self._positions.bounds(queue).max_offset)
+        self._polls.seek(
+            [_check_queue(queue) for queue in queues], lambda queue: self._offsets.bounds(queue).max_offset
+        )
 
     @entry
     def seek_to_timestamp(self, epoch_ms: int, *queues: MessageQueue) -> None:
@@ -213,7 +229,9 @@ class BasePullConsumer(ClosedWhenDropped):
         self._owner.check(self._polls.closed)
         if not is_whole(epoch_ms) or epoch_ms < 0:
             raise wrong("epoch_ms", epoch_ms, "a whole number of milliseconds since 1970, at least 0")
-        self._polls.seek([_checked(queue) for queue in queues], lambda queue: self._positions.at_time(queue, epoch_ms))
+        self._polls.seek(
+            [_check_queue(queue) for queue in queues], lambda queue: self._offsets.offset_at_time(queue, epoch_ms)
+        )
 
     @entry
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
@@ -232,15 +250,15 @@ class BasePullConsumer(ClosedWhenDropped):
         if offsets is not None:
             instance("offsets", offsets, Mapping, "a dict of offsets by MessageQueue")
         for queue, offset in (offsets or {}).items():
-            check_offset(_checked(queue), offset)
-        for error in (self._upkeep.store_finished() if offsets is None else self._upkeep.store(offsets)).values():
+            check_offset(_check_queue(queue), offset)
+        for error in (self._upkeep.commit_finished() if offsets is None else self._upkeep.commit(offsets)).values():
             raise error
 
     @entry
     def committed(self, queue: MessageQueue) -> int | None:
         """Return the group's stored offset of ``queue``, or None if there is none."""
         self._owner.check(False)
-        return self._positions.stored(_checked(queue))
+        return self._offsets.committed(_check_queue(queue))
 
     # --- messages
 
@@ -261,21 +279,22 @@ class BasePullConsumer(ClosedWhenDropped):
                 warning while a broker does not answer.
             RocketMQError: A permanent failure, such as ``AccessDenied``. Temporary ones are logged and retried.
         """
-        messages, left = self._polled(timeout_s)
-        self._polls.given, self._polls.given_up_to = left is None, left
+        messages, first_left_out = self._poll(timeout_s)
+        self._polls.returned, self._polls.returned_up_to = first_left_out is None, first_left_out
         return messages
 
     @entry
-    def _polled(self, timeout_s: float) -> tuple[list[ReceivedMessage], int | None]:
-        """The messages, and the offset of the first one that was left. They do not count as returned yet, because older Pythons
-        can stop for Ctrl-C after the return of an ``entry``.
+    def _poll(self, timeout_s: float) -> tuple[list[ReceivedMessage], int | None]:
+        """Return messages, and the offset of the first message that was left out (None: all messages of the answer are returned).
+
+        The messages do not count as returned yet, because Ctrl-C may still interrupt older Pythons after an ``entry`` returned.
         """
-        deadline = _begun(self, timeout_s)
-        while parts := self._upkeep.next(deadline, ONE_ANSWER):
-            messages, left = portion(parts[0].read())
-            if messages or deadline.expired:  # if few of many messages match the filter, this would take too long
-                return messages, None if left is None else left.queue_offset
-            self._polls.given = True
+        deadline = _start_poll(self, timeout_s)
+        while parts := self._upkeep.next_parts(deadline, ONE_ANSWER):
+            messages, first_left_out = portion(parts[0].read())
+            if messages or deadline.expired:  # a filter may leave answers without messages until the deadline
+                return messages, None if first_left_out is None else first_left_out.queue_offset
+            self._polls.returned = True
         return [], None
 
     def poll_arrow(self, timeout_s: float = POLL_S) -> Any:
@@ -294,8 +313,8 @@ class BasePullConsumer(ClosedWhenDropped):
             OptionError: pyarrow is not installed, or the consumer has neither a subscription nor an assignment.
             RocketMQError: As for ``poll``.
         """
-        batch, left = _polled_rows(self, timeout_s)
-        self._polls.given, self._polls.given_up_to = left is None, left
+        batch, first_left_out = _poll_arrow(self, timeout_s)
+        self._polls.returned, self._polls.returned_up_to = first_left_out is None, first_left_out
         return batch
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
@@ -330,101 +349,107 @@ class BasePullConsumer(ClosedWhenDropped):
             self._upkeep.close()
 
 
-def _begun(consumer: BasePullConsumer, timeout_s: object) -> Deadline:
+def _start_poll(consumer: BasePullConsumer, timeout_s: object) -> Deadline:
     consumer._owner.check(consumer._polls.closed)
-    wait_s = checked_timeout(timeout_s)
-    if not consumer._named and not consumer._shared.topics:
+    timeout = checked_timeout(timeout_s)
+    if not consumer._uses_assign and not consumer._group.topics:
         raise OptionError("the consumer has no queues; expected subscribe() or assign() before a poll")
-    return consumer._upkeep.begin(wait_s)
+    return consumer._upkeep.start_poll(timeout)
 
 
 @entry
-def _polled_rows(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int | None]:
-    """As ``_polled``, but returns a record batch."""
-    deadline, parts_at_once = _begun(consumer, timeout_s), ARROW_PARTS
-    while parts := consumer._upkeep.next(deadline, parts_at_once):
-        one = len(parts) == 1 and len(parts[0].cut()) == 1  # no less can be taken
+def _poll_arrow(consumer: BasePullConsumer, timeout_s: float) -> tuple[Any, int | None]:
+    """Return the messages of several parts as one record batch, and the offset of the first message that was left out."""
+    deadline, max_parts = _start_poll(consumer, timeout_s), ARROW_PARTS
+    while parts := consumer._upkeep.next_parts(deadline, max_parts):
+        is_single_answer = len(parts) == 1 and len(parts[0].split_first_answer()) == 1  # the smallest unit
         try:
-            batch, left = consumer._to_arrow(parts)
-            too_much = left is not None and not one
+            batch, first_left_out = consumer._to_arrow(parts)
+            is_too_large = first_left_out is not None and not is_single_answer
         except RocketMQError:
-            too_much = True
-            if one:
-                consumer._polls.begin()
+            is_too_large = True
+            if is_single_answer:
+                consumer._polls.start_poll()
                 raise
-        if too_much:
-            consumer._polls.begin()
-            parts_at_once = len(parts) // 2  # of one part, its first answer
+        if is_too_large:
+            consumer._polls.start_poll()
+            max_parts = len(parts) // 2  # 0 is ``ONE_ANSWER``
             continue
         if batch.num_rows or deadline.expired:
-            return batch, left
-        consumer._polls.given = True
+            return batch, first_left_out
+        consumer._polls.returned = True
     return consumer._to_arrow([])[0], None
 
 
 @entry
 def next_answer(consumer: BasePullConsumer, timeout_s: float = POLL_S) -> Iterator[ReceivedMessage]:
-    """Return messages of one queue that have arrived together, as a loop over the consumer yields them: a yielded one is finished
-    with the next poll, call of this or ``commit``, and the others are returned again first. Iterating does not block. Empty after
-    ``timeout_s`` seconds without a message.
+    """Wait up to ``timeout_s`` seconds for messages of one queue, and return an iterator over them, which does not block.
+
+    A yielded message is finished by the next poll, the next call of this function, or ``commit``. The next poll returns messages
+    that were not yielded first.
     """
-    parts = consumer._upkeep.next(_begun(consumer, timeout_s), 1)
-    return consumer._polls.each(parts[0]) if parts else iter(())
+    parts = consumer._upkeep.next_parts(_start_poll(consumer, timeout_s), 1)
+    return consumer._polls.yield_messages(parts[0]) if parts else iter(())
 
 
-def some_of(consumer: BasePullConsumer, answer: Iterator[ReceivedMessage], most: int) -> list[ReceivedMessage]:
-    """Take the first messages of an answer, at most ``most``, and at most as many as a poll returns. The others stay in it. If
-    this raises, none of them counts as returned, and the answer must not be used any more.
+def take_messages(
+    consumer: BasePullConsumer, answer: Iterator[ReceivedMessage], max_messages: int
+) -> list[ReceivedMessage]:
+    """Take the first messages of an iterator that ``next_answer`` returned: at most ``max_messages``, and no more than a poll.
+
+    If this function raises, none of the messages counts as returned, and the iterator must not be used any more.
     """
-    polls, found, room = consumer._polls, list[ReceivedMessage](), PORTION_BYTES
-    before = polls.given, polls.given_up_to
+    polls, messages, room_bytes = consumer._polls, list[ReceivedMessage](), PORTION_BYTES
+    returned_before = polls.returned, polls.returned_up_to
     try:
-        for message in islice(answer, most):
-            found.append(message)
-            room -= len(message.body)
-            if room <= 0:
+        for message in islice(answer, max_messages):
+            messages.append(message)
+            room_bytes -= len(message.body)
+            if room_bytes <= 0:
                 break
-    except BaseException:  # Ctrl-C, or no memory for a body: the caller gets none of them
-        polls.given, polls.given_up_to = before
+    except BaseException:  # such as Ctrl-C, or no memory for a body: the caller gets none of the messages
+        polls.returned, polls.returned_up_to = returned_before
         raise
-    return found
+    return messages
 
 
 class PolledMessages:
-    """The messages that a poll returned, for a caller that finishes them one after the other. Only ``finished`` ones count as
-    returned: a commit stores the offset behind them, and the next poll returns the others again. If their queue was revoked,
-    sought or reset since the poll, they change nothing, also if the queue is assigned again.
+    """The messages of one poll, for a caller that finishes them one after the other.
+
+    Only finished messages count as returned: a commit stores the offset after them, and the next poll returns the others again.
+    If the queue was revoked, sought or reset since the poll, ``mark_finished`` has no effect, even if it is assigned again.
     """
 
     def __init__(self, consumer: BasePullConsumer, timeout_s: float) -> None:
         self.messages = consumer.poll(timeout_s)
         self._polls = consumer._polls
-        self._all = self._polls.given, self._polls.given_up_to
-        self.finished(0)
+        self._all_returned = self._polls.returned, self._polls.returned_up_to
+        self.mark_finished(0)
 
-    def finished(self, count: int) -> None:
-        """Note that the first ``count`` messages are finished."""
-        last = count == len(self.messages)
-        self._polls.given, self._polls.given_up_to = self._all if last else (False, self.messages[count].queue_offset)
+    def mark_finished(self, count: int) -> None:
+        """Record that the first ``count`` messages are finished."""
+        is_all = count == len(self.messages)
+        returned = self._all_returned if is_all else (False, self.messages[count].queue_offset)
+        self._polls.returned, self._polls.returned_up_to = returned
 
     @property
-    def stands(self) -> bool:
-        """Whether the consumer still has the queue as it had it when the poll returned. If False, the rest is not its own."""
-        return self._polls.stands()
+    def is_current(self) -> bool:
+        """Whether the queue was neither revoked nor sought since the poll. If False, do not finish the other messages."""
+        return self._polls.is_current()
 
 
 def checked_timeout(timeout_s: object) -> float:
-    """Return the timeout of a poll; raises ``OptionError`` if it is not a number, or longer than locks support."""
+    """Return the timeout of a poll. Raises ``OptionError`` if it is not a number, or longer than locks support."""
     return seconds("timeout_s", timeout_s, MAX_POLL_S)
 
 
-def _checked(queue: object) -> MessageQueue:
-    if not isinstance(queue, MessageQueue):  # such as a field of the one queue that was given instead of a list
+def _check_queue(queue: object) -> MessageQueue:
+    if not isinstance(queue, MessageQueue):  # such as a field of a queue that was passed instead of a list of queues
         raise wrong("a queue", queue, "a MessageQueue, such as queues() returns")
     return queue
 
 
-def _exclusive() -> LocalProtocolError:
+def _mutually_exclusive() -> LocalProtocolError:
     return LocalProtocolError(
         "subscribe and assign are mutually exclusive", remedy="Use two consumers with different groups"
     )
