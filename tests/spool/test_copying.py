@@ -395,7 +395,16 @@ def test_the_reader_gets_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("ROCKETMQ_SECRET_KEY", "s")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     monkeypatch.setenv("LC_ALL", "C")
-    environment = copying._reader(tmp_path)["env"]
+    started: list[dict[str, str]] = []
+
+    def start(*, env: dict[str, str], **_: object) -> None:
+        started.append(env)
+        raise SpoolError("enough")
+
+    monkeypatch.setattr("subprocess.Popen", start)
+    with pytest.raises(SpoolError, match="enough"):
+        copy_spool(tmp_path / "source", tmp_path / "copy", limits())
+    [environment] = started
     assert environment["LC_ALL"] == "C"
     assert "s" not in environment.values()
 

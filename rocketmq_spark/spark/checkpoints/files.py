@@ -21,7 +21,7 @@ from rocketmq_spark.base import folders
 from rocketmq_spark.errors import OffsetError
 
 
-class _Entry(NamedTuple):
+class _FileEntry(NamedTuple):
     """A file or folder in a checkpoint. ``path`` is relative to the checkpoint."""
 
     path: str
@@ -52,7 +52,7 @@ class Folder:
         """
         return [_base_name(entry.path) for entry in self._entries(below, False) if entry.is_folder]
 
-    def _entries(self, below: str, recursive: bool) -> list[_Entry]:
+    def _entries(self, below: str, recursive: bool) -> list[_FileEntry]:
         from pyarrow.fs import FileSelector
 
         with self._with_folder_name():
@@ -61,15 +61,15 @@ class Folder:
             selector = FileSelector(self._path(below), allow_not_found=True, recursive=recursive)
             return [self._entry(info) for info in self._system.get_file_info(selector)]
 
-    def _entry(self, info: Any) -> _Entry:
+    def _entry(self, info: Any) -> _FileEntry:
         from pyarrow.fs import FileType
 
         path = info.path[len(self._root_path) :].lstrip("/")
         changed_ms = (info.mtime_ns or 0) // 1_000_000
-        return _Entry(path, info.type == FileType.File, info.type == FileType.Directory, changed_ms)
+        return _FileEntry(path, info.type == FileType.File, info.type == FileType.Directory, changed_ms)
 
-    def _local_entries(self, below: str, recursive: bool) -> list[_Entry]:
-        entries: list[_Entry] = []
+    def _local_entries(self, below: str, recursive: bool) -> list[_FileEntry]:
+        entries: list[_FileEntry] = []
         with self._no_links(below):
             try:
                 with self._open_folder(below) as at, os.scandir(at) as listed:
@@ -315,12 +315,12 @@ _FILE_BYTES = 64 << 20
 RESTORE_FILE = "Restore that file as the owner of the checkpoint, or start the query with another checkpointLocation"
 
 
-def _local_entry(path: str, entry: os.DirEntry[str]) -> _Entry:
+def _local_entry(path: str, entry: os.DirEntry[str]) -> _FileEntry:
     status = entry.stat(follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         raise OSError(errno.ELOOP, "it is a link", path)
     mode, changed_ms = status.st_mode, status.st_mtime_ns // 1_000_000
-    return _Entry(path, stat.S_ISREG(mode), stat.S_ISDIR(mode), changed_ms)
+    return _FileEntry(path, stat.S_ISREG(mode), stat.S_ISDIR(mode), changed_ms)
 
 
 def _copy_file(name: str, at: int, to: int) -> None:
