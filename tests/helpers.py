@@ -28,7 +28,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base import threads
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import PullSysFlag, Response
-from rocketmq_spark.client.calls import refused as refusal
+from rocketmq_spark.client.calls import error_from_response as refusal
 from rocketmq_spark.errors import BrokerBusy, CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest
@@ -137,12 +137,12 @@ def no_more_threads(monkeypatch: pytest.MonkeyPatch, name: str = "") -> None:
     """As if the system gave no more threads, of those whose name begins so."""
     start = threading.Thread.start
 
-    def refused(thread: threading.Thread) -> None:
+    def error_from_response(thread: threading.Thread) -> None:
         if thread.name.startswith(name):
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(threading.Thread, "start", error_from_response)
 
 
 def indexed(mq: LocalBroker | str, seconds: float = WAIT_S) -> None:

@@ -21,7 +21,7 @@ from rocketmq_spark.base.tls_files import check_authorities
 from rocketmq_spark.cli import group as group_commands
 from rocketmq_spark.cli import kafka_lines
 from rocketmq_spark.cli.output import Text
-from rocketmq_spark.client.sender import copy_of
+from rocketmq_spark.client.sender import retry_copy
 from rocketmq_spark.consumer.offsets import cluster_folder
 from rocketmq_spark.errors import LocalProtocolError
 from rocketmq_spark.model import Message, ReceivedMessage
@@ -99,10 +99,10 @@ def item(text: str) -> ReceivedMessage:
 
 
 def test_a_message_of_a_batch_can_be_copied_whatever_its_properties(caplog: pytest.LogCaptureFixture) -> None:
-    found = decode_properties(copy_of("g", item("a\x01b\x01c\x02"), 3, str, 0).properties)
+    found = decode_properties(retry_copy("g", item("a\x01b\x01c\x02"), 3, str, 0).properties)
     assert found["a"] == "b?c"
     long = "".join(f"n{n}\x01{'v' * 100}\x02" for n in range(310)) + "TAGS\x01t\x02"
-    request = copy_of("g", item(long), 3, str, 0)
+    request = retry_copy("g", item(long), 3, str, 0)
     assert len(request.properties.encode()) < MAX_PROPERTIES_BYTES
     assert decode_properties(request.properties)[Property.TAGS] == "t"
     assert "has only RocketMQ's own" in caplog.text

@@ -14,7 +14,7 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import ports, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Perm
-from rocketmq_spark.client.broker import Brokers
+from rocketmq_spark.client.broker import RemotingOffsetReader
 from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import RemotingPulls
@@ -42,7 +42,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.pull import requests
 from rocketmq_spark.pull.puller import Puller
 from rocketmq_spark.pull.requests import PullSettings
-from rocketmq_spark.remoting.pool import Dialling
+from rocketmq_spark.remoting.pool import ConnectOptions
 from rocketmq_spark.spark.compat import EqualTo
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.task import TaskWriter
@@ -66,7 +66,7 @@ ROUTE = TopicRoute(
 PORTS = {
     ports.Sender: RemotingSender,
     ports.RouteReader: Routes,
-    ports.OffsetReader: Brokers,
+    ports.OffsetReader: RemotingOffsetReader,
     ports.OffsetCommitter: RemotingCommitter,
     ports.PullSource: RemotingPulls,
     ports.GroupMember: RemotingMember,
@@ -335,7 +335,7 @@ def test_a_read_asks_a_pull_source(streams: list[str]) -> None:
         compacted=lambda queue, deadline: True,
         batched=lambda queue, deadline: False,
     )
-    puller = Puller(fake, Dialling(), "g", PullSettings())  # type: ignore[arg-type]
+    puller = Puller(fake, ConnectOptions(), "g", PullSettings())  # type: ignore[arg-type]
     assert b'"topic": "ns%t"' in puller.template(QUEUES[0]).frame(0, 0, 1)
     assert (puller.compacted(QUEUES[0]), puller.batched(QUEUES[0])) == (True, False)
     puller.replica(QUEUES[0])(Deadline.after(1.0))

@@ -14,7 +14,7 @@ from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError, Serve
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.parsing import Secret
-from rocketmq_spark.remoting.endpoint import Drops
+from rocketmq_spark.remoting.endpoint import DropUnsent
 from rocketmq_spark.session import consumers, looks
 from rocketmq_spark.wire import rpc
 from tests.client.test_replies import question
@@ -164,9 +164,9 @@ def test_what_a_sink_that_looks_has_not_sent_goes_with_its_process():
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
         return made.calls.pool.dialling.undelivered.drops
 
-    assert of("sink", topic="t", deliveryGuarantee="exactly-once", exactlyOnceSettle="60s") is Drops.DEAD
-    assert of("producer", confirmAmbiguous="true", exactlyOnceSettle="20s", sendTimeout="60s") is Drops.CLOSED
-    assert of("sink", topic="t") is Drops.NEVER
+    assert of("sink", topic="t", deliveryGuarantee="exactly-once", exactlyOnceSettle="60s") is DropUnsent.DEAD
+    assert of("producer", confirmAmbiguous="true", exactlyOnceSettle="20s", sendTimeout="60s") is DropUnsent.CLOSED
+    assert of("sink", topic="t") is DropUnsent.NEVER
 
 
 def test_another_secret_is_another_client():

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.client.admin import BaseAdmin, say_done
-from rocketmq_spark.client.broker import Brokers
-from rocketmq_spark.client.calls import Calls, refused
+from rocketmq_spark.client.admin import BaseAdmin, add_partial_result
+from rocketmq_spark.client.broker import RemotingOffsetReader
+from rocketmq_spark.client.calls import RpcClient, error_from_response
 from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import RocketMQError
@@ -25,7 +25,7 @@ class AdminTools(Protocol):
     """Parts of a client. They take topics and groups by the user's names; ``calls`` takes names on the wire."""
 
     @property
-    def calls(self) -> Calls:
+    def calls(self) -> RpcClient:
         """Sends requests to addresses."""
 
     @property
@@ -33,7 +33,7 @@ class AdminTools(Protocol):
         """Returns the routes of topics."""
 
     @property
-    def brokers(self) -> Brokers:
+    def brokers(self) -> RemotingOffsetReader:
         """Requests offsets of queues."""
 
     @property
@@ -86,13 +86,15 @@ def ask_each(
     """
     answers = tools.calls.exchange_each(list(asked.values()), deadline(tools))
     outcomes = {
-        key: refused(answer, address) if isinstance(answer, Command) and answer.code not in accept else answer
+        key: error_from_response(answer, address)
+        if isinstance(answer, Command) and answer.code not in accept
+        else answer
         for (key, (address, _)), answer in zip(asked.items(), answers, strict=True)
     }
     failed = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, RocketMQError)}
     for key, outcome in outcomes.items():
         if isinstance(outcome, RocketMQError):
             if change:
-                say_done(outcome, [other for other in asked if other not in failed], failed)
+                add_partial_result(outcome, [other for other in asked if other not in failed], failed)
             raise outcome
         yield key, outcome

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from rocketmq_spark.admin import AdminTools, ask_each, deadline
 from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Response
-from rocketmq_spark.client.calls import refused
+from rocketmq_spark.client.calls import error_from_response
 from rocketmq_spark.client.route import masters_of
 from rocketmq_spark.errors import NotSupported, OptionError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import BrokerData
@@ -177,7 +177,7 @@ def _is_young(answer: Command | RocketMQError) -> bool:
 def _state(there: BrokerState, answer: Command | RocketMQError) -> BrokerState:
     who = there.broker_name, there.cluster, there.broker_id, there.address
     if isinstance(answer, Command) and answer.code != Response.SUCCESS:
-        answer = refused(answer, there.address)
+        answer = error_from_response(answer, there.address)
     if isinstance(answer, RocketMQError):
         return BrokerState(*who, error=str(answer))
     facts = bodies.table(answer.body)
@@ -277,7 +277,7 @@ def _versions_with(tools: AdminTools, masters: Mapping[str, str], name: str) -> 
         if answer.code == Response.SUCCESS:
             versions[broker] = answer.version
         elif _NO_USER not in (answer.remark or ""):
-            raise refused(answer, masters[broker])
+            raise error_from_response(answer, masters[broker])
     return versions
 
 

@@ -11,8 +11,8 @@ from rocketmq_spark.base import arguments
 from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
 from rocketmq_spark.client import groups
-from rocketmq_spark.client.calls import at_proxy
-from rocketmq_spark.client.route import masters_of, registered
+from rocketmq_spark.client.calls import with_proxy_remedy
+from rocketmq_spark.client.route import masters_of, require_brokers
 from rocketmq_spark.errors import (
     AccessDenied,
     GroupNotFound,
@@ -71,7 +71,7 @@ def check_masters(tools: AdminTools) -> None:
 
 
 def _consumed_topics(tools: AdminTools, group: str) -> list[str]:
-    with at_proxy("Name the topics: topics= of the method, --topic of the command"):
+    with with_proxy_remedy("Name the topics: topics= of the method, --topic of the command"):
         return tools.admin.consumed_topics(group)
 
 
@@ -413,5 +413,7 @@ def check_deletable(tools: AdminTools, group: str, force: bool = False) -> None:
 def _asked(tools: AdminTools) -> dict[str, str]:
     """The brokers to ask about groups: all masters, or the slave of one that is away, which has its groups and heartbeats."""
     return {
-        name: at for name, data in sorted(registered(tools.admin.cluster()).items()) if (at := data.replica("hint"))
+        name: at
+        for name, data in sorted(require_brokers(tools.admin.cluster()).items())
+        if (at := data.replica("hint"))
     }

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.client.groups import as_stored, own
-from rocketmq_spark.client.pulls import answer_of, command_of, wanted_of
-from rocketmq_spark.client.questions import PULLED, BrokerQuestions, Question
+from rocketmq_spark.client.groups import as_stored, with_user_names
+from rocketmq_spark.client.pulls import pull_command, requested_messages, to_pull_answer
+from rocketmq_spark.client.questions import PULLED, BrokerClient, BrokerCommand
 from rocketmq_spark.errors import LocalProtocolError, NotFound, OptionError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, ReceivedMessage
 from rocketmq_spark.model.admin import GROUP
@@ -130,7 +130,7 @@ def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | Non
     stored = as_stored(found[0], scope)
     # A caller with the id of a retried message may know only its first topic. The result still has the topic that stores the
     # message, because the first topic is only a claim of the message.
-    return stored if topic in (None, stored.topic, own(found[0], scope).topic) else None
+    return stored if topic in (None, stored.topic, with_user_names(found[0], scope).topic) else None
 
 
 def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[ReceivedMessage]:
@@ -207,7 +207,7 @@ class _Stretch:
 
     def take(self, request: PullRequest, answer: PullAnswer, scope: Scope) -> None:
         self._at = self._end if answer.next_offset <= self._at else answer.next_offset
-        self._rest = self._within(wanted_of(request, answer.stored, scope, answer.next_offset, self._room))
+        self._rest = self._within(requested_messages(request, answer.stored, scope, answer.next_offset, self._room))
         self.advance()
 
     def advance(self) -> None:
@@ -266,14 +266,17 @@ def messages_of_time(
 
 def _fill(tools: AdminTools, stretches: Sequence[_Stretch], max_bytes: int) -> None:
     """Pull for those that are hungry, all at once, until each has a head or has come to its end."""
-    questions = BrokerQuestions(tools.calls, tools.routes)
+    questions = BrokerClient(tools.calls, tools.routes)
     while hungry := [one for one in stretches if one.hungry]:
         requests = [one.request(max_bytes) for one in hungry]
         asked = [
-            Question(r.queue.broker_name, command_of(r, tools.calls, True), r.queue.topic, r.queue) for r in requests
+            BrokerCommand(r.queue.broker_name, pull_command(r, tools.calls, True), r.queue.topic, r.queue)
+            for r in requests
         ]
         answers = questions.ask_all(asked, deadline(tools), PULLED)
         for one, request, answer in zip(hungry, requests, answers, strict=True):
             one.take(
-                request, answer_of(request, answer, request.queue.broker_name, tools.calls.scope), tools.calls.scope
+                request,
+                to_pull_answer(request, answer, request.queue.broker_name, tools.calls.scope),
+                tools.calls.scope,
             )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rocketmq_spark.admin import AdminTools, ask_each
 from rocketmq_spark.base.codes import CLEANUP_POLICY, MESSAGE_TYPE, QUEUE_TYPE, Perm, Response, TopicType
 from rocketmq_spark.client.admin import batch_attributes
-from rocketmq_spark.client.route import masters_of, registered, shown_queues
+from rocketmq_spark.client.route import format_queue_counts, masters_of, require_brokers
 from rocketmq_spark.errors import NotSupported, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import QueueData, TopicRoute
 from rocketmq_spark.model.admin import TopicDescription, TopicOnBroker, TopicQueues, permission
@@ -22,7 +22,7 @@ from rocketmq_spark.wire.names import is_user_topic, topic_problem
 
 def names(tools: AdminTools, system: bool = False) -> list[str]:
     """All topics, sorted; RocketMQ's own, retry and dead-letter topics too if ``system``."""
-    cluster = registered(tools.admin.cluster())
+    cluster = require_brokers(tools.admin.cluster())
     own = {*cluster, *(data.cluster for data in cluster.values())}
     return [name for name in tools.admin.topics() if system or is_user_topic(name, own)]
 
@@ -75,7 +75,7 @@ def create(
         raise OptionError(problem)
     if there := tools.admin.queues_of(topic, brokers):
         raise OptionError(
-            f"topic {topic} exists already; its queues: {shown_queues(there)}",
+            f"topic {topic} exists already; its queues: {format_queue_counts(there)}",
             remedy=f"Use it as it is. To change it: rocketmq-spark topic widen {topic} --queues N, or topic shrink; to create "
             "it on another broker, use --broker",
         )
@@ -237,7 +237,7 @@ def _check_queues(topic: str, queues: int | None, there: Mapping[str, QueueData]
 def _wrong_way(named: str, topic: str, queues: int, there: Mapping[str, QueueData], other: str) -> OptionError:
     more = "fewer than" if other == "shrink" else "more than"
     return OptionError(
-        f"{named} is {queues}, {more} topic {topic} has: {shown_queues(there)}",
+        f"{named} is {queues}, {more} topic {topic} has: {format_queue_counts(there)}",
         remedy=f"Use: rocketmq-spark topic {other}",
     )
 

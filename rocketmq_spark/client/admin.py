@@ -10,10 +10,10 @@ from functools import partial
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_WITH_ATTRIBUTES, QUEUE_TYPE, Perm
 from rocketmq_spark.base.process import Closing
-from rocketmq_spark.client.broker import Brokers
-from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.questions import BrokerQuestions
-from rocketmq_spark.client.route import NameServers, Routes, masters_of, registered
+from rocketmq_spark.client.broker import RemotingOffsetReader
+from rocketmq_spark.client.calls import RpcClient
+from rocketmq_spark.client.questions import BrokerClient
+from rocketmq_spark.client.route import NameServers, Routes, masters_of, require_brokers
 from rocketmq_spark.errors import (
     CallTimeout,
     ConnectionLost,
@@ -26,30 +26,30 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueBounds, QueueData, ReceivedMessage, TopicRoute
 from rocketmq_spark.options.parsing import Secret
-from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.bodies import ConsumeProgress, TopicConfig
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import DecodeRoom, decode_leniently
 
-_LOOK_EVERY_S = 0.01
+_ROUTE_POLL_S = 0.01
 # Brokers register a change with the version of the moment, and name servers leave out changes of a topic that they know if they
 # have that version: of two changes at once (another topic, a group that begins) one may never show.
 _REGISTER_AGAIN_S = 3.0
 # More a broker does not give unless it is configured to.
-_MOST_OF_KEY, _OF_KEY_BYTES = 32, 16 << 20
+_MAX_MESSAGES_OF_KEY, _MAX_DECODED_BYTES = 32, 16 << 20
 
 
 class BaseAdmin(Closing):
     """Administration over connections of its own, or over those of ``calls``, which ``close`` leaves open."""
 
-    def __init__(self, name_server: str | Sequence[str], calls: Calls | None = None) -> None:
+    def __init__(self, name_server: str | Sequence[str], calls: RpcClient | None = None) -> None:
         addresses = name_server.replace(",", ";").split(";") if isinstance(name_server, str) else name_server
         self._owns_pool = calls is None
-        self._calls = calls or Calls(Pool(Dialling()))
+        self._calls = calls or RpcClient(Pool(ConnectOptions()))
         self.name_servers = NameServers(self._calls, addresses)
         self.routes = Routes(self.name_servers)
-        self.brokers = Brokers(BrokerQuestions(self._calls, self.routes))
+        self.brokers = RemotingOffsetReader(BrokerClient(self._calls, self.routes))
 
     def close(self) -> None:
         if self._owns_pool:
@@ -88,7 +88,7 @@ class BaseAdmin(Closing):
         writes = queues if write_queues is None else write_queues
         config = TopicConfig(topic, reads, writes, perm, "SINGLE_TAG", 0, False, attributes or {})
         configs = dict.fromkeys(masters, config)
-        for name, address, answer in _put_each(self._calls, topic, configs, masters, deadline):
+        for name, address, answer in _configure_topic(self._calls, topic, configs, masters, deadline):
             if attributes and answer.version < FIRST_WITH_ATTRIBUTES:
                 raise NotSupported(
                     f"broker {name} is older than RocketMQ 5.0 and leaves attributes out: {', '.join(sorted(attributes))}",
@@ -120,7 +120,7 @@ class BaseAdmin(Closing):
         Attributes that a configuration does not name stay as they are.
         """
         deadline = Deadline.after(timeout_s)
-        for _ in _put_each(self._calls, topic, configs, masters_of(self.cluster(), sorted(configs)), deadline):
+        for _ in _configure_topic(self._calls, topic, configs, masters_of(self.cluster(), sorted(configs)), deadline):
             pass
         return self._await_route(topic, configs, deadline)
 
@@ -130,22 +130,22 @@ class BaseAdmin(Closing):
         shown, asked, again = dict(wanted), set[str](), deadline.within(_REGISTER_AGAIN_S)
         while True:
             route = _route_or_none(self.routes, topic)
-            there = _shown(route)
+            there = _shapes_in_route(route)
             if route is not None and all(there.get(name) == of for name, of in shown.items()):
                 return route
             for name, (reads, writes, perm) in wanted.items():
                 if name not in asked and there.get(name, ())[:2] == (reads, writes) and there[name] != shown[name]:
                     asked.add(name)
                     with suppress(RocketMQError, ValueError):  # it is only to know earlier
-                        shown[name] = reads, writes, perm & _own_permission(self, name)
+                        shown[name] = reads, writes, perm & _broker_permission(self, name)
             if deadline.expired:
                 remedy = "Brokers have taken it; mqadmin addWritePerm opens one that is closed for writers on name servers alone"
                 raise CallTimeout("the name server does not show the topic in time", topic=topic, remedy=remedy)
             if again.expired:
                 left = {name: there.get(name) for name, of in shown.items() if there.get(name) != of}
-                _register(self, topic, left, deadline)
+                _register_topic(self, topic, left, deadline)
                 again = deadline.within(_REGISTER_AGAIN_S)
-            deadline.pause(_LOOK_EVERY_S)
+            deadline.pause(_ROUTE_POLL_S)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its data, on masters, then on slaves, then on name servers. Absent topics raise ``RouteNotFound``;
@@ -161,7 +161,7 @@ class BaseAdmin(Closing):
         def delete(name: str, address: str) -> Command:
             return self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
 
-        for _ in _each(masters_of(cluster), delete):
+        for _ in _change_each(masters_of(cluster), delete):
             pass
         failed: list[RocketMQError] = []
         for name, data in sorted(cluster.items()):
@@ -206,7 +206,7 @@ class BaseAdmin(Closing):
         def put(name: str, address: str) -> Command:
             return self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
 
-        for _ in _each(masters_of(self.cluster(), brokers), put):
+        for _ in _change_each(masters_of(self.cluster(), brokers), put):
             pass
 
     def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
@@ -214,14 +214,14 @@ class BaseAdmin(Closing):
         them as they are stored: callers need ids. Where a master is away its slave is asked.
         """
         found: list[ReceivedMessage] = []
-        room = DecodeRoom(_OF_KEY_BYTES)
+        room = DecodeRoom(_MAX_DECODED_BYTES)
         for name, broker in self.route(topic).brokers.items():
             if (address := broker.replica("hint")) is None:
                 continue
             command = rpc.QUERY_MESSAGE.request(
                 topic=self._calls.on_wire(topic),
                 key=key,
-                maxNum=_MOST_OF_KEY,
+                maxNum=_MAX_MESSAGES_OF_KEY,
                 beginTimestamp=begin_ms,
                 endTimestamp=end_ms,
                 bname=name,
@@ -235,12 +235,12 @@ class BaseAdmin(Closing):
 
     def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeProgress]:
         """How far a group is, over all brokers of the topic."""
-        return progress(self._calls, self.route(topic), self._calls.on_wire(group))
+        return consume_progress(self._calls, self.route(topic), self._calls.on_wire(group))
 
     def consumed_topics(self, group: str) -> list[str]:
         """Topics of which brokers keep offsets of a group, its retry topic among them; a slave while its master is away."""
         found: set[str] = set()
-        for name, broker in registered(self.cluster()).items():
+        for name, broker in require_brokers(self.cluster()).items():
             if address := broker.replica("hint"):
                 command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._calls.on_wire(group), bname=name)
                 found |= {q.topic for q in bodies.consume_stats(self._calls.ask(address, command).body)}
@@ -265,7 +265,7 @@ class BaseAdmin(Closing):
         return self._calls.ask(masters_of(self.cluster(), [broker])[broker], command)
 
 
-def progress(calls: Calls, route: TopicRoute, group_on_wire: str) -> dict[MessageQueue, ConsumeProgress]:
+def consume_progress(calls: RpcClient, route: TopicRoute, group_on_wire: str) -> dict[MessageQueue, ConsumeProgress]:
     """How far a group is, by its name on brokers: one outside the namespace or environment has no other."""
     found: dict[MessageQueue, ConsumeProgress] = {}
     for name, broker in route.brokers.items():
@@ -278,28 +278,30 @@ def progress(calls: Calls, route: TopicRoute, group_on_wire: str) -> dict[Messag
     return found
 
 
-def _put_each(
-    calls: Calls, topic: str, configs: Mapping[str, TopicConfig], masters: Mapping[str, str], deadline: Deadline
+def _configure_topic(
+    calls: RpcClient, topic: str, configs: Mapping[str, TopicConfig], masters: Mapping[str, str], deadline: Deadline
 ) -> Iterator[tuple[str, str, Command]]:
     on_wire = calls.on_wire(topic)
-    return _each(masters, lambda name, at: calls.ask(at, put_topic(on_wire, name, configs[name]), deadline))
+    return _change_each(masters, lambda name, at: calls.ask(at, put_topic(on_wire, name, configs[name]), deadline))
 
 
-def _register(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None], deadline: Deadline) -> None:
+def _register_topic(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None], deadline: Deadline) -> None:
     """Tell name servers what these brokers have, until it is what they have still: a broker that is put what it has already does
     not (``registerSingleTopicAll`` of a broker's ``enableSingleTopicRegister`` is the same request). ``shown`` is what they say.
     """
     told, on_wire = dict[str, TopicConfig](), admin._calls.on_wire(topic)
-    while not deadline.expired and (now := _registrable(admin, topic, shown, told)) != told:
+    while not deadline.expired and (now := _configs_to_register(admin, topic, shown, told)) != told:
         with suppress(RocketMQError):  # it is only to show earlier, and those before 5.0 do not know the request
             tell = partial(rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_queues(now), topic=on_wire)
-            if not now and not _shown(_route_or_none(admin.routes, topic)).keys() - told.keys():  # it has been deleted
+            if (
+                not now and not _shapes_in_route(_route_or_none(admin.routes, topic)).keys() - told.keys()
+            ):  # it has been deleted
                 tell = partial(rpc.DELETE_TOPIC_IN_NAMESRV.request, topic=on_wire)
             admin.name_servers.ask_each(tell, deadline)
         told = now
 
 
-def _registrable(
+def _configs_to_register(
     admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None], told: Mapping[str, TopicConfig]
 ) -> dict[str, TopicConfig]:
     """Without brokers that somebody may have closed for writers on the name server (``wipeWritePerm``)."""
@@ -307,7 +309,7 @@ def _registrable(
     for name, of in shown.items():
         try:
             now = admin.topic_config(topic, name)
-            config = replace(now, perm=now.perm & _own_permission(admin, name))
+            config = replace(now, perm=now.perm & _broker_permission(admin, name))
             if name in told or of != _shape(replace(config, perm=config.perm & ~Perm.WRITE)):
                 found[name] = config
         except (RocketMQError, ValueError) as e:  # nobody can know what it has, unless it has nothing
@@ -323,24 +325,26 @@ def _shape(of: TopicConfig | QueueData) -> _Shape:
     return of.read_queues, of.write_queues, of.perm
 
 
-def _each(masters: Mapping[str, str], change: Callable[[str, str], Command]) -> Iterator[tuple[str, str, Command]]:
+def _change_each(
+    masters: Mapping[str, str], change: Callable[[str, str], Command]
+) -> Iterator[tuple[str, str, Command]]:
     """Name, address and answer of each that has done it, one by one. The error of one that has not names those."""
     done: list[str] = []
     for name, address in masters.items():
         try:
             answer = change(name, address)
         except RocketMQError as e:
-            say_done(e, done, {other: e if other == name else None for other in masters if other not in done})
+            add_partial_result(e, done, {other: e if other == name else None for other in masters if other not in done})
             raise
         except KeyboardInterrupt as e:
             if len(masters) > 1:
-                e.add_note(_where(done, [name], [other for other in masters if other not in (*done, name)]))
+                e.add_note(_partial_result(done, [name], [other for other in masters if other not in (*done, name)]))
             raise
         done.append(name)
         yield name, address, answer
 
 
-def say_done(error: RocketMQError, done: Sequence[str], left: Mapping[str, RocketMQError | None]) -> None:
+def add_partial_result(error: RocketMQError, done: Sequence[str], left: Mapping[str, RocketMQError | None]) -> None:
     """Where some brokers have taken a change, or perhaps, its error names all, so that nobody takes it for none.
 
     ``left`` are the others, with their errors: one that was asked and did not answer may have it.
@@ -348,16 +352,16 @@ def say_done(error: RocketMQError, done: Sequence[str], left: Mapping[str, Rocke
     perhaps = [name for name, of in left.items() if isinstance(of, CallTimeout | ConnectionLost)]
     rest = [name for name in left if name not in perhaps]
     if bool(done) + bool(perhaps) + bool(rest) > 1:
-        said = _where(done, perhaps, rest)
+        said = _partial_result(done, perhaps, rest)
         error.remedy = f"{said}. {error.remedy}" if error.remedy else said
 
 
-def _where(done: Sequence[str], perhaps: Sequence[str], rest: Sequence[str]) -> str:
+def _partial_result(done: Sequence[str], perhaps: Sequence[str], rest: Sequence[str]) -> str:
     where = [("on ", done), ("perhaps on ", perhaps), ("not on ", rest)]
     return f"It is done {', and '.join(how + ', '.join(names) for how, names in where if names)}"
 
 
-def _own_permission(admin: BaseAdmin, broker: str) -> int:
+def _broker_permission(admin: BaseAdmin, broker: str) -> int:
     """What a broker lets routes show of any topic's permission: all of it, unless it is closed for readers or writers."""
     both = Perm.READ | Perm.WRITE
     own = bodies.setting_number(admin.broker_config(broker), "brokerPermission")
@@ -403,5 +407,5 @@ def _check(problem: str | None) -> None:
         raise OptionError(problem)
 
 
-def _shown(route: TopicRoute | None) -> dict[str, _Shape]:
+def _shapes_in_route(route: TopicRoute | None) -> dict[str, _Shape]:
     return {data.broker_name: _shape(data) for data in (route.queues if route is not None else ())}

@@ -15,12 +15,12 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.java import LONG_MAX
 from rocketmq_spark.client.questions import (
-    BrokerQuestions,
-    Question,
-    TopicKinds,
-    certain,
-    first_of_each,
+    AttributesByTopic,
+    BrokerClient,
+    BrokerCommand,
+    first_queues,
     has_attribute,
+    raise_if_retriable,
 )
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -36,7 +36,7 @@ from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.messages import stamp
 
 # Keys of GET_BROKER_RUNTIME_INFO for the fields of ``LogState``.
-_OF_LOG = (
+_LOG_STATE_KEYS = (
     "commitLogMaxOffset",
     "dispatchBehindBytes",
     "sendThreadPoolQueueHeadWaitTimeMills",
@@ -45,7 +45,7 @@ _OF_LOG = (
 
 
 # Statistics of so many queues may be kept before those are looked for that no route has.
-_FEW_QUEUES = 4096
+_SWEEP_ABOVE_QUEUES = 4096
 
 
 class _Stats(NamedTuple):
@@ -58,14 +58,14 @@ class _Stats(NamedTuple):
     asked: frozenset[MessageQueue]
 
 
-class Brokers:
+class RemotingOffsetReader:
     """Questions about queues, asked of the masters. Implements ``ports.OffsetReader``."""
 
-    def __init__(self, questions: BrokerQuestions) -> None:
+    def __init__(self, questions: BrokerClient) -> None:
         self.questions = questions
         self.calls = questions.calls
         self._stats: dict[tuple[str, str], _Stats] = {}
-        self._queues, self._most = 0, _FEW_QUEUES  # about how many have statistics, and how many may
+        self._queues, self._most = 0, _SWEEP_ABOVE_QUEUES  # about how many have statistics, and how many may
 
     @property
     def late(self) -> frozenset[str]:
@@ -90,12 +90,14 @@ class Brokers:
         used until it answers or fails. A Proxy does not support the request, so the offsets are requested queue by queue.
         """
         wanted = sorted(dict.fromkeys(queues))
-        firsts = first_of_each(wanted)
+        firsts = first_queues(wanted)
         of_each: dict[tuple[str, str], set[MessageQueue]] = {key: set() for key in firsts}
         for queue in wanted:
             of_each[queue.broker_name, queue.topic].add(queue)
         questions = [
-            Question(broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker), topic)
+            BrokerCommand(
+                broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker), topic
+            )
             for broker, topic in sorted(firsts)
         ]
         bounds: dict[MessageQueue, QueueBounds] = {}
@@ -120,7 +122,7 @@ class Brokers:
         return {queue: bounds[queue] for queue in wanted if queue in bounds}
 
     def _parsed(
-        self, question: Question, body: Bytes, wanted: set[MessageQueue]
+        self, question: BrokerCommand, body: Bytes, wanted: set[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds] | BrokerNotFound:
         """Reuses earlier results, because most topics have nothing new. Answers name the broker with each queue.
 
@@ -138,12 +140,12 @@ class Brokers:
             mine = {queue: of for queue, of in stats.items() if queue in asked}
             # The same objects, so that all callers that keep them share them.
             same = known.bounds if known is not None and list(known.bounds) == list(mine) else mine
-            bounds = {queue: from_0(of) for queue, of in zip(same, mine.values(), strict=True)}
+            bounds = {queue: with_valid_bounds(of) for queue, of in zip(same, mine.values(), strict=True)}
             self._queues += len(asked) - (0 if known is None else len(known.asked))
             if self._queues > self._most:
                 self.questions.forget_left(self._stats)
                 self._queues = len(asked) + sum(len(one.asked) for one in list(self._stats.values()))
-                self._most = _FEW_QUEUES + 2 * self._queues
+                self._most = _SWEEP_ABOVE_QUEUES + 2 * self._queues
             known = self._stats[key] = _Stats(digest, bounds, frozenset(asked))
         return known.bounds
 
@@ -172,7 +174,7 @@ class Brokers:
                     on_error(ServiceNotAvailable(*answer.args) if isinstance(answer, ServerFault) else answer, queue)
             if len(numbers) == len(rows):
                 low, high = numbers
-                bounds[queue] = from_0(QueueBounds(low, high, 0))
+                bounds[queue] = with_valid_bounds(QueueBounds(low, high, 0))
         return bounds
 
     def kept_from(
@@ -183,7 +185,7 @@ class Brokers:
         on_error: Callable[[RocketMQError, MessageQueue], None],
     ) -> dict[MessageQueue, int]:
         """The first offset that a pull finds in queues of compaction topics, whose statistics omit kept messages."""
-        kinds = self.questions.attributes(first_of_each(queues), deadline)
+        kinds = self.questions.attributes(first_queues(queues), deadline)
         mine = [queue for queue in queues if has_attribute(kinds, queue, codes.CLEANUP_POLICY, codes.COMPACTION)]
         answers = self.questions.ask_pulls([self.questions.pull(group, queue, 0) for queue in mine], deadline)
         unknown = [(queue, kinds[queue.broker_name, queue.topic]) for queue in queues]
@@ -202,7 +204,7 @@ class Brokers:
 
     def read_queues(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
         command = rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker_name)
-        (answer,) = self.questions.ask_each([Question(broker_name, command, topic)], deadline)
+        (answer,) = self.questions.ask_each([BrokerCommand(broker_name, command, topic)], deadline)
         if isinstance(answer, NotSupported | AccessDenied):
             return None
         if isinstance(answer, RocketMQError):
@@ -249,7 +251,7 @@ class Brokers:
             else:
                 on_error(answer, queue)
         if group is not None:
-            offsets.update(_corrected(self, group, offsets, nearest, times_ms, deadline))
+            offsets.update(_corrections(self, group, offsets, nearest, times_ms, deadline))
         return offsets
 
     def committed(
@@ -321,10 +323,10 @@ class Brokers:
         return answer if answer.code == Response.SUCCESS else None
 
     def log_states(self, brokers: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
-        commands = [Question(name, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name), "") for name in brokers]
+        commands = [BrokerCommand(name, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name), "") for name in brokers]
         answers = self.questions.ask_each(commands, deadline)
         return {
-            name: _passing(answer) if isinstance(answer, RocketMQError) else _log_state(answer)
+            name: _retriable(answer) if isinstance(answer, RocketMQError) else _log_state(answer)
             for name, answer in zip(brokers, answers, strict=True)
         }
 
@@ -349,11 +351,11 @@ class Brokers:
         """Without this check, a broker would answer pulls with an invalid expression by returning every message."""
         body = bodies.client_config(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
-        (answer,) = self.questions.ask_all([Question(broker_name, command, topic)], deadline)
+        (answer,) = self.questions.ask_all([BrokerCommand(broker_name, command, topic)], deadline)
         return not answer.by_proxy
 
 
-def _passing(error: RocketMQError) -> RocketMQError:
+def _retriable(error: RocketMQError) -> RocketMQError:
     """Make the error of a broker retriable that has just started: its statistics have no sample yet."""
     return ServiceNotAvailable(*error.args) if isinstance(error, ServerFault) else error
 
@@ -361,14 +363,14 @@ def _passing(error: RocketMQError) -> RocketMQError:
 def _log_state(answer: Command) -> LogState | NotSupported:
     fields = bodies.table(answer.body)
     try:
-        end, behind, head_wait_ms, lock_ms = (int(fields[name]) for name in _OF_LOG)
+        end, behind, head_wait_ms, lock_ms = (int(fields[name]) for name in _LOG_STATE_KEYS)
     except (KeyError, ValueError) as e:
-        return NotSupported(f"a broker does not report {', '.join(_OF_LOG)}: {e}")
+        return NotSupported(f"a broker does not report {', '.join(_LOG_STATE_KEYS)}: {e}")
     return LogState(end, behind, head_wait_ms, answer.received_s, lock_ms)
 
 
-def _corrected(
-    brokers: Brokers,
+def _corrections(
+    brokers: RemotingOffsetReader,
     group: str,
     offsets: Mapping[MessageQueue, int],
     nearest: set[MessageQueue],
@@ -376,22 +378,22 @@ def _corrected(
     deadline: Deadline,
 ) -> Iterator[tuple[MessageQueue, int]]:
     """Corrections of the offsets that were found for times. ``nearest`` are queues of brokers that return the nearest message."""
-    kinds = certain(brokers.questions.attributes(first_of_each(offsets), deadline))
+    kinds = raise_if_retriable(brokers.questions.attributes(first_queues(offsets), deadline))
     compacted = {q for q in offsets if has_attribute(kinds, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
     for queue in compacted:
         yield queue, brokers.questions.first_kept(group, queue, times_ms[queue], deadline)
     told = {q: at for q, at in offsets.items() if q not in nearest | compacted}
-    for queue in [*_doubtful(brokers, group, told, times_ms, kinds, deadline), *(nearest - compacted)]:
+    for queue in [*_doubtful_queues(brokers, group, told, times_ms, kinds, deadline), *(nearest - compacted)]:
         look = functools.partial(brokers.store_time_ms, group, queue, deadline=deadline)
-        yield queue, first_not_older(look, offsets[queue], times_ms[queue])
+        yield queue, first_offset_since(look, offsets[queue], times_ms[queue])
 
 
-def _doubtful(
-    brokers: Brokers,
+def _doubtful_queues(
+    brokers: RemotingOffsetReader,
     group: str,
     offsets: Mapping[MessageQueue, int],
     times_ms: Mapping[MessageQueue, int],
-    kinds: TopicKinds,
+    kinds: AttributesByTopic,
     deadline: Deadline,
 ) -> list[MessageQueue]:
     """Queues of batch topics with an older message at the offset that was found for a time, or a younger one before it.
@@ -413,7 +415,7 @@ def _doubtful(
     return sorted(doubtful)
 
 
-def from_0(bounds: QueueBounds) -> QueueBounds:
+def with_valid_bounds(bounds: QueueBounds) -> QueueBounds:
     """A store that never had the queue reports -1, which is no offset; use 0."""
     return bounds if bounds.min_offset >= 0 else QueueBounds(0, max(0, bounds.max_offset), bounds.last_update_ms)
 
@@ -424,7 +426,7 @@ def _stored_ms(answer: Command | None, offset: int) -> int | None:
     return first.stored_ms if first is not None and first.offset <= offset else None
 
 
-def first_not_older(look: Callable[[int], int | None], near: int, time_ms: int) -> int:
+def first_offset_since(look: Callable[[int], int | None], near: int, time_ms: int) -> int:
     """The first offset whose message was stored at or after a time, found with few calls of ``look`` around ``near``.
 
     ``look`` returns the store time of a message, None if there is none: before the first one, and at the end.

@@ -67,7 +67,7 @@ class Credentials:
 
 
 # Pause after a failed fetch, while the previous keys are used.
-AGAIN_S = 5.0
+FETCH_RETRY_S = 5.0
 
 
 class RotatingCredentials:
@@ -93,7 +93,7 @@ class RotatingCredentials:
             return time.monotonic() + self._max_age_s, self._fetched()
         except RocketMQError as e:
             logger.warning("the previous keys stay in use: %s", e)
-            return time.monotonic() + AGAIN_S, before
+            return time.monotonic() + FETCH_RETRY_S, before
 
     def _fetched(self) -> Credentials:
         found = attempt(self._fetch)  # user code; callers get only RocketMQError
@@ -154,7 +154,7 @@ def credentials_of(options: Options) -> Credentials | RotatingCredentials | None
 
 # Temporary conditions that a broker reports with the code of its internal exceptions: sends before a configured time, too few
 # slaves, no space for the next file, and too many timers for one second.
-_PASSING_FAULTS: Mapping[str, type[BrokerError]] = {
+_TRANSIENT_FAULTS: Mapping[str, type[BrokerError]] = {
     "broker unable to service": ServiceNotAvailable,
     "in-sync replicas not enough": ServiceNotAvailable,
     "create mapped file failed": ServiceNotAvailable,
@@ -175,7 +175,7 @@ _NOT_SUPPORTED = {
 
 
 @contextmanager
-def at_proxy(remedy: str) -> Iterator[None]:
+def with_proxy_remedy(remedy: str) -> Iterator[None]:
     """Replace the remedy of requests that a Proxy does not forward: the usual remedy names another server."""
     try:
         yield
@@ -192,11 +192,11 @@ _DENIED = (
 
 
 # A route may name thousands of addresses.
-_DIALS = 64
-_PER_FIELD = 6  # bytes, besides name and value
+_MAX_PARALLEL_CONNECTS = 64
+_FIELD_BYTES = 6  # bytes, besides name and value
 
 
-class _Answers:
+class _PendingAnswers:
     """Requests that were sent together, and their answers; None for an answer that has not arrived.
 
     Complete answers stay in the account of what arrives, by address, until they are released: the first of many waits for the
@@ -233,14 +233,14 @@ class _Answers:
                 if address in self._released:
                     self.outcomes[i] = None
                 elif not account.add(_memory_of(answer)):
-                    self.outcomes[i] = _without_room(address)
+                    self.outcomes[i] = _answer_dropped(address)
         self.skip(1)
 
     def _drop(self, address: str) -> None:
         """Others need the room of an address's answers."""
         for i in self._of_address[address]:
             if isinstance(self.outcomes[i], Command):
-                self.outcomes[i] = _without_room(address)
+                self.outcomes[i] = _answer_dropped(address)
 
     def release(self, but: Container[str] = ()) -> None:
         """Forget the answers of all addresses ``but`` these, and take them out of the account."""
@@ -276,16 +276,16 @@ class _Answers:
 
 
 def _memory_of(answer: Command) -> int:
-    header = sum(len(name) + len(value) + _PER_FIELD for name, value in answer.ext.items())
+    header = sum(len(name) + len(value) + _FIELD_BYTES for name, value in answer.ext.items())
     return memory_of(len(answer.body), header + len(answer.remark or ""))
 
 
-def _without_room(address: str) -> ConnectionLost:
+def _answer_dropped(address: str) -> ConnectionLost:
     return ConnectionLost("an answer was dropped: others that arrive fill the memory that they may have", address)
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class RpcClient:
     """Requests over a pool of connections."""
 
     pool: Pool
@@ -293,7 +293,7 @@ class Calls:
     credentials: Credentials | RotatingCredentials | None = None
     scope: names.Scope = names.NO_SCOPE
     # Addresses that did not answer in time, with the requests that they may still answer.
-    late: dict[str, _Answers] = field(default_factory=dict, compare=False, repr=False)
+    late: dict[str, _PendingAnswers] = field(default_factory=dict, compare=False, repr=False)
 
     def on_wire(self, name: str) -> str:
         """The name of a topic or group on brokers. Rooms that use this one have only the user's names."""
@@ -330,7 +330,7 @@ class Calls:
         """Return the answer if its code is in ``accept``; otherwise raise the error for the code."""
         answer = self.exchange(address, command, deadline or Deadline.after(self.request_timeout_s))
         if answer.code not in accept:
-            raise refused(answer, address)
+            raise error_from_response(answer, address)
         return answer
 
     def exchange(self, address: str, command: Command, deadline: Deadline) -> Command:
@@ -351,7 +351,7 @@ class Calls:
 
     def exchange_each(self, asked: Sequence[tuple[str, Command]], deadline: Deadline) -> list[Command | RocketMQError]:
         """Send all requests at once. Returns answers (any code) and errors, in order."""
-        answers = _Answers(asked, self.pool.dialling.arriving)
+        answers = _PendingAnswers(asked, self.pool.dialling.arriving)
         try:
             self._spread(answers, range(len(asked)), deadline)
             answers.wait()
@@ -367,7 +367,7 @@ class Calls:
         The result has None for such an address. Later calls send it no request and have None, too, until it has answered
         or ``deadline`` has passed. A later call with the same request gets the late answer if its own is late again.
         """
-        answers = _Answers(asked, self.pool.dialling.arriving, deadline)
+        answers = _PendingAnswers(asked, self.pool.dialling.arriving, deadline)
         of_address: dict[str, list[int]] = {}
         for i, (address, _) in enumerate(asked):
             of_address.setdefault(address, []).append(i)
@@ -401,7 +401,9 @@ class Calls:
             one is None for (a, _), one in zip(before.asked, before.outcomes, strict=True) if a == address
         )
 
-    def _from_before(self, answers: _Answers, mine: Sequence[int], address: str) -> dict[int, Command | RocketMQError]:
+    def _from_before(
+        self, answers: _PendingAnswers, mine: Sequence[int], address: str
+    ) -> dict[int, Command | RocketMQError]:
         """Late answers of an address to earlier requests that are equal to these."""
         before = self.late.get(address)
         if before is None:
@@ -410,15 +412,15 @@ class Calls:
             (command, one) for (a, command), one in zip(before.asked, before.outcomes, strict=True) if a == address
         ]
         self._forget_late(address, before)
-        if [_question(command) for command, _ in known] != [_question(answers.asked[i][1]) for i in mine]:
+        if [_request_content(command) for command, _ in known] != [_request_content(answers.asked[i][1]) for i in mine]:
             return {}
         return {i: one for i, (_, one) in zip(mine, known, strict=True) if one is not None}
 
-    def _forget_late(self, address: str, answers: _Answers) -> None:
+    def _forget_late(self, address: str, answers: _PendingAnswers) -> None:
         if self.late.pop(address, None) is answers:
             answers.release(but=[a for a, others in list(self.late.items()) if others is answers])
 
-    def _spread(self, answers: _Answers, chosen: Iterable[int], deadline: Deadline) -> None:
+    def _spread(self, answers: _PendingAnswers, chosen: Iterable[int], deadline: Deadline) -> None:
         """Send to every address. Up to a few dozen addresses without a connection are connected to in parallel."""
         of_address: dict[str, list[tuple[Command, Done]]] = {}
         for i in chosen:
@@ -439,7 +441,7 @@ class Calls:
                     return
                 ask()
 
-        for _ in range(min(_DIALS, len(dialled))):
+        for _ in range(min(_MAX_PARALLEL_CONNECTS, len(dialled))):
             try:
                 start_thread("rocketmq-dial", dial, again=False)
             except RuntimeError:  # no more threads: connect one after the other
@@ -478,12 +480,14 @@ class Calls:
             self.pool.retire(address, connection)
 
 
-def _question(command: Command) -> tuple[int, dict[str, str], bytes]:
+def _request_content(command: Command) -> tuple[int, dict[str, str], bytes]:
     """The content of a request without its number, to compare requests."""
     return command.code, command.ext, bytes(command.body)
 
 
-def refused(answer: Command, address: str, topic: str | None = None, queue: str | None = None) -> RocketMQError:
+def error_from_response(
+    answer: Command, address: str, topic: str | None = None, queue: str | None = None
+) -> RocketMQError:
     """The error for an unsuccessful answer."""
     kind = error_for(answer.code, answer.remark or "")
     if answer.code == Response.REQUEST_CODE_NOT_SUPPORTED and answer.peer in _NOT_SUPPORTED:
@@ -491,7 +495,7 @@ def refused(answer: Command, address: str, topic: str | None = None, queue: str 
         return NotSupported(message, address, answer.code, topic, queue, (answer.remark or "").strip() or None, remedy)
     if issubclass(kind, ServerFault):
         words = answer.remark or ""
-        kind = next((passing for begin, passing in _PASSING_FAULTS.items() if words.startswith(begin)), kind)
+        kind = next((passing for begin, passing in _TRANSIENT_FAULTS.items() if words.startswith(begin)), kind)
     forbidden = answer.ext.get("forbiddenType")
     told = forbidden in map(str, UNREADABLE) if forbidden is not None else PULLS_FORBIDDEN in (answer.remark or "")
     if answer.code == Response.NO_PERMISSION and told:

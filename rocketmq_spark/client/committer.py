@@ -9,7 +9,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Response
 from rocketmq_spark.client.admin import BaseAdmin
 from rocketmq_spark.client.pulls import LongPolls
-from rocketmq_spark.client.questions import BrokerQuestions, Question, first_of_each
+from rocketmq_spark.client.questions import BrokerClient, BrokerCommand, first_queues
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerError,
@@ -25,13 +25,13 @@ from rocketmq_spark.wire import bodies, rpc
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class OffsetCommit:
     """Stores offsets of a group on brokers, at the replicas that ``read_from`` selects. Returns the errors by queue.
 
     ``grace_s`` is the one of ``OffsetReader.bounds``.
     """
 
-    questions: BrokerQuestions
+    questions: BrokerClient
     group: str
     deadline: Deadline
     grace_s: float | None = None
@@ -44,7 +44,7 @@ class Commit:
         offset is lost (ConsumerOffsetManager.commitOffset in 5.5.0). If the first queue fails, the others of its topic and broker
         get the same error. The first queues have half of the time, so that a broker that hangs leaves the rest to other brokers.
         """
-        firsts = first_of_each(offsets)
+        firsts = first_queues(offsets)
         half = self.deadline.within(self.deadline.remaining() / 2)
         failed = self._store({queue: offsets[queue] for queue in firsts.values()}, half)
         rest = {}
@@ -75,7 +75,7 @@ class Commit:
 class RemotingCommitter:
     """Implements ``ports.OffsetCommitter``."""
 
-    def __init__(self, questions: BrokerQuestions, admin: BaseAdmin, polls: LongPolls) -> None:
+    def __init__(self, questions: BrokerClient, admin: BaseAdmin, polls: LongPolls) -> None:
         self._questions = questions
         self._admin = admin
         self._polls = polls
@@ -83,7 +83,7 @@ class RemotingCommitter:
     def commit_each(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, grace_s: float | None = None
     ) -> dict[MessageQueue, RocketMQError]:
-        return Commit(self._questions, group, deadline, grace_s)(offsets)
+        return OffsetCommit(self._questions, group, deadline, grace_s)(offsets)
 
     def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
         """Ids of clients that consume as ``group`` now, as one broker knows them."""
@@ -91,7 +91,7 @@ class RemotingCommitter:
             consumerGroup=self._questions.calls.on_wire(group), bname=broker_name
         )
         accept = (Response.SUCCESS, Response.SYSTEM_ERROR)  # brokers answer an empty group as an error
-        (answer,) = self._questions.ask_all([Question(broker_name, command, "")], deadline, accept)
+        (answer,) = self._questions.ask_all([BrokerCommand(broker_name, command, "")], deadline, accept)
         return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
 
     def knows_members(self, broker_name: str) -> bool:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rocketmq_spark.base.codes import RETRY_PREFIX, Property, Request
-from rocketmq_spark.client.admin import BaseAdmin, progress
-from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.route import registered
+from rocketmq_spark.client.admin import BaseAdmin, consume_progress
+from rocketmq_spark.client.calls import RpcClient
+from rocketmq_spark.client.route import require_brokers
 from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage, TopicRoute
 from rocketmq_spark.model.membership import (
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 
-def heartbeat_of(group: str, membership: Membership) -> GroupMembership:
+def group_membership(group: str, membership: Membership) -> GroupMembership:
     """What heartbeats say, in the user's names."""
     return GroupMembership(
         group,
@@ -63,7 +63,7 @@ def _subscription(wanted: Filter) -> Subscription:
 class BrokerRequests:
     """The ``asked`` of a group's member in ``client/instance``: takes a command apart and has it answered."""
 
-    def __init__(self, calls: Calls, group: str, asked: Asked) -> None:
+    def __init__(self, calls: RpcClient, group: str, asked: Asked) -> None:
         self._calls = calls
         self._group = group
         self._asked = asked
@@ -111,7 +111,7 @@ class BrokerRequests:
         # Without the prefix of its namespace, a topic of another namespace would look like a topic of this one.
         origin = message.properties.get(Property.RETRY_TOPIC)
         inside = origin is None or scope.reaches(origin)
-        return ConsumeDirectly(own(message, scope) if inside else as_stored(message, scope))
+        return ConsumeDirectly(with_user_names(message, scope) if inside else as_stored(message, scope))
 
     def _body(self, answer: Answer) -> bytes:
         if isinstance(answer, DirectResult):
@@ -123,15 +123,15 @@ class BrokerRequests:
                 queues=_on_wire(self._calls, answer.queues),
                 topics={name(topic): figures for topic, figures in answer.topics.items()},
             )
-            return member_bodies.running_info(info, heartbeat_of(self._group, answer.membership).on_wire(name))
+            return member_bodies.running_info(info, group_membership(self._group, answer.membership).on_wire(name))
         return member_bodies.consumer_offsets(_on_wire(self._calls, answer))
 
 
-def _on_wire(calls: Calls, table: Mapping[MessageQueue, Value]) -> dict[MessageQueue, Value]:
+def _on_wire(calls: RpcClient, table: Mapping[MessageQueue, Value]) -> dict[MessageQueue, Value]:
     return {calls.queue_on_wire(queue): value for queue, value in table.items()}
 
 
-def own(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
+def with_user_names(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     """Return a message with its topic and queue in the user's names.
 
     A message of a retry topic gets the topic that its properties name as its first topic. Every client that may write to the
@@ -164,7 +164,7 @@ class GroupReader:
     inside: bool = True
 
 
-def readers(calls: Calls, admin: BaseAdmin, topic: str) -> list[GroupReader]:
+def readers(calls: RpcClient, admin: BaseAdmin, topic: str) -> list[GroupReader]:
     """All of a topic, by group and member."""
     route = admin.route(topic)
     masters = {data.broker_name: data.master for data in route.brokers.values() if data.master}
@@ -172,30 +172,32 @@ def readers(calls: Calls, admin: BaseAdmin, topic: str) -> list[GroupReader]:
     for name, address in masters.items():
         command = rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=calls.on_wire(topic), bname=name)
         groups.update(bodies.group_list(calls.ask(address, command).body))
-    return [reader for group in sorted(groups) for reader in _of_group(calls, route, group, masters)]
+    return [reader for group in sorted(groups) for reader in _readers_of_group(calls, route, group, masters)]
 
 
-def groups(calls: Calls, admin: BaseAdmin) -> list[str]:
+def groups(calls: RpcClient, admin: BaseAdmin) -> list[str]:
     """All consumer groups that brokers know, by the user's names, without RocketMQ's own and those of other namespaces."""
     found: set[str] = set()
-    for name, data in registered(admin.cluster()).items():
+    for name, data in require_brokers(admin.cluster()).items():
         if address := data.replica("hint"):  # a slave has the groups of its master
             answer = calls.ask(address, rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG.request(bname=name))
             found |= bodies.subscription_groups(answer.body).keys()
     return sorted(calls.scope.plain(group) for group in found if is_user_group(group) and calls.scope.contains(group))
 
 
-def _of_group(calls: Calls, route: TopicRoute, group: str, masters: Mapping[str, str]) -> Iterator[GroupReader]:
+def _readers_of_group(
+    calls: RpcClient, route: TopicRoute, group: str, masters: Mapping[str, str]
+) -> Iterator[GroupReader]:
     plain, inside = calls.scope.plain(group), calls.scope.holds(group)
     members = _members(calls, group, masters)
     for member, address in sorted(members.items()):
-        yield GroupReader(plain, member, _held(calls, route.topic, (group, member), address), inside)
+        yield GroupReader(plain, member, _queues_of_member(calls, route.topic, (group, member), address), inside)
     if not members:
-        found = progress(calls, route, group)
+        found = consume_progress(calls, route, group)
         yield GroupReader(plain, None, tuple(sorted(q for q, at in found.items() if at.consumer_offset > 0)), inside)
 
 
-def _members(calls: Calls, group: str, masters: Mapping[str, str]) -> dict[str, str]:
+def _members(calls: RpcClient, group: str, masters: Mapping[str, str]) -> dict[str, str]:
     """The address of a broker that each member is connected to."""
     found: dict[str, str] = {}
     for address in masters.values():
@@ -207,7 +209,7 @@ def _members(calls: Calls, group: str, masters: Mapping[str, str]) -> dict[str, 
     return found
 
 
-def wanted(calls: Calls, admin: BaseAdmin, group: str) -> dict[str, dict[str, Filter] | None]:
+def wanted(calls: RpcClient, admin: BaseAdmin, group: str) -> dict[str, dict[str, Filter] | None]:
     """What each member of a group wants of each topic, by the user's names; None of one that did not say."""
     found: dict[str, dict[str, Filter] | None] = {}
     on_wire = calls.on_wire(group)
@@ -225,7 +227,9 @@ def wanted(calls: Calls, admin: BaseAdmin, group: str) -> dict[str, dict[str, Fi
     return found
 
 
-def _held(calls: Calls, topic: str, who: tuple[str, str], address: str) -> tuple[MessageQueue, ...] | None:
+def _queues_of_member(
+    calls: RpcClient, topic: str, who: tuple[str, str], address: str
+) -> tuple[MessageQueue, ...] | None:
     group, member = who
     command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=group, clientId=member, jstackEnable=False)
     try:

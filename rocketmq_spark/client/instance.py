@@ -25,7 +25,7 @@ from rocketmq_spark.base import dropped
 from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import Property, Request, Response
 from rocketmq_spark.base.threads import Aside, Failure, Timer, Tracebacks, attempt
-from rocketmq_spark.client.calls import Calls, refused
+from rocketmq_spark.client.calls import RpcClient, error_from_response
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError
 from rocketmq_spark.model import BrokerData
@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 FIRST_HEARTBEAT_S = 1.0
 TIMEOUT_S = 3.0
 # Longer than one name server that hangs may take, and far less than the 120 s after which brokers forget a client.
-LOOK_S = 10.0
-_MOST_LINGERING = 50
-_AT_ONCE = 64  # brokers that are contacted in parallel
-SAID_S = 10.0  # how often a rejected request is logged
+CLUSTER_TIMEOUT_S = 10.0
+_MAX_LINGERING = 50
+_MAX_PARALLEL = 64  # brokers that are contacted in parallel
+LOG_PAUSE_S = 10.0  # how often a rejected request is logged
 _tracebacks = Tracebacks()  # a server may send thousands of requests that cannot be read
-_MAX_ASKED = 1000  # requests of brokers that may wait for one group; more are rejected
+_MAX_WAITING_REQUESTS = 1000  # requests of brokers that may wait for one group; more are rejected
 
 # Requests of brokers to consumers, with the field that names the group. Requests to producers name it in the message.
 _GROUP_FIELDS = {
@@ -58,14 +58,14 @@ _GROUP_FIELDS = {
 
 _Addresses = Sequence[tuple[str, str]]  # pairs of broker name and address
 # Takes the broker's address and its request, and returns the answer, or None to reject it. It may block.
-Asked = Callable[[str, Command], Command | None]
+RequestHandler = Callable[[str, Command], Command | None]
 # Handles a forwarded reply, on the thread that reads answers. The second argument runs the rest of the work on another thread.
 # Returns False to reject the reply.
-TakesReply = Callable[[ServerRequest, Callable[[Callable[[], None]], None]], bool]
+ReplyHandler = Callable[[ServerRequest, Callable[[Callable[[], None]], None]], bool]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Member:
+class RegisteredMember:
     """A producer or, with ``membership``, a consumer, whose subscriptions are in every heartbeat.
 
     ``asked`` handles requests of brokers. ``heartbeat_s`` 0: this member needs no heartbeat. For ``everywhere``,
@@ -75,7 +75,7 @@ class Member:
 
     group: str
     heartbeat_s: float = 30.0
-    asked: Asked | None = None
+    asked: RequestHandler | None = None
     membership: Callable[[], GroupMembership] | None = None
     everywhere: bool = False
     addressed: bool = False
@@ -85,18 +85,18 @@ class Member:
         return self.membership is not None
 
 
-class Groups:
+class MemberRegistry:
     """Members by group name on the wire, and the requests of brokers to them."""
 
-    def __init__(self, replies: TakesReply | None = None) -> None:
+    def __init__(self, replies: ReplyHandler | None = None) -> None:
         self._replies = replies
         self._lock = threading.Lock()
-        self._members: dict[tuple[bool, str], tuple[Member, ...]] = {}  # never empty, even after Ctrl-C
-        self._aside = Aside(_MAX_ASKED)
+        self._members: dict[tuple[bool, str], tuple[RegisteredMember, ...]] = {}  # never empty, even after Ctrl-C
+        self._aside = Aside(_MAX_WAITING_REQUESTS)
         self._replying = Aside()  # needs no limit: each reply in it belongs to a waiting request
-        self._say_so = NowAndThen(SAID_S)
+        self._say_so = NowAndThen(LOG_PAUSE_S)
 
-    def add(self, on_wire: str, member: Member) -> None:
+    def add(self, on_wire: str, member: RegisteredMember) -> None:
         """A group may have several producers, but only one consumer: two with one client id would read the same queues."""
         with self._lock:
             key = member.consumes, on_wire
@@ -108,7 +108,7 @@ class Groups:
                 )
             self._members[key] = (*members, member)
 
-    def remove(self, on_wire: str, member: Member) -> bool:
+    def remove(self, on_wire: str, member: RegisteredMember) -> bool:
         """Remove a member. Returns whether the group has no more members here. Removing a member twice is allowed."""
         with self._lock:
             key = member.consumes, on_wire
@@ -123,7 +123,7 @@ class Groups:
         with self._lock:
             return (True, on_wire) in self._members
 
-    def each(self) -> list[tuple[str, Member]]:
+    def each(self) -> list[tuple[str, RegisteredMember]]:
         """One member of every group, with the group's name on the wire."""
         with self._lock:
             return [(on_wire, members[0]) for (_, on_wire), members in sorted(self._members.items())]
@@ -198,7 +198,7 @@ class Groups:
         return True
 
 
-def _answer(member: Member, request: ServerRequest) -> None:
+def _answer(member: RegisteredMember, request: ServerRequest) -> None:
     assert member.asked is not None
     reply = attempt(member.asked, request.address, request.command)
     if isinstance(reply, Failure):  # the broker must not wait for an answer that never comes
@@ -211,13 +211,13 @@ def _answer(member: Member, request: ServerRequest) -> None:
         request.answer(reply)
 
 
-class Instance:
+class ClientInstance:
     """Sends heartbeats for the members of this process, while there are any."""
 
     def __init__(
         self,
-        groups: Groups,
-        calls: Calls,
+        groups: MemberRegistry,
+        calls: RpcClient,
         routes: Routes,
         client_id: str | None = None,
         make_timer: Callable[[str], Timer] = Timer,
@@ -236,7 +236,7 @@ class Instance:
         self._timer: Timer | None = None
         self._due_ms = math.inf
 
-    def join(self, member: Member) -> None:
+    def join(self, member: RegisteredMember) -> None:
         """Include ``member`` in heartbeats, the first one soon. A group may have only one consumer with this client id."""
         on_wire = self._calls.on_wire(member.group)
         if member.consumes and self._groups.consumes(on_wire):
@@ -254,7 +254,7 @@ class Instance:
             self._rest(unless_wanted=True)
             raise
 
-    def leave(self, member: Member, deadline: Deadline) -> None:
+    def leave(self, member: RegisteredMember, deadline: Deadline) -> None:
         """Remove ``member``. The last member unregisters the group, perhaps later. Failures of single brokers are logged. The
         call may be repeated after an interruption.
         """
@@ -272,7 +272,7 @@ class Instance:
     def _leave_producers(self, on_wire: str, deadline: Deadline) -> None:
         """Groups to which brokers send no requests stay registered while replies may be in flight, which would be lost."""
         addressed = self._groups.addressed()
-        if addressed and on_wire not in self._asked and len(self._lingering) < _MOST_LINGERING:
+        if addressed and on_wire not in self._asked and len(self._lingering) < _MAX_LINGERING:
             self._lingering[on_wire] = None
             return
         others = {name for name, other in self._groups.each() if not other.consumes}
@@ -323,12 +323,12 @@ class Instance:
         aside, addresses = Aside(), self._addresses(False, True)
         for i, one in enumerate(addresses[1:]):
             try:
-                aside.run(i % _AT_ONCE, functools.partial(tell, one))
+                aside.run(i % _MAX_PARALLEL, functools.partial(tell, one))
             except RuntimeError:  # no more threads: one after the other
                 tell(one)
         for one in addresses[:1]:
             tell(one)
-        for i in range(min(len(addresses) - 1, _AT_ONCE)):
+        for i in range(min(len(addresses) - 1, _MAX_PARALLEL)):
             aside.wait(i, deadline.remaining() + TIMEOUT_S)
 
     def _heartbeat(self, deadline: Deadline, addresses: _Addresses = (), gone: Sequence[str] = ()) -> None:
@@ -361,7 +361,7 @@ class Instance:
         """Sends no more heartbeats, and unregisters nothing."""
         self._rest()
 
-    def _membership(self, on_wire: str, member: Member) -> GroupMembership:
+    def _membership(self, on_wire: str, member: RegisteredMember) -> GroupMembership:
         assert member.membership is not None
         return replace(member.membership().on_wire(self._calls.on_wire), group=on_wire)
 
@@ -395,7 +395,7 @@ class Instance:
             if due_ms != self._due_ms:  # an earlier one is due
                 return
         try:
-            self.look_around(Deadline.after(LOOK_S))  # its own deadline: a name server may hang
+            self.look_around(Deadline.after(CLUSTER_TIMEOUT_S))  # its own deadline: a name server may hang
             self.heartbeat(Deadline.after(TIMEOUT_S))
         except RocketMQError as e:
             logger.info("no heartbeat was sent: %s", e)
@@ -419,7 +419,7 @@ class Instance:
         for (address, command), answer in zip(requests, answers, strict=True):
             if isinstance(answer, Command) and answer.code == Response.SUCCESS:
                 continue
-            error = refused(answer, address) if isinstance(answer, Command) else answer
+            error = error_from_response(answer, address) if isinstance(answer, Command) else answer
             if isinstance(error, NotSupported):
                 logger.debug("%s takes no heartbeats", address)
             else:

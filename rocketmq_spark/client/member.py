@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.complaints import Complaints
-from rocketmq_spark.client.broker import Brokers
-from rocketmq_spark.client.committer import Commit
-from rocketmq_spark.client.groups import BrokerRequests, heartbeat_of
-from rocketmq_spark.client.instance import Instance, Member
+from rocketmq_spark.client.broker import RemotingOffsetReader
+from rocketmq_spark.client.committer import OffsetCommit
+from rocketmq_spark.client.groups import BrokerRequests, group_membership
+from rocketmq_spark.client.instance import ClientInstance, RegisteredMember
 from rocketmq_spark.client.pulls import Done, LongPolls
-from rocketmq_spark.client.questions import BrokerQuestions, Question
+from rocketmq_spark.client.questions import BrokerClient, BrokerCommand
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.client.sender import RemotingSendBack, RemotingSender
 from rocketmq_spark.errors import (
@@ -26,7 +26,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Filter, MessageQueue, PullRequest, QueueBounds, ReceivedMessage
 from rocketmq_spark.model.membership import Asked, Membership
-from rocketmq_spark.remoting.connection import OTHER_WAYS
+from rocketmq_spark.remoting.connection import OTHER_TRANSPORTS
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 UNKNOWN_GROUP = "If this lasts, create the group: brokers with autoCreateSubscriptionGroup=false do not create groups"
 UNKNOWN_AT_PROXY = (
     "If this lasts, the Proxy does not reach its brokers: check the brokers, and the log of the Proxy. In LOCAL mode "
-    f"(mqbroker --enable-proxy) a Proxy serves no Remoting clients: {OTHER_WAYS}"
+    f"(mqbroker --enable-proxy) a Proxy serves no Remoting clients: {OTHER_TRANSPORTS}"
 )
 
 
@@ -44,15 +44,15 @@ class RemotingMember:
 
     def __init__(
         self,
-        questions: BrokerQuestions,
+        questions: BrokerClient,
         routes: Routes,
-        instance: Instance,
+        instance: ClientInstance,
         sender: RemotingSender,
         polls: LongPolls,
         rng: random.Random | None = None,
     ) -> None:
         self._questions = questions
-        self._offsets = Brokers(questions)
+        self._offsets = RemotingOffsetReader(questions)
         self._calls = questions.calls
         self._routes = routes
         self._instance = instance
@@ -75,7 +75,7 @@ class RemotingMember:
         self, group: str, membership: Callable[[], Membership], asked: Asked, heartbeat_s: float
     ) -> Callable[[Deadline], None]:
         answers = BrokerRequests(self._calls, group, asked)
-        member = Member(group, heartbeat_s, answers, lambda: heartbeat_of(group, membership()))
+        member = RegisteredMember(group, heartbeat_s, answers, lambda: group_membership(group, membership()))
         leave = functools.partial(self._instance.leave, member)  # created first: nothing may fail once it is a member
         self._instance.join(member)
         return leave
@@ -112,7 +112,9 @@ class RemotingMember:
             except RocketMQError as e:
                 logger.debug("the brokers of %s are unknown: %s", topic, e)
                 continue
-            questions += [Question(name, rpc.QUERY_ASSIGNMENT.request(body, bname=name), topic) for name in brokers]
+            questions += [
+                BrokerCommand(name, rpc.QUERY_ASSIGNMENT.request(body, bname=name), topic) for name in brokers
+            ]
         modes = {}
         for question, answer in zip(questions, self._questions.ask_each(questions, deadline), strict=True):
             try:
@@ -174,7 +176,7 @@ class RemotingMember:
     def commit(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
     ) -> dict[MessageQueue, RocketMQError]:
-        commit = Commit(self._questions, group, deadline, read_from="hint")
+        commit = OffsetCommit(self._questions, group, deadline, read_from="hint")
         failed = commit(offsets)
         young = {queue: offsets[queue] for queue, e in failed.items() if isinstance(e, GroupNotFound)}
         if not young:
@@ -220,7 +222,7 @@ class RemotingMember:
             of_broker.setdefault(queue.broker_name, []).append(queue)
         wire = self._calls.on_wire(group)
         asked = [
-            Question(
+            BrokerCommand(
                 name,
                 row.request(
                     bodies.lock(wire, self.client_id, [self._calls.queue_on_wire(queue) for queue in mine]), bname=name

@@ -17,9 +17,9 @@ from rocketmq_spark.base.clock import LONGEST_S, Deadline
 from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response, SysFlag
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.base.threads import Aside, Failure, attempt, never_waiting
-from rocketmq_spark.client.calls import Calls, refused
-from rocketmq_spark.client.groups import own
-from rocketmq_spark.client.questions import Kinds, is_batched, is_compacted
+from rocketmq_spark.client.calls import RpcClient, error_from_response
+from rocketmq_spark.client.groups import with_user_names
+from rocketmq_spark.client.questions import TopicAttributesCache, is_batched, is_compacted
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, DecodeError, OptionError, RocketMQError
 from rocketmq_spark.model import (
@@ -46,13 +46,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # A topic may be deleted and created again with another type; the offsets of a read are then those of the new topic.
-YOUNG_S = 1.0
+ATTRIBUTES_MAX_AGE_S = 1.0
 
 
 class RemotingPulls:
     """Implements ``ports.PullSource``."""
 
-    def __init__(self, calls: Calls, routes: Routes, kinds: Kinds, retry: Retry) -> None:
+    def __init__(self, calls: RpcClient, routes: Routes, kinds: TopicAttributesCache, retry: Retry) -> None:
         self._calls = calls
         self._routes = routes
         self._kinds = kinds
@@ -73,13 +73,15 @@ class RemotingPulls:
     def compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         why = "Offsets without messages were found, which is right for compaction topics only"
         found = self._known(
-            lambda soon: self._kinds.attributes(queue.topic, queue.broker_name, soon, YOUNG_S), why, deadline
+            lambda soon: self._kinds.attributes(queue.topic, queue.broker_name, soon, ATTRIBUTES_MAX_AGE_S),
+            why,
+            deadline,
         )
         return is_compacted(found)
 
     def batched(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
         why = "Brokers do not filter the messages of a batch topic, or of a compaction topic, one by one"
-        batched = self._known(lambda soon: self._kinds.batched(queue, soon, YOUNG_S), why, deadline)
+        batched = self._known(lambda soon: self._kinds.batched(queue, soon, ATTRIBUTES_MAX_AGE_S), why, deadline)
         return batched or self.compacted(queue, deadline)
 
     def _known(self, ask: Callable[[Deadline], T], why: str, deadline: Deadline | None) -> T:
@@ -105,7 +107,7 @@ _STATUS = {
 class LongPolls:
     """Pulls over the connections of a client."""
 
-    def __init__(self, calls: Calls, routes: Routes, kinds: Kinds) -> None:
+    def __init__(self, calls: RpcClient, routes: Routes, kinds: TopicAttributesCache) -> None:
         self._calls = calls
         self._routes = routes
         self._kinds = kinds
@@ -140,10 +142,10 @@ class LongPolls:
             data = self._routes.broker(queue.broker_name)
             if data is not None and data.master is not None:
                 request = PullRequest(group, queue, offsets[queue], count=1, suspend_s=0.0, post_filter=True)
-                asked.append((data.master, command_of(request, self._calls, True)))
+                asked.append((data.master, pull_command(request, self._calls, True)))
         answers = self._calls.exchange_each(asked, deadline)
         return [
-            answer if isinstance(answer, RocketMQError) else refused(answer, address)
+            answer if isinstance(answer, RocketMQError) else error_from_response(answer, address)
             for (address, _), answer in zip(asked, answers, strict=True)
             if isinstance(answer, RocketMQError) or answer.code not in _STATUS
         ]
@@ -154,7 +156,7 @@ class LongPolls:
         except RocketMQError as e:
             done(e)
             return
-        command = command_of(on_broker, self._calls, is_master)
+        command = pull_command(on_broker, self._calls, is_master)
         self._calls.ask_async(address, command, deadline, functools.partial(self._told, request, address, done))
 
     def _on_broker(self, request: PullRequest, deadline: Deadline) -> PullRequest:
@@ -179,7 +181,7 @@ class LongPolls:
         if isinstance(answer, RocketMQError):
             done(answer)
             return
-        result = attempt(answer_of, request, answer, address, self._calls.scope)
+        result = attempt(to_pull_answer, request, answer, address, self._calls.scope)
         if not isinstance(result, Failure):
             done(result)
         elif isinstance(result.error, RocketMQError):
@@ -201,7 +203,7 @@ def replica(broker: BrokerData, wanted: int) -> tuple[int, str]:
     return min(addresses.items())
 
 
-def command_of(request: PullRequest, calls: Calls, to_master: bool) -> Command:
+def pull_command(request: PullRequest, calls: RpcClient, to_master: bool) -> Command:
     """The request on the wire. Only a master stores the offset in it."""
     commits = to_master and request.commit_offset is not None
     sys_flag = PullSysFlag(0)
@@ -226,11 +228,11 @@ def command_of(request: PullRequest, calls: Calls, to_master: bool) -> Command:
     return rpc.PULL_MESSAGE.request(**fields)
 
 
-def answer_of(request: PullRequest, answer: Command, address: str, scope: Scope) -> PullAnswer:
+def to_pull_answer(request: PullRequest, answer: Command, address: str, scope: Scope) -> PullAnswer:
     """Interpret an answer. Raises the error for a code that is none of the four outcomes of a pull."""
     status = _STATUS.get(Response(answer.code)) if answer.code in _STATUS else None
     if status is None:
-        raise refused(answer, address, request.queue.topic, str(request.queue))
+        raise error_from_response(answer, address, request.queue.topic, str(request.queue))
     fields = rpc.PULL_MESSAGE.answer(answer)
     empty = PullAnswer(
         status,
@@ -243,14 +245,14 @@ def answer_of(request: PullRequest, answer: Command, address: str, scope: Scope)
     if status is not PullStatus.FOUND:
         return empty
 
-    read = functools.partial(wanted_of, request, answer.body, scope, empty.next_offset)
+    read = functools.partial(requested_messages, request, answer.body, scope, empty.next_offset)
     if not request.decoded:
         return replace(empty, stored=answer.body, read=read)
     found, left = portion(read())
     return replace(empty, messages=found, next_offset=empty.next_offset if left is None else left.queue_offset)
 
 
-def wanted_of(
+def requested_messages(
     request: PullRequest, stored: Bytes, scope: Scope, end: int, room: DecodeRoom | None = None
 ) -> Iterable[ReceivedMessage]:
     """The requested messages of an answer, with the user's names. ``end``: the next offset according to the broker.
@@ -266,28 +268,28 @@ def wanted_of(
     retried = queue.topic.startswith(RETRY_PREFIX)
     data, how = bytes(stored), DecodeSettings(queue.broker_name, queue=queue, room=room)
     usual = usual_messages(data, request.offset, end, queue)
-    messages = usual or _placed(data, stored_in(data), request.offset, end, how)
+    messages = usual or _with_valid_offsets(data, stored_in(data), request.offset, end, how)
     if tags is None and not retried:
         return messages
     return (
-        own(message, scope) if retried else message
+        with_user_names(message, scope) if retried else message
         for message in messages
-        if tags is None or tags.accepts(message.tags) or (message.decode_error is not None and _tagless(message))
+        if tags is None or tags.accepts(message.tags) or (message.decode_error is not None and _has_no_tag(message))
     )
 
 
-def _tagless(message: ReceivedMessage) -> bool:
+def _has_no_tag(message: ReceivedMessage) -> bool:
     """Whether its tag is unknown, perhaps because of damage, or it is a batch, in which each message has a tag."""
     return message.tags is None or bool(message.sys_flag & SysFlag.INNER_BATCH)
 
 
-def _placed(
+def _with_valid_offsets(
     data: bytes, found: Sequence[Stored], start: int, end: int, how: DecodeSettings
 ) -> Iterator[ReceivedMessage]:
     """The messages from ``start`` on. An impossible offset is replaced by the first possible one."""
-    found = _joined(data, found, end - start, how)
+    found = _merge_damaged(data, found, end - start, how)
     at, left = start, len(found)
-    for one, latest in zip(found, _latest(found, at, end), strict=True):
+    for one, latest in zip(found, _max_offsets(found, at, end), strict=True):
         left -= 1
         *_, batch = one
         if batch:
@@ -303,13 +305,13 @@ def _placed(
             yield message
 
 
-def _joined(data: bytes, found: Sequence[Stored], room: int, how: DecodeSettings) -> Sequence[Stored]:
+def _merge_damaged(data: bytes, found: Sequence[Stored], room: int, how: DecodeSettings) -> Sequence[Stored]:
     """At most as many messages as offsets: a damaged size splits a message in two, which would take the offsets of others."""
     if not 0 < room < len(found):
         return found
-    joined, was_broken = list(found[:1]), _broken(data, found[0], how)
+    joined, was_broken = list(found[:1]), _is_broken(data, found[0], how)
     for number, one in enumerate(found[1:], 1):
-        broken = _broken(data, one, how)
+        broken = _is_broken(data, one, how)
         if broken and was_broken and len(joined) + len(found) - number > room:
             joined[-1] = (joined[-1][0], one[1], None, False)
         else:
@@ -319,13 +321,13 @@ def _joined(data: bytes, found: Sequence[Stored], room: int, how: DecodeSettings
     return [*joined[: room - 1], (last[0][0], last[-1][1], None, False)] if len(last) > 1 else joined
 
 
-def _broken(data: bytes, one: Stored, how: DecodeSettings) -> bool:
+def _is_broken(data: bytes, one: Stored, how: DecodeSettings) -> bool:
     """Whether a message cannot even be split into its parts."""
     first = next(iter(decode_one(data, one, how._replace(queue=None, max_body_bytes=None, room=None))), None)
     return first is not None and first.decode_error is not None and not first.topic
 
 
-def _latest(found: Sequence[Stored], start: int, end: int) -> list[int]:
+def _max_offsets(found: Sequence[Stored], start: int, end: int) -> list[int]:
     """The highest possible offset of each message: every message after it needs one, its own if that is possible."""
     latest: list[int] = []
     for number in range(len(found) - 1, -1, -1):

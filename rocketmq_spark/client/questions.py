@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import FIRST_WITH_TIMERS, TIMER_MAX_DELAY_S, Response
-from rocketmq_spark.client.calls import Calls, refused
+from rocketmq_spark.client.calls import RpcClient, error_from_response
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, CallTimeout, NotSupported, RocketMQError
 from rocketmq_spark.model import NO_FILTER, MessageQueue
@@ -39,7 +39,7 @@ _RESET = Response.PULL_OFFSET_MOVED, codes.OFFSET_RESET
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BrokerCommand:
     """A request for one broker and the function that interprets the answer."""
 
     broker_name: str
@@ -49,24 +49,24 @@ class Question:
 
 
 Attributes = Mapping[str, str]
-TopicKinds = Mapping[tuple[str, str], Attributes | RocketMQError]
+AttributesByTopic = Mapping[tuple[str, str], Attributes | RocketMQError]
 
 
-class BrokerQuestions:
+class BrokerClient:
     """Asks brokers by name, over the connections and with the routes of a client."""
 
-    def __init__(self, calls: Calls, routes: Routes) -> None:
+    def __init__(self, calls: RpcClient, routes: Routes) -> None:
         self.calls = calls
         self._routes = routes
 
-    def about(self, row: rpc.Row, queue: MessageQueue, **fields: Any) -> Question:
+    def about(self, row: rpc.Row, queue: MessageQueue, **fields: Any) -> BrokerCommand:
         """The request of a row of ``wire/rpc`` about a queue."""
         command = row.request(
             topic=self.calls.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
         )
-        return Question(queue.broker_name, command, queue.topic, queue)
+        return BrokerCommand(queue.broker_name, command, queue.topic, queue)
 
-    def pull(self, group: str, queue: MessageQueue, offset: int, count: int = 1) -> Question:
+    def pull(self, group: str, queue: MessageQueue, offset: int, count: int = 1) -> BrokerCommand:
         return self.about(
             rpc.PULL_MESSAGE,
             queue,
@@ -79,7 +79,7 @@ class BrokerQuestions:
         )
 
     def ask_pulls(
-        self, pulls: Sequence[Question], deadline: Deadline, read_from: str = "master"
+        self, pulls: Sequence[BrokerCommand], deadline: Deadline, read_from: str = "master"
     ) -> list[Command | RocketMQError]:
         """As ``ask_each``. A broker reports an operator's reset in one answer, without a result: such a pull is repeated."""
         answers = self.ask_each(pulls, deadline, PULLED, read_from)
@@ -89,10 +89,10 @@ class BrokerQuestions:
                 answers[i] = answer
         return answers
 
-    def attributes(self, keys: Iterable[tuple[str, str]], deadline: Deadline) -> TopicKinds:
+    def attributes(self, keys: Iterable[tuple[str, str]], deadline: Deadline) -> AttributesByTopic:
         """Current attributes of topics on brokers, or the error. ``keys`` are pairs of broker and topic."""
         asked = [
-            Question(broker, rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker), topic)
+            BrokerCommand(broker, rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker), topic)
             for broker, topic in sorted(keys)
         ]
         return {
@@ -125,7 +125,7 @@ class BrokerQuestions:
             return e
         if not self.calls.is_private(address):
             return None
-        question = Question(broker_name, rpc.GET_BROKER_CONFIG.request(bname=broker_name), "")
+        question = BrokerCommand(broker_name, rpc.GET_BROKER_CONFIG.request(bname=broker_name), "")
         (answer,) = self.calls.exchange_each([(address, question.command)], deadline)
         return _accepted(answer, question, address, (Response.SUCCESS,))
 
@@ -152,7 +152,7 @@ class BrokerQuestions:
 
     def ask_all(
         self,
-        questions: Sequence[Question],
+        questions: Sequence[BrokerCommand],
         deadline: Deadline,
         accept: Container[int] = (Response.SUCCESS,),
         read_from: str = "master",
@@ -167,7 +167,7 @@ class BrokerQuestions:
 
     def ask_each(
         self,
-        questions: Sequence[Question],
+        questions: Sequence[BrokerCommand],
         deadline: Deadline,
         accept: Container[int] = (Response.SUCCESS,),
         read_from: str = "master",
@@ -178,7 +178,7 @@ class BrokerQuestions:
 
     def ask_soon(
         self,
-        questions: Sequence[Question],
+        questions: Sequence[BrokerCommand],
         deadline: Deadline,
         read_from: str = "master",
         grace_s: float | None = None,
@@ -207,16 +207,16 @@ class BrokerQuestions:
 
 
 # So many entries about topics may be kept before those that no route has are looked for.
-FEW_ENTRIES = 64
+SWEEP_ABOVE_ENTRIES = 64
 
 
-def has_attribute(kinds: TopicKinds, queue: MessageQueue, name: str, value: str) -> bool | None:
+def has_attribute(kinds: AttributesByTopic, queue: MessageQueue, name: str, value: str) -> bool | None:
     """Whether the topic of a queue has an attribute; None if its broker does not report attributes."""
     kind = kinds[queue.broker_name, queue.topic]
     return None if isinstance(kind, RocketMQError) else kind.get(name) == value
 
 
-def certain(kinds: TopicKinds) -> TopicKinds:
+def raise_if_retriable(kinds: AttributesByTopic) -> AttributesByTopic:
     """Return ``kinds``. Raises a broker's error if the broker may answer later."""
     for kind in kinds.values():
         if isinstance(kind, RocketMQError) and kind.retriable:
@@ -229,29 +229,29 @@ def is_compacted(attributes: Attributes | None) -> bool:
     return (attributes or {}).get(codes.CLEANUP_POLICY) == codes.COMPACTION
 
 
-def first_of_each(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], MessageQueue]:
+def first_queues(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], MessageQueue]:
     """The lowest queue of every broker and topic."""
     return {(queue.broker_name, queue.topic): queue for queue in sorted(queues, reverse=True)}
 
 
 def _accepted(
-    result: Command | RocketMQError | None, question: Question, address: str, accept: Container[int]
+    result: Command | RocketMQError | None, question: BrokerCommand, address: str, accept: Container[int]
 ) -> Command | RocketMQError | None:
     if result is None or isinstance(result, RocketMQError) or result.code in accept:
         return result
     queue = str(question.queue) if question.queue else None
-    return refused(result, address, question.topic or None, queue)
+    return error_from_response(result, address, question.topic or None, queue)
 
 
-AGE_S = 30.0
+ATTRIBUTES_AGE_S = 30.0
 # A broker that refuses connections does so at once, and may be back in a moment.
-QUICK_S, SOON_S = 0.1, 1.0
+REFUSED_WITHIN_S, REFUSED_PAUSE_S = 0.1, 1.0
 
 _Attributes = Attributes | AccessDenied | None
-_KEPT = (codes.QUEUE_TYPE, codes.CLEANUP_POLICY)  # a broker could have any number of others
+_CACHED_NAMES = (codes.QUEUE_TYPE, codes.CLEANUP_POLICY)  # a broker could have any number of others
 
 
-class _Known(NamedTuple):
+class _CachedAnswer(NamedTuple):
     answer: _Attributes
     at: float
 
@@ -259,14 +259,14 @@ class _Known(NamedTuple):
         return time.monotonic() - self.at < seconds
 
 
-class Kinds:
+class TopicAttributesCache:
     """Cached attributes of the topics of one client."""
 
-    def __init__(self, calls: Calls, routes: Routes) -> None:
+    def __init__(self, calls: RpcClient, routes: Routes) -> None:
         self._calls = calls
         self._routes = routes
-        self._known: dict[tuple[str, str], _Known] = {}
-        self._most = FEW_ENTRIES
+        self._known: dict[tuple[str, str], _CachedAnswer] = {}
+        self._most = SWEEP_ABOVE_ENTRIES
         self._silent: dict[tuple[str, str], Deadline] = {}
         self._hung: dict[str, Deadline] = {}
 
@@ -279,14 +279,14 @@ class Kinds:
         """
         key = topic, broker_name
         known = self._known.get(key)
-        if known is None or not known.younger(AGE_S if max_age_s is None else max_age_s):
+        if known is None or not known.younger(ATTRIBUTES_AGE_S if max_age_s is None else max_age_s):
             answer = self._answer(topic, broker_name, deadline, known)
             if len(self._known) > self._most:
                 there = self._routes.known_brokers()
                 for left in [one for one in list(self._known) if one not in there]:
                     self._known.pop(left, None)
-                self._most = FEW_ENTRIES + 2 * len(self._known)
-            known = self._known[key] = _Known(answer, time.monotonic())
+                self._most = SWEEP_ABOVE_ENTRIES + 2 * len(self._known)
+            known = self._known[key] = _CachedAnswer(answer, time.monotonic())
         if isinstance(known.answer, AccessDenied):
             raise copy.copy(known.answer)
         return known.answer
@@ -316,7 +316,9 @@ class Kinds:
             except RocketMQError as e:
                 logger.info("cannot determine from broker %s how batches of topic %s are stored: %s", name, topic, e)
                 _drop_expired(self._silent)
-                self._silent[topic, name] = Deadline.after(SOON_S if time.monotonic() - begun < QUICK_S else AGE_S)
+                self._silent[topic, name] = Deadline.after(
+                    REFUSED_PAUSE_S if time.monotonic() - begun < REFUSED_WITHIN_S else ATTRIBUTES_AGE_S
+                )
             else:
                 return BatchStorage(is_batched(found) is True, is_compacted(found))
         return BatchStorage() if denied else None
@@ -327,9 +329,9 @@ class Kinds:
     def fresh(self, queue: MessageQueue) -> bool:
         """Whether ``attributes`` would answer from the cache."""
         known = self._known.get((queue.topic, queue.broker_name))
-        return known is not None and known.younger(AGE_S)
+        return known is not None and known.younger(ATTRIBUTES_AGE_S)
 
-    def _answer(self, topic: str, broker_name: str, deadline: Deadline, before: _Known | None) -> _Attributes:
+    def _answer(self, topic: str, broker_name: str, deadline: Deadline, before: _CachedAnswer | None) -> _Attributes:
         try:
             return self._ask(topic, broker_name, deadline)
         except AccessDenied as e:
@@ -338,7 +340,7 @@ class Kinds:
         except RocketMQError as e:
             if isinstance(e, CallTimeout):
                 _drop_expired(self._hung)
-                self._hung[broker_name] = Deadline.after(AGE_S)
+                self._hung[broker_name] = Deadline.after(ATTRIBUTES_AGE_S)
             if before is None or not e.retriable:
                 raise
             return before.answer
@@ -349,8 +351,8 @@ class Kinds:
         answer = self._calls.exchange(address, command, deadline.within(self._calls.request_timeout_s))
         if answer.code == codes.Response.SUCCESS:
             found = bodies.topic_config(answer.body).attributes
-            return {name: found[name] for name in _KEPT if name in found}
-        error = refused(answer, address, topic)
+            return {name: found[name] for name in _CACHED_NAMES if name in found}
+        error = error_from_response(answer, address, topic)
         if not isinstance(error, NotSupported):
             raise error
         return {} if answer.version < codes.FIRST_WITH_ATTRIBUTES else None
@@ -364,7 +366,7 @@ class Kinds:
 
 
 def _drop_expired(until: dict[Any, Deadline]) -> None:
-    if len(until) > FEW_ENTRIES:
+    if len(until) > SWEEP_ABOVE_ENTRIES:
         for key in [key for key, each in list(until.items()) if each.expired]:
             until.pop(key, None)
 
@@ -374,13 +376,13 @@ def is_batched(attributes: Attributes | None) -> bool | None:
     return None if attributes is None else attributes.get(codes.QUEUE_TYPE) == codes.BATCH_QUEUE
 
 
-def longest_timers(calls: Calls, topic: str, masters: Mapping[str, str], deadline: Deadline) -> dict[str, int]:
+def max_timer_delays_ms(calls: RpcClient, topic: str, masters: Mapping[str, str], deadline: Deadline) -> dict[str, int]:
     """The longest delay, in ms, of each of ``masters``, addresses by broker name, that answers; 0 without timers."""
     wire = calls.on_wire(topic)
     asked = [
         (address, rpc.GET_MAX_OFFSET.request(topic=wire, queueId=0, bname=name)) for name, address in masters.items()
     ]
-    answers = dict(zip(masters, calls.exchange_each(asked, _of_two(deadline)), strict=True))
+    answers = dict(zip(masters, calls.exchange_each(asked, _first_half(deadline)), strict=True))
     versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
     found = dict.fromkeys(versions, 0)
     able = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
@@ -391,20 +393,20 @@ def longest_timers(calls: Calls, topic: str, masters: Mapping[str, str], deadlin
     configs = [(masters[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in able]
     for name, config in zip(able, calls.exchange_each(configs, deadline), strict=True):
         if isinstance(config, Command):
-            found[name] = _longest_timer(config)
+            found[name] = _max_timer_delay_ms(config)
         else:
             del found[name]
     return found
 
 
-def consumed(calls: Calls, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
+def consumed(calls: RpcClient, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
     """Whether a member of any group that is online at one of ``masters``, addresses, has subscribed to the topic.
 
     Raises the error of a broker that does not answer, if no other broker has a member.
     """
     wire = calls.on_wire(topic)
     by_broker = calls.exchange_each(
-        [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=wire)) for address in masters], _of_two(deadline)
+        [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=wire)) for address in masters], _first_half(deadline)
     )
     answers = [_success(answer, address, topic) for answer, address in zip(by_broker, masters, strict=True)]
     groups = [
@@ -425,12 +427,12 @@ def consumed(calls: Calls, topic: str, masters: Sequence[str], deadline: Deadlin
     return False
 
 
-def _of_two(deadline: Deadline) -> Deadline:
+def _first_half(deadline: Deadline) -> Deadline:
     """The deadline of the first of two questions: a broker that hangs leaves time for the second one."""
     return deadline.within(deadline.remaining() / 2)
 
 
-def _longest_timer(config: Command) -> int:
+def _max_timer_delay_ms(config: Command) -> int:
     """In ms, 0 with disabled timers; RocketMQ's default if the broker does not report its configuration."""
     answer = bodies.read_config(config.body) if config.code == Response.SUCCESS else {}
     if answer.get("timerWheelEnable", "true") != "true":
@@ -442,4 +444,4 @@ def _longest_timer(config: Command) -> int:
 def _success(answer: Command | RocketMQError, address: str, topic: str) -> Command | RocketMQError:
     if isinstance(answer, RocketMQError) or answer.code == Response.SUCCESS:
         return answer
-    return refused(answer, address, topic)
+    return error_from_response(answer, address, topic)

@@ -23,10 +23,10 @@ from rocketmq_spark.base.codes import (
     Response,
     SysFlag,
 )
-from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.instance import SAID_S, Instance, Member
+from rocketmq_spark.client.calls import RpcClient
+from rocketmq_spark.client.instance import LOG_PAUSE_S, ClientInstance, RegisteredMember
 from rocketmq_spark.client.route import Routes
-from rocketmq_spark.client.sender import COMPRESS_ABOVE
+from rocketmq_spark.client.sender import COMPRESS_ABOVE_BYTES
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -50,11 +50,11 @@ from rocketmq_spark.wire.properties import (
 
 logger = logging.getLogger(__name__)
 
-_SAID_TIMES = 5  # replies of a kind that are logged in ``SAID_S``
+_MAX_LOGGED = 5  # replies of a kind that are logged in ``LOG_PAUSE_S``
 # Java's MixAll.REPLY_MESSAGE_FLAG, the message type of a reply.
-_TYPE = "reply"
-_GONE = "Perhaps the requester has ended, or stopped waiting"
-_BROKERS = "Give the name server of the brokers as option 'nameServer'"
+_REPLY_TYPE = "reply"
+_REQUESTER_GONE_REMEDY = "Perhaps the requester has ended, or stopped waiting"
+_BROKER_NAME_SERVER_REMEDY = "Give the name server of the brokers as option 'nameServer'"
 Done = Callable[[Reply | RocketMQError], object]
 
 
@@ -68,7 +68,10 @@ class AwaitedReplies:
         self._heard: dict[str, int] = {}  # brokers that forwarded replies, and the number of replies at the last one
         self._passing: frozenset[str] | None = None
         self._requested = False
-        self._say_unreadable, self._say_late = NowAndThen(SAID_S, _SAID_TIMES), NowAndThen(SAID_S, _SAID_TIMES)
+        self._say_unreadable, self._say_late = (
+            NowAndThen(LOG_PAUSE_S, _MAX_LOGGED),
+            NowAndThen(LOG_PAUSE_S, _MAX_LOGGED),
+        )
 
     def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
         with self._lock:
@@ -125,7 +128,7 @@ class AwaitedReplies:
                 logger.info(text, request.address, correlation_id)
             return True
         try:
-            aside(functools.partial(_hand_over, request, fields, properties, waited[0]))
+            aside(functools.partial(_complete, request, fields, properties, waited[0]))
         except RuntimeError:  # no more threads: the reply is rejected, and its sender may send it again
             with self._lock:
                 self._waiting[correlation_id] = waited
@@ -133,15 +136,15 @@ class AwaitedReplies:
         return True
 
 
-def _hand_over(request: ServerRequest, fields: dict[str, Any], properties: dict[str, str], done: Done) -> None:
+def _complete(request: ServerRequest, fields: dict[str, Any], properties: dict[str, str], done: Done) -> None:
     try:
-        reply = _read(request.command, fields, properties)
+        reply = _decode_reply(request.command, fields, properties)
     finally:
         request.answer(rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.reply(request.command))
     done(reply)
 
 
-def _read(command: Command, fields: dict[str, Any], properties: dict[str, str]) -> Reply | RocketMQError:
+def _decode_reply(command: Command, fields: dict[str, Any], properties: dict[str, str]) -> Reply | RocketMQError:
     body: bytes = bytes(command.body)
     if fields["sysFlag"] & SysFlag.COMPRESSED:
         try:
@@ -162,14 +165,14 @@ def _read(command: Command, fields: dict[str, Any], properties: dict[str, str]) 
 class RemotingReplies:
     """Implements ``ports.Replies``."""
 
-    def __init__(self, calls: Calls, routes: Routes, instance: Instance, awaited: AwaitedReplies) -> None:
+    def __init__(self, calls: RpcClient, routes: Routes, instance: ClientInstance, awaited: AwaitedReplies) -> None:
         self._calls = calls
         self._routes = routes
         self._instance = instance
         self._awaited = awaited
 
     def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
-        member = Member(group, heartbeat_s, everywhere=True, addressed=True)
+        member = RegisteredMember(group, heartbeat_s, everywhere=True, addressed=True)
         self._instance.join(member)
         return lambda deadline: self._instance.leave(member, deadline)
 
@@ -180,7 +183,7 @@ class RemotingReplies:
             self._awaited.in_vain(passing)  # reported at the next call
         proxy = next((data.master for data in self._routes.brokers() if self._is_proxy(data.master)), None)
         if proxy is not None:
-            raise NotSupported("a Proxy does not forward replies", proxy, remedy=_BROKERS)
+            raise NotSupported("a Proxy does not forward replies", proxy, remedy=_BROKER_NAME_SERVER_REMEDY)
 
     def _is_proxy(self, address: str | None) -> bool:
         return address is not None and self._calls.pool.is_proxy(address)
@@ -201,7 +204,9 @@ class RemotingReplies:
                 last = e
             else:
                 return
-        last.remedy = last.remedy or (_BROKERS if isinstance(last, NotSupported) else _GONE)
+        last.remedy = last.remedy or (
+            _BROKER_NAME_SERVER_REMEDY if isinstance(last, NotSupported) else _REQUESTER_GONE_REMEDY
+        )
         raise last
 
     def _addresses(self, to: ReceivedMessage, deadline: Deadline) -> list[tuple[str, str]]:
@@ -223,7 +228,7 @@ class RemotingReplies:
         properties = message_properties(
             reply,
             **{
-                Property.MESSAGE_TYPE: _TYPE,
+                Property.MESSAGE_TYPE: _REPLY_TYPE,
                 Property.CORRELATION_ID: correlation_id,
                 Property.REPLY_TO_CLIENT: client,
                 Property.TTL: to.properties.get(Property.TTL),
@@ -235,7 +240,7 @@ class RemotingReplies:
         body, sys_flag = bytes(given), 0
         if not 0 < len(body) <= MAX_BODY_BYTES:
             raise MessageRefused(f"the reply has {len(body)} bytes; expected 1 to {MAX_BODY_BYTES}", topic=to.topic)
-        if len(body) > COMPRESS_ABOVE and (packed := compression.smaller(body)) is not None:
+        if len(body) > COMPRESS_ABOVE_BYTES and (packed := compression.smaller(body)) is not None:
             body, sys_flag = packed, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
         return lambda broker_name: rpc.SEND_REPLY_MESSAGE_V2.request(
             body,

@@ -17,7 +17,7 @@ from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, MAX_QUEUES, Response
 from rocketmq_spark.base.process import Living
-from rocketmq_spark.client.calls import Calls, refused
+from rocketmq_spark.client.calls import RpcClient, error_from_response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -43,15 +43,15 @@ ROUTE_AGE_S = 30.0
 # hangs.
 UNLISTED_S = 90.0
 
-_CHECK = "Check option 'nameServer' and that the name server runs"
-_START_OTHERS = "Start the name servers that do not answer, or remove them from option 'nameServer'"
-_ALLOW_TIME = "Allow more time, or check that the name server runs and has this address"
+_NAME_SERVER_REMEDY = "Check option 'nameServer' and that the name server runs"
+_SILENT_SERVERS_REMEDY = "Start the name servers that do not answer, or remove them from option 'nameServer'"
+_TIMEOUT_REMEDY = "Allow more time, or check that the name server runs and has this address"
 
 
 class NameServers:
     """The list of name servers: one is used as long as it answers, then the next."""
 
-    def __init__(self, calls: Calls, addresses: Sequence[str], rng: random.Random | None = None) -> None:
+    def __init__(self, calls: RpcClient, addresses: Sequence[str], rng: random.Random | None = None) -> None:
         self.addresses = tuple(address.strip() for address in addresses if address.strip())
         if not self.addresses:
             raise OptionError("no name server is given", remedy="Set option 'nameServer' to host:port")
@@ -89,7 +89,7 @@ class NameServers:
                 if self.routes_at(self.addresses[at], deadline):
                     # The answer about the route has shown whether the server is a Proxy, and the next error names this cause.
                     return self.addresses[at], self.calls.ask(self.addresses[at], make(), self._share(deadline))
-                wrong = _of_a_broker(self.addresses[at])
+                wrong = _error_for_broker_address(self.addresses[at])
             else:
                 self._current = at
                 return self.addresses[at], answer
@@ -100,12 +100,12 @@ class NameServers:
             assert wrong is not None
             raise wrong
         if deadline is not None and deadline.expired and isinstance(last, CallTimeout):
-            remedy = of_kafka_port(self.addresses) or _ALLOW_TIME
+            remedy = of_kafka_port(self.addresses) or _TIMEOUT_REMEDY
             raise CallTimeout("no name server answered in time", ";".join(self.addresses), remedy=remedy) from last
         raise type(last)(
             f"no name server answers: {last.message}",
             ";".join(self.addresses),
-            remedy=of_kafka_port(self.addresses) or last.remedy or _CHECK,
+            remedy=of_kafka_port(self.addresses) or last.remedy or _NAME_SERVER_REMEDY,
         ) from last
 
     def _answered(self, address: str, make: Callable[[], Command], deadline: Deadline | None) -> Command:
@@ -118,7 +118,7 @@ class NameServers:
     def routes_at(self, address: str, deadline: Deadline | None = None) -> bool:
         """Whether the server at this address answers requests for routes: a name server or a Proxy does, a broker does not."""
         try:
-            self.calls.ask(address, route_question(AUTO_CREATE_TOPIC), self._share(deadline))
+            self.calls.ask(address, route_request(AUTO_CREATE_TOPIC), self._share(deadline))
         except NotSupported:
             return False
         except RocketMQError:
@@ -145,7 +145,7 @@ class NameServers:
             if isinstance(answer, RocketMQError):
                 raise answer
             if answer.code != Response.SUCCESS:
-                raise refused(answer, address)
+                raise error_from_response(answer, address)
 
     def _share(self, deadline: Deadline | None, servers: int = 1) -> Deadline | None:
         """For one of ``servers`` that are still to be asked."""
@@ -156,24 +156,24 @@ class NameServers:
 
 # Routes of deleted topics that are remembered for the addresses in them: all of the last ``UNLISTED_S`` seconds, because a name
 # server that has just started knows no topic, and the newest of those before.
-_MOST_GONE = 64
+_MAX_FORGOTTEN = 64
 # Bytes of the answers whose routes are kept: in memory they take about seven times as much. 10,000 topics on 30 brokers each have
 # 75 MiB. A queue counts, too: 200 bytes may announce 200,000, each of which becomes an object. A million of them fill this.
 # Routes are asked for in parts, because all answers of a part are held.
-_MOST_BYTES, _AT_ONCE, _SHOWN = 128 << 20, 64, 127
+_MAX_BYTES, _MAX_PARALLEL, _MAX_SHOWN_CHARACTERS = 128 << 20, 64, 127
 _QUEUE_BYTES = 128
 
 
 # The routes of all clients of a process are limited, too: each set of options has a client, which stays. Above the first number
 # of bytes, clients without calls for ``_IDLE_S`` forget their routes. Above the second, those with most do.
-_IDLE_S, _MOST_IDLE_BYTES, _MOST_OF_PROCESS = 100.0, 16 << 20, 2 * _MOST_BYTES
+_IDLE_S, _MAX_IDLE_BYTES, _MAX_PROCESS_BYTES = 100.0, 16 << 20, 2 * _MAX_BYTES
 # What a client keeps then, in bytes: addresses of brokers, for which a consumer that pauses asks first; and as many bytes of
 # routes whose queues have numbers, which must not change unnoticed.
-_MOST_ADDRESSES = 1 << 16
-_ALL_BROKERS = ""  # no topic: the list of all brokers in the account of what is held
+_MAX_ADDRESS_BYTES = 1 << 16
+_CLUSTER_KEY = ""  # no topic: the list of all brokers in the account of what is held
 
 
-def _is_there(topic: str, broker_name: str, answer: Command | RocketMQError) -> bool | None:
+def _has_topic(topic: str, broker_name: str, answer: Command | RocketMQError) -> bool | None:
     """Whether a broker that name servers do not list has queues of the topic, by the ``answer`` of a replica; None if that does
     not say.
     """
@@ -190,7 +190,7 @@ def _is_there(topic: str, broker_name: str, answer: Command | RocketMQError) -> 
     return not names_there or broker_name in names_there
 
 
-def _is_refusal(answer: Command | RocketMQError) -> bool:
+def _is_connection_refused(answer: Command | RocketMQError) -> bool:
     """Whether nothing listens at an address."""
     return isinstance(answer, RocketMQError) and isinstance(answer.__cause__, ConnectionRefusedError)
 
@@ -199,22 +199,22 @@ def _is_refusal(answer: Command | RocketMQError) -> bool:
 _Unlisted = dict[str, tuple[float, QueueData, BrokerData]]
 
 
-def _queues(data: QueueData) -> int:
+def _queue_count(data: QueueData) -> int:
     return max(data.read_queues, data.write_queues)
 
 
-def _size(route: TopicRoute, answer: Command) -> int:
-    return len(answer.body) + _QUEUE_BYTES * sum(map(_queues, route.queues))
+def _route_bytes(route: TopicRoute, answer: Command) -> int:
+    return len(answer.body) + _QUEUE_BYTES * sum(map(_queue_count, route.queues))
 
 
-def _size_of(brokers: Iterable[BrokerData]) -> int:
+def _broker_bytes(brokers: Iterable[BrokerData]) -> int:
     texts = [text for data in brokers for text in (data.broker_name, data.cluster, *data.addresses.values())]
     return sum(map(len, texts)) + _QUEUE_BYTES * len(texts)
 
 
-def _size_of_unlisted(unlisted: _Unlisted) -> int:
-    queues = sum(_queues(data) for _, data, _ in unlisted.values())
-    return _size_of(broker for _, _, broker in unlisted.values()) + _QUEUE_BYTES * queues
+def _unlisted_bytes(unlisted: _Unlisted) -> int:
+    queues = sum(_queue_count(data) for _, data, _ in unlisted.values())
+    return _broker_bytes(broker for _, _, broker in unlisted.values()) + _QUEUE_BYTES * queues
 
 
 class Routes:
@@ -239,7 +239,7 @@ class Routes:
         self._brokers: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one
         self._listed: dict[str, BrokerData] = {}  # of the last list of all brokers; for those that no route names
         self._used_at = time.monotonic()
-        _everywhere.add(self)
+        _all_routes.add(self)
 
     def get(self, topic: str, max_age_s: float = 30.0, deadline: Deadline | None = None) -> TopicRoute:
         """See ``ports.RouteReader``. Also raises ``ConnectionLost`` or ``CallTimeout`` if no name server answers, and
@@ -272,11 +272,11 @@ class Routes:
         """Keep a route of this ``size``. A name server decides how many topics there are, and what a route has."""
         self._used_at = time.monotonic()
         with self._lock:
-            growth = size + _size_of_unlisted(self._unlisted_after_locked(topic, route)) - self._sizes.get(topic, 0)
+            growth = size + _unlisted_bytes(self._unlisted_after_locked(topic, route)) - self._sizes.get(topic, 0)
         has_room = _make_room(self, growth)
         with self._lock:
             unlisted = self._unlisted_after_locked(topic, route)
-            size += _size_of_unlisted(unlisted)
+            size += _unlisted_bytes(unlisted)
             self._check_room_locked(topic, size, has_room)
             known = self._routes.get(topic)  # of another thread, perhaps, that asked at the same time
             if known is not None and known[1] == route:
@@ -303,22 +303,22 @@ class Routes:
         ``in_process``: the process has room. Deleted topics are forgotten for it.
         """
         others = self._held_bytes - self._sizes.get(what, 0)
-        shown = f"that of {what[:_SHOWN]}" if what else "the list of all brokers"
+        shown = f"that of {what[:_MAX_SHOWN_CHARACTERS]}" if what else "the list of all brokers"
         if not in_process:
             raise RemoteProtocolError(
-                f"the routes of all clients of this process have {_MOST_OF_PROCESS} bytes, {_QUEUE_BYTES} for each queue "
+                f"the routes of all clients of this process have {_MAX_PROCESS_BYTES} bytes, {_QUEUE_BYTES} for each queue "
                 f"included, and with {shown} this client would have {others + size}, more than its share",
-                topic=what[:_SHOWN] or None,
+                topic=what[:_MAX_SHOWN_CHARACTERS] or None,
                 remedy="Read fewer topics in one process, or use the same connection options for all",
             )
-        while others + size > _MOST_BYTES and (gone := next((one for one in self._gone if one != what), None)):
+        while others + size > _MAX_BYTES and (gone := next((one for one in self._gone if one != what), None)):
             self._forget_gone_locked(gone)
             others = self._held_bytes - self._sizes.get(what, 0)
-        if others + size > _MOST_BYTES:
+        if others + size > _MAX_BYTES:
             raise RemoteProtocolError(
                 f"the routes of {len(self._routes)} topics have {others} bytes, {_QUEUE_BYTES} for each queue included, and "
-                f"with {shown} more than {_MOST_BYTES}, the most that is kept",
-                topic=what[:_SHOWN] or None,
+                f"with {shown} more than {_MAX_BYTES}, the most that is kept",
+                topic=what[:_MAX_SHOWN_CHARACTERS] or None,
                 remedy="Read fewer topics in one process: a narrower 'subscribePattern'. If the topics have few brokers, "
                 "look at what the name server answers: rocketmq-spark topic describe",
             )
@@ -334,7 +334,7 @@ class Routes:
         listed = {data.broker_name for data in route.queues}
         noted = [(name, of) for name, of in unlisted.items() if name not in listed and now - of[0] < UNLISTED_S]
         noted.sort(key=lambda one: one[1][0], reverse=True)
-        queues = list(itertools.accumulate(_queues(data) for _, (_, data, _) in noted))
+        queues = list(itertools.accumulate(_queue_count(data) for _, (_, data, _) in noted))
         return dict(noted[: min(bodies.MAX_ROUTE_BROKERS, bisect.bisect_right(queues, MAX_QUEUES))])
 
     def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
@@ -381,9 +381,11 @@ class Routes:
         of_replicas = zip(answers, fresh, strict=True)
         for data, broker in brokers:
             own = list(itertools.islice(of_replicas, len(broker.replicas)))
-            states = [_is_there(topic, data.broker_name, answer) for answer, _ in own]
+            states = [_has_topic(topic, data.broker_name, answer) for answer, _ in own]
             # A master without an address may be starting where nobody has looked.
-            is_down = [broker.master is not None and is_new and _is_refusal(answer) for answer, is_new in own]
+            is_down = [
+                broker.master is not None and is_new and _is_connection_refused(answer) for answer, is_new in own
+            ]
             is_gone = all(state is False or down for state, down in zip(states, is_down, strict=True))
             yield True if any(states) else False if own and is_gone else None
 
@@ -399,12 +401,12 @@ class Routes:
         if len(due) < 2:
             return frozenset()
         fresh: set[str] = set()
-        for part in (due[at : at + _AT_ONCE] for at in range(0, len(due), _AT_ONCE)):
+        for part in (due[at : at + _MAX_PARALLEL] for at in range(0, len(due), _MAX_PARALLEL)):
             server, answers = self._name_servers.ask_many([self._question(topic) for topic in part], deadline)
             came = [(topic, answer) for topic, answer in zip(part, answers, strict=True) if answer is not None]
             for topic, answer in came:
                 route = self._settled(self._route(topic, server, answer), deadline)
-                self._keep(topic, route, _size(route, answer), answer.peer)
+                self._keep(topic, route, _route_bytes(route, answer), answer.peer)
             fresh.update(topic for topic, _ in came)
             if not came:  # the server does not answer
                 break
@@ -429,10 +431,10 @@ class Routes:
             remedy = None
             if e.silent:
                 why += f", and {', '.join(e.silent)} did not answer and may know it"
-                remedy = _START_OTHERS
+                remedy = _SILENT_SERVERS_REMEDY
             raise RouteNotFound(why, e.addr, e.broker_code, topic, remedy=remedy) from e
         route = self._settled(self._route(topic, server, answer), deadline)
-        return route, _size(route, answer), answer.peer
+        return route, _route_bytes(route, answer), answer.peer
 
     def is_proxy(self, address: str | None) -> bool:
         """Whether the name server at this address is a Proxy."""
@@ -472,7 +474,7 @@ class Routes:
         return replace(route, brokers={**route.brokers, **settled})
 
     def _question(self, topic: str) -> Command:
-        return route_question(self.on_wire(topic))
+        return route_request(self.on_wire(topic))
 
     def forget(self, topic: str) -> None:
         """Remove the route of a topic. The addresses of its brokers are kept: a name server that has just started may not know
@@ -483,7 +485,8 @@ class Routes:
                 now = time.monotonic()
                 self._gone[topic], self._gone_at[topic] = self._routes.pop(topic), now
                 while (
-                    len(self._gone) > _MOST_GONE and self._gone_at[oldest := next(iter(self._gone))] <= now - UNLISTED_S
+                    len(self._gone) > _MAX_FORGOTTEN
+                    and self._gone_at[oldest := next(iter(self._gone))] <= now - UNLISTED_S
                 ):
                     self._forget_gone_locked(oldest)
                 self._brokers = None
@@ -493,24 +496,24 @@ class Routes:
         """The size of all that is kept: routes, what newer ones lack, and the list of all brokers."""
         return self._held_bytes
 
-    def forget_all(self, idle_at: float | None = None, most_addresses: int = _MOST_ADDRESSES) -> None:
+    def forget_all(self, idle_at: float | None = None, most_addresses: int = _MAX_ADDRESS_BYTES) -> None:
         """Forget all routes; with a time ``idle_at`` only if none was asked for in the ``_IDLE_S`` before it. A few brokers stay
         known, with ``most_addresses`` bytes, and a few routes whose queues have numbers, to compare the next ones with.
         """
         with self._lock:
             if idle_at is not None and idle_at - self._used_at < _IDLE_S:
                 return
-            newest = {**self._listed, **_newest(self._routes, self._gone)}
+            newest = {**self._listed, **_newest_brokers(self._routes, self._gone)}
             kept = {**self._gone, **self._routes}
             numbered = {topic: kept[topic] for topic in sorted(self._numbered) if topic in kept}
-            size = _size_of(newest.values())
+            size = _broker_bytes(newest.values())
             self._listed, size = (newest, size) if size <= most_addresses else ({}, 0)
             self._routes, self._gone, self._unlisted_brokers = {}, {}, {}
             self._brokers, self._sizes, self._held_bytes = None, {}, 0
-            self._weigh_locked(_ALL_BROKERS, size)
+            self._weigh_locked(_CLUSTER_KEY, size)
             for topic, (at, route) in numbered.items():
-                of_brokers = _size_of(route.brokers.values())
-                if self._held_bytes - size + of_brokers <= _MOST_ADDRESSES:
+                of_brokers = _broker_bytes(route.brokers.values())
+                if self._held_bytes - size + of_brokers <= _MAX_ADDRESS_BYTES:
                     self._gone[topic] = at, replace(route)  # without its lists of queues
                     self._weigh_locked(topic, of_brokers)
             self._numbered = {*self._gone}
@@ -552,7 +555,7 @@ class Routes:
         found = self._brokers
         if found is None:
             with self._lock:
-                found = self._brokers = _newest(self._routes, self._gone)
+                found = self._brokers = _newest_brokers(self._routes, self._gone)
         return found.get(broker_name) or self._listed.get(broker_name)
 
     def masters(self) -> dict[str, str]:
@@ -562,7 +565,7 @@ class Routes:
     def brokers(self) -> list[BrokerData]:
         """All brokers of the routes at hand, by name."""
         with self._lock:
-            newest = _newest(self._routes)
+            newest = _newest_brokers(self._routes)
         return [data for _, data in sorted(newest.items())]
 
     def topics(self, deadline: Deadline | None = None) -> list[str]:
@@ -578,11 +581,11 @@ class Routes:
         """See ``ports.RouteReader``."""
         server, answer = self._name_servers.ask_at(rpc.GET_BROKER_CLUSTER_INFO.request, deadline)
         listed = self._reachable(bodies.cluster(answer.body).brokers, server)
-        size = _size_of(listed.values())
-        has_room = _make_room(self, size - self._sizes.get(_ALL_BROKERS, 0))
+        size = _broker_bytes(listed.values())
+        has_room = _make_room(self, size - self._sizes.get(_CLUSTER_KEY, 0))
         with self._lock:
-            self._check_room_locked(_ALL_BROKERS, size, has_room)
-            self._weigh_locked(_ALL_BROKERS, size)
+            self._check_room_locked(_CLUSTER_KEY, size, has_room)
+            self._weigh_locked(_CLUSTER_KEY, size)
             self._listed = listed
         self._advertise(listed, answer.peer)
         return dict(listed)
@@ -606,32 +609,32 @@ class Routes:
         try:
             return self.get(topic, max_age_s)
         except RouteNotFound as e:
-            raise _with_nearest(self, e, "All names: rocketmq-spark topic list") from e
+            raise _with_similar_topics(self, e, "All names: rocketmq-spark topic list") from e
 
     def missing_topic(self, error: RouteNotFound) -> RouteNotFound:
         """See ``ports.RouteReader``. The error also has the command that creates the topic."""
-        return _with_nearest(
+        return _with_similar_topics(
             self, error, f"Create it with Admin.create_topic, or with: rocketmq-spark topic create {error.topic}"
         )
 
 
-_everywhere: Living[Routes] = Living()
+_all_routes: Living[Routes] = Living()
 
 
 def _make_room(asking: Routes, growth: int) -> bool:
     """Make room for ``growth`` bytes of a client in the routes of all clients of this process. Where there is none, the client
     with most forgets its routes, each at most once; return False if that is not enough, or if the asking one would be next.
     """
-    everyone, now = _everywhere.all(), time.monotonic()
+    everyone, now = _all_routes.all(), time.monotonic()
     wanted = max(0, growth)  # what it has, it may have again
     # What very many clients keep of addresses must leave room.
-    most_addresses = min(_MOST_ADDRESSES, _MOST_OF_PROCESS // 4 // max(1, len(everyone)))
-    if _held(everyone) + wanted > _MOST_IDLE_BYTES:
+    most_addresses = min(_MAX_ADDRESS_BYTES, _MAX_PROCESS_BYTES // 4 // max(1, len(everyone)))
+    if _total_bytes(everyone) + wanted > _MAX_IDLE_BYTES:
         for one in everyone:
             one.forget_all(now, most_addresses)
-    if not wanted or _held(everyone) + wanted <= _MOST_OF_PROCESS:
+    if not wanted or _total_bytes(everyone) + wanted <= _MAX_PROCESS_BYTES:
         return True
-    excess = _held(everyone) + wanted - _MOST_OF_PROCESS
+    excess = _total_bytes(everyone) + wanted - _MAX_PROCESS_BYTES
     for held, most in sorted(((one.held_bytes, one) for one in everyone), key=operator.itemgetter(0), reverse=True):
         if excess <= 0 or held <= asking.held_bytes + wanted:
             break
@@ -640,11 +643,11 @@ def _make_room(asking: Routes, growth: int) -> bool:
     return excess <= 0
 
 
-def _held(everyone: Iterable[Routes]) -> int:
+def _total_bytes(everyone: Iterable[Routes]) -> int:
     return sum(one.held_bytes for one in everyone)
 
 
-def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNotFound:
+def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNotFound:
     near: list[str] = []
     is_legal = names.read_problem(error.topic or "", routes.scope) is None
     if not is_legal:
@@ -663,18 +666,18 @@ def _with_nearest(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNot
     return RouteNotFound(error.message, error.addr, error.broker_code, error.topic, remedy=remedy or None)
 
 
-def route_question(topic_on_wire: str) -> Command:
+def route_request(topic_on_wire: str) -> Command:
     return rpc.GET_ROUTEINFO_BY_TOPIC.request(topic=topic_on_wire, acceptStandardJsonOnly=True)
 
 
-def _of_a_broker(address: str) -> OptionError:
+def _error_for_broker_address(address: str) -> OptionError:
     return OptionError(
         f"option 'nameServer' names {address}, which is not a name server: it answers like a broker, and has no routes",
         remedy="Give host and port of the name server, 9876 unless it was changed",
     )
 
 
-def _newest(*kept: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:
+def _newest_brokers(*kept: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:
     """Each broker as the newest of the routes says that name it, those of the first mapping before all others."""
     found: dict[str, BrokerData] = {}
     for routes in kept:
@@ -684,7 +687,7 @@ def _newest(*kept: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerDa
     return found
 
 
-def shown_queues(there: Mapping[str, QueueData]) -> str:
+def format_queue_counts(there: Mapping[str, QueueData]) -> str:
     """How many queues a topic has, for messages: ``8 on broker-a, 8 (4 for writing) on broker-b``."""
     return ", ".join(
         f"{data.read_queues}{'' if data.read_queues == data.write_queues else f' ({data.write_queues} for writing)'} on {name}"
@@ -692,7 +695,7 @@ def shown_queues(there: Mapping[str, QueueData]) -> str:
     )
 
 
-def registered(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
+def require_brokers(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
     """Returns ``cluster``; raises ``BrokerNotFound`` if it is empty, because then a missing topic proves nothing."""
     if not cluster:
         remedy = "Start one, or look into the logs of those that should be there"

@@ -27,9 +27,9 @@ from rocketmq_spark.base.codes import (
 )
 from rocketmq_spark.base.threads import Aside
 from rocketmq_spark.client import questions, transactions
-from rocketmq_spark.client.calls import Calls, refused
-from rocketmq_spark.client.instance import Instance, Member
-from rocketmq_spark.client.questions import BrokerQuestions, Kinds, Question
+from rocketmq_spark.client.calls import RpcClient, error_from_response
+from rocketmq_spark.client.instance import ClientInstance, RegisteredMember
+from rocketmq_spark.client.questions import BrokerClient, BrokerCommand, TopicAttributesCache
 from rocketmq_spark.client.route import Routes
 from rocketmq_spark.errors import (
     BrokerNotFound,
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 Done = Callable[[SendResult | RocketMQError], None]
 
 # A broker without an address is not looked for more often than this.
-ASKED_S = 1.0
+ROUTE_REQUEST_PAUSE_S = 1.0
 
 _STATUS = {
     Response.SUCCESS: SendStatus.SEND_OK,
@@ -61,7 +61,7 @@ _STATUS = {
     Response.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
 }
 # Their queue offset is the internal topic's.
-_DELAYING = tuple(
+_DELAY_PROPERTIES = tuple(
     f"\x02{name}\x01"
     for name in (Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 )
@@ -80,7 +80,7 @@ class ItemEncoder:
 class RemotingSender:
     """Implements ``ports.Sender``."""
 
-    def __init__(self, calls: Calls, routes: Routes, instance: Instance, kinds: Kinds) -> None:
+    def __init__(self, calls: RpcClient, routes: Routes, instance: ClientInstance, kinds: TopicAttributesCache) -> None:
         self._calls = calls
         self._routes = routes
         self._instance = instance
@@ -115,7 +115,7 @@ class RemotingSender:
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         masters = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
-        return questions.longest_timers(self._calls, topic, masters, deadline)
+        return questions.max_timer_delays_ms(self._calls, topic, masters, deadline)
 
     def consumed(self, topic: str, deadline: Deadline) -> bool:
         masters = [data.master for data in self._routes.recent(topic, deadline).brokers.values() if data.master]
@@ -199,7 +199,7 @@ class RemotingSender:
         address = self._routes.address(broker_name)
         answer = self._calls.exchange(address, command, deadline)
         if answer.code != Response.SUCCESS:
-            raise refused(answer, address, topic)
+            raise error_from_response(answer, address, topic)
         return str(rpc.RECALL_MESSAGE.answer(answer)["msgId"])
 
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
@@ -234,7 +234,7 @@ class RemotingSender:
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         answering = None if check is None else transactions.HalfChecks(self._calls, group, check)
         asked = None if answering is None else answering.asked
-        member = Member(group, heartbeat_s, asked, everywhere=asked is not None)
+        member = RegisteredMember(group, heartbeat_s, asked, everywhere=asked is not None)
         self._instance.join(member)
 
         def leave(deadline: Deadline) -> None:
@@ -252,7 +252,7 @@ class RemotingSender:
                 logger.info("the route of %s cannot be refreshed: %s", topic, e)
 
 
-def _is_connected(calls: Calls, routes: Routes, queue: MessageQueue) -> bool:
+def _is_connected(calls: RpcClient, routes: Routes, queue: MessageQueue) -> bool:
     try:
         return calls.pool.live(routes.address(queue.broker_name))
     except BrokerNotFound:
@@ -264,11 +264,11 @@ def _address(routes: Routes, queue: MessageQueue, deadline: Deadline) -> str:
     try:
         return routes.address(queue.broker_name)
     except BrokerNotFound:
-        routes.get(queue.topic, ASKED_S, deadline)
+        routes.get(queue.topic, ROUTE_REQUEST_PAUSE_S, deadline)
         return routes.address(queue.broker_name)
 
 
-def _command(calls: Calls, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
+def _command(calls: RpcClient, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
     # A broker does not clear the bits that describe a stored message: it acknowledges, loses the message, and its
     # queue is shifted for ever.
     if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # of a flag, ~ keeps to the bits that have names
@@ -305,10 +305,10 @@ def _no_thread(error: RuntimeError, queue: MessageQueue) -> ConnectionLost:
 
 def _result(queue: MessageQueue, request: SendRequest, answer: Command, address: str) -> SendResult:
     if answer.code not in _STATUS:
-        raise refused(answer, address, queue.topic, str(queue))
+        raise error_from_response(answer, address, queue.topic, str(queue))
     fields = rpc.SEND_MESSAGE_V2.answer(answer)
     properties = "\x02" + request.properties
-    delayed = any(name in properties for name in _DELAYING)
+    delayed = any(name in properties for name in _DELAY_PROPERTIES)
     queue_id = fields["queueId"]
     return SendResult(
         status=_STATUS[Response(answer.code)],
@@ -323,11 +323,11 @@ def _result(queue: MessageQueue, request: SendRequest, answer: Command, address:
 
 
 INNER_GROUP = "CLIENT_INNER_PRODUCER"
-ATTEMPTS, COMPRESS_ABOVE = 3, 4096
+SEND_BACK_ATTEMPTS, COMPRESS_ABOVE_BYTES = 3, 4096
 
 # RocketMQ's own properties that a copy keeps. The others hold for the original only, or a broker acts on them: it does not look
 # at those of a message of a batch, so its sender could choose some because of which no copy of it is ever stored.
-_COPIED = frozenset({
+_COPIED_PROPERTIES = frozenset({
     Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY, Property.INSTANCE_ID,
     Property.ORIGIN_MESSAGE_ID, Property.ORIGIN_GROUP, Property.MSG_REGION, Property.TRACE_ON, Property.TRACE_CONTEXT,
     Property.BORN_HOST, Property.BORN_TIMESTAMP, Property.CLUSTER, Property.MESSAGE_TYPE, Property.CORRELATION_ID,
@@ -335,13 +335,13 @@ _COPIED = frozenset({
     Property.DLQ_ORIGIN_TOPIC, Property.DLQ_ORIGIN_MESSAGE_ID,
 })  # fmt: skip
 # So that no number below, which a sender may choose, is more than brokers read.
-_MOST_TIMES = MAX_INT - FIRST_RETRY_LEVEL - 1
+_MAX_RECONSUME_TIMES = MAX_INT - FIRST_RETRY_LEVEL - 1
 
 
 class RemotingSendBack:
     """Gives messages back over the connections of a client."""
 
-    def __init__(self, questions: BrokerQuestions, sender: RemotingSender) -> None:
+    def __init__(self, questions: BrokerClient, sender: RemotingSender) -> None:
         self._questions = questions
         self._sender = sender
 
@@ -360,12 +360,12 @@ class RemotingSendBack:
             maxReconsumeTimes=max_reconsume_times,
             bname=message.broker_name,
         )
-        question = Question(message.broker_name, command, message.queue.topic, message.queue)
+        question = BrokerCommand(message.broker_name, command, message.queue.topic, message.queue)
         self._questions.ask_all([question], deadline)
 
     def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
         """Tries several brokers, where there are several."""
-        request = copy_of(
+        request = retry_copy(
             group, message, max_reconsume_times, self._questions.calls.on_wire, time.time_ns() // 1_000_000
         )
         queues = list(self._sender.publish_queues(RETRY_PREFIX + group, deadline))
@@ -373,7 +373,7 @@ class RemotingSendBack:
         turns = [queues[(start + i) % len(queues)] for i in range(len(queues))]
         others = sorted(turns, key=lambda queue: queue.broker_name == message.broker_name)
         last: RocketMQError = CallTimeout("there was no time to send the message back", topic=message.topic)
-        for queue in (others * ATTEMPTS)[:ATTEMPTS]:
+        for queue in (others * SEND_BACK_ATTEMPTS)[:SEND_BACK_ATTEMPTS]:
             if deadline.expired:
                 break
             try:
@@ -386,7 +386,7 @@ class RemotingSendBack:
 
 
 # What a copy adds to the properties of a message, and what each of RocketMQ's own may have if they do not fit.
-_ADDED_BYTES, _OWN_BYTES = 1024, 1024
+_ADDED_BYTES, _MAX_OWN_BYTES = 1024, 1024
 
 
 def _sendable(properties: dict[str, str], message: ReceivedMessage) -> dict[str, str]:
@@ -401,19 +401,21 @@ def _sendable(properties: dict[str, str], message: ReceivedMessage) -> dict[str,
         "%s: the properties of the message at offset %d have %d bytes; its copy has only RocketMQ's own", message.queue,
         message.queue_offset, size,
     )  # fmt: skip
-    return {n: v for n, v in clean.items() if is_reserved(n) and len(v.encode()) <= _OWN_BYTES}
+    return {n: v for n, v in clean.items() if is_reserved(n) and len(v.encode()) <= _MAX_OWN_BYTES}
 
 
-def copy_of(
+def retry_copy(
     group: str, message: ReceivedMessage, max_reconsume_times: int, on_wire: Callable[[str], str], now_ms: int
 ) -> SendRequest:
     """The message once more, to be delivered to ``group`` after the delay of its next level. One that cannot be decoded is copied
     as it is stored. Raises ``MessageRefused`` for one of which no broker takes a copy.
     """
-    own = {name: value for name, value in message.properties.items() if name in _COPIED or not is_reserved(name)}
+    own = {
+        name: value for name, value in message.properties.items() if name in _COPIED_PROPERTIES or not is_reserved(name)
+    }
     kept = _sendable(own, message)
-    times = min(max(0, message.reconsume_times), _MOST_TIMES)
-    most = min(max_reconsume_times, _MOST_TIMES)
+    times = min(max(0, message.reconsume_times), _MAX_RECONSUME_TIMES)
+    most = min(max_reconsume_times, _MAX_RECONSUME_TIMES)
     properties: dict[str, str | None] = {
         **kept,
         Property.ORIGIN_MESSAGE_ID: kept.get(Property.ORIGIN_MESSAGE_ID) or message.msg_id,
@@ -425,7 +427,7 @@ def copy_of(
     body, sys_flag = message.body, message.sys_flag & int(SysFlag.COMPRESSED | COMPRESSION_MASK)
     if not sys_flag & SysFlag.COMPRESSED:
         sys_flag = 0
-        if len(body) > COMPRESS_ABOVE and (packed := compression.smaller(body)) is not None:
+        if len(body) > COMPRESS_ABOVE_BYTES and (packed := compression.smaller(body)) is not None:
             body, sys_flag = packed, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
     if not 0 < len(body) <= MAX_BODY_BYTES:
         raise MessageRefused(f"its {len(body)} bytes are more than a broker accepts, or none", queue=str(message.queue))

@@ -14,7 +14,7 @@ from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
 from rocketmq_spark.base.copies import CROSSING_S, MOST_ANSWERED, CopyQuestions
-from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.calls import RpcClient
 from rocketmq_spark.errors import DecodeError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, content_of_stored
@@ -25,14 +25,14 @@ from rocketmq_spark.wire.messages import only_message, opened
 logger = logging.getLogger(__name__)
 
 # ``MessageSysFlag`` by decision. A broker does nothing about the last one, and does not answer.
-_KINDS = {
+_DECISION_FLAGS = {
     TransactionState.COMMIT: int(SysFlag.TRANSACTION_COMMIT),
     TransactionState.ROLLBACK: int(SysFlag.TRANSACTION_ROLLBACK),
     TransactionState.UNKNOWN: 0,
 }
 
 
-class _Commits:
+class _ConfirmedCommits:
     """Which master confirmed the commit of a half message. What crosses that commit is asked by the same one: another one that
     asks has taken its place, and may lack the commit.
     """
@@ -54,11 +54,11 @@ class _Commits:
             return self._masters.get(what, (None, address))[1] != address
 
 
-def _commits() -> _Commits:
-    return process.once("copies", "confirmed over remoting", _Commits)
+def _commits() -> _ConfirmedCommits:
+    return process.once("copies", "confirmed over remoting", _ConfirmedCommits)
 
 
-def end(calls: Calls, address: str, place: HalfPlace, decision: TransactionState, deadline: Deadline,
+def end(calls: RpcClient, address: str, place: HalfPlace, decision: TransactionState, deadline: Deadline,
         asked: bool = False) -> bool:  # fmt: skip
     """Send a decision to the master at ``address``; ``asked`` if the decision answers a check of the broker.
 
@@ -72,7 +72,7 @@ def end(calls: Calls, address: str, place: HalfPlace, decision: TransactionState
         producerGroup=calls.on_wire(place.group),
         tranStateTableOffset=place.half_offset,
         commitLogOffset=place.commit_log_offset,
-        commitOrRollback=_KINDS[decision],
+        commitOrRollback=_DECISION_FLAGS[decision],
         fromTransactionCheck=asked,
         msgId=place.msg_id,
         transactionId=place.transaction_id,
@@ -103,7 +103,7 @@ class HalfChecks:
     what comes soon after a commit is rolled back.
     """
 
-    def __init__(self, calls: Calls, group: str, question: HalfCheck) -> None:
+    def __init__(self, calls: RpcClient, group: str, question: HalfCheck) -> None:
         self._calls = calls
         self._group = group
         self._question = question

@@ -19,7 +19,7 @@ from typing import Self
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Closing
 from rocketmq_spark.client.admin import BaseAdmin, batch_attributes
-from rocketmq_spark.client.route import shown_queues
+from rocketmq_spark.client.route import format_queue_counts
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import distro, process, servers
 from rocketmq_spark.localbroker.java import find_java
@@ -268,7 +268,7 @@ class LocalBroker(Closing):
         others = [broker for broker, data in there.items() if {data.read_queues, data.write_queues} != {queues}]
         if others and not resize:
             raise LocalBrokerError(
-                f"Topic {name} exists with {shown_queues(there)}; expected {queues}",
+                f"Topic {name} exists with {format_queue_counts(there)}; expected {queues}",
                 remedy="Create it with as many, or pass resize=True: with fewer, the messages of the others are not read",
             )
         new = [broker for broker in where if broker not in there]

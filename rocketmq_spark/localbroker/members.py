@@ -17,13 +17,13 @@ from pathlib import Path
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.folders import write_new
 from rocketmq_spark.client.admin import BaseAdmin, put_topic
-from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.calls import RpcClient
 from rocketmq_spark.errors import LocalBrokerError, RocketMQError
 from rocketmq_spark.localbroker import process, servers
 from rocketmq_spark.localbroker.process import Program, Server
 from rocketmq_spark.localbroker.servers import PROXY, BrokerSpec
 from rocketmq_spark.localbroker.site import Site
-from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire import bodies, rpc
 
 _BOOTED = "boot success"
@@ -38,7 +38,7 @@ class Registration:
         self.admin = BaseAdmin(";".join(server.address for server in name_servers))
         # One client for each name server, because a client with several uses the first that answers.
         self._views = [(server, BaseAdmin(server.address)) for server in name_servers]
-        self._calls = Calls(Pool(Dialling()))
+        self._calls = RpcClient(Pool(ConnectOptions()))
         self._nudged: dict[str, float] = {}
 
     def shows(self, spec: BrokerSpec, server: Server) -> bool:

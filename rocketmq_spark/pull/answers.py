@@ -22,7 +22,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.codes import OFFSET_RESET, PULLS_FORBIDDEN, UNREADABLE, Response, SysFlag
 from rocketmq_spark.errors import AccessDenied, BrokerError, error_for
 from rocketmq_spark.model import OffsetRange
-from rocketmq_spark.remoting.bulk import Answer, BulkStream
+from rocketmq_spark.remoting.bulk import BulkStream, EmptyAnswer
 from rocketmq_spark.wire.properties import inner_numbers
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ _BOUNDS_REMARKS = frozenset(
 )
 
 
-def judge(start: int, answer: Answer) -> Decision | BrokerError:
+def judge(start: int, answer: EmptyAnswer) -> Decision | BrokerError:
     """The reaction to ``answer`` to a pull at ``start``, an offset that the broker had when the read began."""
     code = answer.code
     if code == Response.PULL_NOT_FOUND:
@@ -150,7 +150,7 @@ def judge(start: int, answer: Answer) -> Decision | BrokerError:
     return _refusal(answer)
 
 
-def _not_found(start: int, answer: Answer) -> Decision:
+def _not_found(start: int, answer: EmptyAnswer) -> Decision:
     beyond = answer.next_offset
     if beyond is not None and beyond > start:
         if answer.remark == "OFFSET_FOUND_NULL":  # the index, or a file of it, is missing or not open yet
@@ -159,7 +159,7 @@ def _not_found(start: int, answer: Answer) -> Decision:
     return Suspect(Cause.WENT_BACK)  # the queue now ends before the end that the plan saw
 
 
-def _nothing_matched(start: int, answer: Answer) -> Decision:
+def _nothing_matched(start: int, answer: EmptyAnswer) -> Decision:
     beyond = answer.next_offset
     if beyond is None or beyond <= start or answer.remark in _BOUNDS_REMARKS:
         return RepeatPull(reroute=True)
@@ -170,7 +170,7 @@ def _nothing_matched(start: int, answer: Answer) -> Decision:
     return Continue(beyond)
 
 
-def _moved(start: int, answer: Answer) -> Decision:
+def _moved(start: int, answer: EmptyAnswer) -> Decision:
     if answer.remark == OFFSET_RESET:
         return RepeatPull() if answer.next_offset is None else Reset(answer.next_offset)
     low = answer.min_offset
@@ -181,7 +181,7 @@ def _moved(start: int, answer: Answer) -> Decision:
     return Suspect(Cause.WENT_BACK)
 
 
-def _refusal(answer: Answer) -> BrokerError:
+def _refusal(answer: EmptyAnswer) -> BrokerError:
     kind = error_for(answer.code, answer.remark)
     remedy = None
     if issubclass(kind, AccessDenied):

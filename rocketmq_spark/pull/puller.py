@@ -15,7 +15,7 @@ from rocketmq_spark.pull.answers import OnLoss
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.requests import PullSettings, Replica
 from rocketmq_spark.remoting.bulk import Keys, PullTemplate
-from rocketmq_spark.remoting.pool import Dialling
+from rocketmq_spark.remoting.pool import ConnectOptions
 from rocketmq_spark.wire import rpc
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Puller:
     """Opens reads."""
 
     source: PullSource
-    dialling: Dialling
+    dialling: ConnectOptions
     group: str
     settings: PullSettings
     read_from: str = "master"

@@ -35,7 +35,7 @@ from rocketmq_spark.pull.answers import (
 )
 from rocketmq_spark.pull.missing import Doubts, Missing, Slot, Trials, lasting, undoubted
 from rocketmq_spark.pull.requests import SILENCE_S, Hints, OnHint, Pacing, Patience, PullSettings, Requests
-from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, BulkStream, Found, PullTemplate
+from rocketmq_spark.remoting.bulk import BUFFER_BYTES, BulkStream, EmptyAnswer, FoundAnswer, PullTemplate
 
 if TYPE_CHECKING:
     from rocketmq_spark.pull.recreated import RecreatedTopics
@@ -75,7 +75,7 @@ class Resets:
 
     def _hear(self, stream: BulkStream, missing: Missing) -> None:
         found, others = stream.scan()
-        answers: list[tuple[int, Answer | None]] = [*((one[0], None) for one in found), *others]
+        answers: list[tuple[int, EmptyAnswer | None]] = [*((one[0], None) for one in found), *others]
         for opaque, answer in answers:
             if (slot := missing.answered(opaque)) is None:
                 continue
@@ -226,7 +226,7 @@ class RangeReader:
         for opaque, other in others:
             self._refuse(opaque, other, stream.address)
 
-    def _take_all(self, found: list[Found]) -> None:
+    def _take_all(self, found: list[FoundAnswer]) -> None:
         """Most answers are full ones, which must cost little: there are 30,000 in a million messages."""
         answered, pieces, trials = self._missing.answered, self._collected.pieces, self._trials.by_place
         hinted, count = self._hints.last, self._pacing.count
@@ -251,7 +251,7 @@ class RangeReader:
             self._patience.hope()
             self._pacing.learn(count, count, largest, full)
 
-    def _take(self, slot: Slot, answer: Found) -> None:
+    def _take(self, slot: Slot, answer: FoundAnswer) -> None:
         _, next_offset, suggested, begin, end, low = answer
         if suggested != self._hints.last:
             self._hints.follow(suggested, self._trials)
@@ -281,7 +281,7 @@ class RangeReader:
             return slot
         return self._missing.claim(slot, max(slot.end, next_offset))
 
-    def _refuse(self, opaque: int, answer: Answer, address: str) -> None:
+    def _refuse(self, opaque: int, answer: EmptyAnswer, address: str) -> None:
         slot = self._missing.answered(opaque)
         if slot is None:
             return

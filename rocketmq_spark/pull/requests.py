@@ -21,9 +21,9 @@ from rocketmq_spark.model import MASTER_ID
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import PullSource
 from rocketmq_spark.pull.missing import Missing, Trials
-from rocketmq_spark.remoting.advertised import explained
+from rocketmq_spark.remoting.advertised import with_advertised_remedy
 from rocketmq_spark.remoting.bulk import BulkStream, PullTemplate
-from rocketmq_spark.remoting.pool import Dialling
+from rocketmq_spark.remoting.pool import ConnectOptions
 
 _MAX_OPAQUE = 0x7FFFFFFF
 
@@ -322,7 +322,7 @@ class Replica:
     """
 
     source: PullSource
-    dialling: Dialling
+    dialling: ConnectOptions
     broker_name: str
     topic: str
     read_from: str = "master"
@@ -349,7 +349,7 @@ class Replica:
         except RocketMQError as e:
             # The remedy assumes that the name server answers. That is known only if the address came from a route just now.
             if at_master is not None and not self.connected and not self.dialling.at_name_server:
-                explained(e, [address])
+                with_advertised_remedy(e, [address])
             raise
         self.at_master, self.connected = at_master, True
         return stream

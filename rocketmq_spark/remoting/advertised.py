@@ -12,28 +12,30 @@ from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.remoting.endpoint import CANNOT_CONNECT
 from rocketmq_spark.wire.header import Peer
 
-_MOST_LISTED = 3
-_OF_PROXY = (
+_MAX_LISTED = 3
+_PROXY_REMEDY = (
     "set option 'addressMap' to nameServer, or let the Proxy advertise an address that clients reach (remotingAccessAddr in "
     "rmq-proxy.json)"
 )
-_OF_BROKER = (
+_BROKER_REMEDY = (
     "If it is a broker that runs, let it advertise an address that clients reach (brokerIP1 in broker.conf), or give its "
-    f"port-forward in option 'addressMap'; if it is a Proxy, {_OF_PROXY}"
+    f"port-forward in option 'addressMap'; if it is a Proxy, {_PROXY_REMEDY}"
 )
 
 
 def remedy(addresses: Collection[str], peer: Peer = Peer.UNKNOWN) -> str:
     """What to do if none of the advertised addresses can be connected. ``peer`` is the kind of the server that reported them."""
-    listed = ", ".join(sorted(addresses)[:_MOST_LISTED])
-    more = f" and {len(addresses) - _MOST_LISTED} more" if len(addresses) > _MOST_LISTED else ""
-    server, ways = "name server", _OF_BROKER
+    listed = ", ".join(sorted(addresses)[:_MAX_LISTED])
+    more = f" and {len(addresses) - _MAX_LISTED} more" if len(addresses) > _MAX_LISTED else ""
+    server, ways = "name server", _BROKER_REMEDY
     if peer is Peer.PROXY:
-        server, ways = "Proxy", _OF_PROXY[0].upper() + _OF_PROXY[1:]
+        server, ways = "Proxy", _PROXY_REMEDY[0].upper() + _PROXY_REMEDY[1:]
     return f"The {server} answers, but what it advertises cannot be reached from here: {listed}{more}. {ways}"
 
 
-def explained(error: RocketMQError, addresses: Collection[str], peer: Peer = Peer.UNKNOWN) -> RocketMQError:
+def with_advertised_remedy(
+    error: RocketMQError, addresses: Collection[str], peer: Peer = Peer.UNKNOWN
+) -> RocketMQError:
     """Return ``error``, with the remedy if it says that an advertised address cannot be connected."""
     unreached = isinstance(error, ConnectionLost | CallTimeout) and error.message.startswith(CANNOT_CONNECT)
     if unreached and error.remedy is None:

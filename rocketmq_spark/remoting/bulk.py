@@ -22,7 +22,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.budget import Arrivals
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ConnectionLost, RemoteProtocolError
-from rocketmq_spark.remoting.endpoint import TlsSettings, closed_by_peer, connect, mapped
+from rocketmq_spark.remoting.endpoint import TlsSettings, closed_by_peer, connect, to_rocketmq_error
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command
 
@@ -37,11 +37,11 @@ _MAX_FRAME = 256 << 20
 BUFFER_BYTES = 16 << 20
 # Stays free after the last body, so that decoders may read a few words beyond its end without leaving the buffer.
 SLACK_BYTES = 64
-_LOOK_S = 0.5
+_ACCOUNT_CHECK_S = 0.5
 
 _LONG = 1 << 63
 # The header of nearly every answer. Others, such as those with longer numbers, are parsed as JSON.
-_FOUND = re.compile(
+_FOUND_HEADER = re.compile(
     rb'\{"code":0,"extFields":\{"suggestWhichBrokerId":"(\d{1,18})","groupSysFlag":"\d+","nextBeginOffset":"(\d{1,18})",'
     rb'"maxOffset":"(\d+)","minOffset":"(-?\d{1,18})","topicSysFlag":"\d+"\},"flag":1,"language":"JAVA",'
     rb'"opaque":(\d{1,18}),'
@@ -49,7 +49,7 @@ _FOUND = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EmptyAnswer:
     """An answer without messages: its code and text, and the offset and replica that it suggests."""
 
     code: int
@@ -119,7 +119,7 @@ class PullTemplate:
 
 # An answer with messages: (request number, next offset, suggested broker, start of body, end of body, minimum offset of the
 # queue as digits)
-Found = tuple[int, int, int, int, int, bytes]
+FoundAnswer = tuple[int, int, int, int, int, bytes]
 
 
 def _uninitialised(size: int) -> npt.NDArray[np.uint8]:
@@ -186,7 +186,7 @@ class BulkStream:
                 with self._waiting(timeout_s):
                     self._sock.sendall(memoryview(data)[sent:])
         except OSError as e:
-            raise mapped(e, self.address, "pulls cannot be sent", first=self.received == 0) from e
+            raise to_rocketmq_error(e, self.address, "pulls cannot be sent", first=self.received == 0) from e
 
     def receive(self, timeout_s: float) -> bool:
         """Read once into the buffer; False if nothing arrived in time. Call only while not ``full``."""
@@ -198,12 +198,14 @@ class BulkStream:
             count = self._at_once(lambda: self._sock.recv_into(room, 0, _NO_WAIT))
             if count is None:
                 # A stream that has memory of the others' looks often whether they need it.
-                with self._waiting(min(timeout_s, _LOOK_S) if self._account.size else timeout_s):
+                with self._waiting(min(timeout_s, _ACCOUNT_CHECK_S) if self._account.size else timeout_s):
                     count = self._sock.recv_into(room)
         except TimeoutError:
             return False
         except OSError as e:
-            raise mapped(e, self.address, "the connection broke while pulling", first=self.received == 0) from e
+            raise to_rocketmq_error(
+                e, self.address, "the connection broke while pulling", first=self.received == 0
+            ) from e
         if count == 0:
             raise closed_by_peer(self.address, first=self.received == 0)
         self._filled += count
@@ -227,12 +229,12 @@ class BulkStream:
         finally:
             self._sock.settimeout(None)
 
-    def scan(self) -> tuple[list[Found], list[tuple[int, Answer]]]:
+    def scan(self) -> tuple[list[FoundAnswer], list[tuple[int, EmptyAnswer]]]:
         """Return the frames that are now complete: answers with messages, and all others by request number."""
-        found: list[Found] = []
-        others: list[tuple[int, Answer]] = []
+        found: list[FoundAnswer] = []
+        others: list[tuple[int, EmptyAnswer]] = []
         view, at, filled = self._view, self._scanned, self._filled
-        unpack, match = _LENGTHS.unpack_from, _FOUND.match
+        unpack, match = _LENGTHS.unpack_from, _FOUND_HEADER.match
         while filled - at >= _PREFIX_BYTES:
             length, kind_and_header = unpack(view, at)
             end = at + 4 + length
@@ -252,10 +254,12 @@ class BulkStream:
         self._scanned = at
         return found, others
 
-    def _slow(self, frame: memoryview, end: int, found: list[Found], others: list[tuple[int, Answer]]) -> None:
+    def _slow(
+        self, frame: memoryview, end: int, found: list[FoundAnswer], others: list[tuple[int, EmptyAnswer]]
+    ) -> None:
         try:
             command = header.decode(frame)
-            answer = _answer(command)
+            answer = _empty_answer(command)
         except RemoteProtocolError as e:
             e.addr = self.address
             raise
@@ -304,7 +308,7 @@ class BulkStream:
         self._account.resize(0)
 
 
-def _answer(command: Command) -> Answer:
+def _empty_answer(command: Command) -> EmptyAnswer:
     def number(name: str) -> int | None:
         text = command.ext.get(name)
         if text is None:
@@ -317,7 +321,7 @@ def _answer(command: Command) -> Answer:
             raise RemoteProtocolError(f"the answer to a pull has {name} = {text[:80]!r}")
         return value
 
-    return Answer(
+    return EmptyAnswer(
         command.code,
         command.remark or "",
         number("nextBeginOffset"),

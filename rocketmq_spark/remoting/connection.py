@@ -1,4 +1,4 @@
-"""A connection: one socket, one daemon thread that reads, and one mutex around the ``Conversation``.
+"""A connection: one socket, one daemon thread that reads, and one mutex around the ``RemotingProtocol``.
 
 Callers of any thread share a connection; answers are delivered outside the mutex. The socket does not block: reader
 and writers wait with ``poll`` and hold the lock only while bytes move, so that TLS, which allows one user at a time,
@@ -21,61 +21,68 @@ from rocketmq_spark.base.codes import Flag
 from rocketmq_spark.base.threads import Failure, attempt, may_wait
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError, copy_of
 from rocketmq_spark.remoting.endpoint import (
+    DEFAULT_UNDELIVERED,
     TICK_S,
-    UNDELIVERED,
-    Drops,
+    DropUnsent,
     SocketChannel,
     TlsSettings,
-    Undelivered,
+    UndeliveredPolicy,
     closed_by_peer,
     connect,
-    mapped,
+    to_rocketmq_error,
 )
-from rocketmq_spark.remoting.protocol import PUSHED_BYTES, Answered, Asked, Conversation, Dropped, peer_after
+from rocketmq_spark.remoting.protocol import (
+    PUSHED_BYTES,
+    RemotingProtocol,
+    RequestReceived,
+    ResponseDropped,
+    ResponseReceived,
+    peer_after,
+)
 from rocketmq_spark.wire.header import Command, Peer
 
 logger = logging.getLogger(__name__)
 
 MAX_FRAME = 256 << 20
-OTHER_WAYS = "use the brokers' name server (port 9876), or transport=grpc"
-_NO_ANSWER_OF_PROXY = (
+OTHER_TRANSPORTS = "use the brokers' name server (port 9876), or transport=grpc"
+_PROXY_TIMEOUT_REMEDY = (
     "A Proxy does not answer while it cannot reach the broker of a request, nor in LOCAL mode (mqbroker --enable-proxy): then "
-    + OTHER_WAYS
+    + OTHER_TRANSPORTS
 )
 RECEIVE_BYTES = 256 << 10
 # If a server accepts no byte for this time, or sends nothing while requests time out, the connection is closed.
 STALL_S = 15.0
 SILENCE_S = 10.0
-CLOSING_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
 # Bytes of answers that wait because the server reads nothing; more are dropped. Besides its body, an answer counts this much.
 UNREAD_BYTES, _ANSWER_BYTES = 8 << 20, 500
-SAID_S = 10.0  # pause between log lines about requests of the server that were rejected for their size
+LOG_PAUSE_S = 10.0  # pause between log lines about requests of the server that were rejected for their size
 
 Done = Callable[[Command | RocketMQError], None]
 
 _NO_WAIT = Deadline(0.0)
 
 
-class _Together(threading.local):
+class _DelayedWrites(threading.local):
     """Connections whose writes this thread delays, each with its last deadline; None outside ``together``."""
 
     connections: dict[Connection, Deadline] | None = None
 
 
-_together = _Together()
+_delayed = _DelayedWrites()
 
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
     """Delay the asynchronous requests of this thread to the end of the block, to send them in as few writes as possible."""
-    if _together.connections is not None:
+    if _delayed.connections is not None:
         yield
         return
-    _together.connections = held = {}  # type: ignore[var-annotated]
+    _delayed.connections = held = {}  # type: ignore[var-annotated]
     try:
         yield
     finally:
-        _together.connections = None
+        _delayed.connections = None
         for connection, deadline in held.items():
             connection._flush(deadline)
 
@@ -148,7 +155,7 @@ class Connection:
         tls: TlsSettings | None = None,
         on_request: OnRequest | None = None,
         max_frame: int = MAX_FRAME,
-        undelivered: Undelivered = UNDELIVERED,
+        undelivered: UndeliveredPolicy = DEFAULT_UNDELIVERED,
         peer: Peer = Peer.UNKNOWN,
         max_pushed: int = PUSHED_BYTES,
         arriving: Arrivals | None = None,
@@ -157,18 +164,18 @@ class Connection:
         self.address = address
         self.peer = peer
         self._channel = SocketChannel(connect(address, deadline, tls, undelivered))
-        self._drops = undelivered.drops is not Drops.NEVER
+        self._drops = undelivered.drops is not DropUnsent.NEVER
         self._in_doubt = False  # whether a request timed out that may not be sent yet
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = threading.RLock()  # reentrant: its owner can be checked
         account = (arriving or Arrivals()).of(address)
-        self._conversation: Conversation[_Waiter] = Conversation(max_frame, max_pushed, account)
+        self._conversation: RemotingProtocol[_Waiter] = RemotingProtocol(max_frame, max_pushed, account)
         self._error: RocketMQError | None = None
         self._answered = False
         self._silent_since: float | None = None
         self._next_tick = 0.0
-        self._say_so = NowAndThen(SAID_S)
+        self._say_so = NowAndThen(LOG_PAUSE_S)
         self._held = waiting or Budget(WAITING_BYTES)
         self._unread_bytes = 0
         self._reader = _ReaderThread(target=self._read, name=f"rocketmq-{address}", daemon=True)
@@ -229,10 +236,10 @@ class Connection:
                     self._queue(command, deadline, done)
                 except RocketMQError as e:
                     failed.append((done, e))
-        if _together.connections is None:
+        if _delayed.connections is None:
             self._flush(deadline)
         else:
-            _together.connections[self] = deadline
+            _delayed.connections[self] = deadline
         for done, error in failed:
             done(error)
 
@@ -247,7 +254,7 @@ class Connection:
         """Close the connection. When this returns, the socket is closed, unless a callback for an answer hangs."""
         self.end()
         if threading.current_thread() is not self._reader:
-            self._reader.join(CLOSING_S)
+            self._reader.join(CLOSE_TIMEOUT_S)
 
     def end(self) -> None:
         """As ``close``, without waiting."""
@@ -282,7 +289,7 @@ class Connection:
                 while self._error is None and self._load() and self._channel.write(deadline):
                     pass
         except OSError as e:
-            self._fail(mapped(e, self.address, "the connection broke while writing", not self._answered), e)
+            self._fail(to_rocketmq_error(e, self.address, "the connection broke while writing", not self._answered), e)
         except BaseException as e:
             # Ctrl-C: it is unknown how much of a frame was sent, and the next bytes would be read as its rest.
             if writing:
@@ -312,7 +319,7 @@ class Connection:
                         self._handle(view[:count])
                 self._tick()
         except OSError as e:
-            self._fail(mapped(e, self.address, "the connection broke", not self._answered), e)
+            self._fail(to_rocketmq_error(e, self.address, "the connection broke", not self._answered), e)
         except RemoteProtocolError as e:
             e.addr = self.address
             self._fail(e)
@@ -334,20 +341,20 @@ class Connection:
             self._silent_since = time.monotonic() if self._conversation.waiting else None
         self._tell(events)
 
-    def _tell(self, events: Iterable[Answered[_Waiter] | Asked | Dropped[_Waiter]]) -> None:
+    def _tell(self, events: Iterable[ResponseReceived[_Waiter] | RequestReceived | ResponseDropped[_Waiter]]) -> None:
         for event in events:
-            if isinstance(event, Answered):
+            if isinstance(event, ResponseReceived):
                 self._answered = True
                 self.peer = peer_after(self.peer, event.waiter.code, event.command)
                 event.command.peer = self.peer
                 event.waiter.tell(event.command)
-            elif isinstance(event, Dropped):
+            elif isinstance(event, ResponseDropped):
                 event.error.addr = self.address
                 event.waiter.tell(event.error)
             else:
                 self._answer(event)
 
-    def _answer(self, asked: Asked) -> None:
+    def _answer(self, asked: RequestReceived) -> None:
         release = None if asked.held_bytes is None else self._held.claim(self.address, asked.held_bytes)
         if release is None:
             self._refuse(asked)
@@ -364,7 +371,7 @@ class Connection:
             text = "the request %s of %s could not be handled"
             outcome.log(logger, text, asked.command.code, self.address)
 
-    def _refuse(self, asked: Asked) -> None:
+    def _refuse(self, asked: RequestReceived) -> None:
         if asked.reply is not None:
             self._reply(asked.reply)
         if self._say_so.due():  # there may be thousands of them
@@ -409,7 +416,7 @@ class Connection:
             self._check_silence()
 
     def _timed_out(self, message: str) -> CallTimeout:
-        return CallTimeout(message, self.address, remedy=_NO_ANSWER_OF_PROXY if self.peer is Peer.PROXY else None)
+        return CallTimeout(message, self.address, remedy=_PROXY_TIMEOUT_REMEDY if self.peer is Peer.PROXY else None)
 
     def _check_silence(self) -> None:
         """Called when a request timed out: decide whether the server is gone."""

@@ -1,6 +1,6 @@
 """Addresses of servers and the sockets to them: connecting, TLS, and reading and writing without blocking.
 
-Only this file, ``connection`` and ``bulk`` see ``OSError``; ``mapped`` turns it into a ``RocketMQError``. A
+Only this file, ``connection`` and ``bulk`` see ``OSError``; ``to_rocketmq_errorNone turns it into a ``RocketMQError``. A
 ``SocketChannel`` is used by one thread at a time, with or without TLS.
 """
 
@@ -35,7 +35,7 @@ UNCONFIRMED_S = 15.0
 CANNOT_CONNECT = "cannot connect"
 
 
-class Drops(enum.Enum):
+class DropUnsent(enum.Enum):
     """In which cases the operating system drops unsent bytes when the connection is closed. Otherwise it still sends them, over
     a slow network for as long as that takes.
     """
@@ -45,14 +45,14 @@ class Drops(enum.Enum):
     DEAD = "also when this process dies"
 
 
-class Undelivered(NamedTuple):
-    """When undelivered bytes are dropped: after the time without a confirmation by the peer's machine, and as ``Drops`` says."""
+class UndeliveredPolicy(NamedTuple):
+    """When undelivered bytes are dropped: after the time without a confirmation by the peer's machine, and as ``DropUnsentNone says."""
 
     unconfirmed_s: float = UNCONFIRMED_S
-    drops: Drops = Drops.NEVER
+    drops: DropUnsent = DropUnsent.NEVER
 
 
-UNDELIVERED = Undelivered()
+DEFAULT_UNDELIVERED = UndeliveredPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ def is_loopback(address: str) -> bool:
 
 
 # Who gives options may spell the paths of files in any number of ways; a context of large files has several megabytes.
-_MOST_CONTEXTS = 64
+_MAX_CONTEXTS = 64
 
 
-@functools.lru_cache(_MOST_CONTEXTS)
+@functools.lru_cache(_MAX_CONTEXTS)
 def _reloaded(tls: TlsSettings) -> Reloaded[ssl.SSLContext]:
     return Reloaded((tls.ca_file, tls.cert_file, tls.key_file), functools.partial(_context, tls))
 
@@ -152,7 +152,7 @@ def _context(tls: TlsSettings) -> ssl.SSLContext:
 
 
 def connect(
-    address: str, deadline: Deadline, tls: TlsSettings | None, undelivered: Undelivered = UNDELIVERED
+    address: str, deadline: Deadline, tls: TlsSettings | None, undelivered: UndeliveredPolicy = DEFAULT_UNDELIVERED
 ) -> socket.socket:
     """Return a connected blocking socket, encrypted if ``tls`` is given.
 
@@ -164,30 +164,30 @@ def connect(
     host, port = parse_address(address)
     context = ssl_context(tls.checked()) if tls else None
     try:
-        sock = _connected(host, port, deadline)
+        sock = _connect_any(host, port, deadline)
     except OSError as e:
-        raise mapped(e, address, CANNOT_CONNECT) from e
+        raise to_rocketmq_error(e, address, CANNOT_CONNECT) from e
     except UnicodeError as e:  # a part of the host name is empty or too long
         raise ConnectionLost(f"{host!r} is not a host name", address) from e
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * undelivered.unconfirmed_s))
-        if undelivered.drops is Drops.DEAD:
+        if undelivered.drops is DropUnsent.DEAD:
             _drop_unsent(sock)
         if context:
             sock.settimeout(max(0.001, deadline.remaining()))
             sock = context.wrap_socket(sock, server_hostname=host)
     except OSError as e:
         sock.close()
-        refused = mapped(e, address, "the TLS handshake failed")
-        if tls is not None and isinstance(e, ssl.SSLCertVerificationError) and e.verify_code in _OTHER_NAME:
+        refused = to_rocketmq_error(e, address, "the TLS handshake failed")
+        if tls is not None and isinstance(e, ssl.SSLCertVerificationError) and e.verify_code in _NAME_MISMATCH:
             refused.remedy = _remedy_for_name(address, deadline, tls)
         raise refused from e
     return sock
 
 
-def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
+def _connect_any(host: str, port: int, deadline: Deadline) -> socket.socket:
     """Connect to the first address of a host that accepts. Each address gets an equal share of the time that is left until
     ``deadline``, so a host with many addresses takes no longer than a host with one. The lookup of the name is not limited.
 
@@ -216,22 +216,22 @@ def _connected(host: str, port: int, deadline: Deadline) -> socket.socket:
             raise
         else:
             return sock
-    raise max(reversed(failures), key=_telling, default=OSError(f"{host} has no address"))
+    raise max(reversed(failures), key=_significance, default=OSError(f"{host} has no address"))
 
 
 # This machine cannot use such an address, which says nothing about the server.
-_OF_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
+_UNUSABLE_ADDRESS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
 
 
-def _telling(failure: OSError) -> int:
+def _significance(failure: OSError) -> int:
     """How much a failure to connect says about the server: most if it may listen at the address."""
-    if failure.errno in _OF_FAMILY:
+    if failure.errno in _UNUSABLE_ADDRESS:
         return 0
     return 1 if isinstance(failure, ConnectionRefusedError) else 2
 
 
 # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH.
-_OTHER_NAME = (62, 64)
+_NAME_MISMATCH = (62, 64)
 
 
 def _remedy_for_name(address: str, deadline: Deadline, tls: TlsSettings) -> str:
@@ -253,7 +253,7 @@ def _drop_unsent(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def mapped(error: OSError, address: str, what: str, first: bool = False) -> RocketMQError:
+def to_rocketmq_error(error: OSError, address: str, what: str, first: bool = False) -> RocketMQError:
     """Return the ``RocketMQError`` for an ``OSError``. ``first``: the connection has not received any answer yet."""
     if isinstance(error, TimeoutError):
         return CallTimeout(f"{what}: no progress in time", address)

@@ -23,9 +23,9 @@ from rocketmq_spark.base.budget import WAITING_BYTES, Arrivals, Budget
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.process import Living
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_of
-from rocketmq_spark.remoting.advertised import explained
+from rocketmq_spark.remoting.advertised import with_advertised_remedy
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
-from rocketmq_spark.remoting.endpoint import UNDELIVERED, TlsSettings, Undelivered, is_loopback
+from rocketmq_spark.remoting.endpoint import DEFAULT_UNDELIVERED, TlsSettings, UndeliveredPolicy, is_loopback
 from rocketmq_spark.remoting.protocol import PUSHED_BYTES
 from rocketmq_spark.wire.header import Peer
 
@@ -33,12 +33,12 @@ logger = logging.getLogger(__name__)
 
 # Servers drop a connection after 120 s without traffic; the pool closes them earlier, so that no request is lost to this.
 IDLE_S = 100.0
-FIRST_REST_S = 0.05
-LONGEST_REST_S = 2.0
+FIRST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 2.0
 MAX_CONNECTIONS = 1024
 # A connection that was handed out less than this time ago is not closed for a new one: perhaps its caller has not sent its
 # request yet.
-FRESH_S = 0.2
+MIN_IDLE_S = 0.2
 _POLL_S = 0.02  # how often a waiting caller looks for an idle connection
 # Above the first number, unused addresses without a connection are forgotten; above the second one, all addresses of routes. One
 # route may have half as many.
@@ -63,14 +63,14 @@ class _Slot:
         connection = self.connection
         return None if connection is None or connection.closed else connection
 
-    def refuse_while_resting(self) -> None:
+    def raise_during_backoff(self) -> None:
         failure = self.failure
         if failure is not None and self.rest_until > time.monotonic():
             raise copy_of(failure)
 
 
 @dataclass(frozen=True, slots=True)
-class Dialling:
+class ConnectOptions:
     """How connections are made. ``address_map`` turns an advertised address into a reachable one. With ``at_name_server``, routes
     have the address of the name server that reported them instead of advertised addresses. With ``allow_plain_text``, the user
     has given ``tls=false`` explicitly. ``max_pushed`` is the largest request of a server, in bytes.
@@ -80,7 +80,7 @@ class Dialling:
     tls: TlsSettings | None = None
     address_map: Mapping[str, str] = field(default_factory=dict)
     at_name_server: bool = False
-    undelivered: Undelivered = UNDELIVERED
+    undelivered: UndeliveredPolicy = DEFAULT_UNDELIVERED
     allow_plain_text: bool = False
     max_pushed: int = PUSHED_BYTES
     max_connections: int = MAX_CONNECTIONS
@@ -99,7 +99,7 @@ class Dialling:
 class Pool:
     """At most one connection per address, besides those that are retired and still wait for answers."""
 
-    def __init__(self, dialling: Dialling, on_request: OnRequest | None = None) -> None:
+    def __init__(self, dialling: ConnectOptions, on_request: OnRequest | None = None) -> None:
         self.dialling = dialling
         self._on_request = on_request
         self._slots: dict[str, _Slot] = {}
@@ -127,11 +127,11 @@ class Pool:
             slot.last_used = time.monotonic()
         for old in idle:
             old.close()
-        _close_idle()
+        _close_idle_of_all()
         if connection is not None:
             return connection
         if not patient:
-            slot.refuse_while_resting()  # otherwise it would wait for a patient caller, which holds the gate while it rests
+            slot.raise_during_backoff()  # otherwise it would wait for a patient caller, which holds the gate while it rests
         if not slot.gate.acquire(timeout=deadline.remaining()):
             raise CallTimeout("the connection was not established in time", address)
         try:
@@ -220,7 +220,7 @@ class Pool:
                     self._connecting += 1
                     return
                 is_first, self._is_full = not self._is_full, True
-                idle = self._take_longest_idle(slots, time.monotonic() - FRESH_S)
+                idle = self._take_longest_idle(slots, time.monotonic() - MIN_IDLE_S)
             if is_first:
                 logger.warning(
                     "this client has %d connections, which is its limit (option 'maxConnections'): idle ones are closed for "
@@ -269,7 +269,7 @@ class Pool:
         except RocketMQError as e:
             self._explain(e, address, slot)
             slot.attempts, slot.failure = slot.attempts + 1, copy_of(e)
-            slot.rests = slot.rests or backoff(FIRST_REST_S, LONGEST_REST_S)
+            slot.rests = slot.rests or backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
             slot.rest_until = time.monotonic() + next(slot.rests)
             raise
         slot.attempts += 1
@@ -293,7 +293,7 @@ class Pool:
                 return
             live = (a for a in self._advertised if (other := self._slots.get(a)) is not None and other.live is not None)
             if next(live, None) is None:
-                explained(error, self._advertised, peer)
+                with_advertised_remedy(error, self._advertised, peer)
 
     def _rest(self, slot: _Slot, deadline: Deadline, patient: bool) -> None:
         """Wait until the rest is over. If there is not enough time, raise the error of the last attempt."""
@@ -365,6 +365,6 @@ def _closed(address: str) -> ClosedError:
 _pools: Living[Pool] = Living(IDLE_S / 100)
 
 
-def _close_idle() -> None:
+def _close_idle_of_all() -> None:
     for pool in _pools.due(time.monotonic()):
         pool.close_idle()

@@ -21,25 +21,25 @@ W = TypeVar("W")
 
 OPAQUE_MASK = 0x7FFFFFFF
 # ``AbstractRemotingActivity.writeResponse`` of a Proxy adds these fields to each answer, a broker only to answers to sends.
-_OF_PROXY = {codes.Property.MSG_REGION, codes.Property.TRACE_ON}
-_SENDS = {
+_PROXY_FIELDS = {codes.Property.MSG_REGION, codes.Property.TRACE_ON}
+_SEND_REQUESTS = {
     codes.Request.SEND_MESSAGE,
     codes.Request.SEND_MESSAGE_V2,
     codes.Request.SEND_BATCH_MESSAGE,
     codes.Request.SEND_REPLY_MESSAGE_V2,
 }
 # A broker answers these requests with REQUEST_CODE_NOT_SUPPORTED.
-_OF_NAME_SERVERS = {
+_NAME_SERVER_REQUESTS = {
     codes.Request.GET_ROUTEINFO_BY_TOPIC,
     codes.Request.GET_BROKER_CLUSTER_INFO,
     codes.Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
 }
-_KNOWN = {codes.Response.SUCCESS, codes.Response.TOPIC_NOT_EXIST}
+_NAME_SERVER_ANSWERS = {codes.Response.SUCCESS, codes.Response.TOPIC_NOT_EXIST}
 
 # How a gRPC server begins: a SETTINGS frame of HTTP/2 of fewer than 256 bytes, on stream 0. Here: the parts around the length.
 _HTTP2_SETTINGS = (b"\x00\x00", b"\x04\x00\x00\x00\x00\x00")
 _HTTP2_BYTES = 9
-_OF_GRPC = (
+_GRPC_PORT_REMEDY = (
     "It is the gRPC port of a Proxy: use transport=grpc with option 'proxyEndpoint'; or give as option 'nameServer' the brokers' "
     "name server (port 9876), or the Remoting port (8080) of a Proxy in CLUSTER mode. In LOCAL mode (mqbroker --enable-proxy) a "
     "Proxy serves only gRPC"
@@ -60,14 +60,14 @@ SMALL_BODY = 16 << 10
 WRITE_BYTES = 64 << 10
 
 
-class Answered(NamedTuple, Generic[W]):
+class ResponseReceived(NamedTuple, Generic[W]):
     """The answer to a request of the client, with the request's waiter."""
 
     waiter: W
     command: Command
 
 
-class Asked(NamedTuple):
+class RequestReceived(NamedTuple):
     """A request of the server. ``reply`` is the answer if no handler takes it; None for one-way requests.
 
     ``held_bytes`` is the memory that the request needs while it waits. It is None for a request that was dropped while it
@@ -80,7 +80,7 @@ class Asked(NamedTuple):
     why: str = ""
 
 
-class Dropped(NamedTuple, Generic[W]):
+class ResponseDropped(NamedTuple, Generic[W]):
     """An answer that was dropped while it arrived, with the waiter of its request."""
 
     waiter: W
@@ -93,7 +93,7 @@ _TOO_SLOW = f"less than {LARGE_BYTES >> 20} MiB of it arrived in 15 s"
 
 
 @dataclass(slots=True)
-class _Large:
+class _LargeFrame:
     """A large frame that is arriving. ``marked`` is how much of it had arrived when it last got on, ``ticks`` the ticks since."""
 
     begun: Command
@@ -111,7 +111,7 @@ def pushed_limit(max_message_bytes: int) -> int:
     return max(PUSHED_BYTES, max_message_bytes + _PROPERTIES_BYTES)
 
 
-class Conversation(Generic[W]):
+class RemotingProtocol(Generic[W]):
     """Request numbers and their waiters. ``W`` is any object that the caller gets back with the answer.
 
     A large frame is kept while it arrives only if somebody waits for it, ``account`` has room for what has arrived of it, and it
@@ -122,7 +122,7 @@ class Conversation(Generic[W]):
         self._splitter = FrameSplitter(max_frame)
         self._max_pushed = max_pushed
         self._account = account or Arrivals().of(None)
-        self._large: _Large | None = None
+        self._large: _LargeFrame | None = None
         self._begin = b""  # the first bytes that the server sent
         self._waiters: dict[int, W] = {}
         self._most: dict[int, int | None] = {}  # bytes of the answer to each request that waits
@@ -161,16 +161,16 @@ class Conversation(Generic[W]):
         taken, self._outgoing = self._outgoing, []
         return taken
 
-    def receive(self, data: bytes | memoryview) -> list[Answered[W] | Asked | Dropped[W]]:
+    def receive(self, data: bytes | memoryview) -> list[ResponseReceived[W] | RequestReceived | ResponseDropped[W]]:
         """Return the events in ``data``. After a ``RemoteProtocolError`` the connection cannot be used any more."""
         if len(self._begin) < _HTTP2_BYTES:
             self._begin += bytes(data[: _HTTP2_BYTES - len(self._begin)])
             if is_grpc(self._begin):
-                raise RemoteProtocolError("the server speaks gRPC, not the Remoting protocol", remedy=_OF_GRPC)
+                raise RemoteProtocolError("the server speaks gRPC, not the Remoting protocol", remedy=_GRPC_PORT_REMEDY)
         # All are decoded before the first is dispatched: a malformed frame must fail all waiters.
         frames = self._splitter.feed(data)
         commands = [header.decode(frame) for frame in frames]
-        events: list[Answered[W] | Asked | Dropped[W]] = []
+        events: list[ResponseReceived[W] | RequestReceived | ResponseDropped[W]] = []
         for frame, command in zip(frames, commands, strict=True):
             if command.is_response:
                 # An unknown number is that of a late answer to a request that has timed out.
@@ -179,20 +179,22 @@ class Conversation(Generic[W]):
                 if waiter is not None:
                     size = len(command.body)
                     events.append(
-                        Answered(waiter, command)
+                        ResponseReceived(waiter, command)
                         if most is None or size <= most
-                        else Dropped(waiter, _too_long(size, most))
+                        else ResponseDropped(waiter, _too_long(size, most))
                     )
             else:
                 size = len(frame)
                 fits = size <= self._max_pushed
                 events.append(
-                    _asked(command, _held_bytes(command, size)) if fits else _asked(command, None, _TOO_LARGE)
+                    _request_event(command, _held_bytes(command, size))
+                    if fits
+                    else _request_event(command, None, _TOO_LARGE)
                 )
         if frames:
             self._forget()
         if self._large is None and (begun := self._splitter.begun(min(LARGE_BYTES, self._max_pushed))) is not None:
-            self._large = _Large(header.decode(begun), self._splitter.arriving)
+            self._large = _LargeFrame(header.decode(begun), self._splitter.arriving)
             self._drop_unwanted()
             if (large := self._large) is not None:
                 events += self._drop_too_large(large, large.size - len(begun))
@@ -200,7 +202,7 @@ class Conversation(Generic[W]):
             events += self._drop(self._large, _NO_ROOM)
         return events
 
-    def tick(self) -> list[Asked | Dropped[W]]:
+    def tick(self) -> list[RequestReceived | ResponseDropped[W]]:
         """Drop a large frame that does not get on. To be called from time to time: ``QUIET_TICKS`` are its time.
 
         Ticks and not seconds, because a process that was stopped itself has read nothing meanwhile.
@@ -215,7 +217,7 @@ class Conversation(Generic[W]):
             return self._drop(large, _NO_ROOM)
         return self._drop(large, _TOO_SLOW) if large.ticks > QUIET_TICKS else []
 
-    def _drop_too_large(self, large: _Large, body_bytes: int) -> list[Asked | Dropped[W]]:
+    def _drop_too_large(self, large: _LargeFrame, body_bytes: int) -> list[RequestReceived | ResponseDropped[W]]:
         if large.answers is None:
             return self._drop(large, _TOO_LARGE) if large.size > self._max_pushed else []
         most = self._most.get(large.answers)
@@ -223,23 +225,23 @@ class Conversation(Generic[W]):
             return []
         waiter = self._taken(large.answers)
         self._drop(large, "")
-        return [] if waiter is None else [Dropped(waiter, _too_long(body_bytes, most))]
+        return [] if waiter is None else [ResponseDropped(waiter, _too_long(body_bytes, most))]
 
     def _taken(self, opaque: int) -> W | None:
         """Remove and return the waiter of a request."""
         self._most.pop(opaque, None)
         return self._waiters.pop(opaque, None)
 
-    def _drop(self, large: _Large, why: str) -> list[Asked | Dropped[W]]:
+    def _drop(self, large: _LargeFrame, why: str) -> list[RequestReceived | ResponseDropped[W]]:
         """Discard what has arrived, and will arrive, of a large frame."""
         self._splitter.skip()
         self._forget()
         if large.answers is None:
-            return [_asked(large.begun, None, why)]
+            return [_request_event(large.begun, None, why)]
         waiter = self._taken(large.answers)
         if waiter is None:
             return []
-        return [Dropped(waiter, ConnectionLost(f"an answer of {large.size} bytes was dropped: {why}"))]
+        return [ResponseDropped(waiter, ConnectionLost(f"an answer of {large.size} bytes was dropped: {why}"))]
 
     def _forget(self) -> None:
         """No large frame is kept any more."""
@@ -296,14 +298,14 @@ def is_grpc(begin: bytes) -> bool:
 
 def peer_after(before: Peer, request_code: int, answer: Command) -> Peer:
     """The kind of server that this answer and earlier ones show. A Proxy may be known only from its second answer on."""
-    if before is Peer.PROXY or (request_code not in _SENDS and answer.ext.keys() >= _OF_PROXY):
+    if before is Peer.PROXY or (request_code not in _SEND_REQUESTS and answer.ext.keys() >= _PROXY_FIELDS):
         return Peer.PROXY
-    is_name_server = request_code in _OF_NAME_SERVERS and answer.code in _KNOWN
+    is_name_server = request_code in _NAME_SERVER_REQUESTS and answer.code in _NAME_SERVER_ANSWERS
     return Peer.NAME_SERVER if is_name_server else before
 
 
-def _asked(command: Command, held_bytes: int | None, why: str = "") -> Asked:
-    return Asked(command, None if command.is_oneway else _not_supported(command), held_bytes, why)
+def _request_event(command: Command, held_bytes: int | None, why: str = "") -> RequestReceived:
+    return RequestReceived(command, None if command.is_oneway else _not_supported(command), held_bytes, why)
 
 
 def _held_bytes(command: Command, frame_bytes: int) -> int:

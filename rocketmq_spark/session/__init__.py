@@ -18,13 +18,13 @@ from rocketmq_spark.base.budget import WAITING_BYTES, Budget
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.client.broker import Brokers
-from rocketmq_spark.client.calls import Calls, credentials_of
+from rocketmq_spark.client.broker import RemotingOffsetReader
+from rocketmq_spark.client.calls import RpcClient, credentials_of
 from rocketmq_spark.client.committer import RemotingCommitter
-from rocketmq_spark.client.instance import Groups, Instance
+from rocketmq_spark.client.instance import ClientInstance, MemberRegistry
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import LongPolls, RemotingPulls
-from rocketmq_spark.client.questions import BrokerQuestions, Kinds
+from rocketmq_spark.client.questions import BrokerClient, TopicAttributesCache
 from rocketmq_spark.client.replies import AwaitedReplies, RemotingReplies
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
@@ -43,8 +43,14 @@ from rocketmq_spark.ports import (
     Sender,
 )
 from rocketmq_spark.queues.environment import scope_of
-from rocketmq_spark.remoting.endpoint import UNCONFIRMED_S, UNDELIVERED, Drops, TlsSettings, Undelivered
-from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.remoting.endpoint import (
+    DEFAULT_UNDELIVERED,
+    UNCONFIRMED_S,
+    DropUnsent,
+    TlsSettings,
+    UndeliveredPolicy,
+)
+from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.remoting.protocol import pushed_limit
 from rocketmq_spark.session import proxied
 from rocketmq_spark.wire import bodies
@@ -63,15 +69,15 @@ logger = logging.getLogger(__name__)
 class Client:
     """Implements the ports for one set of connection options. Other packages use only the ports; commands and tests use more."""
 
-    calls: Calls
+    calls: RpcClient
     routes: Routes
-    brokers: Brokers
-    instance: Instance
+    brokers: RemotingOffsetReader
+    instance: ClientInstance
     sender: RemotingSender
     committer: RemotingCommitter
     member: RemotingMember
     pulls: RemotingPulls
-    kinds: Kinds
+    kinds: TopicAttributesCache
     replies: RemotingReplies
     admin: BaseAdmin
     retry: Retry
@@ -116,20 +122,20 @@ def connection_key(options: Options) -> object:
 
 def _wire(options: Options) -> Client:
     awaited = AwaitedReplies()
-    groups = Groups(awaited.arrived)
+    groups = MemberRegistry(awaited.arrived)
     pool = Pool(_dialling(options), groups.asked)
-    calls = Calls(pool, options.request_timeout, credentials_of(options), scope_of(options))
+    calls = RpcClient(pool, options.request_timeout, credentials_of(options), scope_of(options))
     routes = Routes(NameServers(calls, options.name_server))
-    instance = Instance(groups, calls, routes)
-    questions, admin = BrokerQuestions(calls, routes), BaseAdmin(options.name_server, calls)
-    kinds = Kinds(calls, routes)
+    instance = ClientInstance(groups, calls, routes)
+    questions, admin = BrokerClient(calls, routes), BaseAdmin(options.name_server, calls)
+    kinds = TopicAttributesCache(calls, routes)
     send = RemotingSender(calls, routes, instance, kinds)
     polls = LongPolls(calls, routes, kinds)
     retry = Retry(options.num_retries, options.retry_interval)
     return Client(
         calls=calls,
         routes=routes,
-        brokers=Brokers(questions),
+        brokers=RemotingOffsetReader(questions),
         instance=instance,
         sender=send,
         committer=RemotingCommitter(questions, admin, polls),
@@ -188,9 +194,9 @@ def pulls(options: Options) -> PullSource:
     return client(options).pulls
 
 
-def _dialling(options: Options) -> Dialling:
+def _dialling(options: Options) -> ConnectOptions:
     mapped, at_name_server = _advertised(options)
-    return Dialling(
+    return ConnectOptions(
         options.connect_timeout,
         _tls(options),
         dict(mapped),
@@ -215,15 +221,15 @@ def _advertised(options: Options) -> tuple[tuple[tuple[str, str], ...], bool]:
     return tuple(sorted(options.address_map.items())), False
 
 
-def _undelivered(options: Options) -> Undelivered:
+def _undelivered(options: Options) -> UndeliveredPolicy:
     """Limit how long a request may be in the network: a check of what is stored waits longer than this for earlier requests.
     The limit must hold after the sending process has died, because the sink's next attempt is another process.
     """
     once = options.delivery_guarantee == "exactly-once"
     if not once and not options.confirm_ambiguous:
-        return UNDELIVERED
+        return DEFAULT_UNDELIVERED
     unconfirmed_s = min(UNCONFIRMED_S, max(0.1, options.exactly_once_settle - 1.0))
-    return Undelivered(unconfirmed_s, Drops.DEAD if once else Drops.CLOSED)
+    return UndeliveredPolicy(unconfirmed_s, DropUnsent.DEAD if once else DropUnsent.CLOSED)
 
 
 def _tls(options: Options) -> TlsSettings | None:
@@ -267,7 +273,7 @@ def puller(options: Options, read_from: str | None = None) -> Puller:
     from rocketmq_spark.pull.requests import PullSettings  # here, because reads need numpy, and producers do not
 
     settings = PullSettings.of(options)
-    made = client(options)  # its reads count with its answers: ``Dialling.arriving`` is the account of both
+    made = client(options)  # its reads count with its answers: ``ConnectOptions.arriving`` is the account of both
     return Puller(made.pulls, made.calls.pool.dialling, options.group, settings, read_from or options.read_from)
 
 

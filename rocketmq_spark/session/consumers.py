@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Owner
-from rocketmq_spark.client.pulls import wanted_of
+from rocketmq_spark.client.pulls import requested_messages
 from rocketmq_spark.consumer import pull, simple
 from rocketmq_spark.consumer import push as group_consumer
 from rocketmq_spark.consumer.assigned import FetchedPart
@@ -211,6 +211,6 @@ def _read_ahead(options: Options, group: str) -> BacklogReader | None:
         return partial(PlainRun, replace(puller(options, "hint"), group=group))
 
     def messages(queue: MessageQueue, start: int, end: int, stored: bytes | memoryview) -> Iterable[ReceivedMessage]:
-        return wanted_of(PullRequest(group, queue, start), stored, inside, end)
+        return requested_messages(PullRequest(group, queue, start), stored, inside, end)
 
     return BacklogReader(lambda ranges, offsets, size: runs()(ranges, offsets, size), messages)

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.admin import messages
 from rocketmq_spark.base.codes import Request, Response, SysFlag
-from rocketmq_spark.client.pulls import wanted_of
+from rocketmq_spark.client.pulls import requested_messages
 from rocketmq_spark.errors import AccessDenied, NotFound, OptionError
 from rocketmq_spark.model import MessageQueue, PullRequest
 from rocketmq_spark.model.admin import GROUP
@@ -222,6 +222,6 @@ def test_a_stored_message_has_the_topic_that_stores_it_in_all_searches(
     by_id, by_key = messages.message_by_id(tools, offset_id(broker)), messages.messages_by_key(tools, topic, "k")
     by_both = messages.message_by_id(tools, offset_id(broker), expected)
     queue = MessageQueue(topic, "broker-a", 0)
-    pulled = wanted_of(PullRequest(GROUP, queue, 0, 1), kept, Scope("", ""), 1)
+    pulled = requested_messages(PullRequest(GROUP, queue, 0, 1), kept, Scope("", ""), 1)
     assert [(m.topic, m.queue.topic) for m in (by_id, *by_key, by_both)] == [(topic, topic)] * 3
     assert [(m.topic, m.queue.topic) for m in pulled] == [(expected, topic)]

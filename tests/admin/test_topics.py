@@ -12,7 +12,7 @@ from rocketmq_spark import Admin, session
 from rocketmq_spark.admin import topics
 from rocketmq_spark.admin.topics import TopicChange
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.calls import RpcClient
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, NotSupported, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
@@ -234,14 +234,14 @@ def test_a_name_server_that_is_away_is_said_to_have_a_deleted_topic(kept: Kept, 
 
 
 def test_who_has_it_already_is_said_after_ctrl_c(kept: Kept, tools: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = Calls.ask
+    ask = RpcClient.ask
 
-    def interrupted(self: Calls, address: str, command: Command, *more: Any, **how: Any) -> Command:
+    def interrupted(self: RpcClient, address: str, command: Command, *more: Any, **how: Any) -> Command:
         if command.code == PUT and command.ext["bname"] == "broker-b":
             raise KeyboardInterrupt
         return ask(self, address, command, *more, **how)
 
-    monkeypatch.setattr(Calls, "ask", interrupted)
+    monkeypatch.setattr(RpcClient, "ask", interrupted)
     with pytest.raises(KeyboardInterrupt) as caught:
         topics.widen(tools, "t", 9)
     assert caught.value.__notes__ == ["It is done on broker-a, and perhaps on broker-b"]

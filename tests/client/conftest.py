@@ -11,18 +11,18 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.client.broker import Brokers
-from rocketmq_spark.client.calls import Calls
+from rocketmq_spark.client.broker import RemotingOffsetReader
+from rocketmq_spark.client.calls import RpcClient
 from rocketmq_spark.client.committer import RemotingCommitter
-from rocketmq_spark.client.instance import Groups, Instance
+from rocketmq_spark.client.instance import ClientInstance, MemberRegistry
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.pulls import LongPolls, RemotingPulls
-from rocketmq_spark.client.questions import BrokerQuestions, Kinds
+from rocketmq_spark.client.questions import BrokerClient, TopicAttributesCache
 from rocketmq_spark.client.replies import AwaitedReplies, RemotingReplies
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.localbroker import LocalBroker
-from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from tests.mockbroker import MockBroker, route, topic_config
 
 
@@ -31,20 +31,20 @@ class Parts:
 
     def __init__(self, name_server: str, **how: Any) -> None:
         awaited = AwaitedReplies()
-        self.groups = Groups(awaited.arrived)
-        dialling = Dialling(
+        self.groups = MemberRegistry(awaited.arrived)
+        dialling = ConnectOptions(
             how.pop("connect_timeout_s", 30.0),
             address_map=how.pop("address_map", {}),
             at_name_server=how.pop("at_name_server", False),
         )
         self.pool = Pool(dialling, self.groups.asked)
-        self.calls = Calls(self.pool, **how)
+        self.calls = RpcClient(self.pool, **how)
         self.name_servers = NameServers(self.calls, name_server.split(";"))
         self.routes = Routes(self.name_servers)
-        self.questions = BrokerQuestions(self.calls, self.routes)
-        self.brokers = Brokers(self.questions)
-        self.instance = Instance(self.groups, self.calls, self.routes)
-        self.kinds = Kinds(self.calls, self.routes)
+        self.questions = BrokerClient(self.calls, self.routes)
+        self.brokers = RemotingOffsetReader(self.questions)
+        self.instance = ClientInstance(self.groups, self.calls, self.routes)
+        self.kinds = TopicAttributesCache(self.calls, self.routes)
         self.sender = RemotingSender(self.calls, self.routes, self.instance, self.kinds)
         self.admin = BaseAdmin(name_server, self.calls)
         polls = LongPolls(self.calls, self.routes, self.kinds)

@@ -10,7 +10,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, NotSupported, RocketMQError
 from rocketmq_spark.model import MessageQueue
-from rocketmq_spark.remoting.advertised import explained, remedy
+from rocketmq_spark.remoting.advertised import remedy, with_advertised_remedy
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Peer
 from tests.client.conftest import Parts
@@ -107,9 +107,11 @@ class TestUnreachable:
         assert all(word in words for word in (nobody, "brokerIP1", "remotingAccessAddr", "'addressMap'"))
 
     def test_so_is_a_time_out_of_the_connection(self) -> None:
-        assert explained(CallTimeout("cannot connect: no progress in time", "a:1"), ["a:1"]).remedy == remedy(["a:1"])
-        assert explained(CallTimeout("no answer in time", "a:1"), ["a:1"]).remedy is None
-        assert explained(ConnectionLost("the TLS handshake failed: x", "a:1"), ["a:1"]).remedy is None
+        assert with_advertised_remedy(
+            CallTimeout("cannot connect: no progress in time", "a:1"), ["a:1"]
+        ).remedy == remedy(["a:1"])
+        assert with_advertised_remedy(CallTimeout("no answer in time", "a:1"), ["a:1"]).remedy is None
+        assert with_advertised_remedy(ConnectionLost("the TLS handshake failed: x", "a:1"), ["a:1"]).remedy is None
 
     def test_every_later_caller_is_told_too(self, plain: Parts, nobody: str) -> None:
         first = failed(plain)

@@ -13,9 +13,9 @@ import pytest
 
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, Request, Response, SysFlag
 from rocketmq_spark.client import instance
-from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.groups import BrokerRequests, heartbeat_of, own
-from rocketmq_spark.client.instance import Groups, Member
+from rocketmq_spark.client.calls import RpcClient
+from rocketmq_spark.client.groups import BrokerRequests, group_membership, with_user_names
+from rocketmq_spark.client.instance import MemberRegistry, RegisteredMember
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import (
@@ -33,7 +33,7 @@ from rocketmq_spark.model.membership import (
     RunningInfo,
 )
 from rocketmq_spark.remoting.connection import ServerRequest
-from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.loose_json import read_json
 from rocketmq_spark.wire.messages import decode_messages
@@ -55,7 +55,7 @@ def ask(code: Request, answer: Answer | None, body: bytes = b"", **ext: Any) -> 
         return answer
 
     with_names = {"topic": "ns%t", "group": "ns%g", "consumerGroup": "ns%g", "clientId": "me", **ext}
-    reply = BrokerRequests(Calls(Pool(Dialling()), scope=Scope("ns")), "g", worker)(
+    reply = BrokerRequests(RpcClient(Pool(ConnectOptions()), scope=Scope("ns")), "g", worker)(
         "a:1", Command(code, with_names, body)
     )
     ((address, question),) = asked
@@ -132,12 +132,12 @@ def test_messages_to_consume_directly_are_counted_before_they_are_inflated() -> 
 
 
 def test_what_is_not_known_is_refused() -> None:
-    questions = BrokerRequests(Calls(Pool(Dialling())), "g", lambda address, question: pytest.fail("asked"))
+    questions = BrokerRequests(RpcClient(Pool(ConnectOptions())), "g", lambda address, question: pytest.fail("asked"))
     assert questions("a:1", Command(Request.PULL_MESSAGE)) is None
 
 
 def test_subscriptions_are_told_by_tags_or_as_they_are() -> None:
-    made = heartbeat_of(
+    made = group_membership(
         "g", Membership({"t": Filter("a || b"), "u": Filter("x > 1", "SQL92")}, {"t": 7}, message_model="BROADCASTING")
     )
     assert (made.group, made.versions_ms, made.message_model) == ("g", {"t": 7}, "BROADCASTING")
@@ -148,12 +148,12 @@ def test_subscriptions_are_told_by_tags_or_as_they_are() -> None:
 
 def test_a_message_without_a_namespace_stays_as_it_is() -> None:
     (message,) = decode_messages(store("t", b"x"), "b")
-    assert own(message, NO_SCOPE) is message
+    assert with_user_names(message, NO_SCOPE) is message
 
 
 def test_no_reply_of_a_flood_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come faster than one thread takes them where many answer at once; those refused were lost."""
-    monkeypatch.setattr(instance, "_MAX_ASKED", 1)
+    monkeypatch.setattr(instance, "_MAX_WAITING_REQUESTS", 1)
     may_go_on, taken = threading.Event(), list[ServerRequest]()
 
     def taking(request: ServerRequest) -> None:
@@ -164,7 +164,7 @@ def test_no_reply_of_a_flood_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         aside(functools.partial(taking, request))
         return True
 
-    groups = Groups(take)
+    groups = MemberRegistry(take)
     command = Command(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, {})
     requests = [ServerRequest(f"a:{i}", command, lambda reply: None, None) for i in range(50)]
     assert all(groups.asked(request) for request in requests)
@@ -176,14 +176,14 @@ def test_a_flood_of_questions_is_refused_and_the_log_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A broker may ask thousands at once about what another producer left."""
-    monkeypatch.setattr(instance, "_MAX_ASKED", 1)
-    groups, may_end, begun = Groups(), threading.Event(), threading.Event()
+    monkeypatch.setattr(instance, "_MAX_WAITING_REQUESTS", 1)
+    groups, may_end, begun = MemberRegistry(), threading.Event(), threading.Event()
 
     def slow(address: str, command: Command) -> None:
         begun.set()
         assert may_end.wait(60)
 
-    groups.add("g", Member("g", asked=slow, membership=lambda: heartbeat_of("g", Membership({}))))
+    groups.add("g", RegisteredMember("g", asked=slow, membership=lambda: group_membership("g", Membership({}))))
     command = Command(Request.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "g"})
     request = ServerRequest("a:1", command, lambda reply: None, None)
     assert groups.asked(request)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import Request, Response, SysFlag
 from rocketmq_spark.client import broker as broker_module
-from rocketmq_spark.client.broker import first_not_older
-from rocketmq_spark.client.questions import Kinds
+from rocketmq_spark.client.broker import first_offset_since
+from rocketmq_spark.client.questions import TopicAttributesCache
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -294,7 +294,7 @@ def test_the_first_message_of_a_time_is_found_from_any_place_near_it(
         return times[offset] if first <= offset < len(times) else None
 
     expected = next((i for i in range(first, len(times)) if times[i] >= time_ms), len(times))
-    found = first_not_older(look, near, time_ms)
+    found = first_offset_since(look, near, time_ms)
     assert looks < 20
     if first <= near < len(times):
         assert found == expected
@@ -512,7 +512,7 @@ def test_statistics_of_topics_without_a_route_are_forgotten(
     broker.on(
         Request.GET_TOPIC_STATS_INFO, lambda call: statistics({MessageQueue(call.ext("topic"), "broker-a", 0): (0, 1)})
     )
-    monkeypatch.setattr(broker_module, "_FEW_QUEUES", 32)
+    monkeypatch.setattr(broker_module, "_SWEEP_ABOVE_QUEUES", 32)
     parts.brokers._most = 32
     for n in range(300):
         parts.routes.get(f"t{n}")
@@ -530,7 +530,7 @@ def test_of_attributes_of_topics_only_those_that_are_used_are_kept(broker: MockB
     broker.on(Request.GET_TOPIC_CONFIG, [topic_config(**many), topic_config(**{f"{n}": "x" for n in range(101)})])
     assert routed.kinds.attributes("t", "broker-a", routed.soon) == {}
     with pytest.raises(RemoteProtocolError, match="101 is no whole number from 0 to 100"):
-        Kinds(routed.calls, routed.routes).attributes("t", "broker-a", routed.soon)
+        TopicAttributesCache(routed.calls, routed.routes).attributes("t", "broker-a", routed.soon)
 
 
 def test_new_bounds_of_known_queues_have_the_same_objects_for_them(broker: MockBroker, routed: Parts) -> None:

@@ -13,7 +13,7 @@ from rocketmq_spark.base.budget import Arrivals
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client import calls
-from rocketmq_spark.client.calls import Calls, Credentials, refused
+from rocketmq_spark.client.calls import Credentials, RpcClient, error_from_response
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -48,7 +48,7 @@ def test_an_answer_or_the_error_of_its_code(broker: MockBroker, parts: Parts) ->
 
 def test_rule_4_only_codes_that_may_pass_are_retriable() -> None:
     def error(code: int) -> RocketMQError:
-        return refused(refuse(code), "h:1")
+        return error_from_response(refuse(code), "h:1")
 
     assert error(Response.SYSTEM_BUSY).retriable
     assert error(Response.FLOW_CONTROL).retriable
@@ -68,20 +68,24 @@ def test_rule_4_only_codes_that_may_pass_are_retriable() -> None:
     ],
 )
 def test_a_proxy_denies_access_with_the_code_of_a_fault(text: str) -> None:
-    assert isinstance(refused(refuse(1, text), "h:1"), AccessDenied)
-    assert not isinstance(refused(refuse(1, f"java.lang.IllegalStateException: {text}"), "h:1"), AccessDenied)
+    assert isinstance(error_from_response(refuse(1, text), "h:1"), AccessDenied)
+    assert not isinstance(
+        error_from_response(refuse(1, f"java.lang.IllegalStateException: {text}"), "h:1"), AccessDenied
+    )
 
 
 def test_rule_4_code_16_is_access_denied_with_what_to_grant() -> None:
     remark = "User:u has no permission to access Topic:t from 127.0.0.1, no matched policies."
-    error = refused(refuse(16, remark), "h:1", "t", "t/b/0")
+    error = error_from_response(refuse(16, remark), "h:1", "t", "t/b/0")
     assert isinstance(error, AccessDenied)
     text = str(error)
     for part in ("access denied", "h:1", "topic t", "t/b/0", "16", remark, "accessKey", "Sub and Get", "Pub"):
         assert part in text
-    acl_1 = refused(refuse(1, "org.apache.rocketmq.acl.common.AclException: No default permission for topic:t"), "h:1")
+    acl_1 = error_from_response(
+        refuse(1, "org.apache.rocketmq.acl.common.AclException: No default permission for topic:t"), "h:1"
+    )
     assert (type(acl_1), acl_1.retriable, acl_1.remedy) == (AccessDenied, False, error.remedy)
-    by_topic = refused(refuse(16, "the topic[t] pulling message is forbidden", forbiddenType=3), "h:1")
+    by_topic = error_from_response(refuse(16, "the topic[t] pulling message is forbidden", forbiddenType=3), "h:1")
     assert "access denied" not in str(by_topic)
 
 
@@ -89,7 +93,7 @@ def test_rule_4_code_16_is_access_denied_with_what_to_grant() -> None:
     "answer", [refuse(2, "[TIMEOUT_CLEAN_QUEUE]broker busy\nFor more see https://x"), refuse(1, ""), refuse(99, " x ")]
 )
 def test_errors_are_one_line_and_travel(answer: Command) -> None:
-    error = refused(answer, "h:1", "t")
+    error = error_from_response(answer, "h:1", "t")
     assert "\n" not in str(error)
     assert "https" not in str(error)
     for same in (copy.copy(error), pickle.loads(pickle.dumps(error))):
@@ -147,7 +151,7 @@ def test_without_a_thread_for_each_they_are_asked_in_turn(
 def test_so_many_addresses_are_dialled_at_a_time(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "_DIALS", 3)
+    monkeypatch.setattr(calls, "_MAX_PARALLEL_CONNECTS", 3)
     broker.on(PING, ok(b"here"))
     dialling, most, get = [0], [0], parts.calls.pool.get
 
@@ -219,7 +223,7 @@ def test_answers_that_took_long_are_waited_for_longer(monkeypatch: pytest.Monkey
     """Tens of thousands of them; a machine that is busy for a moment is not taken for a broker that hangs."""
     now_s = [100.0]
     monkeypatch.setattr(calls.time, "monotonic", lambda: now_s[0])
-    answers = calls._Answers([("a", ping())], Arrivals())
+    answers = calls._PendingAnswers([("a", ping())], Arrivals())
     now_s[0] += lasted_s
     assert answers._grown(0.2) == pytest.approx(expected)
     assert answers._grown(None) is None
@@ -317,10 +321,10 @@ def test_answers_after_an_interrupted_call_are_not_kept(
     held = Held()
     broker.on(PING, held)
 
-    def interrupted(answers: calls._Answers, *given: object) -> None:
+    def interrupted(answers: calls._PendingAnswers, *given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calls._Answers, "wait", interrupted)
+    monkeypatch.setattr(calls._PendingAnswers, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         parts.calls.exchange_each([(broker.address, ping())], parts.soon)
     held.wait(1)[0].answer(ok(bytes(1000)))
@@ -398,7 +402,7 @@ def test_a_read_permission_that_was_taken_may_be_given_back(broker: MockBroker, 
     with pytest.raises(RocketMQError, match="pulling message is forbidden") as caught:
         parts.calls.ask(broker.address, ping())
     assert (type(caught.value), caught.value.retriable) == (kind, kind is NotReadable)
-    of_group = refused(refuse(Response.NO_PERMISSION, "subscription group no permission, g", **ext), "h:1")
+    of_group = error_from_response(refuse(Response.NO_PERMISSION, "subscription group no permission, g", **ext), "h:1")
     assert type(of_group) is (NotReadable if forbidden in (1, 3) else AccessDenied)
 
 
@@ -417,7 +421,7 @@ def test_a_busy_server_is_told_apart(broker: MockBroker, parts: Parts) -> None:
 
 
 def test_names_are_wrapped_on_the_way_to_brokers(broker: MockBroker, parts: Parts) -> None:
-    calls = Calls(parts.pool, scope=Scope("ns"))
+    calls = RpcClient(parts.pool, scope=Scope("ns"))
     assert (calls.on_wire("t"), calls.on_wire("%RETRY%g")) == ("ns%t", "%RETRY%ns%g")
     assert parts.calls.on_wire("t") == "t"
 
@@ -433,6 +437,9 @@ def test_names_are_wrapped_on_the_way_to_brokers(broker: MockBroker, parts: Part
 )
 def test_what_passes_is_told_apart_from_a_brokers_exceptions(words: str, kind: type[RocketMQError]) -> None:
     """The same code 1; only the remark differs (broker-lab.md, 8, row 3b)."""
-    soon = refused(Command(Response.SYSTEM_ERROR, remark=words), "a:1")
+    soon = error_from_response(Command(Response.SYSTEM_ERROR, remark=words), "a:1")
     assert (type(soon), soon.retriable) == (kind, True)
-    assert type(refused(Command(Response.SYSTEM_ERROR, remark=f"NullPointerException: {words}"), "a:1")) is ServerFault
+    assert (
+        type(error_from_response(Command(Response.SYSTEM_ERROR, remark=f"NullPointerException: {words}"), "a:1"))
+        is ServerFault
+    )

@@ -13,7 +13,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Flag, Request, Response, SysFlag
 from rocketmq_spark.client import instance as instance_module
-from rocketmq_spark.client.instance import Groups, Instance, Member
+from rocketmq_spark.client.instance import ClientInstance, MemberRegistry, RegisteredMember
 from rocketmq_spark.errors import LocalProtocolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.remoting.connection import ServerRequest
@@ -47,14 +47,14 @@ def left(broker: MockBroker) -> list[dict[str, str]]:
     return [command.ext for command in broker.seen(Request.UNREGISTER_CLIENT)]
 
 
-def consumer(group: str = "cg", asked: Any = None, subscription: str = "a || b") -> Member:
+def consumer(group: str = "cg", asked: Any = None, subscription: str = "a || b") -> RegisteredMember:
     """As a consumer will join."""
 
     def membership() -> GroupMembership:
         topics = {"t": parse_subscription(subscription), f"%RETRY%{group}": parse_subscription("*")}
         return GroupMembership(group, topics, versions_ms=dict.fromkeys(topics, 7))
 
-    return Member(group, asked=asked, membership=membership)
+    return RegisteredMember(group, asked=asked, membership=membership)
 
 
 class Inbox:
@@ -77,7 +77,7 @@ class Inbox:
 
 def test_1_1_1_6_one_heartbeat_has_all_groups_of_producers_and_consumers(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
-    for member in (Member("pg2"), Member("pg1"), Member("pg1"), consumer()):
+    for member in (RegisteredMember("pg2"), RegisteredMember("pg1"), RegisteredMember("pg1"), consumer()):
         parts.instance.join(member)
     parts.instance.heartbeat(parts.soon)
     (beat,) = beats(broker)
@@ -124,7 +124,7 @@ def test_1_1_1_6_producers_are_told_to_masters_and_consumers_to_slaves_too(broke
     queues = {"brokerName": "a", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
     broker.on(ROUTE, ok(json.dumps({"brokerDatas": [data], "queueDatas": [queues]}).encode()))
     parts.routes.get("t")
-    producer, member = Member("pg", 0.0), consumer()
+    producer, member = RegisteredMember("pg", 0.0), consumer()
     parts.instance.join(producer)
     parts.instance.heartbeat(parts.soon)
     assert len(beats(broker)) == 1
@@ -139,7 +139,7 @@ def test_1_1_1_6_producers_are_told_to_masters_and_consumers_to_slaves_too(broke
 
 def test_the_last_of_a_group_tells_that_it_leaves(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
-    first, second = Member("g"), Member("g")
+    first, second = RegisteredMember("g"), RegisteredMember("g")
     parts.instance.join(first)
     parts.instance.join(second)
     parts.instance.leave(first, parts.soon)
@@ -165,7 +165,7 @@ def test_who_leaves_waits_for_a_heartbeat_that_is_under_way(broker: MockBroker, 
     (call,) = held.wait(1)
     leaves = threading.Thread(target=parts.instance.leave, args=(member, parts.soon))
     leaves.start()
-    waits_in(leaves, Instance.leave)
+    waits_in(leaves, ClientInstance.leave)
     parts.calls.exchange(broker.address, ping(), parts.soon)  # behind what would have been said by now
     answered.set()
     call.answer(ok())
@@ -177,7 +177,7 @@ def test_who_leaves_waits_for_a_heartbeat_that_is_under_way(broker: MockBroker, 
 def test_4_31_a_consumer_group_has_one_member_here(parts: Parts) -> None:
     first = consumer()
     parts.instance.join(first)
-    parts.instance.join(Member("cg", 0.0))  # producers of that name are another group
+    parts.instance.join(RegisteredMember("cg", 0.0))  # producers of that name are another group
     with pytest.raises(LocalProtocolError, match="consumer group 'cg' has a member in this process already"):
         parts.instance.join(consumer())
     parts.instance.leave(first, parts.soon)
@@ -190,9 +190,14 @@ def test_1_1_a_heartbeat_soon_and_every_thirty_seconds_however_many_there_are(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, told = Time(), list[float]()
-    instance = Instance(Groups(), parts.calls, parts.routes, "me", lambda name: ManualTimer(clock))
+    instance = ClientInstance(MemberRegistry(), parts.calls, parts.routes, "me", lambda name: ManualTimer(clock))
     monkeypatch.setattr(instance, "heartbeat", lambda deadline: told.append(round(clock.now - 1000, 3)))
-    silent, first, second, quick = Member("a", 0.0), Member("a", 30.0), Member("b", 30.0), Member("c", 2.0)
+    silent, first, second, quick = (
+        RegisteredMember("a", 0.0),
+        RegisteredMember("a", 30.0),
+        RegisteredMember("b", 30.0),
+        RegisteredMember("c", 2.0),
+    )
     instance.join(silent)
     clock.advance(100)
     assert told == []
@@ -224,8 +229,8 @@ def test_what_fails_stops_no_heartbeat(parts: Parts, broker: MockBroker, caplog:
         raise LocalProtocolError("no subscription")
 
     caplog.set_level("INFO")
-    instance = Instance(Groups(), parts.calls, parts.routes, "me", lambda name: ManualTimer(clock))
-    instance.join(Member("g", membership=membership))
+    instance = ClientInstance(MemberRegistry(), parts.calls, parts.routes, "me", lambda name: ManualTimer(clock))
+    instance.join(RegisteredMember("g", membership=membership))
     clock.advance(65)
     assert len(tries) == 3
     assert "no heartbeat was sent" in caplog.text
@@ -366,8 +371,8 @@ def half_message(group: str) -> bytes:
 def test_a_producer_is_asked_about_its_transactions(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
     inbox = Inbox()
-    parts.instance.join(Member("pg"))
-    parts.instance.join(Member("pg", asked=inbox))
+    parts.instance.join(RegisteredMember("pg"))
+    parts.instance.join(RegisteredMember("pg", asked=inbox))
     for group in ("other", "pg"):
         fields = {"tranStateTableOffset": "1", "commitLogOffset": "2"}
         broker.ask(Command(Request.CHECK_TRANSACTION_STATE, fields, half_message(group), flag=Flag.ONEWAY))
@@ -379,7 +384,7 @@ def test_a_check_is_rejected_unread_where_no_producer_decides(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts.routes.get("t")
-    for member in (Member("pg"), consumer("cg", Inbox(ok()))):
+    for member in (RegisteredMember("pg"), consumer("cg", Inbox(ok()))):
         parts.instance.join(member)
     monkeypatch.setattr(instance_module, "decode_leniently", lambda *args, **how: pytest.fail("the body is decoded"))
     broker.ask(Command(Request.CHECK_TRANSACTION_STATE, {}, half_message("pg")))
@@ -392,7 +397,7 @@ def test_the_group_of_a_check_is_read_without_opening_its_body(broker: MockBroke
     text = "PGROUP\x01other\x02TRAN_MSG\x01true\x02"
     bomb = bytes(store(topic="t", body=packed, properties=text, sys_flag=int(SysFlag.COMPRESSED | SysFlag.ZLIB)))
     parts.routes.get("t")
-    parts.instance.join(Member("pg", asked=Inbox(ok())))
+    parts.instance.join(RegisteredMember("pg", asked=Inbox(ok())))
     assert peak_bytes(lambda: parts.groups._check(ServerRequest("a:1", Command(39, {}, bomb), print, None))) < 4 << 20
 
 
@@ -422,7 +427,7 @@ def test_requests_wait_within_a_budget_of_bytes_and_leave_it(
 @pytest.mark.parametrize("group", ["cg", "raising", "deaf", "nobody"])
 def test_every_request_leaves_the_budget(broker: MockBroker, parts: Parts, group: str, flag: int) -> None:
     parts.routes.get("t")
-    parts.instance.join(Member("pg", asked=raising(ValueError("no"))))
+    parts.instance.join(RegisteredMember("pg", asked=raising(ValueError("no"))))
     for member in (consumer("cg", Inbox(ok())), consumer("raising", raising(ValueError("no"))), consumer("deaf")):
         parts.instance.join(member)
     parts.replies.expect("ID", lambda reply: None)
@@ -437,7 +442,7 @@ def test_every_request_leaves_the_budget(broker: MockBroker, parts: Parts, group
 @pytest.mark.parametrize("body", [b"", half_message("other"), b"garbage"], ids=["none", "another group's", "garbage"])
 def test_a_question_about_nobody_s_transaction_is_refused(broker: MockBroker, parts: Parts, body: bytes) -> None:
     parts.routes.get("t")
-    parts.instance.join(Member("pg", asked=Inbox(ok())))
+    parts.instance.join(RegisteredMember("pg", asked=Inbox(ok())))
     broker.ask(Command(Request.CHECK_TRANSACTION_STATE, {}, body))
     broker.wait_for(lambda: bool(broker.replies))
     assert broker.replies[0].code == Response.REQUEST_CODE_NOT_SUPPORTED
@@ -483,7 +488,7 @@ def test_an_answer_after_the_connection_went_is_nothing(broker: MockBroker, part
 
 def test_a_producer_leaves_a_group_that_a_consumer_has_the_name_of(broker: MockBroker, parts: Parts) -> None:
     parts.routes.get("t")
-    producer = Member("cg", 0.0)
+    producer = RegisteredMember("cg", 0.0)
     for member in (producer, consumer("cg")):
         parts.instance.join(member)
     parts.instance.leave(producer, parts.soon)
@@ -496,7 +501,7 @@ def test_a_broker_knows_both_kinds_of_groups(broker_cluster: LocalBroker, real: 
     inbox = Inbox()
     member = consumer(group, inbox)
     broker_cluster.admin.create_group(group)
-    real.instance.join(Member("pg", 0.0))
+    real.instance.join(RegisteredMember("pg", 0.0))
     real.instance.join(member)
     real.instance.heartbeat(real.soon)
     assert real.committer.members(group, "broker-a", real.soon) == [real.instance.client_id]
@@ -536,7 +541,7 @@ class TestWhoMayAsk:
         parts.groups._replies = takes
         inbox = Inbox(ok())
         parts.instance.join(consumer("cg", inbox))
-        parts.instance.join(Member("pg", asked=inbox))
+        parts.instance.join(RegisteredMember("pg", asked=inbox))
         parts.routes.get("t")
         for opaque, question in enumerate(QUESTIONS):
             asker.ask(replace(question, opaque=opaque))

@@ -12,7 +12,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client import instance, member
-from rocketmq_spark.client.instance import Member
+from rocketmq_spark.client.instance import RegisteredMember
 from rocketmq_spark.consumer import pull, push, upkeep
 from rocketmq_spark.consumer.pull import BasePullConsumer
 from rocketmq_spark.consumer.push import BaseConsumer
@@ -74,7 +74,7 @@ def parts(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Parts:
 
 
 def test_a_member_that_ctrl_c_kept_from_joining_is_none(parts: Parts) -> None:
-    one = Member("g", membership=lambda: GroupMembership("g", {}))
+    one = RegisteredMember("g", membership=lambda: GroupMembership("g", {}))
     for at in itertools.count():
         interrupts = Interrupts(at)
         if not interrupts.call(parts.instance.join, one):
@@ -86,7 +86,7 @@ def test_a_member_that_ctrl_c_kept_from_joining_is_none(parts: Parts) -> None:
 
 
 def test_a_member_that_ctrl_c_kept_from_leaving_leaves_again(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Member("g", membership=lambda: GroupMembership("g", {}))
+    one = RegisteredMember("g", membership=lambda: GroupMembership("g", {}))
     told: list[Any] = []
     monkeypatch.setattr(parts.instance, "_addresses", lambda slaves, everywhere: [("b", "b:1")])
     monkeypatch.setattr(parts.instance, "_tell", lambda asked, deadline: told.extend(asked))
@@ -103,7 +103,7 @@ def test_a_member_that_ctrl_c_kept_from_leaving_leaves_again(parts: Parts, monke
         if not interrupted:
             break
     assert at > 10
-    other = Member("g", membership=lambda: GroupMembership("g", {}))
+    other = RegisteredMember("g", membership=lambda: GroupMembership("g", {}))
     parts.instance.join(other)
     parts.instance.leave(one, Deadline.after(1))
     assert (groups(parts), len(told)) == (["g"], 1)
@@ -148,9 +148,9 @@ def test_heartbeats_begin_when_there_are_threads_again(monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         no_more_threads(patch, "rocketmq-instance")
         with pytest.raises(RuntimeError):
-            parts.instance.join(Member("g"))
+            parts.instance.join(RegisteredMember("g"))
     assert groups(parts) == []
-    parts.instance.join(Member("g"))
+    parts.instance.join(RegisteredMember("g"))
     timer: Any = parts.instance._timer
     assert timer._due
     parts.close()
@@ -160,12 +160,12 @@ def test_a_join_that_is_interrupted_ends_no_heartbeats_of_others(parts: Parts, m
     time, beats = Time(), []
     monkeypatch.setattr(parts.instance, "_make_timer", lambda name: ManualTimer(time))
     monkeypatch.setattr(parts.instance, "heartbeat", beats.append)
-    parts.instance.join(Member("g"))
+    parts.instance.join(RegisteredMember("g"))
     time.advance(2)
     timer: Any = parts.instance._timer
     with monkeypatch.context() as patch:
         patch.setattr(timer, "later", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
-            parts.instance.join(Member("other"))
+            parts.instance.join(RegisteredMember("other"))
     time.advance(60)
     assert len(beats) == 3

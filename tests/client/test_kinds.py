@@ -8,7 +8,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, Request, Response
 from rocketmq_spark.client import questions
-from rocketmq_spark.client.questions import Kinds, is_batched
+from rocketmq_spark.client.questions import TopicAttributesCache, is_batched
 from rocketmq_spark.errors import AccessDenied, BrokerBusy
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
@@ -82,7 +82,7 @@ def test_who_may_not_ask_is_told_so_and_does_not_ask_again(broker: MockBroker, p
 def test_the_first_broker_that_answers_says_it_for_a_sender(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(questions, "QUICK_S", 0.0)
+    monkeypatch.setattr(questions, "REFUSED_WITHIN_S", 0.0)
     with MockBroker() as other:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
         broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
@@ -90,7 +90,7 @@ def test_the_first_broker_that_answers_says_it_for_a_sender(
         assert [parts.sender.batch_storage("t", parts.soon) for _ in range(2)] == [WHOLE, WHOLE]
         assert (len(broker.seen(CONFIG)), len(other.seen(CONFIG))) == (1, 1)  # who was silent is left out for a while
         other.on(CONFIG, refuse(Response.SYSTEM_BUSY))
-        assert Kinds(parts.calls, parts.routes).batch_storage("t", ["broker-b"], parts.soon) is None
+        assert TopicAttributesCache(parts.calls, parts.routes).batch_storage("t", ["broker-b"], parts.soon) is None
 
 
 def test_a_user_without_the_right_to_ask_sends_as_to_an_ordinary_topic(broker: MockBroker, parts: Parts) -> None:
@@ -109,8 +109,8 @@ def test_a_broker_that_fails_at_once_is_asked_again_soon(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It costs no time, and the kind must be known when a spool sends its batches: that is when the broker is back."""
-    monkeypatch.setattr(questions, "SOON_S", 0.0)
-    monkeypatch.setattr(questions, "QUICK_S", 1e9)
+    monkeypatch.setattr(questions, "REFUSED_PAUSE_S", 0.0)
+    monkeypatch.setattr(questions, "REFUSED_WITHIN_S", 1e9)
     broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
     assert parts.sender.batch_storage("t", parts.soon) is None
     broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))

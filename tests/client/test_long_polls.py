@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, PullSysFlag, Request, Response, SysFlag
 from rocketmq_spark.client import pulls
-from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.pulls import LongPolls, _placed, command_of, replica, wanted_of
+from rocketmq_spark.client.calls import RpcClient
+from rocketmq_spark.client.pulls import LongPolls, _placed, pull_command, replica, requested_messages
 from rocketmq_spark.errors import (
     BrokerBusy,
     BrokerNotFound,
@@ -27,7 +27,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import BrokerData, Filter, MessageQueue, PullAnswer, PullRequest, PullStatus
 from rocketmq_spark.remoting.connection import STALL_S
-from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire import messages
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.names import NO_SCOPE, Scope
@@ -249,7 +249,7 @@ def test_messages_may_stay_as_they_are(broker: MockBroker, parts: Parts) -> None
 def test_1_26_1_27_an_offset_comes_along_to_a_master_only(
     commit: int | None, to_master: bool, flag: int, sent: int
 ) -> None:
-    command = command_of(replace(REQUEST, commit_offset=commit), Calls(Pool(Dialling())), to_master)
+    command = pull_command(replace(REQUEST, commit_offset=commit), RpcClient(Pool(ConnectOptions())), to_master)
     assert (command.ext["sysFlag"], command.ext["commitOffset"]) == (str(flag), str(sent))
 
 
@@ -271,8 +271,8 @@ def test_1_27_a_pull_of_a_slave_brings_no_offset_along(broker: MockBroker, parts
 
 
 def test_what_does_not_wait_says_so() -> None:
-    command = command_of(
-        replace(REQUEST, suspend_s=0.0, max_bytes=1000), Calls(Pool(Dialling()), scope=Scope("ns")), True
+    command = pull_command(
+        replace(REQUEST, suspend_s=0.0, max_bytes=1000), RpcClient(Pool(ConnectOptions()), scope=Scope("ns")), True
     )
     assert (command.ext["sysFlag"], command.ext["suspendTimeoutMillis"], command.ext["maxMsgBytes"]) == (
         "0",
@@ -299,7 +299,7 @@ def test_the_replica_to_ask(addresses: dict[int, str], wanted: int, asked: tuple
 def test_a_message_of_a_retry_topic_belongs_to_its_first_topic() -> None:
     queue = MessageQueue("%RETRY%g", "broker-a", 0)
     stored = store("%RETRY%ns%g", b"x", "RETRY_TOPIC\x01ns%t\x02", queue_offset=5, reconsumed=2)
-    (message,) = wanted_of(replace(REQUEST, queue=queue), stored, Scope("ns"), 6)
+    (message,) = requested_messages(replace(REQUEST, queue=queue), stored, Scope("ns"), 6)
     assert (message.topic, message.queue, message.reconsume_times) == ("t", queue, 2)
 
 
@@ -308,7 +308,7 @@ def test_whatever_is_stored_nothing_is_swallowed_and_nobody_is_stopped(junk: byt
     """Of whole messages with junk between them none is lost, and offsets never go back to before what was asked for."""
     good = [store("t", b"%d" % i, "TAGS\x01Aa\x02", 1, 5 + i) for i in range(3)]
     stored = b"".join([*good[:at], junk, *good[at:]])
-    found = list(wanted_of(replace(REQUEST, filter=Filter(tags)), stored, NO_SCOPE, 9))
+    found = list(requested_messages(replace(REQUEST, filter=Filter(tags)), stored, NO_SCOPE, 9))
     whole = [m.body for m in found if m.decode_error is None]
     assert whole[:at] == [b"%d" % i for i in range(at)]
     assert any(m.decode_error for m in found) == bool(junk)
@@ -324,13 +324,13 @@ def test_what_is_read_quickly_is_what_is_read_with_care(data: st.DataObject) -> 
     stored[at] ^= data.draw(st.sampled_from([0, *(1 << bit for bit in range(8))]))
     how = messages.DecodeSettings(QUEUE.broker_name, queue=QUEUE)
     careful = list(_placed(bytes(stored), messages.stored_in(bytes(stored)), REQUEST.offset, 8, how))
-    assert list(wanted_of(REQUEST, stored, NO_SCOPE, 8)) == careful
+    assert list(requested_messages(REQUEST, stored, NO_SCOPE, 8)) == careful
 
 
 def test_a_message_that_ends_before_its_addresses_would_comes_raw() -> None:
     stored = [bytearray(store("t", b"%d" % n, queue_offset=n)) for n in (5, 6, 7)]
     stored[2][39] ^= int(SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6)
-    found = list(wanted_of(REQUEST, b"".join(stored), NO_SCOPE, 8))
+    found = list(requested_messages(REQUEST, b"".join(stored), NO_SCOPE, 8))
     assert [m.queue_offset for m in found] == [5, 6, 7]
     assert [m.decode_error is None for m in found] == [True, True, False]
 
@@ -340,7 +340,7 @@ def test_one_message_whose_size_is_too_small_is_one_and_its_neighbours_are_read(
     """From 91 on what it leaves looks like one more: with an offset of its own, a commit would skip the next one."""
     stored = [store("t", b"%d" % n, "TAGS\x01Aa\x02", queue_offset=n) for n in (5, 6, 7)]
     stored[1] = size.to_bytes(4, "big") + stored[1][4:]
-    found = list(wanted_of(REQUEST, b"".join(stored), NO_SCOPE, 8))
+    found = list(requested_messages(REQUEST, b"".join(stored), NO_SCOPE, 8))
     assert [m.queue_offset for m in found] == [5, 6, 7]
     assert [m.body for m in found] == [b"5", stored[1], b"7"]
 
@@ -352,7 +352,7 @@ ODD = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 30)
 def test_what_messages_say_of_their_offsets_moves_no_position(said: list[int | None]) -> None:
     """Where every offset has a message each has its own, whatever damage made of it, and on a queue that it shifted."""
     stored = b"".join(store("t", b"%d" % i, "", 1, 5 + i if odd is None else odd) for i, odd in enumerate(said))
-    found = list(wanted_of(REQUEST, stored, NO_SCOPE, 5 + len(said)))
+    found = list(requested_messages(REQUEST, stored, NO_SCOPE, 5 + len(said)))
     assert [(m.queue_offset, m.body) for m in found] == [(5 + i, b"%d" % i) for i in range(len(said))]
 
 
@@ -365,7 +365,7 @@ def test_nor_where_a_filter_left_some_out(said: list[tuple[int, int | None]]) ->
         store("t", b"%d" % at, "TAGS\x01Aa\x02", 1, at if odd is None else odd)
         for at, (_, odd) in zip(places, said, strict=True)
     )
-    found = list(wanted_of(replace(REQUEST, filter=Filter("Aa")), stored, NO_SCOPE, end))
+    found = list(requested_messages(replace(REQUEST, filter=Filter("Aa")), stored, NO_SCOPE, end))
     assert [m.body for m in found] == [b"%d" % at for at in places]
     assert [m.queue_offset for m in found] == sorted({m.queue_offset for m in found})
     assert all(5 <= m.queue_offset < end for m in found)
@@ -380,7 +380,7 @@ def test_a_batch_that_cannot_be_where_it_was_asked_for_comes_raw(lie: int) -> No
     stored = store("t", whole[0], queue_offset=lie, sys_flag=flags) + store(
         "t", whole[1], queue_offset=8, sys_flag=flags
     )
-    found = list(wanted_of(REQUEST, stored, NO_SCOPE, 11))
+    found = list(requested_messages(REQUEST, stored, NO_SCOPE, 11))
     assert [(m.queue_offset, m.body) for m in found] == [(5, whole[0]), (8, b"8"), (9, b"9"), (10, b"10")]
     assert [bool(m.decode_error) for m in found] == [True, False, False, False]
 
@@ -394,7 +394,7 @@ def test_behind_a_filter_no_position_passes_what_is_not_consumed(data: st.DataOb
     lie = data.draw(ODD.filter(lambda said: not before < said < behind))
     said = [*places[:odd], lie, *places[odd + 1 :]]
     stored = b"".join(store("t", b"%d" % at, "TAGS\x01Aa\x02", 1, of) for at, of in zip(places, said, strict=True))
-    found = list(wanted_of(replace(REQUEST, filter=Filter("Aa")), stored, NO_SCOPE, end))
+    found = list(requested_messages(replace(REQUEST, filter=Filter("Aa")), stored, NO_SCOPE, end))
     assert [m.body for m in found] == [b"%d" % at for at in places]
     assert all(m.queue_offset <= at for m, at in zip(found, places, strict=True))
     if lie < REQUEST.offset + odd:  # nothing can be there
@@ -410,8 +410,10 @@ def test_a_batch_with_offsets_of_others_comes_raw(lie: int, count: int) -> None:
     first = store("t", b"".join(item), queue_offset=lie if count == 10 else 100, sys_flag=flags)
     second = store("t", b"".join(item), queue_offset=100 + count, sys_flag=flags)
     answers = [(100, first, 100 + count), (100 + count, second, 110 + count)]
-    given = [list(wanted_of(replace(REQUEST, offset=at), stored, NO_SCOPE, end)) for at, stored, end in answers]
-    together = list(wanted_of(replace(REQUEST, offset=100), first + second, NO_SCOPE, 110 + count))
+    given = [
+        list(requested_messages(replace(REQUEST, offset=at), stored, NO_SCOPE, end)) for at, stored, end in answers
+    ]
+    together = list(requested_messages(replace(REQUEST, offset=100), first + second, NO_SCOPE, 110 + count))
     if lie > 100 or count < 10:
         assert [len(given[0]), len(given[1])] == [1, 10]
         assert given[0][0].queue_offset == 100
@@ -432,7 +434,7 @@ def test_a_read_goes_on_in_the_midst_of_a_batch() -> None:
         )
         for n in (4, 7)
     ]
-    found = list(wanted_of(REQUEST, b"".join(stored), NO_SCOPE, 10))
+    found = list(requested_messages(REQUEST, b"".join(stored), NO_SCOPE, 10))
     assert [(m.queue_offset, m.body, m.decode_error) for m in found] == [(n, b"%d" % n, None) for n in range(5, 10)]
 
 
@@ -442,12 +444,12 @@ def test_a_batch_that_says_two_offsets_comes_raw() -> None:
     body = messages.encode_batch([messages.BatchItem(b"%d" % i) for i in range(10)])
     for lie in (0, -3):
         stored = store("t", body, "INNER_NUM\x0110\x02INNER_BASE\x01100\x02", queue_offset=100 + lie, sys_flag=flags)
-        found = list(wanted_of(replace(REQUEST, offset=100), stored, NO_SCOPE, 110))
+        found = list(requested_messages(replace(REQUEST, offset=100), stored, NO_SCOPE, 110))
         assert [m.queue_offset for m in found] == ([100] if lie else list(range(100, 110)))
         assert [bool(m.decode_error) for m in found] == ([True] if lie else [False] * 10)
     # Its own tag says nothing of its messages, so it passes every filter.
     tagged = store("t", body, "TAGS\x01a\x02INNER_NUM\x0110\x02INNER_BASE\x01100\x02", queue_offset=97, sys_flag=flags)
-    (raw,) = wanted_of(replace(REQUEST, offset=100, filter=Filter("b")), tagged, NO_SCOPE, 110)
+    (raw,) = requested_messages(replace(REQUEST, offset=100, filter=Filter("b")), tagged, NO_SCOPE, 110)
     assert (raw.tags, bool(raw.decode_error)) == ("a", True)
 
 
@@ -463,7 +465,7 @@ def test_a_batch_counted_otherwise_takes_no_offsets_of_others(counted: int, held
     behind = 3 + counted
     good, rest = batch(b"good", 0, 3, 3), batch(b"wrong", 3, held, counted) + batch(b"victim", behind, 20, 20)
     for start, stored in ((0, good + rest), (3, rest), (behind - 1, rest)):
-        found = list(wanted_of(replace(REQUEST, offset=start), stored, NO_SCOPE, behind + 20))
+        found = list(requested_messages(replace(REQUEST, offset=start), stored, NO_SCOPE, behind + 20))
         (raw,) = (message for message in found if message.decode_error)
         assert (raw.queue_offset, "its broker counted" in str(raw.decode_error)) == (max(start, 3), True)
         assert [m.queue_offset for m in found if m.body == b"victim"] == [*range(behind, behind + 20)]

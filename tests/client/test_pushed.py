@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark import session
 from rocketmq_spark.base.codes import Request, SysFlag
-from rocketmq_spark.client.instance import Member
+from rocketmq_spark.client.instance import RegisteredMember
 from rocketmq_spark.model.send import TransactionState
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.bodies import GroupMembership
@@ -67,7 +67,7 @@ def test_a_flood_of_requests_takes_little_memory(broker: MockBroker, parts: Part
         assert may_work.wait(WAIT_S)
         return None
 
-    parts.instance.join(Member("cg", asked=hangs, membership=lambda: GroupMembership("cg", {})))
+    parts.instance.join(RegisteredMember("cg", asked=hangs, membership=lambda: GroupMembership("cg", {})))
     leave = parts.sender.join("pg", 0.0, lambda message, place: lambda: wait(may_work))
     parts.replies.expect("yes", lambda reply: None)
     parts.routes.get("t")

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.client.questions import Question, first_of_each
+from rocketmq_spark.client.questions import BrokerCommand, first_queues
 from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import rpc
@@ -23,9 +23,9 @@ def routed(parts: Parts) -> Parts:
     return parts
 
 
-def questions(count: int) -> list[Question]:
+def questions(count: int) -> list[BrokerCommand]:
     rows = [rpc.GET_MAX_OFFSET.request(topic="t", queueId=i, bname="broker-a") for i in range(count)]
-    return [Question("broker-a", row, "t", MessageQueue("t", "broker-a", i)) for i, row in enumerate(rows)]
+    return [BrokerCommand("broker-a", row, "t", MessageQueue("t", "broker-a", i)) for i, row in enumerate(rows)]
 
 
 class TestAskAll:
@@ -58,7 +58,7 @@ class TestAskAll:
 
     def test_a_broker_without_address_is_an_error_of_its_questions(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
-        stray = Question("nowhere", rpc.GET_MAX_OFFSET.request(topic="t", queueId=0, bname="nowhere"), "t")
+        stray = BrokerCommand("nowhere", rpc.GET_MAX_OFFSET.request(topic="t", queueId=0, bname="nowhere"), "t")
         with pytest.raises(BrokerNotFound, match="nowhere"):
             routed.questions.ask_all([*questions(1), stray], routed.soon)
 
@@ -77,12 +77,12 @@ class TestAskAll:
 
 def test_the_lowest_queue_of_each_broker_and_topic() -> None:
     a, b, c, d = (MessageQueue(t, n, i) for t, n, i in (("t", "a", 2), ("t", "a", 1), ("t", "b", 0), ("u", "a", 3)))
-    assert first_of_each([a, b, c, d]) == {("a", "t"): b, ("b", "t"): c, ("a", "u"): d}
+    assert first_queues([a, b, c, d]) == {("a", "t"): b, ("b", "t"): c, ("a", "u"): d}
 
 
 def test_many_questions_at_once(real: Parts, topic: str) -> None:
     queue = real.sender.publish_queues(topic, real.soon)[0]
     row = rpc.GET_MAX_OFFSET.request
-    many = [Question(queue.broker_name, row(topic=topic, queueId=i % 8, bname="x"), topic) for i in range(500)]
+    many = [BrokerCommand(queue.broker_name, row(topic=topic, queueId=i % 8, bname="x"), topic) for i in range(500)]
     answers = real.questions.ask_all(many, real.soon)
     assert json.dumps([a.ext["offset"] for a in answers]).count('"0"') == 500

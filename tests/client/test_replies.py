@@ -11,7 +11,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, Request, Response, SysFlag
-from rocketmq_spark.client.instance import Member
+from rocketmq_spark.client.instance import RegisteredMember
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -340,7 +340,7 @@ def test_another_producer_that_leaves_does_not_take_the_replies_along(
 ) -> None:
     """Not for a moment, in which replies may come: brokers hear of it when no reply is waited for any more."""
     leave = parts.replies.join("askers", 0)
-    others = [Member(group, 0) for group in ("a", "b", "a")]
+    others = [RegisteredMember(group, 0) for group in ("a", "b", "a")]
     for other in others:
         parts.instance.join(other)
     parts.replies.announce(parts.soon)
@@ -362,7 +362,7 @@ def test_a_producer_that_left_before_the_first_request_costs_it_no_reply(
     broker: MockBroker, parts: Parts, connected_clients: Connected
 ) -> None:
     """With its group brokers forget the connection, and that of the requester is not new to them."""
-    stays, goes = Member("askers", 0), Member("others", 0)
+    stays, goes = RegisteredMember("askers", 0), RegisteredMember("others", 0)
     for other in (stays, goes):
         parts.instance.join(other)
     parts.instance.heartbeat(parts.soon)
@@ -381,7 +381,7 @@ def test_of_many_producers_that_left_brokers_hear_and_note_the_connection_anew(
     parts.replies.announce(parts.soon)
     groups = [f"g{i}" for i in range(51)]
     for group in groups:
-        other = Member(group, 0)
+        other = RegisteredMember(group, 0)
         parts.instance.join(other)
         parts.instance.leave(other, parts.soon)
     assert sorted(unregistered(broker)) == ["askers", *sorted(groups)]
@@ -393,7 +393,7 @@ def test_who_may_be_asked_leaves_at_once_and_a_broker_that_hangs_costs_the_other
     broker: MockBroker, parts: Parts, connected_clients: Connected
 ) -> None:
     parts.replies.join("askers", 0)
-    other = Member("others", 0, asked=lambda address, command: None)
+    other = RegisteredMember("others", 0, asked=lambda address, command: None)
     parts.instance.join(other)
     parts.replies.announce(parts.soon)
     with MockBroker() as hanging:
@@ -479,7 +479,7 @@ def test_brokers_pass_replies_on_again_at_once_while_another_one_hangs(
     """They know the connection no more until the heartbeat behind the unregistration: replies of that time would be lost."""
     parts = Parts(broker.address, request_timeout_s=600.0)
     parts.replies.join("askers", 0)
-    other = Member("others", 0, asked=lambda address, command: None)
+    other = RegisteredMember("others", 0, asked=lambda address, command: None)
     parts.instance.join(other)
     with MockBroker() as hanging:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {name: hanging.address, "broker-a": broker.address}))
@@ -522,7 +522,7 @@ def test_a_requester_waits_for_no_heartbeat_that_a_broker_holds_up(
     broker: MockBroker, connected_clients: Connected
 ) -> None:
     parts = Parts(broker.address, request_timeout_s=600.0)
-    parts.instance.join(Member("others", 0))
+    parts.instance.join(RegisteredMember("others", 0))
     with MockBroker() as hanging:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"a": hanging.address, "broker-a": broker.address}))
         held = Held()

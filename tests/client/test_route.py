@@ -419,7 +419,7 @@ class TestRoutes:
     def test_topics_that_have_just_gone_are_in_the_account(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(route_room, "_MOST_BYTES", 10_000)
+        monkeypatch.setattr(route_room, "_MAX_BYTES", 10_000)
         broker.on(ROUTE, route(1, {"b": "h:1"}))
         for n in range(200):
             parts.routes.get(f"t{n}")
@@ -659,7 +659,7 @@ class TestMemory:
         answer = route(1, {f"b{n}": f"h{n}:1" for n in range(10)})
         broker.on(ROUTE, answer)
         queues = sum(item["readQueueNums"] for item in json.loads(answer.body)["queueDatas"])
-        monkeypatch.setattr(route_room, "_MOST_BYTES", 3 * (len(answer.body) + route_room._QUEUE_BYTES * queues))
+        monkeypatch.setattr(route_room, "_MAX_BYTES", 3 * (len(answer.body) + route_room._QUEUE_BYTES * queues))
         topics = [f"t{n}" for n in range(4)]
         for _ in range(2):  # a route that is asked for again takes the place of itself
             parts.routes.refresh(topics[:3], 0.0)
@@ -681,7 +681,7 @@ class TestMemory:
     def test_answers_are_asked_for_in_parts_and_what_is_too_long_is_dropped(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(route_room, "_AT_ONCE", 3)
+        monkeypatch.setattr(route_room, "_MAX_PARALLEL", 3)
         sizes: list[int] = []
         ask_many = NameServers.ask_many
 
@@ -703,7 +703,7 @@ class TestMemory:
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each set of options has a client, which stays in the process."""
-        monkeypatch.setattr(route_room, "_everywhere", Living())
+        monkeypatch.setattr(route_room, "_all_routes", Living())
         broker.on(ROUTE, route(200_000, {"b": "h:1"}))
         idle, busy = Parts(broker.address), Parts(broker.address)
         for one in (idle, busy):
@@ -725,8 +725,8 @@ class TestMemory:
     def test_many_small_clients_take_no_room_of_others(
         self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(route_room, "_everywhere", Living())
-        monkeypatch.setattr(route_room, "_MOST_OF_PROCESS", 600_000)
+        monkeypatch.setattr(route_room, "_all_routes", Living())
+        monkeypatch.setattr(route_room, "_MAX_PROCESS_BYTES", 600_000)
         small = [Parts(broker.address) for _ in range(30)]
         large, user = Parts(broker.address), Parts(broker.address)
         for one in small:
@@ -742,12 +742,12 @@ class TestMemory:
     def test_what_many_clients_keep_of_brokers_leaves_room(
         self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(route_room, "_everywhere", Living())
+        monkeypatch.setattr(route_room, "_all_routes", Living())
         many, user = [Parts(broker.address) for _ in range(30)], Parts(broker.address)
         broker.on(Request.GET_BROKER_CLUSTER_INFO, mb.cluster({f"b{n}": {"0": "h:1"} for n in range(10)}))
         for one in many:
             one.routes.cluster()
-        monkeypatch.setattr(route_room, "_MOST_OF_PROCESS", sum(one.routes.held_bytes for one in many))
+        monkeypatch.setattr(route_room, "_MAX_PROCESS_BYTES", sum(one.routes.held_bytes for one in many))
         assert len(user.routes.get("t").readable()) > 0
         for one in (*many, user):
             one.close()
@@ -755,7 +755,7 @@ class TestMemory:
     def test_clients_that_can_forget_nothing_are_asked_once(
         self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(route_room, "_everywhere", Living())
+        monkeypatch.setattr(route_room, "_all_routes", Living())
         many, user = [Parts(broker.address) for _ in range(3)], Parts(broker.address)
         broker.on(ROUTE, route(1, {f"b{n}": "h:1" for n in range(20)}))
         forgotten: list[route_room.Routes] = []
@@ -763,7 +763,7 @@ class TestMemory:
             one.routes.get("t")
             one.routes.unlisted("t", one.soon)
             one.routes.forget_all()
-        monkeypatch.setattr(route_room, "_MOST_OF_PROCESS", 1000)
+        monkeypatch.setattr(route_room, "_MAX_PROCESS_BYTES", 1000)
         broker.on(ROUTE, route(1, {"b": "h:1"}))
         forget_all = route_room.Routes.forget_all
 
@@ -819,7 +819,7 @@ class TestMemory:
         assert held[2] < 2000
         with pytest.raises(RemoteProtocolError, match="4097"):
             parts.routes.cluster()
-        monkeypatch.setattr(route_room, "_MOST_BYTES", held[0])
+        monkeypatch.setattr(route_room, "_MAX_BYTES", held[0])
         with pytest.raises(RemoteProtocolError, match="with the list of all brokers more than"):
             parts.routes.cluster()
         assert parts.routes.broker("b2") is not None
@@ -828,7 +828,7 @@ class TestMemory:
     def test_addresses_of_an_answer_without_room_are_not_noted(
         self, broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch, way: str
     ) -> None:
-        monkeypatch.setattr(route_room, "_MOST_BYTES", 10)
+        monkeypatch.setattr(route_room, "_MAX_BYTES", 10)
         broker.on(Request.GET_BROKER_CLUSTER_INFO, cluster_of({"0": "h:1"}))
         with pytest.raises(RemoteProtocolError):
             parts.routes.get("t") if way == "route" else parts.routes.cluster()
@@ -883,7 +883,7 @@ class TestMemory:
 
     def test_few_routes_of_an_idle_client_stay(self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> None:
         """A stream with a slow trigger may use them while no name server answers."""
-        monkeypatch.setattr(route_room, "_everywhere", Living())
+        monkeypatch.setattr(route_room, "_all_routes", Living())
         idle, busy = Parts(broker.address), Parts(broker.address)
         idle.routes.get("t")
         idle.routes._used_at -= 1000
@@ -895,8 +895,8 @@ class TestMemory:
     def test_clients_together_have_a_limit_and_each_its_share(
         self, broker: MockBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(route_room, "_everywhere", Living())
-        monkeypatch.setattr(route_room, "_MOST_OF_PROCESS", 4 * 20_500 * route_room._QUEUE_BYTES)
+        monkeypatch.setattr(route_room, "_all_routes", Living())
+        monkeypatch.setattr(route_room, "_MAX_PROCESS_BYTES", 4 * 20_500 * route_room._QUEUE_BYTES)
         broker.on(ROUTE, route(20_000, {"b": "h:1"}))
         greedy, other, small = (Parts(broker.address) for _ in range(3))
         for n in range(3):
@@ -907,6 +907,6 @@ class TestMemory:
         greedy.routes.get("t2", 0.0)  # what it has, it may have again
         assert len(small.routes.get("t0").readable()) == 20_000
         assert (greedy.routes.known(), other.routes.known()) == ([], ["t0"])  # who had most makes room
-        assert sum(one.routes.held_bytes for one in (greedy, other, small)) < route_room._MOST_OF_PROCESS
+        assert sum(one.routes.held_bytes for one in (greedy, other, small)) < route_room._MAX_PROCESS_BYTES
         for one in (greedy, other, small):
             one.close()

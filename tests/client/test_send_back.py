@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark.base.codes import DELAY_LEVELS, Request, Response, SysFlag
-from rocketmq_spark.client.sender import copy_of
+from rocketmq_spark.client.sender import retry_copy
 from rocketmq_spark.errors import MessageRefused, NotFound, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.wire.compression import decompress
@@ -38,7 +38,7 @@ def test_1_20_a_broker_is_asked_to_move_a_message(broker: MockBroker, parts: Par
 
 
 def test_1_21_a_copy_says_what_the_broker_would_have_said() -> None:
-    request = copy_of("g", message(times=2), 16, lambda name: f"ns%{name}", 33)
+    request = retry_copy("g", message(times=2), 16, lambda name: f"ns%{name}", 33)
     assert (request.body, request.sys_flag, request.flag) == (b"x", 0, 9)
     assert (request.born_timestamp_ms, request.group, request.reconsume_times, request.max_reconsume_times) == (
         33,
@@ -54,7 +54,7 @@ def test_1_21_a_copy_says_what_the_broker_would_have_said() -> None:
 
 def test_1_24_copies_come_again_at_the_sixteen_levels_of_rocketmqs_documentation() -> None:
     levels = [
-        decode_properties(copy_of("g", message(times=times), 16, str, 33).properties)["DELAY"] for times in range(16)
+        decode_properties(retry_copy("g", message(times=times), 16, str, 33).properties)["DELAY"] for times in range(16)
     ]
     assert [DELAY_LEVELS[int(level) - 1] for level in levels] == (
         ["10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h"]
@@ -63,13 +63,13 @@ def test_1_24_copies_come_again_at_the_sixteen_levels_of_rocketmqs_documentation
 
 def test_a_copy_of_a_copy_names_the_first_one_and_is_no_transaction() -> None:
     again = message(text="UNIQ_KEY\x01ID\x02ORIGIN_MESSAGE_ID\x01FIRST\x02TRAN_MSG\x01true\x02")
-    properties = decode_properties(copy_of("g", again, 16, str, 33).properties)
+    properties = decode_properties(retry_copy("g", again, 16, str, 33).properties)
     assert properties["ORIGIN_MESSAGE_ID"] == "FIRST"
     assert "TRAN_MSG" not in properties
 
 
 def test_a_large_copy_is_compressed() -> None:
-    request = copy_of("g", message(b"y" * 5000), 16, str, 33)
+    request = retry_copy("g", message(b"y" * 5000), 16, str, 33)
     assert len(request.body) < 5000
     assert decompress(request.body, request.sys_flag) == b"y" * 5000
 
@@ -78,16 +78,16 @@ def test_what_cannot_be_decoded_is_copied_as_it_is_stored() -> None:
     flags = int(SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP | SysFlag.COMPRESSED | SysFlag.LZ4)
     properties = {"UNIQ_KEY": "ID", "TAGS": "a", "own": "1", "INNER_NUM": "30", "INNER_BASE": "5"}
     damaged = replace(message(), body=b"bytes", sys_flag=flags, properties=properties, decode_error="no magic")
-    request = copy_of("g", damaged, 0, str, 33)
+    request = retry_copy("g", damaged, 0, str, 33)
     assert (request.body, request.sys_flag) == (b"bytes", int(SysFlag.COMPRESSED | SysFlag.LZ4))
     found = decode_properties(request.properties)
     assert (found["TAGS"], found["own"], found.keys() & {"INNER_NUM", "INNER_BASE"}) == ("a", "1", set())
-    assert copy_of("g", replace(damaged, body=b"y" * 5000), 0, str, 33).body == b"y" * 5000
+    assert retry_copy("g", replace(damaged, body=b"y" * 5000), 0, str, 33).body == b"y" * 5000
 
 
 @pytest.mark.parametrize("times", [2**31 - 1, 2**31 - 5, -(2**31), -1])
 def test_a_copy_has_possible_numbers_whatever_its_sender_wrote(times: int) -> None:
-    request = copy_of("g", message(times=times), 2**31 - 1, str, 33)
+    request = retry_copy("g", message(times=times), 2**31 - 1, str, 33)
     assert 0 < request.reconsume_times < 2**31
     assert (request.reconsume_times > request.max_reconsume_times) == (times > 2**30)  # then it is a dead letter
     level = int(decode_properties(request.properties)["DELAY"])
@@ -99,7 +99,7 @@ def test_a_copy_has_possible_numbers_whatever_its_sender_wrote(times: int) -> No
 )
 def test_a_copy_has_no_property_that_a_broker_acts_on(name: str) -> None:
     """Brokers do not look at those of a message of a batch, and refuse a single message because of some."""
-    request = copy_of("g", replace(message(), properties={name: "9" * 19, "own": "1"}), 16, str, 33)
+    request = retry_copy("g", replace(message(), properties={name: "9" * 19, "own": "1"}), 16, str, 33)
     assert decode_properties(request.properties).keys() & {name, "own"} == {"own"}
 
 
@@ -107,7 +107,7 @@ def test_a_copy_has_no_property_that_a_broker_acts_on(name: str) -> None:
 def test_a_body_that_no_broker_takes_is_not_copied(size: int) -> None:
     flags = int(SysFlag.COMPRESSED)  # damaged, so it is not compressed once more
     with pytest.raises(MessageRefused, match=f"its {size} bytes are more than a broker accepts, or none"):
-        copy_of("g", replace(message(), body=bytes(size), sys_flag=flags, decode_error="bad"), 16, str, 33)
+        retry_copy("g", replace(message(), body=bytes(size), sys_flag=flags, decode_error="bad"), 16, str, 33)
 
 
 def test_a_copy_goes_to_the_retry_topic_and_another_broker_is_tried(broker: MockBroker, parts: Parts) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
-from rocketmq_spark.client.pulls import wanted_of
+from rocketmq_spark.client.pulls import requested_messages
 from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.pull import BasePullConsumer
@@ -56,7 +56,9 @@ def given_to(consumer: BasePullConsumer, fake: FakeMember, stored: bytes, wanted
     fake.waiting.remove((request, done))
     fake.high[A] = 9
     asked = PullRequest("g", A, 5, filter=request.filter)
-    done(PullAnswer(PullStatus.FOUND, 9, 5, 9, stored=stored, read=lambda: wanted_of(asked, stored, Scope(), 9)))
+    done(
+        PullAnswer(PullStatus.FOUND, 9, 5, 9, stored=stored, read=lambda: requested_messages(asked, stored, Scope(), 9))
+    )
 
 
 def rows(consumer: BasePullConsumer) -> list[bytes]:
@@ -116,14 +118,14 @@ def test_a_damaged_body_is_given_by_its_tag_to_polls_as_to_rows() -> None:
     tags, packed = ["Aa", "BB", "Aa", ""], int(SysFlag.COMPRESSED)
     stored = [store("t", b"%d" % i, f"TAGS\x01{tag}\x02", 0, 5 + i, sys_flag=packed) for i, tag in enumerate(tags)]
     stored[2] = stored[2][:4] + bytes(84) + stored[2][88:]  # of this nobody knows the tag, nor of the next
-    got = list(wanted_of(PullRequest("g", A, 5, filter=Filter("Aa")), b"".join(stored), Scope(), 9))
+    got = list(requested_messages(PullRequest("g", A, 5, filter=Filter("Aa")), b"".join(stored), Scope(), 9))
     assert [(m.queue_offset, bool(m.decode_error)) for m in got] == [(5, True), (7, True), (8, True)]
 
 
 def test_of_more_messages_than_offsets_the_last_ones_are_one() -> None:
     """Nothing that damage does to sizes makes that of whole messages; all bytes are given."""
     stored = [store("t", b"%d" % i, "", 0, 5 + i) for i in range(4)]
-    got = list(wanted_of(PullRequest("g", A, 5), b"".join(stored), Scope(), 7))
+    got = list(requested_messages(PullRequest("g", A, 5), b"".join(stored), Scope(), 7))
     assert [(m.queue_offset, m.body) for m in got] == [(5, b"0"), (6, b"".join(stored[1:]))]
     assert (got[0].decode_error, bool(got[1].decode_error)) == (None, True)
 

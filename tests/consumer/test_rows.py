@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rocketmq_spark import Consumer
 from rocketmq_spark.base import extras
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
-from rocketmq_spark.client.pulls import wanted_of
+from rocketmq_spark.client.pulls import requested_messages
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import rows
 from rocketmq_spark.consumer.assigned import FetchedPart
@@ -62,7 +62,9 @@ def part_of(
 ) -> FetchedPart:
     data, end = b"".join(pieces), start + len(pieces) if end is None else end
     asked = PullRequest("g", queue, start, filter=wanted)
-    return FetchedPart(queue, start, [(end, len(data))], data, lambda *_: wanted_of(asked, data, Scope(), end), wanted)
+    return FetchedPart(
+        queue, start, [(end, len(data))], data, lambda *_: requested_messages(asked, data, Scope(), end), wanted
+    )
 
 
 def unpacked(*parts: FetchedPart, most: int = 1024) -> list[list[Rows]]:

@@ -10,9 +10,9 @@ from google.protobuf.message import DecodeError as ProtobufError
 
 from rocketmq_spark.admin.brokers import policies_in, user_in, users_in
 from rocketmq_spark.base.codes import Request, Response, SysFlag
-from rocketmq_spark.client.calls import Calls, refused
+from rocketmq_spark.client.calls import RpcClient, error_from_response
 from rocketmq_spark.client.groups import BrokerRequests
-from rocketmq_spark.client.pulls import answer_of
+from rocketmq_spark.client.pulls import to_pull_answer
 from rocketmq_spark.client.replies import AwaitedReplies
 from rocketmq_spark.client.transactions import HalfChecks
 from rocketmq_spark.columnar.decode import rows as careful
@@ -24,8 +24,8 @@ from rocketmq_spark.errors import ConnectionLost, DecodeError, LocalProtocolErro
 from rocketmq_spark.grpc_proxy.facts import Code, Encoding
 from rocketmq_spark.grpc_proxy.member import policy, popped
 from rocketmq_spark.grpc_proxy.outgoing import ProxySendRequest
+from rocketmq_spark.grpc_proxy.protos import error_from_response as rejected
 from rocketmq_spark.grpc_proxy.protos import proto, set_seconds
-from rocketmq_spark.grpc_proxy.protos import refused as rejected
 from rocketmq_spark.grpc_proxy.sender import _outcome
 from rocketmq_spark.model import NO_FILTER, Filter, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.model.pull import PullRequest
@@ -33,8 +33,8 @@ from rocketmq_spark.model.send import TransactionState
 from rocketmq_spark.pull.answers import Fetched, Piece
 from rocketmq_spark.remoting.connection import ServerRequest
 from rocketmq_spark.remoting.endpoint import parse_address
-from rocketmq_spark.remoting.pool import Dialling, Pool
-from rocketmq_spark.remoting.protocol import Asked, Conversation
+from rocketmq_spark.remoting.pool import ConnectOptions, Pool
+from rocketmq_spark.remoting.protocol import RemotingProtocol, RequestReceived
 from rocketmq_spark.session.proxied import unpack
 from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals
 from rocketmq_spark.spool.spool import record_of, send_of
@@ -144,18 +144,18 @@ class _Member:
     """A client with a member of each kind. Its work is done at once, on the calling thread."""
 
     def __init__(self) -> None:
-        self.calls = Calls(Pool(Dialling()))
+        self.calls = RpcClient(Pool(ConnectOptions()))
         self.requests = BrokerRequests(self.calls, "g", lambda address, question: None)
         self.awaited = AwaitedReplies()
         self.checks = HalfChecks(self.calls, "g", lambda message, place: TransactionState.UNKNOWN)
 
     def take(self, data: bytes) -> None:
         """Everything that a connection and a client do with the bytes of a server."""
-        for event in Conversation[int](MAX_FRAME, MAX_FRAME // 4).receive(data):
-            if isinstance(event, Asked):
+        for event in RemotingProtocol[int](MAX_FRAME, MAX_FRAME // 4).receive(data):
+            if isinstance(event, RequestReceived):
                 self._take(event)
 
-    def _take(self, asked: Asked) -> None:
+    def _take(self, asked: RequestReceived) -> None:
         command = asked.command
         request = ServerRequest("h:1", command, lambda reply: None, asked.reply)
         if command.code == Request.PUSH_REPLY_MESSAGE_TO_CLIENT:
@@ -173,10 +173,10 @@ _MEMBER = _Member()
 def _answered(data: bytes) -> None:
     """Read an answer as the answer to each kind of request."""
     command = header.decode(data[4:])
-    str(refused(command, "h:1", "t", "t/b/0"))
+    str(error_from_response(command, "h:1", "t", "t/b/0"))
     for row in rpc.by_code.values():
         outcome(Target(lambda _, row=row: row.answer(command), ()), data)  # type: ignore[misc]
-    answer_of(PullRequest("g", QUEUE, 0, filter=Filter("t")), command, "h:1", NO_SCOPE)
+    to_pull_answer(PullRequest("g", QUEUE, 0, filter=Filter("t")), command, "h:1", NO_SCOPE)
 
 
 def _status() -> bytes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.client.calls import Calls
-from rocketmq_spark.client.instance import Groups, Instance
-from rocketmq_spark.client.questions import Kinds
+from rocketmq_spark.client.calls import RpcClient
+from rocketmq_spark.client.instance import ClientInstance, MemberRegistry
+from rocketmq_spark.client.questions import TopicAttributesCache
 from rocketmq_spark.client.route import NameServers, Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
-from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.messages import decode_messages
 from tests.helpers import awaited
@@ -19,10 +19,12 @@ from tests.helpers import awaited
 
 def send(name_server: str, topic: str, *bodies: bytes) -> None:
     """To queue 0 of the first broker of the topic, each acknowledged, and in its queue when this returns."""
-    calls = Calls(Pool(Dialling()))
+    calls = RpcClient(Pool(ConnectOptions()))
     routes = Routes(NameServers(calls, name_server.split(";")))
     queue = routes.get(topic, 0.0).writable()[0]
-    sender = RemotingSender(calls, routes, Instance(Groups(), calls, routes), Kinds(calls, routes))
+    sender = RemotingSender(
+        calls, routes, ClientInstance(MemberRegistry(), calls, routes), TopicAttributesCache(calls, routes)
+    )
     try:
         for body in bodies:
             result = sender.send(queue, SendRequest("GID_test", body), Deadline.after(10))
@@ -39,7 +41,7 @@ def send(name_server: str, topic: str, *bodies: bytes) -> None:
 def read(admin: BaseAdmin, topic: str, address: str | None = None) -> list[bytes]:
     """All bodies of queue 0 at ``address`` (default: the master of its first broker), in order."""
     queue = admin.route(topic).readable()[0]
-    calls = Calls(Pool(Dialling()))
+    calls = RpcClient(Pool(ConnectOptions()))
     found: list[bytes] = []
     try:
         while True:

@@ -20,7 +20,7 @@ from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import Cause, Fetched, Hole
 from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.requests import PullSettings
-from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer, Found, Keys, PullTemplate
+from rocketmq_spark.remoting.bulk import BUFFER_BYTES, EmptyAnswer, FoundAnswer, Keys, PullTemplate
 from rocketmq_spark.wire import header, rpc
 
 # As a stored message has them: offset and flags; what lies between is no matter here.
@@ -78,19 +78,19 @@ class Queue:
         flags = _INNER if self.base(offset) in self.batches else 0
         return _MESSAGE.pack(offset, flags).ljust(self.message_bytes, b"\0")
 
-    def pull(self, now: float, start: int, count: int) -> tuple[list[int], int] | Answer:
+    def pull(self, now: float, start: int, count: int) -> tuple[list[int], int] | EmptyAnswer:
         """Offsets of the messages in an answer and where to go on, or what the broker says instead."""
         if self.deleted_at is not None and now >= self.deleted_at:
-            return Answer(17, "topic[t] not exist", None, None, None, 0)
+            return EmptyAnswer(17, "topic[t] not exist", None, None, None, 0)
         if self.truncate is not None and now >= self.truncate[0]:
             self.low = max(self.low, self.truncate[1])
         high = self.high if self.visible_from is None else min(self.high, self.visible_from(now))
         if start < self.low:
-            return Answer(21, "OFFSET_TOO_SMALL", self.low, self.low, high, 0)
+            return EmptyAnswer(21, "OFFSET_TOO_SMALL", self.low, self.low, high, 0)
         if start == high:
-            return Answer(19, "OFFSET_OVERFLOW_ONE", start, self.low, high, 0)
+            return EmptyAnswer(19, "OFFSET_OVERFLOW_ONE", start, self.low, high, 0)
         if start > high:
-            return Answer(21, "OFFSET_OVERFLOW_BADLY", high, self.low, high, 0)
+            return EmptyAnswer(21, "OFFSET_OVERFLOW_BADLY", high, self.low, high, 0)
         at, found = self.base(start), []
         while at < high and len(found) < count:
             step = self.batches.get(at, 1)
@@ -146,18 +146,18 @@ class Model:
     def chance(self, share: float) -> bool:
         return share > 0 and self.rng.random() < share
 
-    def answer(self, queue_id: int, start: int, count: int) -> tuple[list[int], int] | Answer:
+    def answer(self, queue_id: int, start: int, count: int) -> tuple[list[int], int] | EmptyAnswer:
         if self.accidents.reset_once:
             self.accidents.reset_once = False
-            return Answer(21, "OFFSET_RESET", 0, 0, 1, 0)
+            return EmptyAnswer(21, "OFFSET_RESET", 0, 0, 1, 0)
         if self.chance(self.accidents.busy):
-            return Answer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy", None, None, None, 0)
+            return EmptyAnswer(2, "[TIMEOUT_CLEAN_QUEUE]broker busy", None, None, None, 0)
         if self.chance(self.accidents.short):
             count = self.rng.randint(1, count)
         answer = self.queues[queue_id].pull(self.time.now, start, count)
-        if self.removing and not isinstance(answer, Answer) and not answer[0]:
+        if self.removing and not isinstance(answer, EmptyAnswer) and not answer[0]:
             queue = self.queues[queue_id]
-            return Answer(20, "MESSAGE_WAS_REMOVING", answer[1], queue.low, queue.high, 0)
+            return EmptyAnswer(20, "MESSAGE_WAS_REMOVING", answer[1], queue.low, queue.high, 0)
         return answer
 
     def reader(
@@ -192,8 +192,8 @@ class Stream:
         self.filled = 0
         self.closed = False
         self._silent = False
-        self._pending: list[tuple[float, int, int, tuple[list[int], int] | Answer]] = []
-        self._arrived: list[tuple[int, int, tuple[list[int], int] | Answer]] = []
+        self._pending: list[tuple[float, int, int, tuple[list[int], int] | EmptyAnswer]] = []
+        self._arrived: list[tuple[int, int, tuple[list[int], int] | EmptyAnswer]] = []
 
     # --- what the reader calls
 
@@ -246,11 +246,11 @@ class Stream:
                 self._arrived.append((item[1], item[2], item[3]))
         return True
 
-    def scan(self) -> tuple[list[Found], list[tuple[int, Answer]]]:
-        found: list[Found] = []
-        others: list[tuple[int, Answer]] = []
+    def scan(self) -> tuple[list[FoundAnswer], list[tuple[int, EmptyAnswer]]]:
+        found: list[FoundAnswer] = []
+        others: list[tuple[int, EmptyAnswer]] = []
         for opaque, queue, answer in self._arrived:
-            if isinstance(answer, Answer):
+            if isinstance(answer, EmptyAnswer):
                 others.append((opaque, answer))
                 continue
             body = b"".join(map(self.model.queues[queue].message, answer[0]))
@@ -279,8 +279,8 @@ class Stream:
     def close(self) -> None:
         self.closed = True
 
-    def _size(self, item: tuple[float, int, int, tuple[list[int], int] | Answer]) -> int:
-        return 0 if isinstance(item[3], Answer) else len(item[3][0]) * self.model.queues[item[2]].message_bytes
+    def _size(self, item: tuple[float, int, int, tuple[list[int], int] | EmptyAnswer]) -> int:
+        return 0 if isinstance(item[3], EmptyAnswer) else len(item[3][0]) * self.model.queues[item[2]].message_bytes
 
 
 def holes(model: Model, fetched: Fetched) -> list[Hole]:

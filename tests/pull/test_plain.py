@@ -17,7 +17,7 @@ from rocketmq_spark.pull.reader import RangeReader
 from rocketmq_spark.pull.reading import PlainRun
 from rocketmq_spark.pull.recreated import RecreatedTopics
 from rocketmq_spark.pull.requests import PullSettings
-from rocketmq_spark.remoting.bulk import Answer
+from rocketmq_spark.remoting.bulk import EmptyAnswer
 from tests.pull.pull_model import Accidents, Model, Queue, offset_at
 
 QUEUES = [MessageQueue("t", "b", i) for i in range(2)]
@@ -104,11 +104,13 @@ def reset_after(model: Model, pulls: int) -> dict[int, int]:
     """An operator resets both queues after so many pulls: what brokers have still to tell, one pull of each queue."""
     plain, untold = model.answer, {}
 
-    def answer(queue: int, start: int, count: int) -> tuple[list[int], int] | Answer:
+    def answer(queue: int, start: int, count: int) -> tuple[list[int], int] | EmptyAnswer:
         if len(model.asked) == pulls:
             untold.update({0: 290, 1: 280})
         return (
-            Answer(21, "OFFSET_RESET", untold.pop(queue), 0, 300, 0) if queue in untold else plain(queue, start, count)
+            EmptyAnswer(21, "OFFSET_RESET", untold.pop(queue), 0, 300, 0)
+            if queue in untold
+            else plain(queue, start, count)
         )
 
     model.answer = answer  # type: ignore[method-assign]
@@ -169,7 +171,7 @@ def test_an_answer_that_goes_on_behind_offsets_without_messages_is_odd() -> None
     model = Model([Queue(0, 200)])
     plain = model.answer
     model.answer = lambda queue, start, count: (  # type: ignore[method-assign]
-        Answer(20, "NO_MATCHED_MESSAGE", 24, 0, 200, 0) if start == 16 else plain(queue, start, count)
+        EmptyAnswer(20, "NO_MATCHED_MESSAGE", 24, 0, 200, 0) if start == 16 else plain(queue, start, count)
     )
     one = run(model, (0, 0, 100))
     assert offsets(one) == {0: list(range(16))}
@@ -188,7 +190,7 @@ def test_it_ends_when_it_is_told_to() -> None:
 
 def test_what_a_broker_refuses_for_good_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model([Queue(0, 100)])
-    monkeypatch.setattr(model, "answer", lambda *given: Answer(16, "no", None, None, None, 0))
+    monkeypatch.setattr(model, "answer", lambda *given: EmptyAnswer(16, "no", None, None, None, 0))
     with pytest.raises(AccessDenied):
         list(run(model, (0, 0, 100)).fetch())
 

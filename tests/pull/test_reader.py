@@ -16,7 +16,7 @@ from rocketmq_spark.errors import AccessDenied, BrokerError, CallTimeout, Connec
 from rocketmq_spark.model import OffsetRange
 from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.pull.requests import SILENCE_S, PullSettings
-from rocketmq_spark.remoting.bulk import BUFFER_BYTES, Answer
+from rocketmq_spark.remoting.bulk import BUFFER_BYTES, EmptyAnswer
 from tests.pull.pull_model import Accidents, Model, Queue, Read, Stream, accidents, pull_settings, queues, read
 
 FAST = PullSettings(fetched_rows=50)
@@ -94,7 +94,7 @@ def test_rule_4_busy_brokers_are_asked_again_with_growing_pauses() -> None:
 
 def test_rule_4_access_denied_is_final_and_names_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model([Queue(0, 100)])
-    monkeypatch.setattr(model, "answer", lambda *_: Answer(16, "no permission", None, None, None, 0))
+    monkeypatch.setattr(model, "answer", lambda *_: EmptyAnswer(16, "no permission", None, None, None, 0))
     error = read(model, [(0, 100)]).error
     assert isinstance(error, AccessDenied)
     assert (error.topic, error.queue, error.addr) == ("t", "t/b/0", "h:1")
@@ -104,7 +104,7 @@ def test_rule_4_access_denied_is_final_and_names_the_queue(monkeypatch: pytest.M
 def test_keys_that_expire_in_a_long_task_are_taken_anew() -> None:
     """What was under way with the old ones is asked for again; refused with keys that nobody changes it is final."""
     model, keys = Model([Queue(0, 500)]), ["old"]
-    real, denied = model.answer, Answer(16, "expired", None, None, None, 0)
+    real, denied = model.answer, EmptyAnswer(16, "expired", None, None, None, 0)
     good = ["old"]
 
     def answer(queue: int, start: int, count: int) -> object:
@@ -127,7 +127,7 @@ def test_rule_6_a_reset_is_neither_progress_nor_loss() -> None:
 
 def test_rule_6_endless_resets_end_with_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model([Queue(0, 100)])
-    monkeypatch.setattr(model, "answer", lambda *_: Answer(21, "OFFSET_RESET", 90, 90, 100, 0))
+    monkeypatch.setattr(model, "answer", lambda *_: EmptyAnswer(21, "OFFSET_RESET", 90, 90, 100, 0))
     result = read(model, [(40, 100)], PullSettings(read_deadline_s=30.0))
     assert isinstance(result.error, CallTimeout)
     text = str(result.error)
@@ -188,7 +188,7 @@ def test_codes_17_and_29_are_loss_after_the_grace_time_only(
     code: int, remark: str, cause: Cause, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Model([Queue(0, 100)])
-    real, gone = model.answer, Answer(code, remark, None, None, None, 0)
+    real, gone = model.answer, EmptyAnswer(code, remark, None, None, None, 0)
     monkeypatch.setattr(model, "answer", lambda *a: gone if model.time.now < 1010 else real(*a))
     assert (read(model, [(0, 100)]).of(0), model.time.now >= 1010) == (list(range(100)), True)
     monkeypatch.setattr(model, "answer", lambda *a: gone)
@@ -221,7 +221,7 @@ def test_what_was_read_before_a_loss_is_delivered_and_not_called_lost() -> None:
     model = Model([Queue(0, 1000)])
     model.latency = lambda _, start: 5.0 if start == 8 else 0.001
     real = model.answer
-    refused = Answer(17, "topic[t] not exist", None, None, None, 0)
+    refused = EmptyAnswer(17, "topic[t] not exist", None, None, None, 0)
     model.answer = lambda queue, start, count: refused if start <= 8 < start + count else real(queue, start, count)  # type: ignore[method-assign]
     result = read(model, [(0, 1000)])
     lost = result.lost_offsets()
@@ -310,7 +310,7 @@ def test_what_came_whole_before_a_connection_was_left_is_delivered_and_not_read_
 @pytest.mark.parametrize("at", [0, 500])
 def test_an_answer_that_ends_a_read_skips_nothing(at: int) -> None:
     model = Model([Queue(0, 2000)])
-    real, bad = model.answer, Answer(0, "no such code", None, None, None, None)
+    real, bad = model.answer, EmptyAnswer(0, "no such code", None, None, None, None)
     model.answer = lambda queue, start, count: bad if start <= at < start + count else real(queue, start, count)  # type: ignore[method-assign]
     model.latency = lambda queue, start: 0.5 if start <= at < start + 50 else 0.001  # when others are there
     result = read(model, [(0, 2000)], PullSettings(batch_size=50))
@@ -371,7 +371,7 @@ def test_a_broker_that_falls_silent_is_left_for_a_new_connection() -> None:
 def test_a_broker_that_drains_is_left_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model([Queue(0, 500)])
     real = model.answer
-    bye = Answer(1500, "bye", None, None, None, 0)
+    bye = EmptyAnswer(1500, "bye", None, None, None, 0)
     monkeypatch.setattr(model, "answer", lambda *a: bye if len(model.streams) == 1 and a[1] > 100 else real(*a))
     assert read(model, [(0, 500)]).of(0) == list(range(500))
     assert len(model.streams) == 2
@@ -460,7 +460,7 @@ class TestReplicas:
         model = self.model(3000)
         model.accidents.busy = 0.5
         real = model.answer
-        busy = Answer(2, "busy", None, None, None, None)
+        busy = EmptyAnswer(2, "busy", None, None, None, None)
         model.answer = lambda *a: busy if model.rng.random() < 0.3 else real(*a)  # type: ignore[method-assign]
         assert read(model, [(0, 3000)], FAST).of(0) == list(range(3000))
         assert self.moves == [0, 1]

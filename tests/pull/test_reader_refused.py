@@ -9,7 +9,7 @@ from rocketmq_spark.errors import AccessDenied, BrokerError, DataLossError, Grou
 from rocketmq_spark.model import MessageQueue, OffsetRange
 from rocketmq_spark.pull.answers import Cause
 from rocketmq_spark.pull.requests import PullSettings
-from rocketmq_spark.remoting.bulk import Answer
+from rocketmq_spark.remoting.bulk import EmptyAnswer
 from tests.pull.pull_model import Model, Queue, read
 
 
@@ -24,7 +24,7 @@ from tests.pull.pull_model import Model, Queue, read
 )
 def test_a_refusal_is_the_error_also_of_a_read_of_one_pull(code: int, kind: type[RocketMQError], end: int) -> None:
     model = Model([Queue(0, end)])
-    model.answer = lambda queue, start, count: Answer(code, "no", None, None, None, None)  # type: ignore[method-assign]
+    model.answer = lambda queue, start, count: EmptyAnswer(code, "no", None, None, None, None)  # type: ignore[method-assign]
     error = read(model, [(0, end)]).error
     assert isinstance(error, kind)
     assert (error.topic, error.queue, error.remark) == ("t", "t/b/0", "no")
@@ -66,13 +66,13 @@ def test_an_answer_that_leads_nowhere_is_asked_for_again_after_pauses_that_grow(
 @pytest.mark.parametrize(
     "refusal",
     [
-        Answer(Response.TOPIC_NOT_EXIST, "topic[t] not exist", None, None, None, 0),
-        Answer(Response.INVALID_PARAMETER, "queueId[0] is illegal", None, None, None, 0),
-        Answer(Response.SERVICE_NOT_AVAILABLE, "shutting down", None, None, None, 0),
+        EmptyAnswer(Response.TOPIC_NOT_EXIST, "topic[t] not exist", None, None, None, 0),
+        EmptyAnswer(Response.INVALID_PARAMETER, "queueId[0] is illegal", None, None, None, 0),
+        EmptyAnswer(Response.SERVICE_NOT_AVAILABLE, "shutting down", None, None, None, 0),
     ],
     ids=["topic deleted", "queue gone", "not available"],
 )
-def test_the_route_is_asked_for_after_pauses_not_for_each_pull(refusal: Answer) -> None:
+def test_the_route_is_asked_for_after_pauses_not_for_each_pull(refusal: EmptyAnswer) -> None:
     """A task of thousands of messages has hundreds of pulls, each of which the broker refuses again and again."""
     model = Model([Queue(0, 4000)])
     plain = model.answer

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import AccessDenied, BrokerError, GroupNotFound, ServerFault
 from rocketmq_spark.pull.answers import Cause, Continue, Lost, Reconnect, RepeatPull, Reset, Suspect, judge
-from rocketmq_spark.remoting.bulk import Answer
+from rocketmq_spark.remoting.bulk import EmptyAnswer
 
 START = 100
 
 
 def answer(
     code: int, remark: str = "", beyond: int | None = None, low: int | None = 0, high: int = 1000, **more: int
-) -> Answer:
-    return Answer(code, remark, beyond, low, high, 0, **more)
+) -> EmptyAnswer:
+    return EmptyAnswer(code, remark, beyond, low, high, 0, **more)
 
 
 WENT_BACK = Suspect(Cause.WENT_BACK)
@@ -68,7 +68,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("given_answer", "decision"), CASES)
-def test_cases(given_answer: Answer, decision: object) -> None:
+def test_cases(given_answer: EmptyAnswer, decision: object) -> None:
     assert judge(START, given_answer) == decision
 
 

@@ -20,7 +20,7 @@ from rocketmq_spark.remoting import connection as connection_module
 from rocketmq_spark.remoting import protocol
 from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest, together
 from rocketmq_spark.remoting.endpoint import SocketChannel
-from rocketmq_spark.remoting.protocol import Conversation
+from rocketmq_spark.remoting.protocol import RemotingProtocol
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command, Peer
 from tests import mockbroker as mb
@@ -303,7 +303,7 @@ def test_a_reader_that_ends_as_nobody_expected_leaves_nobody_waiting(
 ) -> None:
     broker.on(PING, ok())
     connection = connect(broker.address)
-    monkeypatch.setattr(Conversation, "receive", raising(error))
+    monkeypatch.setattr(RemotingProtocol, "receive", raising(error))
     with pytest.raises(ConnectionLost, match=f"the reader failed: {type(error).__name__}"):
         connection.call(ping(), soon(60))
     assert connection.closed

@@ -14,8 +14,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.remoting import connection as connection_module
 from rocketmq_spark.remoting.connection import Connection
-from rocketmq_spark.remoting.endpoint import Drops, Undelivered
-from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.remoting.endpoint import DropUnsent, UndeliveredPolicy
+from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire.header import Command
 from tests.helpers import awaited
 from tests.mockbroker import PING, MockBroker, ok, ping
@@ -60,11 +60,13 @@ def ends_with_reset(peer: socket.socket) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("drops", "cut"), [(Drops.NEVER, False), (Drops.CLOSED, True), (Drops.DEAD, True)])
+@pytest.mark.parametrize(
+    ("drops", "cut"), [(DropUnsent.NEVER, False), (DropUnsent.CLOSED, True), (DropUnsent.DEAD, True)]
+)
 def test_a_connection_that_is_closed_while_requests_wait(
-    slow: socket.socket, connect: Connect, drops: Drops, cut: bool
+    slow: socket.socket, connect: Connect, drops: DropUnsent, cut: bool
 ) -> None:
-    connection = connect(address(slow), undelivered=Undelivered(drops=drops))
+    connection = connect(address(slow), undelivered=UndeliveredPolicy(drops=drops))
     peer, _ = slow.accept()
     with peer:
         connection.call_each([(Command(PING, body=bytes(LARGE)), lambda outcome: None)], Deadline.after(0.1))
@@ -78,7 +80,7 @@ def test_a_request_that_was_given_up_counts_as_one_that_waits(
 ) -> None:
     """By its caller, that is: the thread that reads, which would do so at the same moment, has other work."""
     monkeypatch.setattr(connection_module, "TICK_S", 60.0)
-    connection = connect(address(slow), undelivered=Undelivered(drops=Drops.CLOSED))
+    connection = connect(address(slow), undelivered=UndeliveredPolicy(drops=DropUnsent.CLOSED))
     peer, _ = slow.accept()
     with peer:
         with pytest.raises(CallTimeout):
@@ -89,7 +91,7 @@ def test_a_request_that_was_given_up_counts_as_one_that_waits(
 
 
 def test_what_expects_no_answer_is_still_sent(slow: socket.socket, connect: Connect) -> None:
-    connection = connect(address(slow), undelivered=Undelivered(drops=Drops.CLOSED))
+    connection = connect(address(slow), undelivered=UndeliveredPolicy(drops=DropUnsent.CLOSED))
     peer, _ = slow.accept()
     with peer:
         connection.send_oneway(Command(PING, body=bytes(100_000)), Deadline.after(5.0))
@@ -97,8 +99,8 @@ def test_what_expects_no_answer_is_still_sent(slow: socket.socket, connect: Conn
         assert not ends_with_reset(peer)
 
 
-@pytest.mark.parametrize(("drops", "cut"), [(Drops.CLOSED, False), (Drops.DEAD, True)])
-def test_a_process_that_dies(slow: socket.socket, drops: Drops, cut: bool) -> None:
+@pytest.mark.parametrize(("drops", "cut"), [(DropUnsent.CLOSED, False), (DropUnsent.DEAD, True)])
+def test_a_process_that_dies(slow: socket.socket, drops: DropUnsent, cut: bool) -> None:
     command = [sys.executable, "-c", CHILD, address(slow), drops.name]
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child,
@@ -115,7 +117,7 @@ def test_a_process_that_dies(slow: socket.socket, drops: Drops, cut: bool) -> No
 
 
 def test_a_pool_that_hangs_up_goes_on_with_other_connections(broker: MockBroker) -> None:
-    pool, soon = Pool(Dialling(undelivered=Undelivered(drops=Drops.DEAD))), Deadline.after(5.0)
+    pool, soon = Pool(ConnectOptions(undelivered=UndeliveredPolicy(drops=DropUnsent.DEAD))), Deadline.after(5.0)
     broker.on(PING, ok())
     first = pool.get(broker.address, soon)
     pool.hang_up()

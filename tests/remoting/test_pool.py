@@ -17,8 +17,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Living
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost
 from rocketmq_spark.remoting import pool as pool_module
-from rocketmq_spark.remoting.endpoint import Undelivered
-from rocketmq_spark.remoting.pool import Dialling, Pool
+from rocketmq_spark.remoting.endpoint import UndeliveredPolicy
+from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire.header import Peer
 from tests import mockbroker as mb
 from tests.mockbroker import PING, MockBroker, eventually, ok, ping
@@ -26,7 +26,7 @@ from tests.mockbroker import PING, MockBroker, eventually, ok, ping
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    one = Pool(Dialling(connect_timeout_s=30.0))
+    one = Pool(ConnectOptions(connect_timeout_s=30.0))
     yield one
     one.close()
 
@@ -146,8 +146,8 @@ def test_a_dead_address_rests_for_a_moment_that_grows(pool: Pool, dead: str, mon
 def test_when_there_is_no_time_to_rest_the_earlier_error_is_reported(
     pool: Pool, dead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "FIRST_REST_S", 60.0)
-    monkeypatch.setattr(pool_module, "LONGEST_REST_S", 60.0)
+    monkeypatch.setattr(pool_module, "FIRST_BACKOFF_S", 60.0)
+    monkeypatch.setattr(pool_module, "MAX_BACKOFF_S", 60.0)
     for _ in range(2):
         with pytest.raises(ConnectionLost, match="refused"):
             pool.get(dead, soon(1.0))
@@ -198,7 +198,7 @@ def test_a_server_that_is_back_is_found_and_its_rest_forgotten(pool: Pool, dead:
 
 
 def test_addresses_are_mapped(broker: MockBroker) -> None:
-    pool = Pool(Dialling(address_map={"10.0.0.1:10911": broker.address}))
+    pool = Pool(ConnectOptions(address_map={"10.0.0.1:10911": broker.address}))
     broker.on(PING, ok())
     assert pool.get("10.0.0.1:10911", soon()).call(ping(), soon()).code == 0
     assert pool.dialling.reachable("other:1") == "other:1"
@@ -208,7 +208,7 @@ def test_addresses_are_mapped(broker: MockBroker) -> None:
 @pytest.mark.parametrize("option", [socket.TCP_USER_TIMEOUT] if hasattr(socket, "TCP_USER_TIMEOUT") else [])
 def test_the_system_drops_what_is_not_confirmed_in_time(broker: MockBroker, option: int) -> None:
     for seconds in (15.0, 3.0):
-        pool = Pool(Dialling(undelivered=Undelivered(seconds)) if seconds < 15 else Dialling())
+        pool = Pool(ConnectOptions(undelivered=UndeliveredPolicy(seconds)) if seconds < 15 else ConnectOptions())
         sock = pool.get(broker.address, soon())._channel._sock
         assert sock.getsockopt(socket.IPPROTO_TCP, option) == 1000 * seconds
         pool.close()
@@ -274,8 +274,8 @@ def test_a_connection_that_is_made_while_the_pool_closes_is_closed_too(
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     """At most two connections, any of which may be closed as soon as it is idle."""
-    monkeypatch.setattr(pool_module, "FRESH_S", 0.0)
-    one = Pool(Dialling(connect_timeout_s=30.0, max_connections=2))
+    monkeypatch.setattr(pool_module, "MIN_IDLE_S", 0.0)
+    one = Pool(ConnectOptions(connect_timeout_s=30.0, max_connections=2))
     yield one
     one.close()
 
@@ -320,7 +320,7 @@ def test_a_connection_that_was_just_handed_out_is_not_closed(
     few: Pool, servers: list[MockBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its caller may not have sent the request yet."""
-    monkeypatch.setattr(pool_module, "FRESH_S", 1e9)
+    monkeypatch.setattr(pool_module, "MIN_IDLE_S", 1e9)
     both = [few.get(server.address, soon()) for server in servers[:2]]
     with pytest.raises(CallTimeout, match="in use"):
         few.get(servers[2].address, soon(0.05))
@@ -347,7 +347,7 @@ def test_many_threads_at_the_limit_get_answers_and_no_errors(few: Pool, servers:
         return few.get(servers[number % 4].address, soon(60)).call(ping(), soon(60)).code
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(4) as threads:
-        patch.setattr(pool_module, "FRESH_S", 0.2)
+        patch.setattr(pool_module, "MIN_IDLE_S", 0.2)
         assert set(threads.map(call, range(40))) == {0}
     assert sum(few.live(server.address) for server in servers) <= 3
 
@@ -372,7 +372,7 @@ def test_connections_of_a_client_that_nobody_uses_are_closed_by_others(
 ) -> None:
     """A process keeps the clients of all options that it was ever given, each with a thread for each connection."""
     broker.on(PING, mb.never)
-    unused, used = Pool(Dialling()), Pool(Dialling())
+    unused, used = Pool(ConnectOptions()), Pool(ConnectOptions())
     with contextlib.closing(unused), contextlib.closing(used):
         idle, busy = unused.get(broker.address, soon()), used.get(broker.address, soon())
         busy.call_each([(ping(), lambda _: None)], soon(60))

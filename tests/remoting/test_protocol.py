@@ -15,10 +15,10 @@ from rocketmq_spark.remoting.protocol import (
     PUSHED_BYTES,
     SMALL_BODY,
     WRITE_BYTES,
-    Answered,
-    Asked,
-    Conversation,
-    Dropped,
+    RemotingProtocol,
+    RequestReceived,
+    ResponseDropped,
+    ResponseReceived,
     peer_after,
     pushed_limit,
 )
@@ -31,8 +31,8 @@ PING = Request.GET_BROKER_RUNTIME_INFO
 MAX_FRAME = 1 << 20
 
 
-def conversation() -> Conversation[str]:
-    return Conversation(MAX_FRAME)
+def conversation() -> RemotingProtocol[str]:
+    return RemotingProtocol(MAX_FRAME)
 
 
 def answer(opaque: int, body: bytes = b"", kind: int = SerializeType.JSON) -> bytes:
@@ -43,7 +43,7 @@ def request(opaque: int, code: int = 9999, flag: int = 0) -> bytes:
     return header.encode(Command(code, {}, b"", opaque, flag))
 
 
-def sent(talk: Conversation[str]) -> list[Command]:
+def sent(talk: RemotingProtocol[str]) -> list[Command]:
     """What is on its way out, as the peer would read it."""
     data = b"".join(bytes(chunk) for chunk in talk.take_outgoing())
     return [header.decode(frame) for frame in FrameSplitter(MAX_FRAME).feed(data)]
@@ -69,7 +69,7 @@ def test_later_bytes_are_no_sign_of_grpc() -> None:
     talk = conversation()
     talk.send(Command(PING), "a")
     (event,) = talk.receive(answer(0, SETTINGS))
-    assert isinstance(event, Answered)
+    assert isinstance(event, ResponseReceived)
 
 
 @pytest.mark.parametrize("asked", [Request.GET_BROKER_CLUSTER_INFO, Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER])
@@ -96,7 +96,7 @@ def test_each_request_has_a_number_of_its_own_and_gets_its_answer() -> None:
     first, second = talk.send(Command(PING), "first"), talk.send(Command(PING), "second")
     assert [command.opaque for command in sent(talk)] == [first, second]
     (event,) = talk.receive(answer(second, b"x"))
-    assert isinstance(event, Answered)
+    assert isinstance(event, ResponseReceived)
     assert (event.waiter, bytes(event.command.body)) == ("second", b"x")
     assert talk.waiting == 1
 
@@ -108,7 +108,7 @@ def test_numbers_wrap_and_pass_over_those_that_wait() -> None:
     assert talk.send(Command(PING), "last") == OPAQUE_MASK
     assert talk.send(Command(PING), "after") == 1  # 0 still waits
     (event,) = talk.receive(answer(0))
-    assert isinstance(event, Answered)
+    assert isinstance(event, ResponseReceived)
     assert event.waiter == "old"
     talk._next_opaque = OPAQUE_MASK
     talk.give_up(OPAQUE_MASK)
@@ -129,15 +129,15 @@ def test_rule_2_a_request_of_the_server_with_our_number_is_not_our_answer() -> N
     talk = conversation()
     opaque = talk.send(Command(PING), "mine")
     events = talk.receive(request(opaque) + answer(opaque, b"real"))
-    assert isinstance(events[0], Asked)
-    assert isinstance(events[1], Answered)
+    assert isinstance(events[0], RequestReceived)
+    assert isinstance(events[1], ResponseReceived)
     assert (events[1].waiter, bytes(events[1].command.body)) == ("mine", b"real")
 
 
 def test_rule_2_an_unknown_request_of_the_server_is_answered_with_code_3() -> None:
     talk = conversation()
     (event,) = talk.receive(request(42, 307))
-    assert isinstance(event, Asked)
+    assert isinstance(event, RequestReceived)
     assert event.reply is not None
     assert (event.reply.code, event.reply.opaque, event.reply.flag) == (
         Response.REQUEST_CODE_NOT_SUPPORTED,
@@ -149,7 +149,7 @@ def test_rule_2_an_unknown_request_of_the_server_is_answered_with_code_3() -> No
 
 def test_rule_2_a_one_way_request_of_the_server_is_not_answered() -> None:
     (event,) = conversation().receive(request(42, 40, Flag.ONEWAY))
-    assert isinstance(event, Asked)
+    assert isinstance(event, RequestReceived)
     assert event.reply is None
 
 
@@ -208,7 +208,7 @@ def test_rule_1_both_header_types_are_understood_and_requests_are_json_from_pyth
 
 
 def test_rule_1_inbound_frames_have_a_limit_of_their_own() -> None:
-    talk: Conversation[str] = Conversation(100)
+    talk: RemotingProtocol[str] = RemotingProtocol(100)
     with pytest.raises(RemoteProtocolError, match="limit"):
         talk.receive(b"\x00\x00\x00\x65")
 
@@ -246,7 +246,7 @@ def test_small_requests_are_written_together_around_large_ones() -> None:
 
 @given(st.data(), st.integers(1, 12))
 def test_any_order_of_answers_in_any_pieces(data: st.DataObject, count: int) -> None:
-    talk: Conversation[int] = Conversation(MAX_FRAME)
+    talk: RemotingProtocol[int] = RemotingProtocol(MAX_FRAME)
     numbers = {talk.send(Command(PING), i): i for i in range(count)}
     stream, expected = b"", []
     for opaque in data.draw(st.permutations(sorted(numbers))):
@@ -256,7 +256,7 @@ def test_any_order_of_answers_in_any_pieces(data: st.DataObject, count: int) -> 
         expected.append(numbers[opaque])
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=10))
     events = [event for piece in pieces_of(stream, cuts) for event in talk.receive(piece)]
-    answered = [event for event in events if isinstance(event, Answered)]
+    answered = [event for event in events if isinstance(event, ResponseReceived)]
     assert [event.waiter for event in answered] == expected
     assert [int(bytes(event.command.body)) for event in answered] == expected
     assert talk.waiting == 0
@@ -270,7 +270,7 @@ def test_any_command_of_a_server_is_dispatched_by_its_flag(command: Command) -> 
         assert events == []
     else:
         (event,) = events
-        assert isinstance(event, Asked)
+        assert isinstance(event, RequestReceived)
         assert (event.reply is None) == command.is_oneway
 
 
@@ -288,7 +288,7 @@ def test_any_command_of_a_server_is_dispatched_by_its_flag(command: Command) -> 
 def test_an_answer_is_no_longer_than_its_request_allows(request_code: int, most: int | None, size: int) -> None:
     """Of a longer one only the beginning is kept, and the conversation goes on."""
     body = bytes(most + 1 if most else 65 << 20)
-    talk: Conversation[str] = Conversation(256 << 20)
+    talk: RemotingProtocol[str] = RemotingProtocol(256 << 20)
     number, after = talk.send(Command(request_code), "a"), talk.send(Command(PING), "b")
     large, peak = answer(number, body), 0
     events = list(talk.receive(large[: 2 << 20]))
@@ -297,17 +297,17 @@ def test_an_answer_is_no_longer_than_its_request_allows(request_code: int, most:
         peak = max(peak, talk._splitter.buffered)
     events += talk.receive(answer(after, b"x"))
     first, second = events
-    assert isinstance(second, Answered)
+    assert isinstance(second, ResponseReceived)
     if most is None:
-        assert isinstance(first, Answered)
+        assert isinstance(first, ResponseReceived)
         assert len(first.command.body) == len(body)
         return
-    assert isinstance(first, Dropped)
+    assert isinstance(first, ResponseDropped)
     assert f"an answer has {len(body)} bytes; expected at most {most}" in str(first.error)
     assert peak < 1 << 20
     exact = talk.send(Command(request_code), "c")
     (event,) = talk.receive(answer(exact, bytes(most)))
-    assert isinstance(event, Answered)
+    assert isinstance(event, ResponseReceived)
     assert talk._most == {}
 
 
@@ -318,48 +318,50 @@ def pushed(body_bytes: int, flag: int = 0, opaque: int = 7) -> bytes:
     return header.encode(Command(326, {"a": "b"}, bytes(body_bytes), opaque, flag), max_frame=None)
 
 
-def in_pieces(talk: Conversation[str], data: bytes, size: int = 100) -> list[Answered[str] | Asked | Dropped[str]]:
+def in_pieces(
+    talk: RemotingProtocol[str], data: bytes, size: int = 100
+) -> list[ResponseReceived[str] | RequestReceived | ResponseDropped[str]]:
     return [event for at in range(0, len(data), size) for event in talk.receive(data[at : at + size])]
 
 
 @pytest.mark.parametrize("flag", [0, Flag.ONEWAY])
 def test_a_request_that_is_too_large_is_not_kept(flag: int) -> None:
-    talk: Conversation[str] = Conversation(MAX_FRAME, 1000)
+    talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 1000)
     talk.send(Command(PING), "a")
     large = pushed(100_000, flag)
     began = in_pieces(talk, large[:300])
     assert talk._splitter.buffered == 0
     events = [*began, *in_pieces(talk, large[300:] + request(8) + answer(0))]
-    assert [type(event) for event in events] == [Asked, Asked, Answered]
+    assert [type(event) for event in events] == [RequestReceived, RequestReceived, ResponseReceived]
     first, second = events[:2]
-    assert isinstance(first, Asked)
-    assert isinstance(second, Asked)
+    assert isinstance(first, RequestReceived)
+    assert isinstance(second, RequestReceived)
     assert (first.held_bytes, bytes(first.command.body), first.command.ext) == (None, b"", {"a": "b"})
     assert (first.reply is None) == bool(flag)
     assert second.held_bytes is not None
 
 
 def test_a_request_that_is_too_large_in_one_piece_is_rejected() -> None:
-    (event,) = Conversation[str](MAX_FRAME, 1000).receive(pushed(2000))
-    assert isinstance(event, Asked)
+    (event,) = RemotingProtocol[str](MAX_FRAME, 1000).receive(pushed(2000))
+    assert isinstance(event, RequestReceived)
     assert event.held_bytes is None
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 1 << 20])
 def test_a_large_answer_is_kept_if_it_is_awaited(size: int) -> None:
-    talk: Conversation[str] = Conversation(MAX_FRAME, 1000)
+    talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 1000)
     talk.send(Command(PING), "a")
     talk.send(Command(PING), "b")
     late = answer(9, bytes(5000))
     events = in_pieces(talk, answer(0, bytes(5000)) + late + answer(1, bytes(3000)), size)
-    assert [isinstance(event, Answered) and len(event.command.body) for event in events] == [5000, 3000]
+    assert [isinstance(event, ResponseReceived) and len(event.command.body) for event in events] == [5000, 3000]
 
 
 def test_a_request_behind_a_large_answer_is_judged_too() -> None:
-    talk: Conversation[str] = Conversation(MAX_FRAME, 1000)
+    talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 1000)
     talk.send(Command(PING), "a")
     events = in_pieces(talk, answer(0, bytes(5000)) + pushed(5000), 1500)
-    assert [type(event) for event in events] == [Answered, Asked]
+    assert [type(event) for event in events] == [ResponseReceived, RequestReceived]
     assert talk._splitter.buffered == 0
 
 
@@ -367,7 +369,7 @@ def test_a_request_behind_a_large_answer_is_judged_too() -> None:
 def test_an_answer_for_which_nobody_waits_any_more_is_dropped(how: str) -> None:
     """What has arrived of it, and what still arrives: a slow server would have the client hold it for ever."""
     room = Arrivals(10_000)
-    talk: Conversation[str] = Conversation(MAX_FRAME, 1000, room.of(0))
+    talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 1000, room.of(0))
     number = talk.send(Command(PING), "a")
     talk.send(Command(PING), "b")
     large = answer(0, bytes(5000))
@@ -382,13 +384,13 @@ def test_an_answer_for_which_nobody_waits_any_more_is_dropped(how: str) -> None:
     assert (talk._splitter.buffered, room.used) == (0, 0)
     if how != "lost":
         (event,) = in_pieces(talk, large[3000:] + answer(1, bytes(10)))
-        assert isinstance(event, Answered)
+        assert isinstance(event, ResponseReceived)
         assert event.waiter == "b"
 
 
 def test_only_what_has_arrived_of_a_large_answer_counts() -> None:
     room = Arrivals(12_000)
-    talks = [Conversation[str](MAX_FRAME, 1000, room.of(number)) for number in range(4)]
+    talks = [RemotingProtocol[str](MAX_FRAME, 1000, room.of(number)) for number in range(4)]
     large = answer(0, bytes(50_000))
     for talk in talks[:3]:  # servers that announce more than there is, and send little of it
         talk.send(Command(PING), "a")
@@ -396,35 +398,35 @@ def test_only_what_has_arrived_of_a_large_answer_counts() -> None:
     assert room.used == 4500
     talks[3].send(Command(PING), "b")
     (event,) = in_pieces(talks[3], answer(0, bytes(3000)))
-    assert isinstance(event, Answered)
+    assert isinstance(event, ResponseReceived)
     assert room.used == 4500
 
 
 def test_a_server_that_sends_much_takes_no_answer_of_others() -> None:
     room = Arrivals(12_000)
-    greedy, other = (Conversation[str](MAX_FRAME, 1000, room.of(number)) for number in range(2))
+    greedy, other = (RemotingProtocol[str](MAX_FRAME, 1000, room.of(number)) for number in range(2))
     greedy.send(Command(PING), "a")
     assert in_pieces(greedy, answer(0, bytes(50_000))[:11_900]) == []
     other.send(Command(PING), "b")
     (event,) = in_pieces(other, answer(0, bytes(5800)))
-    assert isinstance(event, Answered)
+    assert isinstance(event, ResponseReceived)
     assert room.used == 0
     (dropped,) = greedy.tick()
-    assert isinstance(dropped, Dropped)
+    assert isinstance(dropped, ResponseDropped)
     assert (dropped.waiter, dropped.error.retriable, greedy._splitter.buffered) == ("a", True, 0)
     assert in_pieces(greedy, answer(0, bytes(50_000))[11_900:]) == []
     greedy.send(Command(PING), "c")
     (event,) = in_pieces(greedy, answer(1, bytes(20_000)))
-    assert isinstance(event, Answered)
+    assert isinstance(event, ResponseReceived)
 
 
 def test_a_large_request_of_a_server_has_the_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "LARGE_BYTES", 1000)
     room = Arrivals(12_000)
     assert room.of("other").resize(6000)
-    talk: Conversation[str] = Conversation(MAX_FRAME, 8000, room.of("mine"))
+    talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 8000, room.of("mine"))
     (event,) = in_pieces(talk, pushed(7000))
-    assert isinstance(event, Asked)
+    assert isinstance(event, RequestReceived)
     assert (event.held_bytes, event.why, talk._splitter.buffered) == (None, protocol._NO_ROOM, 0)
 
 
@@ -432,7 +434,7 @@ def test_a_large_request_of_a_server_has_the_limit_too(monkeypatch: pytest.Monke
 def test_a_large_frame_that_does_not_get_on_is_dropped(is_push: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "LARGE_BYTES", 1000)
     room = Arrivals(100_000)
-    talk: Conversation[str] = Conversation(MAX_FRAME, 9000, room.of(0))
+    talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 9000, room.of(0))
     talk.send(Command(PING), "a")
     large = pushed(8000) if is_push else answer(0, bytes(8000))
     in_pieces(talk, large[:1500])
@@ -445,19 +447,19 @@ def test_a_large_frame_that_does_not_get_on_is_dropped(is_push: bool, monkeypatc
     in_pieces(talk, large[at : at + 500])
     assert [talk.tick() for _ in range(protocol.QUIET_TICKS)] == [[]] * protocol.QUIET_TICKS
     (event,) = talk.tick()
-    if isinstance(event, Asked):
+    if isinstance(event, RequestReceived):
         assert (is_push, event.held_bytes, event.why) == (True, None, protocol._TOO_SLOW)
     else:
         assert (is_push, event.waiter, event.error.retriable) == (False, "a", True)
     assert (talk._splitter.buffered, room.used, talk.tick()) == (0, 0, [])
     number = talk.send(Command(PING), "b")
     (behind,) = in_pieces(talk, large[at + 500 :] + answer(number, b""))
-    assert isinstance(behind, Answered)
+    assert isinstance(behind, ResponseReceived)
 
 
 def test_a_header_that_no_server_sends_is_not_collected() -> None:
     frame = (4 << 20).to_bytes(4, "big") + (2 << 20).to_bytes(4, "big") + bytes(1000)
-    talk: Conversation[str] = Conversation(16 << 20)
+    talk: RemotingProtocol[str] = RemotingProtocol(16 << 20)
     with pytest.raises(RemoteProtocolError, match="header"):
         talk.receive(frame)
 
@@ -465,7 +467,7 @@ def test_a_header_that_no_server_sends_is_not_collected() -> None:
 @given(st.lists(st.tuples(st.sampled_from("arlp"), st.integers(0, 3000)), max_size=8), st.integers(1, 2000))
 def test_large_frames_change_no_other_event(parts: list[tuple[str, int]], size: int) -> None:
     """Answers, requests, late answers and too large requests, in any order and in any pieces."""
-    talk: Conversation[int] = Conversation(MAX_FRAME, 1000)
+    talk: RemotingProtocol[int] = RemotingProtocol(MAX_FRAME, 1000)
     data = b""
     expected: list[tuple[str, int, int]] = []
     for number, (kind, body_bytes) in enumerate(parts):
@@ -482,9 +484,9 @@ def test_large_frames_change_no_other_event(parts: list[tuple[str, int]], size: 
     events: list[tuple[str, int, int]] = []
     for at in range(0, len(data), size):
         for event in talk.receive(data[at : at + size]):
-            if isinstance(event, Answered):
+            if isinstance(event, ResponseReceived):
                 events.append(("answer", event.waiter, len(event.command.body)))
-            elif isinstance(event, Asked):
+            elif isinstance(event, RequestReceived):
                 events.append(("request", 0, 0 if event.held_bytes is None else len(event.command.body)))
     assert events == expected
 
@@ -492,7 +494,7 @@ def test_large_frames_change_no_other_event(parts: list[tuple[str, int]], size: 
 def test_a_request_counts_with_its_body_and_its_fields() -> None:
     many = Command(326, {f"{i}": "" for i in range(1000)}, bytes(500), flag=Flag.ONEWAY)
     (event,) = conversation().receive(header.encode(many))
-    assert isinstance(event, Asked)
+    assert isinstance(event, RequestReceived)
     assert event.held_bytes is not None
     assert event.held_bytes > 200_000
 

@@ -31,7 +31,7 @@ from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed
 from rocketmq_spark.cli.lag_view import under_way
 from rocketmq_spark.cli.output import Output, width_of, wrapped
 from rocketmq_spark.client import groups
-from rocketmq_spark.client.calls import refused
+from rocketmq_spark.client.calls import error_from_response
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerError,
@@ -180,7 +180,7 @@ def of_advertised(client: Client, options: Options, topics: Sequence[str]) -> It
     errors: dict[str, dict[str, RocketMQError]] = {address: {} for address, _ in places}
     for (address, broker_name), answer in zip(places, answers, strict=True):
         if not isinstance(answer, RocketMQError) and answer.code == Response.SYSTEM_ERROR:
-            answer = refused(answer, address)
+            answer = error_from_response(answer, address)
         if isinstance(answer, RocketMQError) and not isinstance(answer, AccessDenied):
             errors[address][broker_name] = answer
     for address, of_address in errors.items():
