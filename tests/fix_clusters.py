@@ -86,7 +86,7 @@ class Secured:
         """A user with so many grants: ``("Topic:orders", "Sub,Get")``; its connection options."""
         calls, address = self.admin.brokers.calls, self.mq.address("broker-a")
         user = {"username": name, "password": f"{name}-secret", "userType": "Normal"}
-        calls.ask(address, Command(_CREATE_USER, {"username": name}, body=json.dumps(user).encode()))
+        calls.request(address, Command(_CREATE_USER, {"username": name}, body=json.dumps(user).encode()))
         entries = [
             {"resource": resource, "actions": actions.split(","), "sourceIps": [], "decision": "Allow"}
             for resource, actions in grants
@@ -94,7 +94,7 @@ class Secured:
         if entries:
             subject = f"User:{name}"
             policy = {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}
-            calls.ask(address, Command(_CREATE_ACL, {"subject": subject}, body=json.dumps(policy).encode()))
+            calls.request(address, Command(_CREATE_ACL, {"subject": subject}, body=json.dumps(policy).encode()))
         return {"accessKey": name, "secretKey": f"{name}-secret"}
 
 

@@ -63,13 +63,13 @@ def test_equal_connection_options_share_a_client():
 def test_other_connection_options_get_a_client_of_their_own(different):
     assert session.client(parsed(**different)) is not session.client(parsed())
     assert session.client(parsed(**different)) is session.client(parsed(**different))
-    theirs, mine = (session.client(one).calls.pool.dialling for one in (parsed(**different), parsed()))
+    theirs, mine = (session.client(one).calls.pool.connect_options for one in (parsed(**different), parsed()))
     assert theirs.arriving is not mine.arriving
     assert theirs.waiting is not mine.waiting
 
 
 def test_bulk_reads_have_the_account_of_their_client():
-    account = session.client(parsed()).calls.pool.dialling.arriving
+    account = session.client(parsed()).calls.pool.connect_options.arriving
     assert session.puller(parsed()).dialling.arriving is account
     assert session.puller(parsed(pullBatchSize="7"), "slave").dialling.arriving is account
     pullers = []
@@ -81,7 +81,7 @@ def test_bulk_reads_have_the_account_of_their_client():
 
 def test_only_an_explicit_option_allows_secrets_in_plain_text():
     def allows(**given):
-        return session.client(parsed(**given)).calls.pool.dialling.allow_plain_text
+        return session.client(parsed(**given)).calls.pool.connect_options.allow_plain_text
 
     assert (allows(), allows(tls="false"), allows(tls="true")) == (False, True, False)
 
@@ -109,8 +109,8 @@ def test_a_retention_that_is_no_number_is_not_known(monkeypatch, hours, kept_ms)
 
 
 def test_the_option_replaces_addresses_in_routes():
-    assert session.client(parsed(addressMap="nameServer")).calls.pool.dialling.at_name_server
-    assert not session.client(parsed()).calls.pool.dialling.at_name_server
+    assert session.client(parsed(addressMap="nameServer")).calls.pool.connect_options.at_name_server
+    assert not session.client(parsed()).calls.pool.connect_options.at_name_server
 
 
 def one_user():
@@ -148,7 +148,7 @@ def test_users_of_two_files_share_no_client(tmp_path):
 def test_who_looks_what_is_stored_has_connections_that_forget_sooner_than_the_look_ends():
     def of(role, **given):
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
-        return made.calls.pool.dialling.undelivered.unconfirmed_s
+        return made.calls.pool.connect_options.undelivered.unconfirmed_s
 
     once = {"topic": "t", "deliveryGuarantee": "exactly-once"}
     assert of("sink", topic="t") == 15.0
@@ -162,10 +162,10 @@ def test_who_looks_what_is_stored_has_connections_that_forget_sooner_than_the_lo
 def test_what_a_sink_that_looks_has_not_sent_goes_with_its_process():
     def of(role, **given):
         made = session.client(options.parse({"nameServer": NOWHERE, **given}).for_role(role))
-        return made.calls.pool.dialling.undelivered.drops
+        return made.calls.pool.connect_options.undelivered.drop_unsent
 
-    assert of("sink", topic="t", deliveryGuarantee="exactly-once", exactlyOnceSettle="60s") is DropUnsent.DEAD
-    assert of("producer", confirmAmbiguous="true", exactlyOnceSettle="20s", sendTimeout="60s") is DropUnsent.CLOSED
+    assert of("sink", topic="t", deliveryGuarantee="exactly-once", exactlyOnceSettle="60s") is DropUnsent.ON_EXIT
+    assert of("producer", confirmAmbiguous="true", exactlyOnceSettle="20s", sendTimeout="60s") is DropUnsent.ON_CLOSE
     assert of("sink", topic="t") is DropUnsent.NEVER
 
 
@@ -317,7 +317,7 @@ def test_a_producer_stays_in_the_environment_of_its_options(rocketmq, topic):
 def _version(calls, address):
     """A broker that has just started fails over its own statistics, of which there are none yet."""
     try:
-        answer = calls.ask(address, rpc.GET_BROKER_RUNTIME_INFO.request())
+        answer = calls.request(address, rpc.GET_BROKER_RUNTIME_INFO.request())
     except ServerFault:
         return None
     return json.loads(bytes(answer.body))["table"]["brokerVersionDesc"]

@@ -84,7 +84,7 @@ def ask_each(
 
     Raises the first error. For a ``change``, the error lists the servers that have applied it.
     """
-    answers = tools.calls.exchange_each(list(asked.values()), deadline(tools))
+    answers = tools.calls.invoke_each(list(asked.values()), deadline(tools))
     outcomes = {
         key: error_from_response(answer, address)
         if isinstance(answer, Command) and answer.code not in accept

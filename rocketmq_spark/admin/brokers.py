@@ -153,11 +153,11 @@ def states(tools: AdminTools) -> list[BrokerState]:
     places = [(data, number, at) for data in cluster(tools) for number, at in sorted(data.addresses.items())]
     asked = [(at, rpc.GET_BROKER_RUNTIME_INFO.request(bname=data.broker_name)) for data, _, at in places]
     limit = deadline(tools)
-    answers = tools.calls.exchange_each(asked, limit)
+    answers = tools.calls.invoke_each(asked, limit)
     young = limit.within(_YOUNG_S)
     while any(_is_young(answer) for answer in answers) and not young.expired:
         young.pause(_PAUSE_S)
-        answers = tools.calls.exchange_each(asked, limit)
+        answers = tools.calls.invoke_each(asked, limit)
     return [
         _state(BrokerState(data.broker_name, data.cluster, number, at), answer)
         for (data, number, at), answer in zip(places, answers, strict=True)
@@ -292,7 +292,7 @@ def _stored_users(tools: AdminTools, masters: Mapping[str, str], name: str) -> d
         for broker, address in masters.items()
         if tools.calls.is_private(address)
     }
-    answers = tools.calls.exchange_each(list(requests.values()), deadline(tools))
+    answers = tools.calls.invoke_each(list(requests.values()), deadline(tools))
     stored = [
         (broker, user_in(answer.body))
         for broker, answer in zip(requests, answers, strict=True)

@@ -50,7 +50,7 @@ def of_group(tools: AdminTools, group: str, topics: Sequence[str]) -> Positions:
     """
     found: Positions = {}
     for topic in topics or _consumed_topics(tools, group):
-        queues = tools.routes.existing(topic, 0.0).kept()  # the number of queues may have changed
+        queues = tools.routes.get_existing(topic, 0.0).kept()  # the number of queues may have changed
         found |= tools.brokers.committed(group, queues, deadline(tools))
     if all(position is None for position in found.values()):
         check_masters(tools)
@@ -136,7 +136,7 @@ def bounds_of(
     routed = set()
     for topic in sorted({queue.topic for queue in positions}):
         try:
-            tools.routes.existing(topic)
+            tools.routes.get_existing(topic)
             routed.add(topic)
         except RouteNotFound as e:
             errors.append(e)
@@ -181,7 +181,7 @@ def offset_changes(
         raise OffsetError(
             f"group {group} has no offsets", remedy=f"{hint} Name what it is to read with --topic".lstrip()
         )
-    queues = [queue for topic in topics for queue in tools.routes.existing(topic, 0.0).kept()]
+    queues = [queue for topic in topics for queue in tools.routes.get_existing(topic, 0.0).kept()]
     queues = environment.owned(queues) if environment is not None else queues
     before = tools.brokers.committed(group, queues, deadline(tools))
     bounds = tools.brokers.bounds(queues, deadline(tools))

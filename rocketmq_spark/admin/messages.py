@@ -119,7 +119,7 @@ def _at(tools: AdminTools, broker: str, place: OffsetMessageId, topic: str | Non
     on_wire = None if topic is None else tools.calls.on_wire(topic)
     command = rpc.VIEW_MESSAGE_BY_ID.request(offset=place.offset, topic=on_wire, bname=broker)
     # "can not find message by the offset": code 1
-    answer = tools.calls.ask(place.host, command, accept=(Response.SUCCESS, Response.SYSTEM_ERROR))
+    answer = tools.calls.request(place.host, command, accept=(Response.SUCCESS, Response.SYSTEM_ERROR))
     if answer.code != Response.SUCCESS:
         return None
     # What a broker reads in the midst of a message is anything. The name of a topic outside means another one inside.
@@ -138,7 +138,7 @@ def _indexed(tools: AdminTools, topic: str, search: IndexSearch) -> list[Receive
 
     They keep one hash of topic and key: that of another topic may be the same.
     """
-    route, on_wire = tools.admin.routes.existing(topic, 0.0), tools.calls.on_wire(topic)
+    route, on_wire = tools.admin.routes.get_existing(topic, 0.0), tools.calls.on_wire(topic)
     asked = {
         name: (
             address,
@@ -237,7 +237,7 @@ def messages_of_time(
     if not 0 < limit <= MOST_BY_TIME:
         raise OptionError(f"limit is {limit}; expected 1 to {MOST_BY_TIME}, or a key")
     first_ms, last_ms = _period(begin_ms, end_ms)
-    queues = Own(environment)(tools.routes.existing(topic, 0.0).kept())
+    queues = Own(environment)(tools.routes.get_existing(topic, 0.0).kept())
     bounds = with_kept(tools, tools.brokers.bounds(queues, deadline(tools)))
     times = {} if begin_ms is None else dict.fromkeys(bounds, first_ms)
     starts = tools.brokers.search_offsets(times, deadline(tools), group=GROUP)
@@ -273,7 +273,7 @@ def _fill(tools: AdminTools, stretches: Sequence[_Stretch], max_bytes: int) -> N
             BrokerCommand(r.queue.broker_name, pull_command(r, tools.calls, True), r.queue.topic, r.queue)
             for r in requests
         ]
-        answers = questions.ask_all(asked, deadline(tools), PULLED)
+        answers = questions.request_all(asked, deadline(tools), PULLED)
         for one, request, answer in zip(hungry, requests, answers, strict=True):
             one.take(
                 request,

@@ -29,7 +29,7 @@ def names(tools: AdminTools, system: bool = False) -> list[str]:
 
 def describe(tools: AdminTools, topic: str) -> TopicDescription:
     """How brokers keep a topic, and what its queues have. Raises ``RouteNotFound`` with the nearest names."""
-    route = tools.admin.routes.existing(topic, 0.0)
+    route = tools.admin.routes.get_existing(topic, 0.0)
     return TopicDescription(topic, _on_brokers(tools, route), tools.admin.describe_topic(topic))
 
 
@@ -182,7 +182,7 @@ def _new_attributes(
     """
     if not change.attributes and change.order is None:
         return {name: {} for name in there}
-    kept = _on_brokers(tools, tools.admin.routes.existing(topic, 0.0))
+    kept = _on_brokers(tools, tools.admin.routes.get_existing(topic, 0.0))
     found: dict[str, dict[str, str]] = {}
     for name in there:
         if name not in kept or kept[name].message_type is None:
@@ -218,7 +218,7 @@ def _changed(now: bodies.TopicConfig, change: TopicChange, attributes: Mapping[s
 
 def _there(tools: AdminTools, topic: str, brokers: Sequence[str] | None) -> dict[str, QueueData]:
     """What a topic has on the brokers that are named. Raises an error where it is not."""
-    tools.admin.routes.existing(topic, 0.0)
+    tools.admin.routes.get_existing(topic, 0.0)
     there = tools.admin.queues_of(topic, brokers)
     if missing := sorted(set(brokers or ()) - there.keys()):
         raise OptionError(
@@ -248,5 +248,5 @@ def _queues(route: TopicRoute, hidden: int = 0) -> TopicQueues:
 
 def delete(tools: AdminTools, topic: str) -> None:
     """Delete a topic with its messages. Raises ``RouteNotFound`` with the nearest names."""
-    tools.admin.routes.existing(topic, 0.0)
+    tools.admin.routes.get_existing(topic, 0.0)
     tools.admin.delete_topic(topic)

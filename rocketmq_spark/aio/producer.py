@@ -33,7 +33,7 @@ from rocketmq_spark.producer.outgoing import PromptCallback
 from rocketmq_spark.producer.requests import at_once, routed
 from rocketmq_spark.producer.transactions import HalfMessage, unowned
 from rocketmq_spark.queues.selection import Select
-from rocketmq_spark.remoting.connection import together
+from rocketmq_spark.remoting.connection import batch_writes
 from rocketmq_spark.session import producers
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class Producer(Asynchronous):
         """Begin the sends of this iteration; yields to the event loop after some milliseconds."""
         pause_at = time.monotonic() + PAUSE_S
         try:
-            with never_waiting(), together():
+            with never_waiting(), batch_writes():
                 while self._fresh and (self._closed or time.monotonic() <= pause_at):
                     waiting = self._fresh.popleft()
                     self._begun += 1

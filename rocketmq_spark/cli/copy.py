@@ -256,7 +256,7 @@ def _place(target: Target, topic: str) -> set[Place]:
 
     reads = target.only("batch source")
     client, environment = reads.client(), environment_of(reads.options())
-    route = client.routes.existing(topic, 0.0)
+    route = client.routes.get_existing(topic, 0.0)
     on_wire = client.calls.on_wire(topic)
     return {(address, on_wire, environment) for data in route.brokers.values() for address in data.addresses.values()}
 
@@ -317,7 +317,7 @@ def _copied(target: Target, group: str, source: str) -> dict[MessageQueue, int |
     from rocketmq_spark.queues.environment import Own, environment_of
 
     client = target.client()
-    queues = Own(environment_of(target.options()))(client.routes.existing(source, 0.0).readable())
+    queues = Own(environment_of(target.options()))(client.routes.get_existing(source, 0.0).readable())
     return client.brokers.committed(own_group(target, group), queues, deadline(client))
 
 

@@ -260,7 +260,7 @@ def _missing(target: Target) -> Callable[[str], RocketMQError | None]:
     @functools.cache
     def missing(topic: str) -> RocketMQError | None:
         try:
-            routes.existing(topic, 0.0)
+            routes.get_existing(topic, 0.0)
         except RouteNotFound as e:
             return e
         return None

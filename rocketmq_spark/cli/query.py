@@ -105,7 +105,7 @@ def unplanned(client: Client, batch: LoggedBatch) -> tuple[set[MessageQueue], li
         queues: list[MessageQueue] = []
         for topic in sorted(known | chosen):
             try:
-                queues += client.routes.existing(topic, 0.0).readable()
+                queues += client.routes.get_existing(topic, 0.0).readable()
             except RouteNotFound as e:
                 if topic in known:  # otherwise its loss was accepted, or it was deleted since the name server listed it
                     errors.append(e)

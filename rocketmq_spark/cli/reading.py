@@ -72,7 +72,7 @@ class TopicReader:
 
     def seek(self, start: Start) -> None:
         """Set the position of every existing queue. For a topic that does not exist, the error suggests the nearest names."""
-        route = self._client.routes.existing(self._topic, 0.0)
+        route = self._client.routes.get_existing(self._topic, 0.0)
         if route.closed and not route.readable():
             raise closed(route)
         if route.closed:

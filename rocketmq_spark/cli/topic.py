@@ -243,7 +243,7 @@ def delete(output: Output, target: Target, name: str, yes: bool) -> None:
 
     _refuse_part(target, name)
     client = target.client()
-    client.admin.routes.existing(name, 0.0)
+    client.admin.routes.get_existing(name, 0.0)
     confirm(f"Delete topic {name} with all its messages", yes)
     topics.delete(client, name)
     output.item({"topic": name, "deleted": True}, f"Topic {name} is deleted")
@@ -277,7 +277,7 @@ def show(output: Output, target: Target, topic: str) -> None:
     from rocketmq_spark.client.groups import readers
 
     options, client = target.options(), target.client()
-    route = client.admin.routes.existing(topic, 0.0)
+    route = client.admin.routes.get_existing(topic, 0.0)
     bounds = client.admin.describe_topic(topic)
     writable = set(route.writable())
     named = _names(options, sorted({*bounds, *writable}))
@@ -321,7 +321,7 @@ def _readers(
 
     for reader in found:
         if queue in (reader.queues or ()):
-            own = options.environment_mode == "suffix" and reader.inside
+            own = options.environment_mode == "suffix" and reader.is_in_scope
             mine = options.environment if own else environment_of_group(reader.group)
             reader_row = {"group": reader.group, "member": reader.member, "environment": mine}
             yield {**reader_row, "foreign": mine != name}

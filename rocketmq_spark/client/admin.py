@@ -108,9 +108,10 @@ class BaseAdmin(Closing):
         """Give a topic so many queues on each of ``brokers``, where it is, and wait until the route shows them. What lies in
         queues that it has no more is not read until it has them again.
         """
-        kept = {name: self.topic_config(topic, name) for name in brokers}
+        current = {name: self.topic_config(topic, name) for name in brokers}
         resized = {
-            name: replace(now, read_queues=queues, write_queues=queues, attributes={}) for name, now in kept.items()
+            name: replace(config, read_queues=queues, write_queues=queues, attributes={})
+            for name, config in current.items()
         }
         return self.change_topic(topic, resized, timeout_s)
 
@@ -126,25 +127,29 @@ class BaseAdmin(Closing):
 
     def _await_route(self, topic: str, configs: Mapping[str, TopicConfig], deadline: Deadline) -> TopicRoute:
         """Until it shows the queues for reading and writing, and the permissions, as far as a broker has them itself."""
-        wanted = {name: _shape(config) for name, config in configs.items()}
-        shown, asked, again = dict(wanted), set[str](), deadline.within(_REGISTER_AGAIN_S)
+        requested = {name: _shape(config) for name, config in configs.items()}
+        expected, checked, next_registration = dict(requested), set[str](), deadline.within(_REGISTER_AGAIN_S)
         while True:
             route = _route_or_none(self.routes, topic)
-            there = _shapes_in_route(route)
-            if route is not None and all(there.get(name) == of for name, of in shown.items()):
+            in_route = _shapes_in_route(route)
+            if route is not None and all(in_route.get(name) == shape for name, shape in expected.items()):
                 return route
-            for name, (reads, writes, perm) in wanted.items():
-                if name not in asked and there.get(name, ())[:2] == (reads, writes) and there[name] != shown[name]:
-                    asked.add(name)
+            for name, (reads, writes, perm) in requested.items():
+                if (
+                    name not in checked
+                    and in_route.get(name, ())[:2] == (reads, writes)
+                    and in_route[name] != expected[name]
+                ):
+                    checked.add(name)
                     with suppress(RocketMQError, ValueError):  # it is only to know earlier
-                        shown[name] = reads, writes, perm & _broker_permission(self, name)
+                        expected[name] = reads, writes, perm & _broker_permission(self, name)
             if deadline.expired:
                 remedy = "Brokers have taken it; mqadmin addWritePerm opens one that is closed for writers on name servers alone"
                 raise CallTimeout("the name server does not show the topic in time", topic=topic, remedy=remedy)
-            if again.expired:
-                left = {name: there.get(name) for name, of in shown.items() if there.get(name) != of}
-                _register_topic(self, topic, left, deadline)
-                again = deadline.within(_REGISTER_AGAIN_S)
+            if next_registration.expired:
+                missing = {name: in_route.get(name) for name, shape in expected.items() if in_route.get(name) != shape}
+                _register_topic(self, topic, missing, deadline)
+                next_registration = deadline.within(_REGISTER_AGAIN_S)
             deadline.pause(_ROUTE_POLL_S)
 
     def delete_topic(self, topic: str) -> None:
@@ -159,7 +164,7 @@ class BaseAdmin(Closing):
         cluster = self.cluster()
 
         def delete(name: str, address: str) -> Command:
-            return self._calls.ask(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
+            return self._calls.request(address, rpc.DELETE_TOPIC_IN_BROKER.request(topic=on_wire, bname=name))
 
         for _ in _change_each(masters_of(cluster), delete):
             pass
@@ -171,10 +176,10 @@ class BaseAdmin(Closing):
                 except RocketMQError as e:
                     failed.append(e)
         try:
-            self.name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
+            self.name_servers.request_at_all(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
         except RocketMQError as e:
-            said = f"Topic {topic} is deleted on all masters, but this name server may show it"
-            e.remedy = f"{said}. {e.remedy}" if e.remedy else said
+            note = f"Topic {topic} is deleted on all masters, but this name server may show it"
+            e.remedy = f"{note}. {e.remedy}" if e.remedy else note
             failed.append(e)
         self.routes.forget(topic)
         if failed:
@@ -198,13 +203,13 @@ class BaseAdmin(Closing):
     ) -> None:
         """Create or change a consumer group on the masters of ``brokers`` (default: all).
 
-        ``settings`` are fields of ``SubscriptionGroupConfig``, such as ``retryMaxTimes``; others have the brokers' defaults.
+        ``broker_config`` are fields of ``SubscriptionGroupConfig``, such as ``retryMaxTimes``; others have the brokers' defaults.
         """
         _check(names.group_problem(group, self._calls.scope))
         body = bodies.subscription_group(self._calls.on_wire(group), **(settings or {}))
 
         def put(name: str, address: str) -> Command:
-            return self._calls.ask(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
+            return self._calls.request(address, rpc.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP.request(body, bname=name))
 
         for _ in _change_each(masters_of(self.cluster(), brokers), put):
             pass
@@ -213,7 +218,7 @@ class BaseAdmin(Closing):
         """Messages of a topic with a key, stored in this time, as the indexes of its brokers have them: some of many, most of
         them as they are stored: callers need ids. Where a master is away its slave is asked.
         """
-        found: list[ReceivedMessage] = []
+        messages: list[ReceivedMessage] = []
         room = DecodeRoom(_MAX_DECODED_BYTES)
         for name, broker in self.route(topic).brokers.items():
             if (address := broker.replica("hint")) is None:
@@ -227,11 +232,11 @@ class BaseAdmin(Closing):
                 bname=name,
             )
             try:
-                answer = self._calls.ask(address, command)
-                found += decode_leniently(answer.body, name, room=room)
+                answer = self._calls.request(address, command)
+                messages += decode_leniently(answer.body, name, room=room)
             except NotFound:
                 continue
-        return [message for message in found if key in message.keys]  # what an index finds has its hash
+        return [message for message in messages if key in message.keys]  # what an index finds has its hash
 
     def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeProgress]:
         """How far a group is, over all brokers of the topic."""
@@ -239,13 +244,13 @@ class BaseAdmin(Closing):
 
     def consumed_topics(self, group: str) -> list[str]:
         """Topics of which brokers keep offsets of a group, its retry topic among them; a slave while its master is away."""
-        found: set[str] = set()
+        topics: set[str] = set()
         for name, broker in require_brokers(self.cluster()).items():
             if address := broker.replica("hint"):
                 command = rpc.GET_CONSUME_STATS.request(consumerGroup=self._calls.on_wire(group), bname=name)
-                found |= {q.topic for q in bodies.consume_stats(self._calls.ask(address, command).body)}
+                topics |= {q.topic for q in bodies.consume_stats(self._calls.request(address, command).body)}
         scope = self._calls.scope
-        return sorted(scope.plain(topic) for topic in found if scope.reaches(topic))
+        return sorted(scope.plain(topic) for topic in topics if scope.reaches(topic))
 
     def broker_config(self, broker: str, allow_plain_text: bool = False) -> dict[str, Secret]:
         """Return all settings, among them passwords of users and the keys of the broker's own client.
@@ -254,7 +259,7 @@ class BaseAdmin(Closing):
         """
         address = masters_of(self.cluster(), [broker])[broker]
         self._calls.check_private(address, f"the settings of {broker}, with its passwords,", allow_plain_text)
-        answer = self._calls.ask(address, rpc.GET_BROKER_CONFIG.request(bname=broker))
+        answer = self._calls.request(address, rpc.GET_BROKER_CONFIG.request(bname=broker))
         return {name: Secret(value) for name, value in bodies.read_config(answer.body).items()}
 
     def update_broker_config(self, broker: str, values: Mapping[str, str]) -> None:
@@ -262,59 +267,59 @@ class BaseAdmin(Closing):
         self._ask(broker, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(values), bname=broker))
 
     def _ask(self, broker: str, command: Command) -> Command:
-        return self._calls.ask(masters_of(self.cluster(), [broker])[broker], command)
+        return self._calls.request(masters_of(self.cluster(), [broker])[broker], command)
 
 
 def consume_progress(calls: RpcClient, route: TopicRoute, group_on_wire: str) -> dict[MessageQueue, ConsumeProgress]:
     """How far a group is, by its name on brokers: one outside the namespace or environment has no other."""
-    found: dict[MessageQueue, ConsumeProgress] = {}
+    progress: dict[MessageQueue, ConsumeProgress] = {}
     for name, broker in route.brokers.items():
         if broker.master:
             command = rpc.GET_CONSUME_STATS.request(
                 consumerGroup=group_on_wire, topic=calls.on_wire(route.topic), bname=name
             )
-            of_broker = bodies.consume_stats(calls.ask(broker.master, command).body)
-            found.update({MessageQueue(route.topic, q.broker_name, q.queue_id): p for q, p in of_broker.items()})
-    return found
+            of_broker = bodies.consume_stats(calls.request(broker.master, command).body)
+            progress.update({MessageQueue(route.topic, q.broker_name, q.queue_id): p for q, p in of_broker.items()})
+    return progress
 
 
 def _configure_topic(
     calls: RpcClient, topic: str, configs: Mapping[str, TopicConfig], masters: Mapping[str, str], deadline: Deadline
 ) -> Iterator[tuple[str, str, Command]]:
     on_wire = calls.on_wire(topic)
-    return _change_each(masters, lambda name, at: calls.ask(at, put_topic(on_wire, name, configs[name]), deadline))
+    return _change_each(masters, lambda name, at: calls.request(at, put_topic(on_wire, name, configs[name]), deadline))
 
 
 def _register_topic(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None], deadline: Deadline) -> None:
     """Tell name servers what these brokers have, until it is what they have still: a broker that is put what it has already does
     not (``registerSingleTopicAll`` of a broker's ``enableSingleTopicRegister`` is the same request). ``shown`` is what they say.
     """
-    told, on_wire = dict[str, TopicConfig](), admin._calls.on_wire(topic)
-    while not deadline.expired and (now := _configs_to_register(admin, topic, shown, told)) != told:
+    registered, on_wire = dict[str, TopicConfig](), admin._calls.on_wire(topic)
+    while not deadline.expired and (configs := _configs_to_register(admin, topic, shown, registered)) != registered:
         with suppress(RocketMQError):  # it is only to show earlier, and those before 5.0 do not know the request
-            tell = partial(rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_queues(now), topic=on_wire)
+            make_request = partial(rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_queues(configs), topic=on_wire)
             if (
-                not now and not _shapes_in_route(_route_or_none(admin.routes, topic)).keys() - told.keys()
+                not configs and not _shapes_in_route(_route_or_none(admin.routes, topic)).keys() - registered.keys()
             ):  # it has been deleted
-                tell = partial(rpc.DELETE_TOPIC_IN_NAMESRV.request, topic=on_wire)
-            admin.name_servers.ask_each(tell, deadline)
-        told = now
+                make_request = partial(rpc.DELETE_TOPIC_IN_NAMESRV.request, topic=on_wire)
+            admin.name_servers.request_at_all(make_request, deadline)
+        registered = configs
 
 
 def _configs_to_register(
-    admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None], told: Mapping[str, TopicConfig]
+    admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None], registered: Mapping[str, TopicConfig]
 ) -> dict[str, TopicConfig]:
     """Without brokers that somebody may have closed for writers on the name server (``wipeWritePerm``)."""
-    found = dict[str, TopicConfig]()
-    for name, of in shown.items():
+    configs = dict[str, TopicConfig]()
+    for name, shown_shape in shown.items():
         try:
-            now = admin.topic_config(topic, name)
-            config = replace(now, perm=now.perm & _broker_permission(admin, name))
-            if name in told or of != _shape(replace(config, perm=config.perm & ~Perm.WRITE)):
-                found[name] = config
+            current = admin.topic_config(topic, name)
+            config = replace(current, perm=current.perm & _broker_permission(admin, name))
+            if name in registered or shown_shape != _shape(replace(config, perm=config.perm & ~Perm.WRITE)):
+                configs[name] = config
         except (RocketMQError, ValueError) as e:  # nobody can know what it has, unless it has nothing
-            found |= {} if name not in told or isinstance(e, TopicNotFound) else {name: told[name]}
-    return found
+            configs |= {} if name not in registered or isinstance(e, TopicNotFound) else {name: registered[name]}
+    return configs
 
 
 _Shape = tuple[int, int, int]
@@ -344,16 +349,18 @@ def _change_each(
         yield name, address, answer
 
 
-def add_partial_result(error: RocketMQError, done: Sequence[str], left: Mapping[str, RocketMQError | None]) -> None:
+def add_partial_result(error: RocketMQError, done: Sequence[str], others: Mapping[str, RocketMQError | None]) -> None:
     """Where some brokers have taken a change, or perhaps, its error names all, so that nobody takes it for none.
 
-    ``left`` are the others, with their errors: one that was asked and did not answer may have it.
+    ``others`` are the others, with their errors: one that was asked and did not answer may have it.
     """
-    perhaps = [name for name, of in left.items() if isinstance(of, CallTimeout | ConnectionLost)]
-    rest = [name for name in left if name not in perhaps]
+    perhaps = [
+        name for name, error_of_broker in others.items() if isinstance(error_of_broker, CallTimeout | ConnectionLost)
+    ]
+    rest = [name for name in others if name not in perhaps]
     if bool(done) + bool(perhaps) + bool(rest) > 1:
-        said = _partial_result(done, perhaps, rest)
-        error.remedy = f"{said}. {error.remedy}" if error.remedy else said
+        note = _partial_result(done, perhaps, rest)
+        error.remedy = f"{note}. {error.remedy}" if error.remedy else note
 
 
 def _partial_result(done: Sequence[str], perhaps: Sequence[str], rest: Sequence[str]) -> str:
@@ -364,8 +371,8 @@ def _partial_result(done: Sequence[str], perhaps: Sequence[str], rest: Sequence[
 def _broker_permission(admin: BaseAdmin, broker: str) -> int:
     """What a broker lets routes show of any topic's permission: all of it, unless it is closed for readers or writers."""
     both = Perm.READ | Perm.WRITE
-    own = bodies.setting_number(admin.broker_config(broker), "brokerPermission")
-    return -1 if own is None or own & both == both else own
+    permission = bodies.setting_number(admin.broker_config(broker), "brokerPermission")
+    return -1 if permission is None or permission & both == both else permission
 
 
 def put_topic(topic_on_wire: str, broker: str, config: TopicConfig) -> Command:
@@ -386,13 +393,13 @@ def put_topic(topic_on_wire: str, broker: str, config: TopicConfig) -> Command:
 
 def batch_attributes(attributes: Mapping[str, str] | None = None) -> dict[str, str]:
     """``attributes`` with the one that makes a topic store batches whole."""
-    given = dict(attributes or {})
-    if given.setdefault(QUEUE_TYPE, BATCH_QUEUE) != BATCH_QUEUE:
+    merged = dict(attributes or {})
+    if merged.setdefault(QUEUE_TYPE, BATCH_QUEUE) != BATCH_QUEUE:
         raise OptionError(
-            f"attribute {QUEUE_TYPE!r} is {given[QUEUE_TYPE]!r}, but that of a batch topic is {BATCH_QUEUE!r}",
+            f"attribute {QUEUE_TYPE!r} is {merged[QUEUE_TYPE]!r}, but that of a batch topic is {BATCH_QUEUE!r}",
             remedy="Leave one of them out",
         )
-    return given
+    return merged
 
 
 def _route_or_none(routes: Routes, topic: str) -> TopicRoute | None:

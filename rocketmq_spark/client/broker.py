@@ -49,30 +49,33 @@ _SWEEP_ABOVE_QUEUES = 4096
 
 
 class _Stats(NamedTuple):
-    """Statistics of a topic on a broker: those of the queues that were ``asked`` for. The next answer is compared with the
+    """Statistics of a topic on a broker: those of the queues that were ``queues`` for. The next answer is compared with the
     ``digest`` of this one, whose body may be large.
     """
 
     digest: bytes
     bounds: dict[MessageQueue, QueueBounds]
-    asked: frozenset[MessageQueue]
+    queues: frozenset[MessageQueue]
 
 
 class RemotingOffsetReader:
     """Questions about queues, asked of the masters. Implements ``ports.OffsetReader``."""
 
-    def __init__(self, questions: BrokerClient) -> None:
-        self.questions = questions
-        self.calls = questions.calls
+    def __init__(self, broker_client: BrokerClient) -> None:
+        self.broker_client = broker_client
+        self.calls = broker_client.calls
         self._stats: dict[tuple[str, str], _Stats] = {}
-        self._queues, self._most = 0, _SWEEP_ABOVE_QUEUES  # about how many have statistics, and how many may
+        self._queue_count, self._sweep_above = (
+            0,
+            _SWEEP_ABOVE_QUEUES,
+        )  # about how many have statistics, and how many may
 
     @property
     def late(self) -> frozenset[str]:
-        return self.questions.owing()
+        return self.broker_client.late_brokers()
 
     def connection(self, broker_name: str) -> tuple[str, int] | None:
-        return self.questions.connection(broker_name)
+        return self.broker_client.connection(broker_name)
 
     def bounds(
         self,
@@ -89,29 +92,31 @@ class RemotingOffsetReader:
         With ``grace_s``, the call does not wait for a broker that is much slower than the others: its previous answer is
         used until it answers or fails. A Proxy does not support the request, so the offsets are requested queue by queue.
         """
-        wanted = sorted(dict.fromkeys(queues))
-        firsts = first_queues(wanted)
-        of_each: dict[tuple[str, str], set[MessageQueue]] = {key: set() for key in firsts}
-        for queue in wanted:
-            of_each[queue.broker_name, queue.topic].add(queue)
-        questions = [
+        sorted_queues = sorted(dict.fromkeys(queues))
+        firsts = first_queues(sorted_queues)
+        queues_of: dict[tuple[str, str], set[MessageQueue]] = {key: set() for key in firsts}
+        for queue in sorted_queues:
+            queues_of[queue.broker_name, queue.topic].add(queue)
+        commands = [
             BrokerCommand(
                 broker, rpc.GET_TOPIC_STATS_INFO.request(topic=self.calls.on_wire(topic), bname=broker), topic
             )
             for broker, topic in sorted(firsts)
         ]
         bounds: dict[MessageQueue, QueueBounds] = {}
-        for question, answer in zip(
-            questions, self.questions.ask_soon(questions, deadline, read_from, grace_s), strict=True
+        for command, answer in zip(
+            commands, self.broker_client.request_with_grace(commands, deadline, read_from, grace_s), strict=True
         ):
-            key = question.broker_name, question.topic
+            key = command.broker_name, command.topic
             if answer is None:
                 bounds.update(self._stats[key].bounds if key in self._stats else {})
                 continue
             if isinstance(answer, NotSupported):
-                return self.bounds_by_queue(wanted, deadline, on_error)
-            mine = of_each[key]
-            outcome = answer if isinstance(answer, RocketMQError) else self._parsed(question, answer.body, mine)
+                return self.bounds_by_queue(sorted_queues, deadline, on_error)
+            own_queues = queues_of[key]
+            outcome = (
+                answer if isinstance(answer, RocketMQError) else self._bounds_from(command, answer.body, own_queues)
+            )
             if not isinstance(outcome, RocketMQError):
                 bounds.update(outcome)
                 continue
@@ -119,35 +124,37 @@ class RemotingOffsetReader:
             if on_error is None:
                 raise outcome
             on_error(outcome, firsts[key])
-        return {queue: bounds[queue] for queue in wanted if queue in bounds}
+        return {queue: bounds[queue] for queue in sorted_queues if queue in bounds}
 
-    def _parsed(
-        self, question: BrokerCommand, body: Bytes, wanted: set[MessageQueue]
+    def _bounds_from(
+        self, command: BrokerCommand, body: Bytes, requested: set[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds] | BrokerNotFound:
         """Reuses earlier results, because most topics have nothing new. Answers name the broker with each queue.
 
         A broker could name any number of queues: only what somebody has asked for is kept.
         """
-        key = question.broker_name, question.topic
-        known, digest = self._stats.get(key), hashlib.blake2b(body).digest()
-        if known is None or known.digest != digest or not wanted <= known.asked:
-            stats = bodies.topic_stats(question.topic, body)
+        key = command.broker_name, command.topic
+        cached, digest = self._stats.get(key), hashlib.blake2b(body).digest()
+        if cached is None or cached.digest != digest or not requested <= cached.queues:
+            stats = bodies.topic_stats(command.topic, body)
             names = {queue.broker_name for queue in stats}
-            if names and question.broker_name not in names:
-                was = f"broker {min(names)!r} answers where {question.broker_name!r} was"
-                return BrokerNotFound(was, topic=question.topic)
-            asked = wanted if known is None or wanted >= known.asked else wanted | known.asked
-            mine = {queue: of for queue, of in stats.items() if queue in asked}
+            if names and command.broker_name not in names:
+                message = f"broker {min(names)!r} answers where {command.broker_name!r} was"
+                return BrokerNotFound(message, topic=command.topic)
+            kept_queues = requested if cached is None or requested >= cached.queues else requested | cached.queues
+            kept_stats = {queue: of for queue, of in stats.items() if queue in kept_queues}
             # The same objects, so that all callers that keep them share them.
-            same = known.bounds if known is not None and list(known.bounds) == list(mine) else mine
-            bounds = {queue: with_valid_bounds(of) for queue, of in zip(same, mine.values(), strict=True)}
-            self._queues += len(asked) - (0 if known is None else len(known.asked))
-            if self._queues > self._most:
-                self.questions.forget_left(self._stats)
-                self._queues = len(asked) + sum(len(one.asked) for one in list(self._stats.values()))
-                self._most = _SWEEP_ABOVE_QUEUES + 2 * self._queues
-            known = self._stats[key] = _Stats(digest, bounds, frozenset(asked))
-        return known.bounds
+            keys = cached.bounds if cached is not None and list(cached.bounds) == list(kept_stats) else kept_stats
+            bounds = {queue: with_valid_bounds(of) for queue, of in zip(keys, kept_stats.values(), strict=True)}
+            self._queue_count += len(kept_queues) - (0 if cached is None else len(cached.queues))
+            if self._queue_count > self._sweep_above:
+                self.broker_client.remove_unrouted(self._stats)
+                self._queue_count = len(kept_queues) + sum(
+                    len(stats_of_topic.queues) for stats_of_topic in list(self._stats.values())
+                )
+                self._sweep_above = _SWEEP_ABOVE_QUEUES + 2 * self._queue_count
+            cached = self._stats[key] = _Stats(digest, bounds, frozenset(kept_queues))
+        return cached.bounds
 
     def bounds_by_queue(
         self,
@@ -157,8 +164,8 @@ class RemotingOffsetReader:
     ) -> dict[MessageQueue, QueueBounds]:
         """The same by two requests per queue, which a Proxy supports and whose answers are current."""
         rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
-        questions = [self.questions.about(row, queue) for queue in queues for row in rows]
-        answers = iter(self.questions.ask_each(questions, deadline))
+        commands = [self.broker_client.for_queue(row, queue) for queue in queues for row in rows]
+        answers = iter(self.broker_client.request_each(commands, deadline))
         bounds, reported = {}, set()
         for queue in queues:
             numbers = []
@@ -185,26 +192,32 @@ class RemotingOffsetReader:
         on_error: Callable[[RocketMQError, MessageQueue], None],
     ) -> dict[MessageQueue, int]:
         """The first offset that a pull finds in queues of compaction topics, whose statistics omit kept messages."""
-        kinds = self.questions.attributes(first_queues(queues), deadline)
-        mine = [queue for queue in queues if has_attribute(kinds, queue, codes.CLEANUP_POLICY, codes.COMPACTION)]
-        answers = self.questions.ask_pulls([self.questions.pull(group, queue, 0) for queue in mine], deadline)
-        unknown = [(queue, kinds[queue.broker_name, queue.topic]) for queue in queues]
-        kept = {}
-        for queue, answer in [*zip(mine, answers, strict=True), *unknown]:
-            if isinstance(answer, RocketMQError) and (answer.retriable or queue in mine):
+        attributes = self.broker_client.attributes(first_queues(queues), deadline)
+        compacted = [
+            queue for queue in queues if has_attribute(attributes, queue, codes.CLEANUP_POLICY, codes.COMPACTION)
+        ]
+        answers = self.broker_client.request_pulls(
+            [self.broker_client.pull_at(group, queue, 0) for queue in compacted], deadline
+        )
+        unknown = [(queue, attributes[queue.broker_name, queue.topic]) for queue in queues]
+        first_offsets = {}
+        for queue, answer in [*zip(compacted, answers, strict=True), *unknown]:
+            if isinstance(answer, RocketMQError) and (answer.retriable or queue in compacted):
                 on_error(answer, queue)
             elif isinstance(answer, Command) and (first := stamp(answer.body)) is not None:
-                kept[queue] = first.offset
-        return kept
+                first_offsets[queue] = first.offset
+        return first_offsets
 
     def max_offsets(self, queues: Sequence[MessageQueue], deadline: Deadline) -> dict[MessageQueue, int]:
         row = rpc.GET_MAX_OFFSET
-        answers = self.questions.ask_all([self.questions.about(row, queue) for queue in queues], deadline)
+        answers = self.broker_client.request_all(
+            [self.broker_client.for_queue(row, queue) for queue in queues], deadline
+        )
         return {queue: row.answer(answer)["offset"] for queue, answer in zip(queues, answers, strict=True)}
 
     def read_queues(self, topic: str, broker_name: str, deadline: Deadline) -> int | None:
         command = rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker_name)
-        (answer,) = self.questions.ask_each([BrokerCommand(broker_name, command, topic)], deadline)
+        (answer,) = self.broker_client.request_each([BrokerCommand(broker_name, command, topic)], deadline)
         if isinstance(answer, NotSupported | AccessDenied):
             return None
         if isinstance(answer, RocketMQError):
@@ -226,16 +239,16 @@ class RemotingOffsetReader:
         result, and each error is passed to it with its queue.
         After old files were deleted, the answer may be below the minimum: callers clamp it.
         """
-        questions = [
+        commands = [
             # No message is as young as Java's last time, and brokers fail with a larger number.
-            self.questions.about(
+            self.broker_client.for_queue(
                 rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=min(ms, LONG_MAX), boundaryType="LOWER"
             )
             for queue, ms in times_ms.items()
         ]
         offsets: dict[MessageQueue, int] = {}
         nearest = set[MessageQueue]()
-        answers = dict(zip(times_ms, self.questions.ask_each(questions, deadline), strict=True))
+        answers = dict(zip(times_ms, self.broker_client.request_each(commands, deadline), strict=True))
         # A broker of RocketMQ 5 fails for a queue of a batch topic that never had a message.
         faults = [queue for queue, answer in answers.items() if isinstance(answer, ServerFault)]
         bounds = self.bounds_by_queue(faults, deadline, lambda error, queue: None) if faults else {}
@@ -257,23 +270,23 @@ class RemotingOffsetReader:
     def committed(
         self, group: str, queues: Sequence[MessageQueue], deadline: Deadline
     ) -> dict[MessageQueue, int | None]:
-        return self.committed_of_member(group, queues, deadline, young_at_zero=False, read_from="master")
+        return self.committed_of_member(group, queues, deadline, zero_if_in_memory=False, read_from="master")
 
     def committed_of_member(
-        self, group: str, queues: Sequence[MessageQueue], deadline: Deadline, young_at_zero: bool, read_from: str
+        self, group: str, queues: Sequence[MessageQueue], deadline: Deadline, zero_if_in_memory: bool, read_from: str
     ) -> dict[MessageQueue, int | None]:
         """The group's offset of each queue, None where there is none.
 
-        With ``young_at_zero``, 0 instead of None if the queue's first message is in the broker's memory.
+        With ``zero_if_in_memory``, 0 instead of None if the queue's first message is in the broker's memory.
         """
-        zero = None if young_at_zero else False
+        zero = None if zero_if_in_memory else False
         wire = self.calls.on_wire(group)
-        questions = [
-            self.questions.about(rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=wire, setZeroIfNotFound=zero)
+        commands = [
+            self.broker_client.for_queue(rpc.QUERY_CONSUMER_OFFSET, queue, consumerGroup=wire, setZeroIfNotFound=zero)
             for queue in queues
         ]
         accept = (Response.SUCCESS, Response.QUERY_NOT_FOUND)
-        answers = self.questions.ask_all(questions, deadline, accept, read_from)
+        answers = self.broker_client.request_all(commands, deadline, accept, read_from)
         return {
             queue: None if a.code == Response.QUERY_NOT_FOUND else rpc.QUERY_CONSUMER_OFFSET.answer(a)["offset"]
             for queue, a in zip(queues, answers, strict=True)
@@ -281,7 +294,7 @@ class RemotingOffsetReader:
 
     def store_time_ms(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> int | None:
         """When the message at ``offset`` was stored; None when there is none at exactly that offset."""
-        return _stored_ms(self._pulled(group, queue, offset, 1, deadline), offset)
+        return _stored_ms(self._pull(group, queue, offset, 1, deadline), offset)
 
     def store_times_ms(
         self,
@@ -291,8 +304,8 @@ class RemotingOffsetReader:
         read_from: str = "master",
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, int]:
-        pulls = [self.questions.pull(group, queue, offset, 1) for queue, offset in offsets.items()]
-        answers = self.questions.ask_pulls(pulls, deadline, read_from)
+        pulls = [self.broker_client.pull_at(group, queue, offset, 1) for queue, offset in offsets.items()]
+        answers = self.broker_client.request_pulls(pulls, deadline, read_from)
         outcome: dict[MessageQueue, int] = {}
         for (queue, offset), answer in zip(offsets.items(), answers, strict=True):
             if isinstance(answer, RocketMQError):
@@ -307,7 +320,7 @@ class RemotingOffsetReader:
 
         An inner batch counts as its messages, and a message that cannot be decoded like any other.
         """
-        answer = self._pulled(group, queue, offset, 32, deadline)
+        answer = self._pull(group, queue, offset, 32, deadline)
         if answer is None or not len(answer.body):
             return 0, 0
         end, first = rpc.PULL_MESSAGE.answer(answer)["nextBeginOffset"], stamp(answer.body)
@@ -315,23 +328,25 @@ class RemotingOffsetReader:
         begin = min(offset, first.offset) if first is not None and first.inner_batch else offset
         return len(answer.body), max(1, end - begin)
 
-    def _pulled(self, group: str, queue: MessageQueue, offset: int, count: int, deadline: Deadline) -> Command | None:
+    def _pull(self, group: str, queue: MessageQueue, offset: int, count: int, deadline: Deadline) -> Command | None:
         """The answer to one pull, None if the broker has no message there."""
-        (answer,) = self.questions.ask_pulls([self.questions.pull(group, queue, offset, count)], deadline)
+        (answer,) = self.broker_client.request_pulls(
+            [self.broker_client.pull_at(group, queue, offset, count)], deadline
+        )
         if isinstance(answer, RocketMQError):
             raise answer
         return answer if answer.code == Response.SUCCESS else None
 
     def log_states(self, brokers: Sequence[str], deadline: Deadline) -> dict[str, LogState | RocketMQError]:
         commands = [BrokerCommand(name, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name), "") for name in brokers]
-        answers = self.questions.ask_each(commands, deadline)
+        answers = self.broker_client.request_each(commands, deadline)
         return {
             name: _retriable(answer) if isinstance(answer, RocketMQError) else _log_state(answer)
             for name, answer in zip(brokers, answers, strict=True)
         }
 
     def confirms_late(self, broker_name: str, deadline: Deadline) -> bool:
-        answer = self.questions.settings(broker_name, deadline)
+        answer = self.broker_client.broker_config(broker_name, deadline)
         if answer is None:
             return True
         if isinstance(answer, RocketMQError):
@@ -342,8 +357,8 @@ class RemotingOffsetReader:
         return "true" in (config.get("duplicationEnable"), config.get("enableControllerMode"))
 
     def is_proxy(self, topic: str, broker_name: str, deadline: Deadline) -> bool:
-        (answer,) = self.questions.ask_each(
-            [self.questions.about(rpc.GET_MAX_OFFSET, MessageQueue(topic, broker_name, 0))], deadline
+        (answer,) = self.broker_client.request_each(
+            [self.broker_client.for_queue(rpc.GET_MAX_OFFSET, MessageQueue(topic, broker_name, 0))], deadline
         )
         return isinstance(answer, Command) and answer.by_proxy
 
@@ -351,7 +366,7 @@ class RemotingOffsetReader:
         """Without this check, a broker would answer pulls with an invalid expression by returning every message."""
         body = bodies.client_config(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
-        (answer,) = self.questions.ask_all([BrokerCommand(broker_name, command, topic)], deadline)
+        (answer,) = self.broker_client.request_all([BrokerCommand(broker_name, command, topic)], deadline)
         return not answer.by_proxy
 
 
@@ -378,14 +393,17 @@ def _corrections(
     deadline: Deadline,
 ) -> Iterator[tuple[MessageQueue, int]]:
     """Corrections of the offsets that were found for times. ``nearest`` are queues of brokers that return the nearest message."""
-    kinds = raise_if_retriable(brokers.questions.attributes(first_queues(offsets), deadline))
-    compacted = {q for q in offsets if has_attribute(kinds, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
+    attributes = raise_if_retriable(brokers.broker_client.attributes(first_queues(offsets), deadline))
+    compacted = {q for q in offsets if has_attribute(attributes, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
     for queue in compacted:
-        yield queue, brokers.questions.first_kept(group, queue, times_ms[queue], deadline)
-    told = {q: at for q, at in offsets.items() if q not in nearest | compacted}
-    for queue in [*_doubtful_queues(brokers, group, told, times_ms, kinds, deadline), *(nearest - compacted)]:
-        look = functools.partial(brokers.store_time_ms, group, queue, deadline=deadline)
-        yield queue, first_offset_since(look, offsets[queue], times_ms[queue])
+        yield queue, brokers.broker_client.first_kept(group, queue, times_ms[queue], deadline)
+    other_offsets = {q: at for q, at in offsets.items() if q not in nearest | compacted}
+    for queue in [
+        *_doubtful_queues(brokers, group, other_offsets, times_ms, attributes, deadline),
+        *(nearest - compacted),
+    ]:
+        store_time_ms = functools.partial(brokers.store_time_ms, group, queue, deadline=deadline)
+        yield queue, first_offset_since(store_time_ms, offsets[queue], times_ms[queue])
 
 
 def _doubtful_queues(
@@ -393,7 +411,7 @@ def _doubtful_queues(
     group: str,
     offsets: Mapping[MessageQueue, int],
     times_ms: Mapping[MessageQueue, int],
-    kinds: AttributesByTopic,
+    attributes: AttributesByTopic,
     deadline: Deadline,
 ) -> list[MessageQueue]:
     """Queues of batch topics with an older message at the offset that was found for a time, or a younger one before it.
@@ -402,16 +420,20 @@ def _doubtful_queues(
     """
 
     def failed(error: RocketMQError, queue: MessageQueue) -> None:
-        if has_attribute(kinds, queue, codes.QUEUE_TYPE, codes.BATCH_QUEUE) or error.retriable:
+        if has_attribute(attributes, queue, codes.QUEUE_TYPE, codes.BATCH_QUEUE) or error.retriable:
             raise error
 
-    maybe = {
-        q: at for q, at in offsets.items() if has_attribute(kinds, q, codes.QUEUE_TYPE, codes.BATCH_QUEUE) is not False
+    maybe_batches = {
+        q: at
+        for q, at in offsets.items()
+        if has_attribute(attributes, q, codes.QUEUE_TYPE, codes.BATCH_QUEUE) is not False
     }
-    there = brokers.store_times_ms(group, maybe, deadline, on_error=failed)
-    before = {q: at - 1 for q, at in maybe.items() if at > 0}
-    older = brokers.store_times_ms(group, before, deadline, on_error=failed)
-    doubtful = {q for q, ms in there.items() if ms < times_ms[q]} | {q for q, ms in older.items() if ms >= times_ms[q]}
+    times_at = brokers.store_times_ms(group, maybe_batches, deadline, on_error=failed)
+    before = {q: at - 1 for q, at in maybe_batches.items() if at > 0}
+    times_before = brokers.store_times_ms(group, before, deadline, on_error=failed)
+    doubtful = {q for q, ms in times_at.items() if ms < times_ms[q]} | {
+        q for q, ms in times_before.items() if ms >= times_ms[q]
+    }
     return sorted(doubtful)
 
 
@@ -426,22 +448,22 @@ def _stored_ms(answer: Command | None, offset: int) -> int | None:
     return first.stored_ms if first is not None and first.offset <= offset else None
 
 
-def first_offset_since(look: Callable[[int], int | None], near: int, time_ms: int) -> int:
-    """The first offset whose message was stored at or after a time, found with few calls of ``look`` around ``near``.
+def first_offset_since(store_time_ms: Callable[[int], int | None], near: int, time_ms: int) -> int:
+    """The first offset whose message was stored at or after a time, found with few calls of ``store_time_ms`` around ``near``.
 
-    ``look`` returns the store time of a message, None if there is none: before the first one, and at the end.
+    ``store_time_ms`` returns the store time of a message, None if there is none: before the first one, and at the end.
     """
-    stored_ms = look(near)
+    stored_ms = store_time_ms(near)
     if stored_ms is None:
         return near
     older, younger, step = (near, near + 1, 1) if stored_ms < time_ms else (near - 1, near, -1)
-    while step > 0 and (stored_ms := look(younger)) is not None and stored_ms < time_ms:
+    while step > 0 and (stored_ms := store_time_ms(younger)) is not None and stored_ms < time_ms:
         older, younger, step = younger, younger + 2 * step, 2 * step
-    while step < 0 and older >= 0 and (stored_ms := look(older)) is not None and stored_ms >= time_ms:
+    while step < 0 and older >= 0 and (stored_ms := store_time_ms(older)) is not None and stored_ms >= time_ms:
         older, younger, step = max(-1, older + 2 * step), older, 2 * step
     while younger - older > 1:
         middle = (older + younger) // 2
-        stored_ms = look(middle)
+        stored_ms = store_time_ms(middle)
         # There is no message after the end, nor before the first one.
         is_older = stored_ms < time_ms if stored_ms is not None else step < 0
         older, younger = (middle, younger) if is_older else (older, middle)

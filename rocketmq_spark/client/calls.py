@@ -37,7 +37,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.options import Options, paths
 from rocketmq_spark.options.names import resolve
-from rocketmq_spark.remoting.connection import Connection, Done
+from rocketmq_spark.remoting.connection import Connection, OnResponse
 from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import header, names
 from rocketmq_spark.wire.header import Command, Peer
@@ -78,43 +78,43 @@ class RotatingCredentials:
     def __init__(self, fetch: Callable[[], Credentials], max_age_s: float = 60.0) -> None:
         self._fetch = fetch
         self._max_age_s = max_age_s
-        self._known: tuple[float, Credentials] | None = None  # with the time of the next fetch
+        self._cached: tuple[float, Credentials] | None = None  # with the time of the next fetch
 
     def current(self) -> Credentials:
-        known = self._known
-        if known is None:
-            known = self._known = time.monotonic() + self._max_age_s, self._fetched()
-        elif time.monotonic() > known[0] and has_own_rights():
-            known = self._known = self._renewed(known[1])
-        return known[1]
+        cached = self._cached
+        if cached is None:
+            cached = self._cached = time.monotonic() + self._max_age_s, self._fetch_checked()
+        elif time.monotonic() > cached[0] and has_own_rights():
+            cached = self._cached = self._fetch_again(cached[1])
+        return cached[1]
 
-    def _renewed(self, before: Credentials) -> tuple[float, Credentials]:
+    def _fetch_again(self, previous: Credentials) -> tuple[float, Credentials]:
         try:
-            return time.monotonic() + self._max_age_s, self._fetched()
+            return time.monotonic() + self._max_age_s, self._fetch_checked()
         except RocketMQError as e:
             logger.warning("the previous keys stay in use: %s", e)
-            return time.monotonic() + FETCH_RETRY_S, before
+            return time.monotonic() + FETCH_RETRY_S, previous
 
-    def _fetched(self) -> Credentials:
-        found = attempt(self._fetch)  # user code; callers get only RocketMQError
-        if not isinstance(found, Failure):
-            return found
-        if isinstance(found.error, RocketMQError):
-            raise found.error
+    def _fetch_checked(self) -> Credentials:
+        result = attempt(self._fetch)  # user code; callers get only RocketMQError
+        if not isinstance(result, Failure):
+            return result
+        if isinstance(result.error, RocketMQError):
+            raise result.error
         raise OptionError(
-            f"credentials cannot be had: {type(found.error).__name__}",
+            f"credentials cannot be had: {type(result.error).__name__}",
             remedy="Look at option 'credentialsProvider' or 'credentialsFile'",
-        ) from found.error
+        ) from result.error
 
     def sign(self, command: Command) -> Command:
         return self.current().sign(command)
 
 
-def from_provider(found: object) -> Credentials:
+def from_provider(returned: object) -> Credentials:
     """Convert the result of a user's function: (access key, secret key, optional token), or a mapping with these names."""
-    if isinstance(found, Mapping):
-        found = (found.get("accessKey"), found.get("secretKey"), found.get("securityToken"))
-    parts = tuple(found) if isinstance(found, Sequence) and not isinstance(found, str) else ()
+    if isinstance(returned, Mapping):
+        returned = (returned.get("accessKey"), returned.get("secretKey"), returned.get("securityToken"))
+    parts = tuple(returned) if isinstance(returned, Sequence) and not isinstance(returned, str) else ()
     access, secret, token = (*parts, None, None, None)[:3]
     if not isinstance(access, str) or not isinstance(secret, str) or not isinstance(token, str | None):
         raise OptionError(
@@ -130,8 +130,8 @@ def from_file(path: Path) -> Credentials:
         lines = [line.strip() for line in paths.read(path, "credentialsFile").decode("utf-8").splitlines()]
     except OSError as e:
         raise OptionError(f"option 'credentialsFile' is {str(path)!r}; it cannot be read: {e.strerror}") from e
-    found = dict(line.partition("=")[::2] for line in lines if line and not line.startswith("#"))
-    values = {name.strip(): value.strip() for name, value in found.items()}
+    pairs = dict(line.partition("=")[::2] for line in lines if line and not line.startswith("#"))
+    values = {name.strip(): value.strip() for name, value in pairs.items()}
     access, secret = values.get("accessKey"), values.get("secretKey")
     if not access or not secret:
         raise OptionError(f"option 'credentialsFile' is {str(path)!r}; expected lines accessKey=… and secretKey=…")
@@ -204,75 +204,77 @@ class _PendingAnswers:
     """
 
     def __init__(
-        self, asked: Sequence[tuple[str, Command]], arriving: Arrivals, deadline: Deadline | None = None
+        self, requests: Sequence[tuple[str, Command]], arriving: Arrivals, deadline: Deadline | None = None
     ) -> None:
-        self.asked = asked
+        self.requests = requests
         self.deadline = deadline or Deadline.after(0)
-        self.outcomes: list[Command | RocketMQError | None] = [None] * len(asked)
-        self._of_address: dict[str, list[int]] = {}
-        for i, (address, _) in enumerate(asked):
-            self._of_address.setdefault(address, []).append(i)
+        self.outcomes: list[Command | RocketMQError | None] = [None] * len(requests)
+        self._indexes: dict[str, list[int]] = {}
+        for i, (address, _) in enumerate(requests):
+            self._indexes.setdefault(address, []).append(i)
         self._accounts = {
-            address: arriving.of(address, functools.partial(self._drop, address)) for address in self._of_address
+            address: arriving.of(address, functools.partial(self._drop, address)) for address in self._indexes
         }
         self._released: set[str] = set()
-        self._left = len(asked)
-        self._begun_s = time.monotonic()
-        self._counting = threading.Lock()
+        self._missing = len(requests)
+        self._started_s = time.monotonic()
+        self._lock = threading.Lock()
         self._all_answered = Latch()
-        self.skip(0)
+        self.stop_waiting_for(0)
 
-    def tell(self, i: int, answer: Command | RocketMQError) -> None:
+    def record(self, i: int, answer: Command | RocketMQError) -> None:
         if isinstance(answer, Command):
             answer.received_s = Deadline.after(0).at
         self.outcomes[i] = answer  # before it is counted: then whoever revokes the account finds it
         if isinstance(answer, Command):
-            address = self.asked[i][0]
+            address = self.requests[i][0]
             account = self._accounts[address]
-            with self._counting:
+            with self._lock:
                 if address in self._released:
                     self.outcomes[i] = None
                 elif not account.add(_memory_of(answer)):
                     self.outcomes[i] = _answer_dropped(address)
-        self.skip(1)
+        self.stop_waiting_for(1)
 
     def _drop(self, address: str) -> None:
         """Others need the room of an address's answers."""
-        for i in self._of_address[address]:
+        for i in self._indexes[address]:
             if isinstance(self.outcomes[i], Command):
                 self.outcomes[i] = _answer_dropped(address)
 
-    def release(self, but: Container[str] = ()) -> None:
-        """Forget the answers of all addresses ``but`` these, and take them out of the account."""
+    def release(self, keep: Container[str] = ()) -> None:
+        """Forget the answers of all addresses ``keep`` these, and take them out of the account."""
         for address, account in self._accounts.items():
-            if address not in but:
-                with self._counting:
+            if address not in keep:
+                with self._lock:
                     self._released.add(address)
                     account.resize(0)
-                for i in self._of_address[address]:
+                for i in self._indexes[address]:
                     self.outcomes[i] = None
 
-    def skip(self, count: int) -> None:
+    def stop_waiting_for(self, count: int) -> None:
         """Stop waiting for ``count`` of the answers."""
-        with self._counting:
-            self._left -= count
-            if not self._left:
+        with self._lock:
+            self._missing -= count
+            if not self._missing:
                 self._all_answered.set()
 
-    def _grown(self, grace_s: float | None) -> float | None:
-        return None if grace_s is None else max(grace_s, (time.monotonic() - self._begun_s) / 4)
+    def _extended(self, grace_s: float | None) -> float | None:
+        return None if grace_s is None else max(grace_s, (time.monotonic() - self._started_s) / 4)
 
-    def wait(self, grace_s: float | None = None, max_left: int = 0) -> None:
-        """Wait for all answers. With ``grace_s``, wait only that long for the last ones, once fewer than ``max_left`` are left.
+    def wait(self, grace_s: float | None = None, max_missing: int = 0) -> None:
+        """Wait for all answers. With ``grace_s``, return when none arrives for that long and fewer than ``max_missing`` are left.
 
         Addresses that refuse at once do not show how soon the others can answer. If tens of thousands of answers take
         seconds, ``grace_s`` grows with them, so that a machine that is busy for a moment does not make brokers appear to hang.
         """
-        left = self._left
-        while not self._all_answered.wait(self._grown(grace_s)):
-            if self._left == left < max_left and any(isinstance(one, Command) for one in self.outcomes):
+        missing = self._missing
+        while not self._all_answered.wait(self._extended(grace_s)):
+            if self._missing == missing < max_missing and any(
+                isinstance(outcome, Command) for outcome in self.outcomes
+            ):
                 return
-            left = self._left
+            missing = self._missing
 
 
 def _memory_of(answer: Command) -> int:
@@ -293,7 +295,7 @@ class RpcClient:
     credentials: Credentials | RotatingCredentials | None = None
     scope: names.Scope = names.NO_SCOPE
     # Addresses that did not answer in time, with the requests that they may still answer.
-    late: dict[str, _PendingAnswers] = field(default_factory=dict, compare=False, repr=False)
+    late_answers: dict[str, _PendingAnswers] = field(default_factory=dict, compare=False, repr=False)
 
     def on_wire(self, name: str) -> str:
         """The name of a topic or group on brokers. Rooms that use this one have only the user's names."""
@@ -301,18 +303,18 @@ class RpcClient:
 
     def is_private(self, address: str) -> bool:
         """Whether requests to an address and their answers are encrypted or stay on this machine."""
-        return self.pool.dialling.is_private(address)
+        return self.pool.connect_options.is_private(address)
 
     def check_private(self, address: str, secrets: str, allow_plain_text: bool = False) -> None:
         """Raise ``OptionError`` if the network could read the ``secrets`` of an exchange with an address. With
         ``allow_plain_text``, an explicit ``tls=false`` permits that.
         """
-        dialling = self.pool.dialling
-        if dialling.is_private(address) or (allow_plain_text and dialling.allow_plain_text):
+        connect_options = self.pool.connect_options
+        if connect_options.is_private(address) or (allow_plain_text and connect_options.allow_plain_text):
             return
         other = ", or to false if others on the network may read them" if allow_plain_text else ""
         raise OptionError(
-            f"{secrets} would cross the network to {dialling.reachable(address)} in clear text",
+            f"{secrets} would cross the network to {connect_options.reachable(address)} in clear text",
             remedy=f"Set option 'tls' to true{other}",
         )
 
@@ -320,7 +322,7 @@ class RpcClient:
         """A queue with the topic's name on brokers."""
         return queue._replace(topic=self.on_wire(queue.topic))
 
-    def ask(
+    def request(
         self,
         address: str,
         command: Command,
@@ -328,12 +330,12 @@ class RpcClient:
         accept: Container[int] = (Response.SUCCESS,),
     ) -> Command:
         """Return the answer if its code is in ``accept``; otherwise raise the error for the code."""
-        answer = self.exchange(address, command, deadline or Deadline.after(self.request_timeout_s))
+        answer = self.invoke(address, command, deadline or Deadline.after(self.request_timeout_s))
         if answer.code not in accept:
             raise error_from_response(answer, address)
         return answer
 
-    def exchange(self, address: str, command: Command, deadline: Deadline) -> Command:
+    def invoke(self, address: str, command: Command, deadline: Deadline) -> Command:
         """Return the answer, with any code."""
         try:
             command = self._signed(command)
@@ -342,130 +344,134 @@ class RpcClient:
             e.unsent = True
             raise
         answer = connection.call(command, deadline)
-        self._noted(answer, address, connection)
+        self._on_answer(answer, address, connection)
         return answer
 
-    def ask_async(self, address: str, command: Command, deadline: Deadline, done: Done) -> None:
+    def invoke_async(self, address: str, command: Command, deadline: Deadline, done: OnResponse) -> None:
         """Call ``done`` once with the answer (any code) or the error, on any thread. Connecting may block."""
-        self._ask_each(address, [(command, done)], deadline)
+        self._invoke_on(address, [(command, done)], deadline)
 
-    def exchange_each(self, asked: Sequence[tuple[str, Command]], deadline: Deadline) -> list[Command | RocketMQError]:
+    def invoke_each(self, requests: Sequence[tuple[str, Command]], deadline: Deadline) -> list[Command | RocketMQError]:
         """Send all requests at once. Returns answers (any code) and errors, in order."""
-        answers = _PendingAnswers(asked, self.pool.dialling.arriving)
+        answers = _PendingAnswers(requests, self.pool.connect_options.arriving)
         try:
-            self._spread(answers, range(len(asked)), deadline)
+            self._send_each(answers, range(len(requests)), deadline)
             answers.wait()
             return [answer for answer in answers.outcomes if answer is not None]
         finally:
             answers.release()
 
-    def exchange_soon(
-        self, asked: Sequence[tuple[str, Command]], deadline: Deadline, grace_s: float
+    def invoke_with_grace(
+        self, requests: Sequence[tuple[str, Command]], deadline: Deadline, grace_s: float
     ) -> list[Command | RocketMQError | None]:
         """The same, but stop waiting for addresses that do not answer within ``grace_s`` after the last answer of the others.
 
         The result has None for such an address. Later calls send it no request and have None, too, until it has answered
         or ``deadline`` has passed. A later call with the same request gets the late answer if its own is late again.
         """
-        answers = _PendingAnswers(asked, self.pool.dialling.arriving, deadline)
+        answers = _PendingAnswers(requests, self.pool.connect_options.arriving, deadline)
         of_address: dict[str, list[int]] = {}
-        for i, (address, _) in enumerate(asked):
+        for i, (address, _) in enumerate(requests):
             of_address.setdefault(address, []).append(i)
-        fresh: list[int] = []
-        before: dict[int, Command | RocketMQError] = {}
-        for address, mine in of_address.items():
-            if self._owes(address):
-                answers.skip(len(mine))
+        to_send: list[int] = []
+        earlier_answers: dict[int, Command | RocketMQError] = {}
+        for address, indexes in of_address.items():
+            if self._is_late(address):
+                answers.stop_waiting_for(len(indexes))
             else:
-                before |= self._from_before(answers, mine, address)
-                fresh += mine
-        for address, late in list(self.late.items()):
+                earlier_answers |= self._late_answers_of(answers, indexes, address)
+                to_send += indexes
+        for address, late in list(self.late_answers.items()):
             if late.deadline.expired and address not in of_address:  # it may have left the routes
                 self._forget_late(address, late)
         outcomes: list[Command | RocketMQError | None] = []
-        late_ones: set[str] = set()
+        late_addresses: set[str] = set()
         try:
-            self._spread(answers, fresh, deadline)
-            answers.wait(grace_s, len(fresh))
+            self._send_each(answers, to_send, deadline)
+            answers.wait(grace_s, len(to_send))
             outcomes += answers.outcomes
-            late_ones |= {asked[i][0] for i in fresh if outcomes[i] is None}
+            late_addresses |= {requests[i][0] for i in to_send if outcomes[i] is None}
         finally:
-            answers.release(but=late_ones)
-        self.late.update(dict.fromkeys(late_ones, answers))
-        return [before.get(i) if each is None else each for i, each in enumerate(outcomes)]
+            answers.release(keep=late_addresses)
+        self.late_answers.update(dict.fromkeys(late_addresses, answers))
+        return [earlier_answers.get(i) if outcome is None else outcome for i, outcome in enumerate(outcomes)]
 
-    def _owes(self, address: str) -> bool:
+    def _is_late(self, address: str) -> bool:
         """Whether an address has not answered an earlier request."""
-        before = self.late.get(address)
-        return before is not None and any(
-            one is None for (a, _), one in zip(before.asked, before.outcomes, strict=True) if a == address
+        earlier = self.late_answers.get(address)
+        return earlier is not None and any(
+            outcome is None for (a, _), outcome in zip(earlier.requests, earlier.outcomes, strict=True) if a == address
         )
 
-    def _from_before(
-        self, answers: _PendingAnswers, mine: Sequence[int], address: str
+    def _late_answers_of(
+        self, answers: _PendingAnswers, indexes: Sequence[int], address: str
     ) -> dict[int, Command | RocketMQError]:
         """Late answers of an address to earlier requests that are equal to these."""
-        before = self.late.get(address)
-        if before is None:
+        earlier = self.late_answers.get(address)
+        if earlier is None:
             return {}
-        known = [
-            (command, one) for (a, command), one in zip(before.asked, before.outcomes, strict=True) if a == address
+        earlier_outcomes = [
+            (command, outcome)
+            for (a, command), outcome in zip(earlier.requests, earlier.outcomes, strict=True)
+            if a == address
         ]
-        self._forget_late(address, before)
-        if [_request_content(command) for command, _ in known] != [_request_content(answers.asked[i][1]) for i in mine]:
+        self._forget_late(address, earlier)
+        if [_request_content(command) for command, _ in earlier_outcomes] != [
+            _request_content(answers.requests[i][1]) for i in indexes
+        ]:
             return {}
-        return {i: one for i, (_, one) in zip(mine, known, strict=True) if one is not None}
+        return {i: outcome for i, (_, outcome) in zip(indexes, earlier_outcomes, strict=True) if outcome is not None}
 
     def _forget_late(self, address: str, answers: _PendingAnswers) -> None:
-        if self.late.pop(address, None) is answers:
-            answers.release(but=[a for a, others in list(self.late.items()) if others is answers])
+        if self.late_answers.pop(address, None) is answers:
+            answers.release(keep=[a for a, other in list(self.late_answers.items()) if other is answers])
 
-    def _spread(self, answers: _PendingAnswers, chosen: Iterable[int], deadline: Deadline) -> None:
+    def _send_each(self, answers: _PendingAnswers, indexes: Iterable[int], deadline: Deadline) -> None:
         """Send to every address. Up to a few dozen addresses without a connection are connected to in parallel."""
-        of_address: dict[str, list[tuple[Command, Done]]] = {}
-        for i in chosen:
-            address, command = answers.asked[i]
-            of_address.setdefault(address, []).append((command, functools.partial(answers.tell, i)))
-        dialled = deque[functools.partial[None]]()
+        of_address: dict[str, list[tuple[Command, OnResponse]]] = {}
+        for i in indexes:
+            address, command = answers.requests[i]
+            of_address.setdefault(address, []).append((command, functools.partial(answers.record, i)))
+        to_connect = deque[functools.partial[None]]()
         for address, calls in of_address.items():
-            if len(of_address) == 1 or self.pool.live(address):
-                self._ask_each(address, calls, deadline)
+            if len(of_address) == 1 or self.pool.is_connected(address):
+                self._invoke_on(address, calls, deadline)
             else:
-                dialled.append(functools.partial(self._ask_each, address, calls, deadline))
+                to_connect.append(functools.partial(self._invoke_on, address, calls, deadline))
 
-        def dial() -> None:
+        def connect_in_turn() -> None:
             while True:
                 try:
-                    ask = dialled.popleft()
+                    send = to_connect.popleft()
                 except IndexError:
                     return
-                ask()
+                send()
 
-        for _ in range(min(_MAX_PARALLEL_CONNECTS, len(dialled))):
+        for _ in range(min(_MAX_PARALLEL_CONNECTS, len(to_connect))):
             try:
-                start_thread("rocketmq-dial", dial, again=False)
+                start_thread("rocketmq-dial", connect_in_turn, again=False)
             except RuntimeError:  # no more threads: connect one after the other
-                dial()
+                connect_in_turn()
 
-    def _ask_each(self, address: str, calls: Sequence[tuple[Command, Done]], deadline: Deadline) -> None:
+    def _invoke_on(self, address: str, calls: Sequence[tuple[Command, OnResponse]], deadline: Deadline) -> None:
         try:
             signed = [self._signed(command) for command, _ in calls]
-            connection = self.pool.get(address, deadline, patient=False)
+            connection = self.pool.get(address, deadline, wait_for_backoff=False)
         except RocketMQError as e:
             e.unsent = True
             for _, done in calls:
                 done(e)
             return
 
-        def noted(done: Done, answer: Command | RocketMQError) -> None:
+        def on_answer(done: OnResponse, answer: Command | RocketMQError) -> None:
             if not isinstance(answer, RocketMQError):
-                self._noted(answer, address, connection)
+                self._on_answer(answer, address, connection)
             done(answer)
 
-        dones = (functools.partial(noted, done) for _, done in calls)
+        dones = (functools.partial(on_answer, done) for _, done in calls)
         connection.call_each(list(zip(signed, dones, strict=True)), deadline)
 
-    def tell(self, address: str, command: Command, deadline: Deadline | None = None) -> None:
+    def invoke_oneway(self, address: str, command: Command, deadline: Deadline | None = None) -> None:
         """Send a one-way request."""
         deadline = deadline or Deadline.after(self.request_timeout_s)
         command = self._signed(command)
@@ -474,7 +480,7 @@ class RpcClient:
     def _signed(self, command: Command) -> Command:
         return self.credentials.sign(command) if self.credentials else command
 
-    def _noted(self, answer: Command, address: str, connection: Connection) -> None:
+    def _on_answer(self, answer: Command, address: str, connection: Connection) -> None:
         """Drop the connection of a server that is shutting down: it rejects every request on it, but not on a new one."""
         if answer.code == Response.GO_AWAY:
             self.pool.retire(address, connection)
@@ -489,19 +495,23 @@ def error_from_response(
     answer: Command, address: str, topic: str | None = None, queue: str | None = None
 ) -> RocketMQError:
     """The error for an unsuccessful answer."""
-    kind = error_for(answer.code, answer.remark or "")
+    error_class = error_for(answer.code, answer.remark or "")
     if answer.code == Response.REQUEST_CODE_NOT_SUPPORTED and answer.peer in _NOT_SUPPORTED:
         message, remedy = _NOT_SUPPORTED[answer.peer]
         return NotSupported(message, address, answer.code, topic, queue, (answer.remark or "").strip() or None, remedy)
-    if issubclass(kind, ServerFault):
-        words = answer.remark or ""
-        kind = next((passing for begin, passing in _TRANSIENT_FAULTS.items() if words.startswith(begin)), kind)
+    if issubclass(error_class, ServerFault):
+        remark_text = answer.remark or ""
+        error_class = next(
+            (fault for begin, fault in _TRANSIENT_FAULTS.items() if remark_text.startswith(begin)), error_class
+        )
     forbidden = answer.ext.get("forbiddenType")
-    told = forbidden in map(str, UNREADABLE) if forbidden is not None else PULLS_FORBIDDEN in (answer.remark or "")
-    if answer.code == Response.NO_PERMISSION and told:
-        kind = NotReadable
-    denied = issubclass(kind, AccessDenied) and forbidden is None
+    is_unreadable = (
+        forbidden in map(str, UNREADABLE) if forbidden is not None else PULLS_FORBIDDEN in (answer.remark or "")
+    )
+    if answer.code == Response.NO_PERMISSION and is_unreadable:
+        error_class = NotReadable
+    denied = issubclass(error_class, AccessDenied) and forbidden is None
     # Servers append a pointer to their documentation on further lines.
     remark = (answer.remark or "").split("\n", 1)[0].strip() or None
     message = "access denied" if denied else "the server refused the request"
-    return kind(message, address, answer.code, topic, queue, remark, _DENIED if denied else None)
+    return error_class(message, address, answer.code, topic, queue, remark, _DENIED if denied else None)

@@ -31,7 +31,7 @@ class OffsetCommit:
     ``grace_s`` is the one of ``OffsetReader.bounds``.
     """
 
-    questions: BrokerClient
+    broker_client: BrokerClient
     group: str
     deadline: Deadline
     grace_s: float | None = None
@@ -44,12 +44,12 @@ class OffsetCommit:
         offset is lost (ConsumerOffsetManager.commitOffset in 5.5.0). If the first queue fails, the others of its topic and broker
         get the same error. The first queues have half of the time, so that a broker that hangs leaves the rest to other brokers.
         """
-        firsts = first_queues(offsets)
+        first_by_topic = first_queues(offsets)
         half = self.deadline.within(self.deadline.remaining() / 2)
-        failed = self._store({queue: offsets[queue] for queue in firsts.values()}, half)
+        failed = self._store({queue: offsets[queue] for queue in first_by_topic.values()}, half)
         rest = {}
-        for queue in sorted(offsets.keys() - firsts.values()):
-            first = firsts[queue.broker_name, queue.topic]
+        for queue in sorted(offsets.keys() - first_by_topic.values()):
+            first = first_by_topic[queue.broker_name, queue.topic]
             if first in failed:
                 failed[queue] = failed[first]
             else:
@@ -57,12 +57,12 @@ class OffsetCommit:
         return {**failed, **self._store(rest, self.deadline)}
 
     def _store(self, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> dict[MessageQueue, RocketMQError]:
-        group = self.questions.calls.on_wire(self.group)
-        asked = [
-            self.questions.about(rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset)
+        group = self.broker_client.calls.on_wire(self.group)
+        commands = [
+            self.broker_client.for_queue(rpc.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=group, commitOffset=offset)
             for queue, offset in offsets.items()
         ]
-        answers = self.questions.ask_soon(asked, deadline, self.read_from, self.grace_s)
+        answers = self.broker_client.request_with_grace(commands, deadline, self.read_from, self.grace_s)
         failed: dict[MessageQueue, RocketMQError] = {}
         for queue, answer in zip(offsets, answers, strict=True):
             if answer is None:
@@ -75,28 +75,28 @@ class OffsetCommit:
 class RemotingCommitter:
     """Implements ``ports.OffsetCommitter``."""
 
-    def __init__(self, questions: BrokerClient, admin: BaseAdmin, polls: LongPolls) -> None:
-        self._questions = questions
+    def __init__(self, broker_client: BrokerClient, admin: BaseAdmin, polls: LongPolls) -> None:
+        self._broker_client = broker_client
         self._admin = admin
         self._polls = polls
 
     def commit_each(
         self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline, grace_s: float | None = None
     ) -> dict[MessageQueue, RocketMQError]:
-        return OffsetCommit(self._questions, group, deadline, grace_s)(offsets)
+        return OffsetCommit(self._broker_client, group, deadline, grace_s)(offsets)
 
     def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
         """Ids of clients that consume as ``group`` now, as one broker knows them."""
         command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(
-            consumerGroup=self._questions.calls.on_wire(group), bname=broker_name
+            consumerGroup=self._broker_client.calls.on_wire(group), bname=broker_name
         )
         accept = (Response.SUCCESS, Response.SYSTEM_ERROR)  # brokers answer an empty group as an error
-        (answer,) = self._questions.ask_all([BrokerCommand(broker_name, command, "")], deadline, accept)
+        (answer,) = self._broker_client.request_all([BrokerCommand(broker_name, command, "")], deadline, accept)
         return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
 
     def knows_members(self, broker_name: str) -> bool:
-        found = self._questions.connection(broker_name)
-        return found is None or not self._questions.calls.pool.is_proxy(found[0])
+        connection = self._broker_client.connection(broker_name)
+        return connection is None or not self._broker_client.calls.pool.is_proxy(connection[0])
 
     def create_group(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         try:
@@ -104,10 +104,14 @@ class RemotingCommitter:
         except AccessDenied as e:
             raise _not_created(group, e, "this user may not create it") from e
         except NotSupported as e:
-            for error in self._polls.introduce(group, offsets, Deadline.after(self._questions.calls.request_timeout_s)):
+            for error in self._polls.create_group_by_pull(
+                group, offsets, Deadline.after(self._broker_client.calls.request_timeout_s)
+            ):
                 if isinstance(error, GroupNotFound):
-                    why = "a Proxy does not let it be created, nor does its broker (autoCreateSubscriptionGroup=false)"
-                    raise _not_created(group, error, why) from e
+                    problem = (
+                        "a Proxy does not let it be created, nor does its broker (autoCreateSubscriptionGroup=false)"
+                    )
+                    raise _not_created(group, error, problem) from e
                 if error.retriable and not isinstance(error, NotReadable | TopicNotFound):  # these follow the creation
                     raise error from e
 
@@ -115,9 +119,9 @@ class RemotingCommitter:
         self._admin.create_topic(RETRY_PREFIX + group, 1, timeout_s=timeout_s)
 
 
-def _not_created(group: str, error: BrokerError, why: str) -> GroupNotFound:
+def _not_created(group: str, error: BrokerError, problem: str) -> GroupNotFound:
     return GroupNotFound(
-        f"the broker does not know group {group!r}, and {why}",
+        f"the broker does not know group {group!r}, and {problem}",
         error.addr,
         error.broker_code,
         remark=error.remark,

@@ -46,48 +46,52 @@ def group_membership(group: str, membership: Membership) -> GroupMembership:
     """What heartbeats say, in the user's names."""
     return GroupMembership(
         group,
-        {topic: _subscription(wanted) for topic, wanted in membership.subscriptions.items()},
+        {topic: _subscription(topic_filter) for topic, topic_filter in membership.subscriptions.items()},
         membership.consume_type,
         membership.message_model,
         membership.consume_from_where,
         membership.unit_mode,
         membership.versions_ms,
-        {topic: wanted.kind for topic, wanted in membership.subscriptions.items()},
+        {topic: topic_filter.kind for topic, topic_filter in membership.subscriptions.items()},
     )
 
 
-def _subscription(wanted: Filter) -> Subscription:
-    return parse_subscription(wanted.expression) if wanted.kind == "TAG" else Subscription(wanted.expression)
+def _subscription(topic_filter: Filter) -> Subscription:
+    return (
+        parse_subscription(topic_filter.expression)
+        if topic_filter.kind == "TAG"
+        else Subscription(topic_filter.expression)
+    )
 
 
 class BrokerRequests:
-    """The ``asked`` of a group's member in ``client/instance``: takes a command apart and has it answered."""
+    """The ``request_handler`` of a group's member in ``client/instance``: takes a command apart and has it answered."""
 
-    def __init__(self, calls: RpcClient, group: str, asked: Asked) -> None:
+    def __init__(self, calls: RpcClient, group: str, handler: Asked) -> None:
         self._calls = calls
         self._group = group
-        self._asked = asked
-        self._take_apart: dict[int, Callable[[Command], BrokerRequest]] = {
+        self._handler = handler
+        self._parsers: dict[int, Callable[[Command], BrokerRequest]] = {
             Request.NOTIFY_CONSUMER_IDS_CHANGED: lambda command: MembersChanged(),
-            Request.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
-            Request.GET_CONSUMER_STATUS_FROM_CLIENT: self._offsets_asked,
-            Request.GET_CONSUMER_RUNNING_INFO: self._info_asked,
-            Request.CONSUME_MESSAGE_DIRECTLY: self._direct,
+            Request.RESET_CONSUMER_CLIENT_OFFSET: self._parse_reset,
+            Request.GET_CONSUMER_STATUS_FROM_CLIENT: self._parse_offsets_request,
+            Request.GET_CONSUMER_RUNNING_INFO: self._parse_info_request,
+            Request.CONSUME_MESSAGE_DIRECTLY: self._parse_direct,
         }
 
     def __call__(self, address: str, command: Command) -> Command | None:
         """None refuses the request: it is unknown here, or needs no answer."""
-        take_apart = self._take_apart.get(command.code)
-        if take_apart is None:
+        parse = self._parsers.get(command.code)
+        if parse is None:
             return None
-        question = take_apart(command)
-        answer = self._asked(address, question)
-        return None if answer is None else rpc.by_code[command.code].reply(command, self._body(answer))
+        request = parse(command)
+        answer = self._handler(address, request)
+        return None if answer is None else rpc.by_code[command.code].reply(command, self._encode_answer(answer))
 
     def _plain(self, name: str) -> str:
         return self._calls.scope.plain(name)
 
-    def _reset(self, command: Command) -> BrokerRequest:
+    def _parse_reset(self, command: Command) -> BrokerRequest:
         fields = rpc.RESET_CONSUMER_CLIENT_OFFSET.arguments(command)
         offsets = bodies.reset_offsets(command.body)
         plain = {
@@ -97,13 +101,13 @@ class BrokerRequests:
         }
         return ResetOffsets(self._plain(fields["topic"]), plain)
 
-    def _offsets_asked(self, command: Command) -> BrokerRequest:
+    def _parse_offsets_request(self, command: Command) -> BrokerRequest:
         return OffsetsAsked(self._plain(rpc.GET_CONSUMER_STATUS_FROM_CLIENT.arguments(command)["topic"]))
 
-    def _info_asked(self, command: Command) -> BrokerRequest:
+    def _parse_info_request(self, command: Command) -> BrokerRequest:
         return InfoAsked(bool(rpc.GET_CONSUMER_RUNNING_INFO.arguments(command)["jstackEnable"]))
 
-    def _direct(self, command: Command) -> BrokerRequest:
+    def _parse_direct(self, command: Command) -> BrokerRequest:
         fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
         # The body stays compressed until the member accepts the message: 64 KiB could become gigabytes.
         broker = fields["brokerName"] or ""
@@ -113,7 +117,7 @@ class BrokerRequests:
         inside = origin is None or scope.reaches(origin)
         return ConsumeDirectly(with_user_names(message, scope) if inside else as_stored(message, scope))
 
-    def _body(self, answer: Answer) -> bytes:
+    def _encode_answer(self, answer: Answer) -> bytes:
         if isinstance(answer, DirectResult):
             return member_bodies.direct_result(answer)
         if isinstance(answer, RunningInfo):
@@ -154,14 +158,14 @@ def as_stored(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
 class GroupReader:
     """A member of a group and the queues of the topic that it has; None where it did not say.
 
-    A group without members is a reader without ``member``: it has the queues in which it has an offset. ``inside`` says
+    A group without members is a reader without ``member``: it has the queues in which it has an offset. ``is_in_scope`` says
     whether the group is of the client's own namespace and environment.
     """
 
     group: str
     member: str | None
     queues: tuple[MessageQueue, ...] | None
-    inside: bool = True
+    is_in_scope: bool = True
 
 
 def readers(calls: RpcClient, admin: BaseAdmin, topic: str) -> list[GroupReader]:
@@ -171,18 +175,20 @@ def readers(calls: RpcClient, admin: BaseAdmin, topic: str) -> list[GroupReader]
     groups: set[str] = set()
     for name, address in masters.items():
         command = rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=calls.on_wire(topic), bname=name)
-        groups.update(bodies.group_list(calls.ask(address, command).body))
+        groups.update(bodies.group_list(calls.request(address, command).body))
     return [reader for group in sorted(groups) for reader in _readers_of_group(calls, route, group, masters)]
 
 
 def groups(calls: RpcClient, admin: BaseAdmin) -> list[str]:
     """All consumer groups that brokers know, by the user's names, without RocketMQ's own and those of other namespaces."""
-    found: set[str] = set()
+    group_names: set[str] = set()
     for name, data in require_brokers(admin.cluster()).items():
         if address := data.replica("hint"):  # a slave has the groups of its master
-            answer = calls.ask(address, rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG.request(bname=name))
-            found |= bodies.subscription_groups(answer.body).keys()
-    return sorted(calls.scope.plain(group) for group in found if is_user_group(group) and calls.scope.contains(group))
+            answer = calls.request(address, rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG.request(bname=name))
+            group_names |= bodies.subscription_groups(answer.body).keys()
+    return sorted(
+        calls.scope.plain(group) for group in group_names if is_user_group(group) and calls.scope.contains(group)
+    )
 
 
 def _readers_of_group(
@@ -193,52 +199,52 @@ def _readers_of_group(
     for member, address in sorted(members.items()):
         yield GroupReader(plain, member, _queues_of_member(calls, route.topic, (group, member), address), inside)
     if not members:
-        found = consume_progress(calls, route, group)
-        yield GroupReader(plain, None, tuple(sorted(q for q, at in found.items() if at.consumer_offset > 0)), inside)
+        progress = consume_progress(calls, route, group)
+        yield GroupReader(plain, None, tuple(sorted(q for q, at in progress.items() if at.consumer_offset > 0)), inside)
 
 
 def _members(calls: RpcClient, group: str, masters: Mapping[str, str]) -> dict[str, str]:
     """The address of a broker that each member is connected to."""
-    found: dict[str, str] = {}
+    broker_of_member: dict[str, str] = {}
     for address in masters.values():
         command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(consumerGroup=group)
         try:
-            found |= dict.fromkeys(bodies.consumer_ids(calls.ask(address, command).body), address)
+            broker_of_member |= dict.fromkeys(bodies.consumer_ids(calls.request(address, command).body), address)
         except BrokerError:  # so a broker says that it knows no member
             continue
-    return found
+    return broker_of_member
 
 
-def wanted(calls: RpcClient, admin: BaseAdmin, group: str) -> dict[str, dict[str, Filter] | None]:
+def member_subscriptions(calls: RpcClient, admin: BaseAdmin, group: str) -> dict[str, dict[str, Filter] | None]:
     """What each member of a group wants of each topic, by the user's names; None of one that did not say."""
-    found: dict[str, dict[str, Filter] | None] = {}
+    subscriptions: dict[str, dict[str, Filter] | None] = {}
     on_wire = calls.on_wire(group)
     masters = {name: data.master for name, data in admin.cluster().items() if data.master}
     for member, address in sorted(_members(calls, on_wire, masters).items()):
         command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=on_wire, clientId=member, jstackEnable=False)
         try:
-            filters = bodies.member_filters(calls.ask(address, command).body)
+            filters = bodies.member_filters(calls.request(address, command).body)
         except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
             _log_unknown_member(e, member)
-            found[member] = None
+            subscriptions[member] = None
         else:
             plain = {calls.scope.plain(topic): f for topic, f in filters.items() if calls.scope.reaches(topic)}
-            found[member] = {topic: f for topic, f in plain.items() if not topic.startswith(RETRY_PREFIX)}
-    return found
+            subscriptions[member] = {topic: f for topic, f in plain.items() if not topic.startswith(RETRY_PREFIX)}
+    return subscriptions
 
 
 def _queues_of_member(
-    calls: RpcClient, topic: str, who: tuple[str, str], address: str
+    calls: RpcClient, topic: str, group_and_member: tuple[str, str], address: str
 ) -> tuple[MessageQueue, ...] | None:
-    group, member = who
+    group, member = group_and_member
     command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=group, clientId=member, jstackEnable=False)
     try:
-        held = bodies.held_queues(calls.ask(address, command).body)
+        queues = bodies.held_queues(calls.request(address, command).body)
     except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
         _log_unknown_member(e, member)
         return None
     on_wire = calls.on_wire(topic)
-    return tuple(queue._replace(topic=topic) for queue in held if queue.topic == on_wire)
+    return tuple(queue._replace(topic=topic) for queue in queues if queue.topic == on_wire)
 
 
 def _log_unknown_member(error: RocketMQError, member: str) -> None:

@@ -55,7 +55,7 @@ class RemotingPulls:
     def __init__(self, calls: RpcClient, routes: Routes, kinds: TopicAttributesCache, retry: Retry) -> None:
         self._calls = calls
         self._routes = routes
-        self._kinds = kinds
+        self._attributes = kinds
         self._retry = retry
 
     def on_wire(self, name: str) -> str:
@@ -71,30 +71,34 @@ class RemotingPulls:
         return self._routes.get(topic, 0.0, deadline.within(self._calls.request_timeout_s))
 
     def compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
-        why = "Offsets without messages were found, which is right for compaction topics only"
-        found = self._known(
-            lambda soon: self._kinds.attributes(queue.topic, queue.broker_name, soon, ATTRIBUTES_MAX_AGE_S),
-            why,
+        remedy = "Offsets without messages were found, which is right for compaction topics only"
+        attributes = self._fetch_with_retries(
+            lambda soon: self._attributes.attributes(queue.topic, queue.broker_name, soon, ATTRIBUTES_MAX_AGE_S),
+            remedy,
             deadline,
         )
-        return is_compacted(found)
+        return is_compacted(attributes)
 
     def batched(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
-        why = "Brokers do not filter the messages of a batch topic, or of a compaction topic, one by one"
-        batched = self._known(lambda soon: self._kinds.batched(queue, soon, ATTRIBUTES_MAX_AGE_S), why, deadline)
+        remedy = "Brokers do not filter the messages of a batch topic, or of a compaction topic, one by one"
+        batched = self._fetch_with_retries(
+            lambda soon: self._attributes.stores_batches(queue, soon, ATTRIBUTES_MAX_AGE_S), remedy, deadline
+        )
         return batched or self.compacted(queue, deadline)
 
-    def _known(self, ask: Callable[[Deadline], T], why: str, deadline: Deadline | None) -> T:
-        """``why`` becomes the remedy of ``AccessDenied``."""
-        until = deadline or Deadline.after(LONGEST_S)
+    def _fetch_with_retries(self, fetch: Callable[[Deadline], T], remedy: str, deadline: Deadline | None) -> T:
+        """``remedy`` becomes the remedy of ``AccessDenied``."""
+        overall_deadline = deadline or Deadline.after(LONGEST_S)
         try:
-            return self._retry.run(lambda: ask(until.within(self._calls.request_timeout_s)), until)
+            return self._retry.run(
+                lambda: fetch(overall_deadline.within(self._calls.request_timeout_s)), overall_deadline
+            )
         except AccessDenied as e:
-            e.remedy = f"{why}; to tell what it is, the reader needs Get on the topic's configuration"
+            e.remedy = f"{remedy}; to tell what it is, the reader needs Get on the topic's configuration"
             raise
 
 
-Done = Callable[[PullAnswer | RocketMQError], None]
+OnPulled = Callable[[PullAnswer | RocketMQError], None]
 
 _STATUS = {
     Response.SUCCESS: PullStatus.FOUND,
@@ -110,74 +114,77 @@ class LongPolls:
     def __init__(self, calls: RpcClient, routes: Routes, kinds: TopicAttributesCache) -> None:
         self._calls = calls
         self._routes = routes
-        self._kinds = kinds
-        self._aside = Aside()
+        self._attributes = kinds
+        self._executor = Aside()
 
-    def pull(self, request: PullRequest, deadline: Deadline, done: Done) -> None:
+    def pull(self, request: PullRequest, deadline: Deadline, done: OnPulled) -> None:
         name = request.queue.broker_name
         try:
             data = self._routes.broker(name)
             if data is None or not data.addresses:
                 raise BrokerNotFound("no address of the queue's broker is known", queue=str(request.queue))
             broker_id, address = replica(data, request.broker_id)
-            ask = functools.partial(self._ask, address, broker_id == MASTER_ID, deadline, done)
-            knows = not request.filter or self._kinds.fresh(request.queue)
-            if knows and self._calls.pool.live(address) and not self._aside.busy(address):
+            send = functools.partial(self._send, address, broker_id == MASTER_ID, deadline, done)
+            knows_attributes = not request.filter or self._attributes.is_cached(request.queue)
+            if knows_attributes and self._calls.pool.is_connected(address) and not self._executor.busy(address):
                 with never_waiting():  # a socket may accept no bytes, and this thread also sends other pulls
-                    ask(request)
+                    send(request)
             else:  # sent later, when a reset or the next owner may have stored another offset
-                self._aside.run(address, functools.partial(ask, replace(request, commit_offset=None)))
+                self._executor.run(address, functools.partial(send, replace(request, commit_offset=None)))
         except RocketMQError as e:
             done(e)
         except RuntimeError as e:
             done(ConnectionLost(f"no connection can be made: {e}", queue=str(request.queue)))
 
-    def introduce(self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline) -> list[RocketMQError]:
+    def create_group_by_pull(
+        self, group: str, offsets: Mapping[MessageQueue, int], deadline: Deadline
+    ) -> list[RocketMQError]:
         """Pull as a group: brokers with ``autoCreateSubscriptionGroup`` create a group at its first pull. Returns the errors.
 
         The pulls have a filter: if a group has no members at a Proxy, the Proxy does not forward its pulls without a filter.
         """
-        asked = []
+        requests = []
         for queue in {queue.broker_name: queue for queue in offsets}.values():
             data = self._routes.broker(queue.broker_name)
             if data is not None and data.master is not None:
                 request = PullRequest(group, queue, offsets[queue], count=1, suspend_s=0.0, post_filter=True)
-                asked.append((data.master, pull_command(request, self._calls, True)))
-        answers = self._calls.exchange_each(asked, deadline)
+                requests.append((data.master, pull_command(request, self._calls, True)))
+        answers = self._calls.invoke_each(requests, deadline)
         return [
             answer if isinstance(answer, RocketMQError) else error_from_response(answer, address)
-            for (address, _), answer in zip(asked, answers, strict=True)
+            for (address, _), answer in zip(requests, answers, strict=True)
             if isinstance(answer, RocketMQError) or answer.code not in _STATUS
         ]
 
-    def _ask(self, address: str, is_master: bool, deadline: Deadline, done: Done, request: PullRequest) -> None:
+    def _send(self, address: str, is_master: bool, deadline: Deadline, done: OnPulled, request: PullRequest) -> None:
         try:
-            on_broker = self._on_broker(request, deadline) if request.filter else request
+            broker_request = self._request_for_broker(request, deadline) if request.filter else request
         except RocketMQError as e:
             done(e)
             return
-        command = pull_command(on_broker, self._calls, is_master)
-        self._calls.ask_async(address, command, deadline, functools.partial(self._told, request, address, done))
+        command = pull_command(broker_request, self._calls, is_master)
+        self._calls.invoke_async(address, command, deadline, functools.partial(self._on_answer, request, address, done))
 
-    def _on_broker(self, request: PullRequest, deadline: Deadline) -> PullRequest:
+    def _request_for_broker(self, request: PullRequest, deadline: Deadline) -> PullRequest:
         """The request to the broker. In a batch topic it would drop whole batches, so tags are compared only here."""
-        queue, wanted = request.queue, request.filter
+        queue, requested_filter = request.queue, request.filter
         try:
-            kind = self._kinds.attributes(queue.topic, queue.broker_name, deadline)
+            attributes = self._attributes.attributes(queue.topic, queue.broker_name, deadline)
         except AccessDenied:  # the right to read does not include the topic's type
-            kind = None
-        batched = is_batched(kind)
-        if wanted.kind == "TAG":
+            attributes = None
+        batched = is_batched(attributes)
+        if requested_filter.kind == "TAG":
             return request if batched is False else replace(request, filter=NO_FILTER, post_filter=True)
-        if batched or is_compacted(kind):
+        if batched or is_compacted(attributes):
             raise OptionError(
-                f"sql is {wanted.expression!r}, but {queue.topic} is a batch topic, or a compaction topic: brokers filter none",
+                f"sql is {requested_filter.expression!r}, but {queue.topic} is a batch topic, or a compaction topic: "
+                "brokers filter none",
                 topic=queue.topic,
                 remedy="Subscribe with tags, or filter in the listener",
             )
         return request
 
-    def _told(self, request: PullRequest, address: str, done: Done, answer: Command | RocketMQError) -> None:
+    def _on_answer(self, request: PullRequest, address: str, done: OnPulled, answer: Command | RocketMQError) -> None:
         if isinstance(answer, RocketMQError):
             done(answer)
             return
@@ -191,13 +198,13 @@ class LongPolls:
             done(DecodeError(f"the answer could not be decoded: {result}", queue=str(request.queue)))
 
 
-def replica(broker: BrokerData, wanted: int) -> tuple[int, str]:
+def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
     """Id and address of the replica to ask: the wanted one, the next one if that is a slave that is gone, or else any.
 
     Mirrors ``MQClientInstance.findBrokerAddressInSubscribe``.
     """
     addresses = broker.addresses
-    for number in (wanted, wanted + 1) if wanted != MASTER_ID else (wanted,):
+    for number in (broker_id, broker_id + 1) if broker_id != MASTER_ID else (broker_id,):
         if number in addresses:
             return number, addresses[number]
     return min(addresses.items())
@@ -248,8 +255,10 @@ def to_pull_answer(request: PullRequest, answer: Command, address: str, scope: S
     read = functools.partial(requested_messages, request, answer.body, scope, empty.next_offset)
     if not request.decoded:
         return replace(empty, stored=answer.body, read=read)
-    found, left = portion(read())
-    return replace(empty, messages=found, next_offset=empty.next_offset if left is None else left.queue_offset)
+    messages, first_left = portion(read())
+    return replace(
+        empty, messages=messages, next_offset=empty.next_offset if first_left is None else first_left.queue_offset
+    )
 
 
 def requested_messages(
@@ -265,14 +274,14 @@ def requested_messages(
     """
     queue = request.queue
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
-    retried = queue.topic.startswith(RETRY_PREFIX)
-    data, how = bytes(stored), DecodeSettings(queue.broker_name, queue=queue, room=room)
-    usual = usual_messages(data, request.offset, end, queue)
-    messages = usual or _with_valid_offsets(data, stored_in(data), request.offset, end, how)
-    if tags is None and not retried:
+    is_retry_topic = queue.topic.startswith(RETRY_PREFIX)
+    data, settings = bytes(stored), DecodeSettings(queue.broker_name, queue=queue, room=room)
+    undamaged = usual_messages(data, request.offset, end, queue)
+    messages = undamaged or _with_valid_offsets(data, stored_in(data), request.offset, end, settings)
+    if tags is None and not is_retry_topic:
         return messages
     return (
-        with_user_names(message, scope) if retried else message
+        with_user_names(message, scope) if is_retry_topic else message
         for message in messages
         if tags is None or tags.accepts(message.tags) or (message.decode_error is not None and _has_no_tag(message))
     )
@@ -284,56 +293,60 @@ def _has_no_tag(message: ReceivedMessage) -> bool:
 
 
 def _with_valid_offsets(
-    data: bytes, found: Sequence[Stored], start: int, end: int, how: DecodeSettings
+    data: bytes, stored: Sequence[Stored], start: int, end: int, settings: DecodeSettings
 ) -> Iterator[ReceivedMessage]:
     """The messages from ``start`` on. An impossible offset is replaced by the first possible one."""
-    found = _merge_damaged(data, found, end - start, how)
-    at, left = start, len(found)
-    for one, latest in zip(found, _max_offsets(found, at, end), strict=True):
-        left -= 1
-        *_, batch = one
-        if batch:
-            how = how._replace(window=OffsetWindow(start, end, at if at > start else None, end - left))
-        for message in decode_one(data, one, how):
-            batched = batch and message.decode_error is None
-            if batched and message.queue_offset < start:
+    stored = _merge_damaged(data, stored, end - start, settings)
+    next_offset, remaining = start, len(stored)
+    for stored_message, max_offset in zip(stored, _max_offsets(stored, next_offset, end), strict=True):
+        remaining -= 1
+        *_, is_batch = stored_message
+        if is_batch:
+            settings = settings._replace(
+                window=OffsetWindow(start, end, next_offset if next_offset > start else None, end - remaining)
+            )
+        for message in decode_one(data, stored_message, settings):
+            is_decoded_batch = is_batch and message.decode_error is None
+            if is_decoded_batch and message.queue_offset < start:
                 continue
             # With a later one, a commit would skip messages that are not consumed.
-            if not batched and not at <= message.queue_offset <= latest:
-                message = replace(message, queue_offset=at)
-            at = message.queue_offset + 1
+            if not is_decoded_batch and not next_offset <= message.queue_offset <= max_offset:
+                message = replace(message, queue_offset=next_offset)
+            next_offset = message.queue_offset + 1
             yield message
 
 
-def _merge_damaged(data: bytes, found: Sequence[Stored], room: int, how: DecodeSettings) -> Sequence[Stored]:
+def _merge_damaged(data: bytes, stored: Sequence[Stored], max_count: int, settings: DecodeSettings) -> Sequence[Stored]:
     """At most as many messages as offsets: a damaged size splits a message in two, which would take the offsets of others."""
-    if not 0 < room < len(found):
-        return found
-    joined, was_broken = list(found[:1]), _is_broken(data, found[0], how)
-    for number, one in enumerate(found[1:], 1):
-        broken = _is_broken(data, one, how)
-        if broken and was_broken and len(joined) + len(found) - number > room:
-            joined[-1] = (joined[-1][0], one[1], None, False)
+    if not 0 < max_count < len(stored):
+        return stored
+    merged, was_broken = list(stored[:1]), _is_broken(data, stored[0], settings)
+    for number, stored_message in enumerate(stored[1:], 1):
+        broken = _is_broken(data, stored_message, settings)
+        if broken and was_broken and len(merged) + len(stored) - number > max_count:
+            merged[-1] = (merged[-1][0], stored_message[1], None, False)
         else:
-            joined.append(one)
+            merged.append(stored_message)
         was_broken = broken
-    last = joined[room - 1 :]
-    return [*joined[: room - 1], (last[0][0], last[-1][1], None, False)] if len(last) > 1 else joined
+    last = merged[max_count - 1 :]
+    return [*merged[: max_count - 1], (last[0][0], last[-1][1], None, False)] if len(last) > 1 else merged
 
 
-def _is_broken(data: bytes, one: Stored, how: DecodeSettings) -> bool:
+def _is_broken(data: bytes, stored_message: Stored, settings: DecodeSettings) -> bool:
     """Whether a message cannot even be split into its parts."""
-    first = next(iter(decode_one(data, one, how._replace(queue=None, max_body_bytes=None, room=None))), None)
+    first = next(
+        iter(decode_one(data, stored_message, settings._replace(queue=None, max_body_bytes=None, room=None))), None
+    )
     return first is not None and first.decode_error is not None and not first.topic
 
 
-def _max_offsets(found: Sequence[Stored], start: int, end: int) -> list[int]:
+def _max_offsets(stored: Sequence[Stored], start: int, end: int) -> list[int]:
     """The highest possible offset of each message: every message after it needs one, its own if that is possible."""
-    latest: list[int] = []
-    for number in range(len(found) - 1, -1, -1):
+    max_offsets: list[int] = []
+    for number in range(len(stored) - 1, -1, -1):
         end -= 1
-        said = found[number][2]
-        if said is not None and start + number <= said < end:
-            end = said
-        latest.append(end)
-    return latest[::-1]
+        stored_offset = stored[number][2]
+        if stored_offset is not None and start + number <= stored_offset < end:
+            end = stored_offset
+        max_offsets.append(end)
+    return max_offsets[::-1]

@@ -59,15 +59,15 @@ class BrokerClient:
         self.calls = calls
         self._routes = routes
 
-    def about(self, row: rpc.Row, queue: MessageQueue, **fields: Any) -> BrokerCommand:
+    def for_queue(self, row: rpc.Row, queue: MessageQueue, **fields: Any) -> BrokerCommand:
         """The request of a row of ``wire/rpc`` about a queue."""
         command = row.request(
             topic=self.calls.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
         )
         return BrokerCommand(queue.broker_name, command, queue.topic, queue)
 
-    def pull(self, group: str, queue: MessageQueue, offset: int, count: int = 1) -> BrokerCommand:
-        return self.about(
+    def pull_at(self, group: str, queue: MessageQueue, offset: int, count: int = 1) -> BrokerCommand:
+        return self.for_queue(
             rpc.PULL_MESSAGE,
             queue,
             consumerGroup=self.calls.on_wire(group),
@@ -78,28 +78,28 @@ class BrokerClient:
             **rpc.FLEETING,
         )
 
-    def ask_pulls(
+    def request_pulls(
         self, pulls: Sequence[BrokerCommand], deadline: Deadline, read_from: str = "master"
     ) -> list[Command | RocketMQError]:
-        """As ``ask_each``. A broker reports an operator's reset in one answer, without a result: such a pull is repeated."""
-        answers = self.ask_each(pulls, deadline, PULLED, read_from)
-        while told := [i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _RESET]:
-            again = self.ask_each([pulls[i] for i in told], deadline, PULLED, read_from)
-            for i, answer in zip(told, again, strict=True):
+        """As ``request_each``. A broker reports an operator's reset in one answer, without a result: such a pull is repeated."""
+        answers = self.request_each(pulls, deadline, PULLED, read_from)
+        while reset := [i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _RESET]:
+            repeated = self.request_each([pulls[i] for i in reset], deadline, PULLED, read_from)
+            for i, answer in zip(reset, repeated, strict=True):
                 answers[i] = answer
         return answers
 
     def attributes(self, keys: Iterable[tuple[str, str]], deadline: Deadline) -> AttributesByTopic:
         """Current attributes of topics on brokers, or the error. ``keys`` are pairs of broker and topic."""
-        asked = [
+        commands = [
             BrokerCommand(broker, rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker), topic)
             for broker, topic in sorted(keys)
         ]
         return {
-            (question.broker_name, question.topic): answer
+            (command.broker_name, command.topic): answer
             if isinstance(answer, RocketMQError)
             else bodies.topic_config(answer.body).attributes
-            for question, answer in zip(asked, self.ask_each(asked, deadline), strict=True)
+            for command, answer in zip(commands, self.request_each(commands, deadline), strict=True)
         }
 
     def first_kept(self, group: str, queue: MessageQueue, time_ms: int, deadline: Deadline) -> int:
@@ -108,16 +108,16 @@ class BrokerClient:
         """
 
         def next_ms(offset: int) -> int:
-            (answer,) = self.ask_pulls([self.pull(group, queue, offset)], deadline)
+            (answer,) = self.request_pulls([self.pull_at(group, queue, offset)], deadline)
             if isinstance(answer, RocketMQError):
                 raise answer
             first = stamp(answer.body) if answer.code == Response.SUCCESS else None
             return time_ms if first is None else first.stored_ms
 
-        (answer,) = self.ask_all([self.about(rpc.GET_MAX_OFFSET, queue)], deadline)
+        (answer,) = self.request_all([self.for_queue(rpc.GET_MAX_OFFSET, queue)], deadline)
         return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_ms)
 
-    def settings(self, broker_name: str, deadline: Deadline) -> Command | RocketMQError | None:
+    def broker_config(self, broker_name: str, deadline: Deadline) -> Command | RocketMQError | None:
         """Return a master's answer with its settings, or the error; None if the network could read the passwords in it."""
         try:
             address = self._routes.address(broker_name)
@@ -125,22 +125,24 @@ class BrokerClient:
             return e
         if not self.calls.is_private(address):
             return None
-        question = BrokerCommand(broker_name, rpc.GET_BROKER_CONFIG.request(bname=broker_name), "")
-        (answer,) = self.calls.exchange_each([(address, question.command)], deadline)
-        return _accepted(answer, question, address, (Response.SUCCESS,))
+        command = BrokerCommand(broker_name, rpc.GET_BROKER_CONFIG.request(bname=broker_name), "")
+        (answer,) = self.calls.invoke_each([(address, command.command)], deadline)
+        return _checked(answer, command, address, (Response.SUCCESS,))
 
-    def forget_left(self, kept: dict[tuple[str, str], T]) -> None:
+    def remove_unrouted(self, table: dict[tuple[str, str], T]) -> None:
         """Forget what is kept by broker and topic if no route has the broker for the topic."""
-        known = self._routes.known_brokers()
-        for key in [key for key in list(kept) if key[::-1] not in known]:
-            kept.pop(key, None)
+        routed = self._routes.cached_topic_brokers()
+        for key in [key for key in list(table) if key[::-1] not in routed]:
+            table.pop(key, None)
 
-    def owing(self) -> frozenset[str]:
+    def late_brokers(self) -> frozenset[str]:
         """Brokers that have not answered yet, and for which calls no longer wait."""
-        late = self.calls.late
-        if not late:
+        late_addresses = self.calls.late_answers
+        if not late_addresses:
             return frozenset()
-        return frozenset(b.broker_name for b in self._routes.brokers() if late.keys() & set(b.addresses.values()))
+        return frozenset(
+            b.broker_name for b in self._routes.brokers() if late_addresses.keys() & set(b.addresses.values())
+        )
 
     def connection(self, broker_name: str) -> tuple[str, int] | None:
         """Address of the broker's master and the number of connections made to it; None while no route has the broker."""
@@ -150,59 +152,59 @@ class BrokerClient:
             return None
         return address, self.calls.pool.attempts(address)
 
-    def ask_all(
+    def request_all(
         self,
-        questions: Sequence[BrokerCommand],
+        commands: Sequence[BrokerCommand],
         deadline: Deadline,
         accept: Container[int] = (Response.SUCCESS,),
         read_from: str = "master",
     ) -> list[Command]:
         """Ask all at once; return answers in order. After all have ended, raises the error of the first that failed."""
         answers = []
-        for answer in self.ask_each(questions, deadline, accept, read_from):
+        for answer in self.request_each(commands, deadline, accept, read_from):
             if isinstance(answer, RocketMQError):
                 raise answer
             answers.append(answer)
         return answers
 
-    def ask_each(
+    def request_each(
         self,
-        questions: Sequence[BrokerCommand],
+        commands: Sequence[BrokerCommand],
         deadline: Deadline,
         accept: Container[int] = (Response.SUCCESS,),
         read_from: str = "master",
     ) -> list[Command | RocketMQError]:
         """Ask all at once; return answers and errors in order."""
-        answers = self.ask_soon(questions, deadline, read_from, accept=accept)
+        answers = self.request_with_grace(commands, deadline, read_from, accept=accept)
         return [answer for answer in answers if answer is not None]
 
-    def ask_soon(
+    def request_with_grace(
         self,
-        questions: Sequence[BrokerCommand],
+        commands: Sequence[BrokerCommand],
         deadline: Deadline,
         read_from: str = "master",
         grace_s: float | None = None,
         accept: Container[int] = (Response.SUCCESS,),
     ) -> list[Command | RocketMQError | None]:
         """Answers and errors in order; with ``grace_s``, None for each question without an answer after that time."""
-        by_name: dict[str, str | RocketMQError] = {}
-        for name in {question.broker_name for question in questions}:
+        address_of: dict[str, str | RocketMQError] = {}
+        for name in {broker_command.broker_name for broker_command in commands}:
             try:
-                by_name[name] = self._routes.address(name, read_from)
+                address_of[name] = self._routes.address(name, read_from)
             except RocketMQError as e:
-                by_name[name] = e
-        addresses = [by_name[question.broker_name] for question in questions]
-        asked = [(a, q.command) for a, q in zip(addresses, questions, strict=True) if isinstance(a, str)]
+                address_of[name] = e
+        addresses = [address_of[broker_command.broker_name] for broker_command in commands]
+        requests = [(a, q.command) for a, q in zip(addresses, commands, strict=True) if isinstance(a, str)]
         outcomes: Sequence[Command | RocketMQError | None]
         outcomes = (
-            self.calls.exchange_each(asked, deadline)
+            self.calls.invoke_each(requests, deadline)
             if grace_s is None
-            else self.calls.exchange_soon(asked, deadline, grace_s)
+            else self.calls.invoke_with_grace(requests, deadline, grace_s)
         )
         answers = iter(outcomes)
         return [
-            _accepted(next(answers), question, address, accept) if isinstance(address, str) else address
-            for question, address in zip(questions, addresses, strict=True)
+            _checked(next(answers), broker_command, address, accept) if isinstance(address, str) else address
+            for broker_command, address in zip(commands, addresses, strict=True)
         ]
 
 
@@ -210,18 +212,18 @@ class BrokerClient:
 SWEEP_ABOVE_ENTRIES = 64
 
 
-def has_attribute(kinds: AttributesByTopic, queue: MessageQueue, name: str, value: str) -> bool | None:
+def has_attribute(attributes: AttributesByTopic, queue: MessageQueue, name: str, value: str) -> bool | None:
     """Whether the topic of a queue has an attribute; None if its broker does not report attributes."""
-    kind = kinds[queue.broker_name, queue.topic]
-    return None if isinstance(kind, RocketMQError) else kind.get(name) == value
+    of_topic = attributes[queue.broker_name, queue.topic]
+    return None if isinstance(of_topic, RocketMQError) else of_topic.get(name) == value
 
 
-def raise_if_retriable(kinds: AttributesByTopic) -> AttributesByTopic:
-    """Return ``kinds``. Raises a broker's error if the broker may answer later."""
-    for kind in kinds.values():
-        if isinstance(kind, RocketMQError) and kind.retriable:
-            raise kind
-    return kinds
+def raise_if_retriable(attributes: AttributesByTopic) -> AttributesByTopic:
+    """Return ``attributes``. Raises a broker's error if the broker may answer later."""
+    for of_topic in attributes.values():
+        if isinstance(of_topic, RocketMQError) and of_topic.retriable:
+            raise of_topic
+    return attributes
 
 
 def is_compacted(attributes: Attributes | None) -> bool:
@@ -234,13 +236,13 @@ def first_queues(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], Messag
     return {(queue.broker_name, queue.topic): queue for queue in sorted(queues, reverse=True)}
 
 
-def _accepted(
-    result: Command | RocketMQError | None, question: BrokerCommand, address: str, accept: Container[int]
+def _checked(
+    result: Command | RocketMQError | None, command: BrokerCommand, address: str, accept: Container[int]
 ) -> Command | RocketMQError | None:
     if result is None or isinstance(result, RocketMQError) or result.code in accept:
         return result
-    queue = str(question.queue) if question.queue else None
-    return error_from_response(result, address, question.topic or None, queue)
+    queue = str(command.queue) if command.queue else None
+    return error_from_response(result, address, command.topic or None, queue)
 
 
 ATTRIBUTES_AGE_S = 30.0
@@ -253,10 +255,10 @@ _CACHED_NAMES = (codes.QUEUE_TYPE, codes.CLEANUP_POLICY)  # a broker could have 
 
 class _CachedAnswer(NamedTuple):
     answer: _Attributes
-    at: float
+    fetched_s: float
 
-    def younger(self, seconds: float) -> bool:
-        return time.monotonic() - self.at < seconds
+    def is_younger(self, seconds: float) -> bool:
+        return time.monotonic() - self.fetched_s < seconds
 
 
 class TopicAttributesCache:
@@ -265,10 +267,10 @@ class TopicAttributesCache:
     def __init__(self, calls: RpcClient, routes: Routes) -> None:
         self._calls = calls
         self._routes = routes
-        self._known: dict[tuple[str, str], _CachedAnswer] = {}
-        self._most = SWEEP_ABOVE_ENTRIES
-        self._silent: dict[tuple[str, str], Deadline] = {}
-        self._hung: dict[str, Deadline] = {}
+        self._cached: dict[tuple[str, str], _CachedAnswer] = {}
+        self._sweep_above = SWEEP_ABOVE_ENTRIES
+        self._unanswered_until: dict[tuple[str, str], Deadline] = {}
+        self._hanging_until: dict[str, Deadline] = {}
 
     def attributes(
         self, topic: str, broker_name: str, deadline: Deadline, max_age_s: float | None = None
@@ -278,20 +280,20 @@ class TopicAttributesCache:
         While the broker does not answer, the cached attributes are returned.
         """
         key = topic, broker_name
-        known = self._known.get(key)
-        if known is None or not known.younger(ATTRIBUTES_AGE_S if max_age_s is None else max_age_s):
-            answer = self._answer(topic, broker_name, deadline, known)
-            if len(self._known) > self._most:
-                there = self._routes.known_brokers()
-                for left in [one for one in list(self._known) if one not in there]:
-                    self._known.pop(left, None)
-                self._most = SWEEP_ABOVE_ENTRIES + 2 * len(self._known)
-            known = self._known[key] = _CachedAnswer(answer, time.monotonic())
-        if isinstance(known.answer, AccessDenied):
-            raise copy.copy(known.answer)
-        return known.answer
+        cached = self._cached.get(key)
+        if cached is None or not cached.is_younger(ATTRIBUTES_AGE_S if max_age_s is None else max_age_s):
+            answer = self._fetch_or_cached(topic, broker_name, deadline, cached)
+            if len(self._cached) > self._sweep_above:
+                routed = self._routes.cached_topic_brokers()
+                for unrouted in [cached_key for cached_key in list(self._cached) if cached_key not in routed]:
+                    self._cached.pop(unrouted, None)
+                self._sweep_above = SWEEP_ABOVE_ENTRIES + 2 * len(self._cached)
+            cached = self._cached[key] = _CachedAnswer(answer, time.monotonic())
+        if isinstance(cached.answer, AccessDenied):
+            raise copy.copy(cached.answer)
+        return cached.answer
 
-    def batched(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
+    def stores_batches(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
         """Whether brokers compare the tags of whole batches only, as they do for a batch topic.
 
         True also at a Proxy, which does not report this, so that no topic is missed.
@@ -305,53 +307,57 @@ class TopicAttributesCache:
         A broker that did not answer is skipped for a while, so that it does not delay every task, and asked last about other
         topics. Each gets a share of the time, so that one that hangs leaves some for the others.
         """
-        silent = {name for (of, name), until in list(self._silent.items()) if of == topic and not until.expired}
-        asked, denied = sorted((name for name in brokers if name not in silent), key=self._hangs), False
-        for number, name in enumerate(asked):
-            share, begun = deadline.within(deadline.remaining() / (len(asked) - number)), time.monotonic()
+        silent = {
+            name for (of, name), until in list(self._unanswered_until.items()) if of == topic and not until.expired
+        }
+        broker_names, denied = sorted((name for name in brokers if name not in silent), key=self._is_hanging), False
+        for number, name in enumerate(broker_names):
+            share, started = deadline.within(deadline.remaining() / (len(broker_names) - number)), time.monotonic()
             try:
-                found = self.attributes(topic, name, share)
+                attributes = self.attributes(topic, name, share)
             except AccessDenied:
                 denied = True
             except RocketMQError as e:
                 logger.info("cannot determine from broker %s how batches of topic %s are stored: %s", name, topic, e)
-                _drop_expired(self._silent)
-                self._silent[topic, name] = Deadline.after(
-                    REFUSED_PAUSE_S if time.monotonic() - begun < REFUSED_WITHIN_S else ATTRIBUTES_AGE_S
+                _drop_expired(self._unanswered_until)
+                self._unanswered_until[topic, name] = Deadline.after(
+                    REFUSED_PAUSE_S if time.monotonic() - started < REFUSED_WITHIN_S else ATTRIBUTES_AGE_S
                 )
             else:
-                return BatchStorage(is_batched(found) is True, is_compacted(found))
+                return BatchStorage(is_batched(attributes) is True, is_compacted(attributes))
         return BatchStorage() if denied else None
 
-    def _hangs(self, broker_name: str) -> bool:
-        return (until := self._hung.get(broker_name)) is not None and not until.expired
+    def _is_hanging(self, broker_name: str) -> bool:
+        return (until := self._hanging_until.get(broker_name)) is not None and not until.expired
 
-    def fresh(self, queue: MessageQueue) -> bool:
+    def is_cached(self, queue: MessageQueue) -> bool:
         """Whether ``attributes`` would answer from the cache."""
-        known = self._known.get((queue.topic, queue.broker_name))
-        return known is not None and known.younger(ATTRIBUTES_AGE_S)
+        cached = self._cached.get((queue.topic, queue.broker_name))
+        return cached is not None and cached.is_younger(ATTRIBUTES_AGE_S)
 
-    def _answer(self, topic: str, broker_name: str, deadline: Deadline, before: _CachedAnswer | None) -> _Attributes:
+    def _fetch_or_cached(
+        self, topic: str, broker_name: str, deadline: Deadline, cached: _CachedAnswer | None
+    ) -> _Attributes:
         try:
-            return self._ask(topic, broker_name, deadline)
+            return self._fetch(topic, broker_name, deadline)
         except AccessDenied as e:
             logger.info("the kind of topic %s stays unknown: %s", topic, e)
             return e
         except RocketMQError as e:
             if isinstance(e, CallTimeout):
-                _drop_expired(self._hung)
-                self._hung[broker_name] = Deadline.after(ATTRIBUTES_AGE_S)
-            if before is None or not e.retriable:
+                _drop_expired(self._hanging_until)
+                self._hanging_until[broker_name] = Deadline.after(ATTRIBUTES_AGE_S)
+            if cached is None or not e.retriable:
                 raise
-            return before.answer
+            return cached.answer
 
-    def _ask(self, topic: str, broker_name: str, deadline: Deadline) -> Attributes | None:
+    def _fetch(self, topic: str, broker_name: str, deadline: Deadline) -> Attributes | None:
         address = self._address(topic, broker_name, deadline)
         command = rpc.GET_TOPIC_CONFIG.request(topic=self._calls.on_wire(topic), bname=broker_name)
-        answer = self._calls.exchange(address, command, deadline.within(self._calls.request_timeout_s))
+        answer = self._calls.invoke(address, command, deadline.within(self._calls.request_timeout_s))
         if answer.code == codes.Response.SUCCESS:
-            found = bodies.topic_config(answer.body).attributes
-            return {name: found[name] for name in _CACHED_NAMES if name in found}
+            attributes = bodies.topic_config(answer.body).attributes
+            return {name: attributes[name] for name in _CACHED_NAMES if name in attributes}
         error = error_from_response(answer, address, topic)
         if not isinstance(error, NotSupported):
             raise error
@@ -367,7 +373,7 @@ class TopicAttributesCache:
 
 def _drop_expired(until: dict[Any, Deadline]) -> None:
     if len(until) > SWEEP_ABOVE_ENTRIES:
-        for key in [key for key, each in list(until.items()) if each.expired]:
+        for key in [key for key, deadline in list(until.items()) if deadline.expired]:
             until.pop(key, None)
 
 
@@ -378,35 +384,37 @@ def is_batched(attributes: Attributes | None) -> bool | None:
 
 def max_timer_delays_ms(calls: RpcClient, topic: str, masters: Mapping[str, str], deadline: Deadline) -> dict[str, int]:
     """The longest delay, in ms, of each of ``masters``, addresses by broker name, that answers; 0 without timers."""
-    wire = calls.on_wire(topic)
-    asked = [
-        (address, rpc.GET_MAX_OFFSET.request(topic=wire, queueId=0, bname=name)) for name, address in masters.items()
+    topic_on_wire = calls.on_wire(topic)
+    requests = [
+        (address, rpc.GET_MAX_OFFSET.request(topic=topic_on_wire, queueId=0, bname=name))
+        for name, address in masters.items()
     ]
-    answers = dict(zip(masters, calls.exchange_each(asked, _first_half(deadline)), strict=True))
+    answers = dict(zip(masters, calls.invoke_each(requests, _first_half(deadline)), strict=True))
     versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
-    found = dict.fromkeys(versions, 0)
-    able = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
+    delays_ms = dict.fromkeys(versions, 0)
+    with_timers = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
     # The configuration contains passwords. If the network could read it, it is not requested, and the default is assumed, as for
     # a broker that does not report its configuration.
-    found |= {name: 1000 * TIMER_MAX_DELAY_S for name in able if not calls.is_private(masters[name])}
-    able = [name for name in able if calls.is_private(masters[name])]
-    configs = [(masters[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in able]
-    for name, config in zip(able, calls.exchange_each(configs, deadline), strict=True):
+    delays_ms |= {name: 1000 * TIMER_MAX_DELAY_S for name in with_timers if not calls.is_private(masters[name])}
+    with_timers = [name for name in with_timers if calls.is_private(masters[name])]
+    configs = [(masters[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in with_timers]
+    for name, config in zip(with_timers, calls.invoke_each(configs, deadline), strict=True):
         if isinstance(config, Command):
-            found[name] = _max_timer_delay_ms(config)
+            delays_ms[name] = _max_timer_delay_ms(config)
         else:
-            del found[name]
-    return found
+            del delays_ms[name]
+    return delays_ms
 
 
-def consumed(calls: RpcClient, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
+def has_online_consumer(calls: RpcClient, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
     """Whether a member of any group that is online at one of ``masters``, addresses, has subscribed to the topic.
 
     Raises the error of a broker that does not answer, if no other broker has a member.
     """
-    wire = calls.on_wire(topic)
-    by_broker = calls.exchange_each(
-        [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=wire)) for address in masters], _first_half(deadline)
+    topic_on_wire = calls.on_wire(topic)
+    by_broker = calls.invoke_each(
+        [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=topic_on_wire)) for address in masters],
+        _first_half(deadline),
     )
     answers = [_success(answer, address, topic) for answer, address in zip(by_broker, masters, strict=True)]
     groups = [
@@ -415,11 +423,11 @@ def consumed(calls: RpcClient, topic: str, masters: Sequence[str], deadline: Dea
         if isinstance(answer, Command)
         for group in bodies.group_list(answer.body)
     ]
-    of_groups = calls.exchange_each(groups, deadline)
+    of_groups = calls.invoke_each(groups, deadline)
     for members in of_groups:
         if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
             continue  # no member of the group is online
-        if wire in bodies.group_filters(members.body):
+        if topic_on_wire in bodies.group_filters(members.body):
             return True
     for answer in (*answers, *of_groups):
         if isinstance(answer, RocketMQError):

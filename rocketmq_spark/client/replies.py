@@ -55,7 +55,7 @@ _MAX_LOGGED = 5  # replies of a kind that are logged in ``LOG_PAUSE_S``
 _REPLY_TYPE = "reply"
 _REQUESTER_GONE_REMEDY = "Perhaps the requester has ended, or stopped waiting"
 _BROKER_NAME_SERVER_REMEDY = "Give the name server of the brokers as option 'nameServer'"
-Done = Callable[[Reply | RocketMQError], object]
+OnReply = Callable[[Reply | RocketMQError], object]
 
 
 class AwaitedReplies:
@@ -63,80 +63,84 @@ class AwaitedReplies:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, tuple[Done, int]] = {}  # with the number of replies that had arrived before
-        self._count = 0
-        self._heard: dict[str, int] = {}  # brokers that forwarded replies, and the number of replies at the last one
-        self._passing: frozenset[str] | None = None
-        self._requested = False
-        self._say_unreadable, self._say_late = (
+        self._waiting: dict[str, tuple[OnReply, int]] = {}  # with the number of replies that had arrived before
+        self._reply_count = 0
+        self._last_reply_of: dict[
+            str, int
+        ] = {}  # brokers that forwarded replies, and the number of replies at the last one
+        self._forwarding_brokers: frozenset[str] | None = None
+        self._has_sent_request = False
+        self._unreadable_log_limit, self._late_log_limit = (
             NowAndThen(LOG_PAUSE_S, _MAX_LOGGED),
             NowAndThen(LOG_PAUSE_S, _MAX_LOGGED),
         )
 
-    def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
+    def expect(self, correlation_id: str, done: OnReply) -> Callable[[], None]:
         with self._lock:
-            self._requested = True
-            self._waiting[correlation_id] = done, self._count
-        return lambda: self._taken(correlation_id)
+            self._has_sent_request = True
+            self._waiting[correlation_id] = done, self._reply_count
+        return lambda: self._cancel(correlation_id)
 
-    def passing(self) -> frozenset[str] | None:
+    def take_forwarding_brokers(self) -> frozenset[str] | None:
         """Brokers that forwarded replies during or after a wait that timed out; None without such a wait. Resets itself."""
         with self._lock:
-            passing, self._passing = self._passing, None
-            return passing
+            brokers, self._forwarding_brokers = self._forwarding_brokers, None
+            return brokers
 
-    def in_vain(self, passing: frozenset[str]) -> None:
+    def record_timeout(self, brokers: frozenset[str]) -> None:
         """A wait timed out, while these brokers forwarded other replies."""
         with self._lock:
-            self._passing = passing if self._passing is None else self._passing & passing
+            self._forwarding_brokers = (
+                brokers if self._forwarding_brokers is None else self._forwarding_brokers & brokers
+            )
 
-    def _taken(self, correlation_id: str) -> None:
+    def _cancel(self, correlation_id: str) -> None:
         with self._lock:
-            waited = self._waiting.pop(correlation_id, None)
-            heard = list(self._heard.items())
-        if waited is not None:
-            self.in_vain(frozenset(address for address, last in heard if last > waited[1]))
+            waiting = self._waiting.pop(correlation_id, None)
+            last_replies = list(self._last_reply_of.items())
+        if waiting is not None:
+            self.record_timeout(frozenset(address for address, last_reply in last_replies if last_reply > waiting[1]))
 
-    def arrived(self, request: ServerRequest, aside: Callable[[Callable[[], None]], None]) -> bool:
-        """Handle a forwarded reply on the thread that reads answers; ``aside`` runs the rest of the work on another thread.
+    def on_reply(self, request: ServerRequest, run_later: Callable[[Callable[[], None]], None]) -> bool:
+        """Handle a forwarded reply on the thread that reads answers; ``run_later`` runs the rest of the work on another thread.
 
         Any client of the cluster can send replies to this one, so the body is read only if a request waits for the reply. If no
         request waits for it any more, the broker gets a success, as in Java. Returns False, which rejects the reply, if this
         client has never sent a request.
         """
-        if not self._requested:
+        if not self._has_sent_request:
             return False
         try:
             fields = rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.arguments(request.command)
             properties = decode_properties(fields["properties"] or "")
         except (RocketMQError, ValueError) as e:
-            if self._say_unreadable.due():  # there may be thousands of them
+            if self._unreadable_log_limit.due():  # there may be thousands of them
                 logger.warning("a reply from %s cannot be read: %s", request.address, e)
             request.answer(Command(Response.SYSTEM_ERROR, remark="the reply cannot be read"))
             return True
         correlation_id = properties.get(Property.CORRELATION_ID, "")
         with self._lock:
-            self._count += 1
-            self._heard[request.address] = self._count
-            if self._passing is not None:
-                self._passing |= {request.address}
-            waited = self._waiting.pop(correlation_id, None)
-        if waited is None:
+            self._reply_count += 1
+            self._last_reply_of[request.address] = self._reply_count
+            if self._forwarding_brokers is not None:
+                self._forwarding_brokers |= {request.address}
+            waiting = self._waiting.pop(correlation_id, None)
+        if waiting is None:
             request.answer(rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.reply(request.command))
-            if self._say_late.due():
+            if self._late_log_limit.due():
                 text = "a reply from %s comes too late, or again, and is ignored: %s"
                 logger.info(text, request.address, correlation_id)
             return True
         try:
-            aside(functools.partial(_complete, request, fields, properties, waited[0]))
+            run_later(functools.partial(_complete, request, fields, properties, waiting[0]))
         except RuntimeError:  # no more threads: the reply is rejected, and its sender may send it again
             with self._lock:
-                self._waiting[correlation_id] = waited
+                self._waiting[correlation_id] = waiting
             raise
         return True
 
 
-def _complete(request: ServerRequest, fields: dict[str, Any], properties: dict[str, str], done: Done) -> None:
+def _complete(request: ServerRequest, fields: dict[str, Any], properties: dict[str, str], done: OnReply) -> None:
     try:
         reply = _decode_reply(request.command, fields, properties)
     finally:
@@ -172,15 +176,15 @@ class RemotingReplies:
         self._awaited = awaited
 
     def join(self, group: str, heartbeat_s: float) -> Callable[[Deadline], None]:
-        member = RegisteredMember(group, heartbeat_s, everywhere=True, addressed=True)
+        member = RegisteredMember(group, heartbeat_s, all_brokers=True, receives_replies=True)
         self._instance.join(member)
         return lambda deadline: self._instance.leave(member, deadline)
 
     def announce(self, deadline: Deadline) -> None:
-        self._instance.look_around(deadline)
-        passing = self._awaited.passing()
-        if not self._instance.connect(deadline, passing) and passing is not None:
-            self._awaited.in_vain(passing)  # reported at the next call
+        self._instance.refresh_cluster(deadline)
+        forwarding_brokers = self._awaited.take_forwarding_brokers()
+        if not self._instance.register_connection(deadline, forwarding_brokers) and forwarding_brokers is not None:
+            self._awaited.record_timeout(forwarding_brokers)  # reported at the next call
         proxy = next((data.master for data in self._routes.brokers() if self._is_proxy(data.master)), None)
         if proxy is not None:
             raise NotSupported("a Proxy does not forward replies", proxy, remedy=_BROKER_NAME_SERVER_REMEDY)
@@ -188,26 +192,26 @@ class RemotingReplies:
     def _is_proxy(self, address: str | None) -> bool:
         return address is not None and self._calls.pool.is_proxy(address)
 
-    def expect(self, correlation_id: str, done: Done) -> Callable[[], None]:
+    def expect(self, correlation_id: str, done: OnReply) -> Callable[[], None]:
         return self._awaited.expect(correlation_id, done)
 
     def reply(self, to: ReceivedMessage, reply: Message, group: str, deadline: Deadline) -> None:
         command = self._command(to, reply, group)
         addresses = self._addresses(to, deadline)
-        last: RocketMQError = CallTimeout("there was no time to send the reply", topic=to.topic)
-        for left, (name, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
+        last_error: RocketMQError = CallTimeout("there was no time to send the reply", topic=to.topic)
+        for remaining, (name, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
             if deadline.expired:
                 break
             try:
-                self._calls.ask(address, command(name), deadline.within(deadline.remaining() / left))
+                self._calls.request(address, command(name), deadline.within(deadline.remaining() / remaining))
             except RocketMQError as e:
-                last = e
+                last_error = e
             else:
                 return
-        last.remedy = last.remedy or (
-            _BROKER_NAME_SERVER_REMEDY if isinstance(last, NotSupported) else _REQUESTER_GONE_REMEDY
+        last_error.remedy = last_error.remedy or (
+            _BROKER_NAME_SERVER_REMEDY if isinstance(last_error, NotSupported) else _REQUESTER_GONE_REMEDY
         )
-        raise last
+        raise last_error
 
     def _addresses(self, to: ReceivedMessage, deadline: Deadline) -> list[tuple[str, str]]:
         """The request's broker first, because the sender has a connection to it."""
@@ -234,10 +238,10 @@ class RemotingReplies:
                 Property.TTL: to.properties.get(Property.TTL),
             },
         )
-        given: object = reply.body
-        if not isinstance(given, bytes | bytearray | memoryview):
-            raise MessageRefused(f"the reply's body is {type(given).__name__}; expected bytes", topic=to.topic)
-        body, sys_flag = bytes(given), 0
+        raw_body: object = reply.body
+        if not isinstance(raw_body, bytes | bytearray | memoryview):
+            raise MessageRefused(f"the reply's body is {type(raw_body).__name__}; expected bytes", topic=to.topic)
+        body, sys_flag = bytes(raw_body), 0
         if not 0 < len(body) <= MAX_BODY_BYTES:
             raise MessageRefused(f"the reply has {len(body)} bytes; expected 1 to {MAX_BODY_BYTES}", topic=to.topic)
         if len(body) > COMPRESS_ABOVE_BYTES and (packed := compression.smaller(body)) is not None:

@@ -59,10 +59,12 @@ class NameServers:
         calls.pool.note_name_servers(self.addresses)
         self._current = (rng or random.Random()).randrange(len(self.addresses))
 
-    def ask(self, make: Callable[[], Command], deadline: Deadline | None = None) -> Command:
-        return self.ask_at(make, deadline)[1]
+    def request(self, make: Callable[[], Command], deadline: Deadline | None = None) -> Command:
+        return self.request_with_address(make, deadline)[1]
 
-    def ask_at(self, make: Callable[[], Command], deadline: Deadline | None = None) -> tuple[str, Command]:
+    def request_with_address(
+        self, make: Callable[[], Command], deadline: Deadline | None = None
+    ) -> tuple[str, Command]:
         """Ask the servers in turn. Returns the first answer and the address of its server.
 
         Each server has the time of one request, and at most its share of the time that is left. Servers do not know of each
@@ -70,84 +72,93 @@ class NameServers:
         with all addresses. Raises ``OptionError`` if all of them are brokers.
         """
         first = self._current
-        unknown: TopicNotFound | None = None
-        last: RocketMQError | None = None
+        topic_not_found: TopicNotFound | None = None
+        last_error: RocketMQError | None = None
         silent: list[str] = []
-        wrong: OptionError | None = None
+        not_name_server: OptionError | None = None
         for i in range(len(self.addresses)):
-            at = (first + i) % len(self.addresses)
+            index = (first + i) % len(self.addresses)
             try:
-                answer = self._answered(self.addresses[at], make, self._share(deadline, len(self.addresses) - i))
+                answer = self._request_with_retry(
+                    self.addresses[index], make, self._server_deadline(deadline, len(self.addresses) - i)
+                )
             except TopicNotFound as e:
-                unknown = unknown or e
+                topic_not_found = topic_not_found or e
             except (ConnectionLost, CallTimeout, RemoteProtocolError) as e:
-                last = e
-                silent.append(self.addresses[at])
+                last_error = e
+                silent.append(self.addresses[index])
             except NotSupported:
-                if self.calls.pool.is_proxy(self.addresses[at]):
+                if self.calls.pool.is_proxy(self.addresses[index]):
                     raise
-                if self.routes_at(self.addresses[at], deadline):
+                if self.serves_routes(self.addresses[index], deadline):
                     # The answer about the route has shown whether the server is a Proxy, and the next error names this cause.
-                    return self.addresses[at], self.calls.ask(self.addresses[at], make(), self._share(deadline))
-                wrong = _error_for_broker_address(self.addresses[at])
+                    return self.addresses[index], self.calls.request(
+                        self.addresses[index], make(), self._server_deadline(deadline)
+                    )
+                not_name_server = _error_for_broker_address(self.addresses[index])
             else:
-                self._current = at
-                return self.addresses[at], answer
-        if unknown is not None:
-            unknown.silent = silent
-            raise unknown
-        if last is None:
-            assert wrong is not None
-            raise wrong
-        if deadline is not None and deadline.expired and isinstance(last, CallTimeout):
+                self._current = index
+                return self.addresses[index], answer
+        if topic_not_found is not None:
+            topic_not_found.silent = silent
+            raise topic_not_found
+        if last_error is None:
+            assert not_name_server is not None
+            raise not_name_server
+        if deadline is not None and deadline.expired and isinstance(last_error, CallTimeout):
             remedy = of_kafka_port(self.addresses) or _TIMEOUT_REMEDY
-            raise CallTimeout("no name server answered in time", ";".join(self.addresses), remedy=remedy) from last
-        raise type(last)(
-            f"no name server answers: {last.message}",
+            raise CallTimeout(
+                "no name server answered in time", ";".join(self.addresses), remedy=remedy
+            ) from last_error
+        raise type(last_error)(
+            f"no name server answers: {last_error.message}",
             ";".join(self.addresses),
-            remedy=of_kafka_port(self.addresses) or last.remedy or _NAME_SERVER_REMEDY,
-        ) from last
+            remedy=of_kafka_port(self.addresses) or last_error.remedy or _NAME_SERVER_REMEDY,
+        ) from last_error
 
-    def _answered(self, address: str, make: Callable[[], Command], deadline: Deadline | None) -> Command:
+    def _request_with_retry(self, address: str, make: Callable[[], Command], deadline: Deadline | None) -> Command:
         """Ask once more after a fault: encoding a route that changes at that moment fails (ConcurrentModificationException)."""
         try:
-            return self.calls.ask(address, make(), deadline)
+            return self.calls.request(address, make(), deadline)
         except ServerFault:
-            return self.calls.ask(address, make(), deadline)
+            return self.calls.request(address, make(), deadline)
 
-    def routes_at(self, address: str, deadline: Deadline | None = None) -> bool:
+    def serves_routes(self, address: str, deadline: Deadline | None = None) -> bool:
         """Whether the server at this address answers requests for routes: a name server or a Proxy does, a broker does not."""
         try:
-            self.calls.ask(address, route_request(AUTO_CREATE_TOPIC), self._share(deadline))
+            self.calls.request(address, route_request(AUTO_CREATE_TOPIC), self._server_deadline(deadline))
         except NotSupported:
             return False
         except RocketMQError:
             pass
         return True
 
-    def ask_many(
+    def request_many(
         self, commands: Sequence[Command], deadline: Deadline | None = None
     ) -> tuple[str, list[Command | None]]:
         """Send several requests to the current server at once. Returns its address and the answers.
 
-        An answer is None if the request failed; ``ask`` can then try the other servers.
+        An answer is None if the request failed; ``request`` can then try the other servers.
         """
         deadline = deadline or Deadline.after(self.calls.request_timeout_s)
         server = self.addresses[self._current]
-        answers = self.calls.exchange_each([(server, command) for command in commands], deadline)
-        return server, [a if not isinstance(a, RocketMQError) and a.code == Response.SUCCESS else None for a in answers]
+        answers = self.calls.invoke_each([(server, command) for command in commands], deadline)
+        return server, [
+            answer if not isinstance(answer, RocketMQError) and answer.code == Response.SUCCESS else None
+            for answer in answers
+        ]
 
-    def ask_each(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:
+    def request_at_all(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:
         """Ask every server at once, because they do not know of each other; raises the first error when all have answered."""
-        limit = self._share(deadline) or Deadline.after(self.calls.request_timeout_s)
-        answers = self.calls.exchange_each([(address, make()) for address in self.addresses], limit)
+        limit = self._server_deadline(deadline) or Deadline.after(self.calls.request_timeout_s)
+        answers = self.calls.invoke_each([(address, make()) for address in self.addresses], limit)
         for address, answer in zip(self.addresses, answers, strict=True):
             if isinstance(answer, RocketMQError):
                 raise answer
             if answer.code != Response.SUCCESS:
                 raise error_from_response(answer, address)
 
-    def _share(self, deadline: Deadline | None, servers: int = 1) -> Deadline | None:
+    def _server_deadline(self, deadline: Deadline | None, servers: int = 1) -> Deadline | None:
         """For one of ``servers`` that are still to be asked."""
         if deadline is None:
             return None
@@ -230,14 +241,16 @@ class Routes:
         self.recent_s = ROUTE_AGE_S
         self._lock = threading.Lock()
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
-        self._gone: dict[str, tuple[float, TopicRoute]] = {}  # the last that was forgotten is the last
-        self._gone_at: dict[str, float] = {}
+        self._forgotten: dict[str, tuple[float, TopicRoute]] = {}  # the last that was forgotten is the last
+        self._forgotten_at: dict[str, float] = {}
         self._unlisted_brokers: dict[str, _Unlisted] = {}
-        self._numbered: set[str] = set()  # kept topics, of which somebody asked what is ``unlisted``
+        self._numbered_topics: set[str] = set()  # kept topics, of which somebody asked what is ``unlisted``
         self._sizes: dict[str, int] = {}  # of all this, by topic, and of the list of all brokers
-        self._held_bytes = 0  # their sum: see ``_weigh_locked``
-        self._brokers: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one
-        self._listed: dict[str, BrokerData] = {}  # of the last list of all brokers; for those that no route names
+        self._cached_bytes = 0  # their sum: see ``_set_size_locked``
+        self._brokers_by_name: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one
+        self._cluster_brokers: dict[
+            str, BrokerData
+        ] = {}  # of the last list of all brokers; for those that no route names
         self._used_at = time.monotonic()
         _all_routes.add(self)
 
@@ -247,10 +260,10 @@ class Routes:
         """
         self._used_at = time.monotonic()
         with self._lock:
-            known = self._routes.get(topic)
-        if known is not None and time.monotonic() - known[0] < max_age_s:
-            return known[1]
-        return self._keep(topic, *self._fetched(topic, deadline))
+            cached = self._routes.get(topic)
+        if cached is not None and time.monotonic() - cached[0] < max_age_s:
+            return cached[1]
+        return self._store(topic, *self._fetch_with_size(topic, deadline))
 
     def recent(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
         """Returns a route of the last 30 s (``recent_s``). If no name server answers, returns an older one from the cache, unless
@@ -258,17 +271,17 @@ class Routes:
 
         With a cached route, name servers get half of the deadline, so that the caller can still use the route.
         """
-        old = not refresh and topic in self.known()
-        soon = deadline.within(deadline.remaining() / 2) if old else deadline
+        has_cached = not refresh and topic in self.cached_topics()
+        first_deadline = deadline.within(deadline.remaining() / 2) if has_cached else deadline
         try:
-            return self.get(topic, 0.0 if refresh else self.recent_s, soon)
+            return self.get(topic, 0.0 if refresh else self.recent_s, first_deadline)
         except (ConnectionLost, CallTimeout) as e:
-            if refresh or topic not in self.known():
+            if refresh or topic not in self.cached_topics():
                 raise
             logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
             return self.get(topic, math.inf, deadline)
 
-    def _keep(self, topic: str, route: TopicRoute, size: int, peer: Peer) -> TopicRoute:
+    def _store(self, topic: str, route: TopicRoute, size: int, peer: Peer) -> TopicRoute:
         """Keep a route of this ``size``. A name server decides how many topics there are, and what a route has."""
         self._used_at = time.monotonic()
         with self._lock:
@@ -278,64 +291,68 @@ class Routes:
             unlisted = self._unlisted_after_locked(topic, route)
             size += _unlisted_bytes(unlisted)
             self._check_room_locked(topic, size, has_room)
-            known = self._routes.get(topic)  # of another thread, perhaps, that asked at the same time
-            if known is not None and known[1] == route:
-                route = known[1]
-            self._gone.pop(topic, None)
-            self._gone_at.pop(topic, None)
+            cached = self._routes.get(topic)  # of another thread, perhaps, that asked at the same time
+            if cached is not None and cached[1] == route:
+                route = cached[1]
+            self._forgotten.pop(topic, None)
+            self._forgotten_at.pop(topic, None)
             self._routes[topic] = (time.monotonic(), route)
             self._unlisted_brokers.pop(topic, None)
             if unlisted:
                 self._unlisted_brokers[topic] = unlisted
-            self._weigh_locked(topic, size)
-            self._brokers = None
+            self._set_size_locked(topic, size)
+            self._brokers_by_name = None
         self._advertise(route.brokers, peer)
         return route
 
-    def _weigh_locked(self, what: str, size: int) -> None:
+    def _set_size_locked(self, key: str, size: int) -> None:
         """Note the size of all that is kept of a topic, or of the list of all brokers."""
-        self._held_bytes += size - self._sizes.pop(what, 0)
+        self._cached_bytes += size - self._sizes.pop(key, 0)
         if size:
-            self._sizes[what] = size
+            self._sizes[key] = size
 
-    def _check_room_locked(self, what: str, size: int, in_process: bool) -> None:
+    def _check_room_locked(self, key: str, size: int, process_has_room: bool) -> None:
         """Raise ``RemoteProtocolError`` if there is no room for so many bytes of a topic, or of the list of all brokers.
-        ``in_process``: the process has room. Deleted topics are forgotten for it.
+        ``process_has_room``: the process has room. Deleted topics are forgotten for it.
         """
-        others = self._held_bytes - self._sizes.get(what, 0)
-        shown = f"that of {what[:_MAX_SHOWN_CHARACTERS]}" if what else "the list of all brokers"
-        if not in_process:
+        other_bytes = self._cached_bytes - self._sizes.get(key, 0)
+        description = f"that of {key[:_MAX_SHOWN_CHARACTERS]}" if key else "the list of all brokers"
+        if not process_has_room:
             raise RemoteProtocolError(
                 f"the routes of all clients of this process have {_MAX_PROCESS_BYTES} bytes, {_QUEUE_BYTES} for each queue "
-                f"included, and with {shown} this client would have {others + size}, more than its share",
-                topic=what[:_MAX_SHOWN_CHARACTERS] or None,
+                f"included, and with {description} this client would have {other_bytes + size}, more than its share",
+                topic=key[:_MAX_SHOWN_CHARACTERS] or None,
                 remedy="Read fewer topics in one process, or use the same connection options for all",
             )
-        while others + size > _MAX_BYTES and (gone := next((one for one in self._gone if one != what), None)):
-            self._forget_gone_locked(gone)
-            others = self._held_bytes - self._sizes.get(what, 0)
-        if others + size > _MAX_BYTES:
+        while other_bytes + size > _MAX_BYTES and (
+            forgotten := next((topic for topic in self._forgotten if topic != key), None)
+        ):
+            self._discard_forgotten_locked(forgotten)
+            other_bytes = self._cached_bytes - self._sizes.get(key, 0)
+        if other_bytes + size > _MAX_BYTES:
             raise RemoteProtocolError(
-                f"the routes of {len(self._routes)} topics have {others} bytes, {_QUEUE_BYTES} for each queue included, and "
-                f"with {shown} more than {_MAX_BYTES}, the most that is kept",
-                topic=what[:_MAX_SHOWN_CHARACTERS] or None,
+                f"the routes of {len(self._routes)} topics have {other_bytes} bytes, {_QUEUE_BYTES} for each queue included, and "
+                f"with {description} more than {_MAX_BYTES}, the most that is kept",
+                topic=key[:_MAX_SHOWN_CHARACTERS] or None,
                 remedy="Read fewer topics in one process: a narrower 'subscribePattern'. If the topics have few brokers, "
                 "look at what the name server answers: rocketmq-spark topic describe",
             )
 
     def _unlisted_after_locked(self, topic: str, route: TopicRoute) -> _Unlisted:
         """What a new route lacks of earlier ones: the newest brokers, no more than a route may have."""
-        before, now = self._routes.get(topic) or self._gone.get(topic), time.monotonic()
+        earlier, now = self._routes.get(topic) or self._forgotten.get(topic), time.monotonic()
         unlisted = self._unlisted_brokers.get(topic, {})
-        if before is not None and before[1] is not route:
-            brokers = before[1].brokers
-            known = {data.broker_name: data for data in before[1].queues if data.broker_name in brokers}
-            unlisted = {**{name: (now, data, brokers[name]) for name, data in known.items()}, **unlisted}
+        if earlier is not None and earlier[1] is not route:
+            brokers = earlier[1].brokers
+            earlier_queues = {data.broker_name: data for data in earlier[1].queues if data.broker_name in brokers}
+            unlisted = {**{name: (now, data, brokers[name]) for name, data in earlier_queues.items()}, **unlisted}
         listed = {data.broker_name for data in route.queues}
-        noted = [(name, of) for name, of in unlisted.items() if name not in listed and now - of[0] < UNLISTED_S]
-        noted.sort(key=lambda one: one[1][0], reverse=True)
-        queues = list(itertools.accumulate(_queue_count(data) for _, (_, data, _) in noted))
-        return dict(noted[: min(bodies.MAX_ROUTE_BROKERS, bisect.bisect_right(queues, MAX_QUEUES))])
+        still_unlisted = [
+            (name, seen) for name, seen in unlisted.items() if name not in listed and now - seen[0] < UNLISTED_S
+        ]
+        still_unlisted.sort(key=lambda entry: entry[1][0], reverse=True)
+        queues = list(itertools.accumulate(_queue_count(data) for _, (_, data, _) in still_unlisted))
+        return dict(still_unlisted[: min(bodies.MAX_ROUTE_BROKERS, bisect.bisect_right(queues, MAX_QUEUES))])
 
     def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
         """See ``ports.RouteReader``. A broker has left if its addresses refuse connections, if it does not know the topic, or if
@@ -345,49 +362,52 @@ class Routes:
         with self._lock:
             unlisted, now = dict(self._unlisted_brokers.get(topic, {})), time.monotonic()
             if topic in self._routes:
-                self._numbered.add(topic)
+                self._numbered_topics.add(topic)
         unclear = [
             (data, broker)
             for since, data, broker in unlisted.values()
             if now - since < UNLISTED_S and not any(map(self.is_proxy, broker.addresses.values()))
         ]
-        there: list[QueueData] = []
+        present: list[QueueData] = []
         pauses = backoff(0.05, 0.5)
         while unclear:
-            states = list(self._look_for(topic, unclear, deadline))
-            there += [data for (data, _), state in zip(unclear, states, strict=True) if state]
-            unclear = [one for one, state in zip(unclear, states, strict=True) if state is None]
+            states = list(self._find_unlisted(topic, unclear, deadline))
+            present += [data for (data, _), state in zip(unclear, states, strict=True) if state]
+            unclear = [broker_data for broker_data, state in zip(unclear, states, strict=True) if state is None]
             if unclear and deadline.expired:
-                there += [data for data, _ in unclear]
+                present += [data for data, _ in unclear]
                 break
             if unclear:
                 deadline.pause(next(pauses))
-        return TopicRoute(topic, tuple(there), {}).numbered()
+        return TopicRoute(topic, tuple(present), {}).numbered()
 
-    def _look_for(
+    def _find_unlisted(
         self, topic: str, brokers: Sequence[tuple[QueueData, BrokerData]], deadline: Deadline
     ) -> Iterator[bool | None]:
         """Whether each of the brokers has queues of the topic, by one question to each replica; None if that is not clear."""
         calls = self._name_servers.calls
-        asked = [(data.broker_name, address) for data, broker in brokers for address in broker.replicas]
-        attempts = [calls.pool.attempts(address) for _, address in asked]
+        replicas = [(data.broker_name, address) for data, broker in brokers for address in broker.replicas]
+        attempts = [calls.pool.attempts(address) for _, address in replicas]
         on_wire = self.on_wire(topic)
-        answers = calls.exchange_each(
-            [(address, rpc.GET_TOPIC_STATS_INFO.request(topic=on_wire, bname=name)) for name, address in asked],
+        answers = calls.invoke_each(
+            [(address, rpc.GET_TOPIC_STATS_INFO.request(topic=on_wire, bname=name)) for name, address in replicas],
             deadline,
         )
         # An address that rests returns the error of an earlier attempt, which says nothing about now.
-        fresh = [calls.pool.attempts(address) != before for (_, address), before in zip(asked, attempts, strict=True)]
-        of_replicas = zip(answers, fresh, strict=True)
+        is_new_attempt = [
+            calls.pool.attempts(address) != earlier for (_, address), earlier in zip(replicas, attempts, strict=True)
+        ]
+        of_replicas = zip(answers, is_new_attempt, strict=True)
         for data, broker in brokers:
-            own = list(itertools.islice(of_replicas, len(broker.replicas)))
-            states = [_has_topic(topic, data.broker_name, answer) for answer, _ in own]
+            broker_answers = list(itertools.islice(of_replicas, len(broker.replicas)))
+            states = [_has_topic(topic, data.broker_name, answer) for answer, _ in broker_answers]
             # A master without an address may be starting where nobody has looked.
             is_down = [
-                broker.master is not None and is_new and _is_connection_refused(answer) for answer, is_new in own
+                broker.master is not None and is_new and _is_connection_refused(answer)
+                for answer, is_new in broker_answers
             ]
             is_gone = all(state is False or down for state, down in zip(states, is_down, strict=True))
-            yield True if any(states) else False if own and is_gone else None
+            yield True if any(states) else False if broker_answers and is_gone else None
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
         """Fetch the routes older than ``max_age_s`` seconds with parallel requests, 64 at a time; returns the topics whose routes
@@ -400,40 +420,40 @@ class Routes:
             due = [topic for topic in topics if topic not in self._routes or self._routes[topic][0] < oldest]
         if len(due) < 2:
             return frozenset()
-        fresh: set[str] = set()
+        refreshed: set[str] = set()
         for part in (due[at : at + _MAX_PARALLEL] for at in range(0, len(due), _MAX_PARALLEL)):
-            server, answers = self._name_servers.ask_many([self._question(topic) for topic in part], deadline)
-            came = [(topic, answer) for topic, answer in zip(part, answers, strict=True) if answer is not None]
-            for topic, answer in came:
-                route = self._settled(self._route(topic, server, answer), deadline)
-                self._keep(topic, route, _route_bytes(route, answer), answer.peer)
-            fresh.update(topic for topic, _ in came)
-            if not came:  # the server does not answer
+            server, answers = self._name_servers.request_many([self._route_request(topic) for topic in part], deadline)
+            answered = [(topic, answer) for topic, answer in zip(part, answers, strict=True) if answer is not None]
+            for topic, answer in answered:
+                route = self._with_acting_masters(self._route(topic, server, answer), deadline)
+                self._store(topic, route, _route_bytes(route, answer), answer.peer)
+            refreshed.update(topic for topic, _ in answered)
+            if not answered:  # the server does not answer
                 break
-        return frozenset(fresh)
+        return frozenset(refreshed)
 
     def fetch(self, topic: str, deadline: Deadline | None = None) -> TopicRoute:
         """See ``ports.RouteReader``."""
-        route, _, peer = self._fetched(topic, deadline)
+        route, _, peer = self._fetch_with_size(topic, deadline)
         self._advertise(route.brokers, peer)
         return route
 
-    def _fetched(self, topic: str, deadline: Deadline | None) -> tuple[TopicRoute, int, Peer]:
+    def _fetch_with_size(self, topic: str, deadline: Deadline | None) -> tuple[TopicRoute, int, Peer]:
         try:
-            server, answer = self._name_servers.ask_at(lambda: self._question(topic), deadline)
+            server, answer = self._name_servers.request_with_address(lambda: self._route_request(topic), deadline)
         except TopicNotFound as e:
             self.forget(topic)
             server = "Proxy" if self.is_proxy(e.addr) else "name server"
-            why = (
+            message = (
                 names.read_problem(topic, self.scope)
                 or f"the {server} knows no such topic, or all its brokers are down"
             )
             remedy = None
             if e.silent:
-                why += f", and {', '.join(e.silent)} did not answer and may know it"
+                message += f", and {', '.join(e.silent)} did not answer and may know it"
                 remedy = _SILENT_SERVERS_REMEDY
-            raise RouteNotFound(why, e.addr, e.broker_code, topic, remedy=remedy) from e
-        route = self._settled(self._route(topic, server, answer), deadline)
+            raise RouteNotFound(message, e.addr, e.broker_code, topic, remedy=remedy) from e
+        route = self._with_acting_masters(self._route(topic, server, answer), deadline)
         return route, _route_bytes(route, answer), answer.peer
 
     def is_proxy(self, address: str | None) -> bool:
@@ -446,7 +466,7 @@ class Routes:
 
     def _reachable(self, brokers: Mapping[str, BrokerData], server: str) -> dict[str, BrokerData]:
         """Return the brokers of an answer with the addresses to connect to."""
-        if not self._name_servers.calls.pool.dialling.at_name_server:
+        if not self._name_servers.calls.pool.connect_options.at_name_server:
             return dict(brokers)
         return {name: replace(data, addresses=dict.fromkeys(data.addresses, server)) for name, data in brokers.items()}
 
@@ -455,25 +475,26 @@ class Routes:
         addresses = (address for data in brokers.values() for address in data.addresses.values())
         self._name_servers.calls.pool.advertise(addresses, peer)
 
-    def _settled(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
+    def _with_acting_masters(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
         """Returns the route with ``acting`` corrected: a broker is an acting master if the cluster's list names another master.
 
         The route alone does not distinguish acting masters from masters of a topic that is not writable. If the list cannot be
         had now, all that look like acting masters stay so; if servers cannot list brokers, none does.
         """
-        doubted = [data for data in route.brokers.values() if data.acting]
-        if not doubted:
+        maybe_acting = [data for data in route.brokers.values() if data.acting]
+        if not maybe_acting:
             return route
         try:
             masters = {name: data.master for name, data in self.cluster(deadline).items()}
         except RocketMQError as e:
-            masters = {} if e.retriable else {data.broker_name: data.master for data in doubted}
-        settled = {
-            data.broker_name: replace(data, acting=masters.get(data.broker_name) != data.master) for data in doubted
+            masters = {} if e.retriable else {data.broker_name: data.master for data in maybe_acting}
+        corrected = {
+            data.broker_name: replace(data, acting=masters.get(data.broker_name) != data.master)
+            for data in maybe_acting
         }
-        return replace(route, brokers={**route.brokers, **settled})
+        return replace(route, brokers={**route.brokers, **corrected})
 
-    def _question(self, topic: str) -> Command:
+    def _route_request(self, topic: str) -> Command:
         return route_request(self.on_wire(topic))
 
     def forget(self, topic: str) -> None:
@@ -483,18 +504,18 @@ class Routes:
         with self._lock:
             if topic in self._routes:
                 now = time.monotonic()
-                self._gone[topic], self._gone_at[topic] = self._routes.pop(topic), now
+                self._forgotten[topic], self._forgotten_at[topic] = self._routes.pop(topic), now
                 while (
-                    len(self._gone) > _MAX_FORGOTTEN
-                    and self._gone_at[oldest := next(iter(self._gone))] <= now - UNLISTED_S
+                    len(self._forgotten) > _MAX_FORGOTTEN
+                    and self._forgotten_at[oldest := next(iter(self._forgotten))] <= now - UNLISTED_S
                 ):
-                    self._forget_gone_locked(oldest)
-                self._brokers = None
+                    self._discard_forgotten_locked(oldest)
+                self._brokers_by_name = None
 
     @property
-    def held_bytes(self) -> int:
+    def cached_bytes(self) -> int:
         """The size of all that is kept: routes, what newer ones lack, and the list of all brokers."""
-        return self._held_bytes
+        return self._cached_bytes
 
     def forget_all(self, idle_at: float | None = None, most_addresses: int = _MAX_ADDRESS_BYTES) -> None:
         """Forget all routes; with a time ``idle_at`` only if none was asked for in the ``_IDLE_S`` before it. A few brokers stay
@@ -503,37 +524,41 @@ class Routes:
         with self._lock:
             if idle_at is not None and idle_at - self._used_at < _IDLE_S:
                 return
-            newest = {**self._listed, **_newest_brokers(self._routes, self._gone)}
-            kept = {**self._gone, **self._routes}
-            numbered = {topic: kept[topic] for topic in sorted(self._numbered) if topic in kept}
+            newest = {**self._cluster_brokers, **_newest_brokers(self._routes, self._forgotten)}
+            all_routes = {**self._forgotten, **self._routes}
+            numbered = {topic: all_routes[topic] for topic in sorted(self._numbered_topics) if topic in all_routes}
             size = _broker_bytes(newest.values())
-            self._listed, size = (newest, size) if size <= most_addresses else ({}, 0)
-            self._routes, self._gone, self._unlisted_brokers = {}, {}, {}
-            self._brokers, self._sizes, self._held_bytes = None, {}, 0
-            self._weigh_locked(_CLUSTER_KEY, size)
+            self._cluster_brokers, size = (newest, size) if size <= most_addresses else ({}, 0)
+            self._routes, self._forgotten, self._unlisted_brokers = {}, {}, {}
+            self._brokers_by_name, self._sizes, self._cached_bytes = None, {}, 0
+            self._set_size_locked(_CLUSTER_KEY, size)
             for topic, (at, route) in numbered.items():
-                of_brokers = _broker_bytes(route.brokers.values())
-                if self._held_bytes - size + of_brokers <= _MAX_ADDRESS_BYTES:
-                    self._gone[topic] = at, replace(route)  # without its lists of queues
-                    self._weigh_locked(topic, of_brokers)
-            self._numbered = {*self._gone}
-            self._gone_at = dict.fromkeys(self._gone, self._used_at)
+                broker_bytes = _broker_bytes(route.brokers.values())
+                if self._cached_bytes - size + broker_bytes <= _MAX_ADDRESS_BYTES:
+                    self._forgotten[topic] = at, replace(route)  # without its lists of queues
+                    self._set_size_locked(topic, broker_bytes)
+            self._numbered_topics = {*self._forgotten}
+            self._forgotten_at = dict.fromkeys(self._forgotten, self._used_at)
 
-    def _forget_gone_locked(self, topic: str) -> None:
+    def _discard_forgotten_locked(self, topic: str) -> None:
         """Forget a deleted topic."""
-        del self._gone[topic], self._gone_at[topic]
+        del self._forgotten[topic], self._forgotten_at[topic]
         self._unlisted_brokers.pop(topic, None)
-        self._numbered.discard(topic)
-        self._weigh_locked(topic, 0)
+        self._numbered_topics.discard(topic)
+        self._set_size_locked(topic, 0)
 
-    def known(self) -> list[str]:
+    def cached_topics(self) -> list[str]:
         with self._lock:
             return sorted(self._routes)
 
-    def known_brokers(self) -> set[tuple[str, str]]:
+    def cached_topic_brokers(self) -> set[tuple[str, str]]:
         """The topic and the broker's name of all queues in the routes at hand."""
         with self._lock:
-            return {(topic, of.broker_name) for topic, (_, route) in self._routes.items() for of in route.queues}
+            return {
+                (topic, queue_data.broker_name)
+                for topic, (_, route) in self._routes.items()
+                for queue_data in route.queues
+            }
 
     def address(self, broker_name: str, read_from: str = "master") -> str:
         """A broker's master (``replica`` with another ``read_from``), as the newest route that names it says.
@@ -552,11 +577,11 @@ class Routes:
     def broker(self, broker_name: str) -> BrokerData | None:
         """A broker as the newest route that names it says, or else the last list of all."""
         self._used_at = time.monotonic()
-        found = self._brokers
-        if found is None:
+        brokers = self._brokers_by_name
+        if brokers is None:
             with self._lock:
-                found = self._brokers = _newest_brokers(self._routes, self._gone)
-        return found.get(broker_name) or self._listed.get(broker_name)
+                brokers = self._brokers_by_name = _newest_brokers(self._routes, self._forgotten)
+        return brokers.get(broker_name) or self._cluster_brokers.get(broker_name)
 
     def masters(self) -> dict[str, str]:
         """Broker name to address of all masters in the routes at hand."""
@@ -573,22 +598,22 @@ class Routes:
 
         A topic whose short name would resolve to another topic is left out.
         """
-        answer = self._name_servers.ask(rpc.GET_ALL_TOPIC_LIST_FROM_NAMESERVER.request, deadline)
+        answer = self._name_servers.request(rpc.GET_ALL_TOPIC_LIST_FROM_NAMESERVER.request, deadline)
         scope = self._name_servers.calls.scope
         return sorted(scope.plain(topic) for topic in bodies.topic_list(answer.body) if scope.contains(topic))
 
     def cluster(self, deadline: Deadline | None = None) -> dict[str, BrokerData]:
         """See ``ports.RouteReader``."""
-        server, answer = self._name_servers.ask_at(rpc.GET_BROKER_CLUSTER_INFO.request, deadline)
-        listed = self._reachable(bodies.cluster(answer.body).brokers, server)
-        size = _broker_bytes(listed.values())
+        server, answer = self._name_servers.request_with_address(rpc.GET_BROKER_CLUSTER_INFO.request, deadline)
+        brokers = self._reachable(bodies.cluster(answer.body).brokers, server)
+        size = _broker_bytes(brokers.values())
         has_room = _make_room(self, size - self._sizes.get(_CLUSTER_KEY, 0))
         with self._lock:
             self._check_room_locked(_CLUSTER_KEY, size, has_room)
-            self._weigh_locked(_CLUSTER_KEY, size)
-            self._listed = listed
-        self._advertise(listed, answer.peer)
-        return dict(listed)
+            self._set_size_locked(_CLUSTER_KEY, size)
+            self._cluster_brokers = brokers
+        self._advertise(brokers, answer.peer)
+        return dict(brokers)
 
     def any_broker(self) -> bool:
         """Whether a broker is registered; true for a Proxy, which cannot list brokers."""
@@ -604,7 +629,7 @@ class Routes:
         except NotSupported:
             return True
 
-    def existing(self, topic: str, max_age_s: float = 30.0) -> TopicRoute:
+    def get_existing(self, topic: str, max_age_s: float = 30.0) -> TopicRoute:
         """``get`` for callers that do not create the topic: ``RouteNotFound`` names the nearest topics."""
         try:
             return self.get(topic, max_age_s)
@@ -621,34 +646,36 @@ class Routes:
 _all_routes: Living[Routes] = Living()
 
 
-def _make_room(asking: Routes, growth: int) -> bool:
+def _make_room(requester: Routes, growth: int) -> bool:
     """Make room for ``growth`` bytes of a client in the routes of all clients of this process. Where there is none, the client
     with most forgets its routes, each at most once; return False if that is not enough, or if the asking one would be next.
     """
-    everyone, now = _all_routes.all(), time.monotonic()
-    wanted = max(0, growth)  # what it has, it may have again
+    all_routes, now = _all_routes.all(), time.monotonic()
+    needed_bytes = max(0, growth)  # what it has, it may have again
     # What very many clients keep of addresses must leave room.
-    most_addresses = min(_MAX_ADDRESS_BYTES, _MAX_PROCESS_BYTES // 4 // max(1, len(everyone)))
-    if _total_bytes(everyone) + wanted > _MAX_IDLE_BYTES:
-        for one in everyone:
-            one.forget_all(now, most_addresses)
-    if not wanted or _total_bytes(everyone) + wanted <= _MAX_PROCESS_BYTES:
+    most_addresses = min(_MAX_ADDRESS_BYTES, _MAX_PROCESS_BYTES // 4 // max(1, len(all_routes)))
+    if _total_bytes(all_routes) + needed_bytes > _MAX_IDLE_BYTES:
+        for routes in all_routes:
+            routes.forget_all(now, most_addresses)
+    if not needed_bytes or _total_bytes(all_routes) + needed_bytes <= _MAX_PROCESS_BYTES:
         return True
-    excess = _total_bytes(everyone) + wanted - _MAX_PROCESS_BYTES
-    for held, most in sorted(((one.held_bytes, one) for one in everyone), key=operator.itemgetter(0), reverse=True):
-        if excess <= 0 or held <= asking.held_bytes + wanted:
+    excess = _total_bytes(all_routes) + needed_bytes - _MAX_PROCESS_BYTES
+    for held_bytes, largest in sorted(
+        ((routes.cached_bytes, routes) for routes in all_routes), key=operator.itemgetter(0), reverse=True
+    ):
+        if excess <= 0 or held_bytes <= requester.cached_bytes + needed_bytes:
             break
-        most.forget_all(most_addresses=most_addresses)
-        excess -= held - most.held_bytes
+        largest.forget_all(most_addresses=most_addresses)
+        excess -= held_bytes - largest.cached_bytes
     return excess <= 0
 
 
-def _total_bytes(everyone: Iterable[Routes]) -> int:
-    return sum(one.held_bytes for one in everyone)
+def _total_bytes(all_routes: Iterable[Routes]) -> int:
+    return sum(routes.cached_bytes for routes in all_routes)
 
 
 def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> RouteNotFound:
-    near: list[str] = []
+    similar: list[str] = []
     is_legal = names.read_problem(error.topic or "", routes.scope) is None
     if not is_legal:
         remedy = ""  # the message has a legal name
@@ -658,10 +685,10 @@ def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> R
         if is_legal and not routes.any_broker():
             remedy = "No broker is registered: start one, or look into the logs of those that should be there"
         existing = [topic for topic in routes.topics() if names.is_user_topic(topic) and topic != error.topic]
-        near = nearest(error.topic or "", existing, 3, 0.5)
+        similar = nearest(error.topic or "", existing, 3, 0.5)
     except RocketMQError:
         pass
-    hint = f"Did you mean {', '.join(near)}? " if near else ""
+    hint = f"Did you mean {', '.join(similar)}? " if similar else ""
     remedy = (hint + (error.remedy or remedy)).rstrip()
     return RouteNotFound(error.message, error.addr, error.broker_code, error.topic, remedy=remedy or None)
 
@@ -677,21 +704,21 @@ def _error_for_broker_address(address: str) -> OptionError:
     )
 
 
-def _newest_brokers(*kept: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:
+def _newest_brokers(*tables: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:
     """Each broker as the newest of the routes says that name it, those of the first mapping before all others."""
-    found: dict[str, BrokerData] = {}
-    for routes in kept:
+    newest: dict[str, BrokerData] = {}
+    for routes in tables:
         for _, route in sorted(routes.values(), key=operator.itemgetter(0), reverse=True):
             for name, data in route.brokers.items():
-                found.setdefault(name, data)
-    return found
+                newest.setdefault(name, data)
+    return newest
 
 
-def format_queue_counts(there: Mapping[str, QueueData]) -> str:
+def format_queue_counts(queues: Mapping[str, QueueData]) -> str:
     """How many queues a topic has, for messages: ``8 on broker-a, 8 (4 for writing) on broker-b``."""
     return ", ".join(
         f"{data.read_queues}{'' if data.read_queues == data.write_queues else f' ({data.write_queues} for writing)'} on {name}"
-        for name, data in sorted(there.items())
+        for name, data in sorted(queues.items())
     )
 
 
@@ -705,9 +732,9 @@ def require_brokers(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
 
 def masters_of(cluster: Mapping[str, BrokerData], brokers: Sequence[str] | None = None) -> dict[str, str]:
     """Addresses of the masters of ``brokers`` (default: all), each of which must be registered."""
-    wanted = sorted(cluster) if brokers is None else list(brokers)
-    masters = {name: cluster[name].master for name in wanted if name in cluster}
-    missing = [name for name in wanted if not masters.get(name)] if wanted else ["any"]
+    names = sorted(cluster) if brokers is None else list(brokers)
+    masters = {name: cluster[name].master for name in names if name in cluster}
+    missing = [name for name in names if not masters.get(name)] if names else ["any"]
     if missing:
         raise BrokerNotFound(
             f"no master of {', '.join(missing)} is registered",

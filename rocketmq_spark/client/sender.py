@@ -49,7 +49,7 @@ from rocketmq_spark.wire.properties import encode_properties, is_reserved
 
 logger = logging.getLogger(__name__)
 
-Done = Callable[[SendResult | RocketMQError], None]
+OnSent = Callable[[SendResult | RocketMQError], None]
 
 # A broker without an address is not looked for more often than this.
 ROUTE_REQUEST_PAUSE_S = 1.0
@@ -84,8 +84,8 @@ class RemotingSender:
         self._calls = calls
         self._routes = routes
         self._instance = instance
-        self._kinds = kinds
-        self._aside = Aside()
+        self._attributes = kinds
+        self._executor = Aside()
 
     def publish_queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         route = self._routes.recent(topic, deadline, refresh)
@@ -119,14 +119,14 @@ class RemotingSender:
 
     def consumed(self, topic: str, deadline: Deadline) -> bool:
         masters = [data.master for data in self._routes.recent(topic, deadline).brokers.values() if data.master]
-        return questions.consumed(self._calls, topic, masters, deadline)
+        return questions.has_online_consumer(self._calls, topic, masters, deadline)
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
         try:
             brokers = dict.fromkeys(queue.broker_name for queue in self.publish_queues(topic, deadline))
         except RocketMQError:  # the sends that follow say it better
             return None
-        return self._kinds.batch_storage(topic, brokers, deadline)
+        return self._attributes.batch_storage(topic, brokers, deadline)
 
     def any_broker(self) -> bool:
         return self._routes.any_broker()
@@ -140,7 +140,7 @@ class RemotingSender:
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         command = _command(self._calls, queue, request)
         address = _address(self._routes, queue, deadline)
-        answer = self._calls.exchange(address, command, deadline)
+        answer = self._calls.invoke(address, command, deadline)
         return _result(queue, request, answer, address)
 
     def send_async(
@@ -148,22 +148,22 @@ class RemotingSender:
         queue: MessageQueue,
         request: SendRequest,
         deadline: Deadline,
-        done: Done,
+        done: OnSent,
     ) -> None:
         try:
             command = _command(self._calls, queue, request)
             send = functools.partial(self._send_async, queue, request, command, deadline, done)
-            if _is_connected(self._calls, self._routes, queue) and not self._aside.busy(queue.broker_name):
+            if _is_connected(self._calls, self._routes, queue) and not self._executor.busy(queue.broker_name):
                 send()
             else:  # the queues of other brokers must not wait while one is looked for and connected to
-                self._aside.run(queue.broker_name, send)
+                self._executor.run(queue.broker_name, send)
         except RocketMQError as e:
             done(e)
         except RuntimeError as e:
             done(_no_thread(e, queue))
 
     def _send_async(
-        self, queue: MessageQueue, request: SendRequest, command: Command, deadline: Deadline, done: Done
+        self, queue: MessageQueue, request: SendRequest, command: Command, deadline: Deadline, done: OnSent
     ) -> None:
         try:
             address = _address(self._routes, queue, deadline)
@@ -181,13 +181,13 @@ class RemotingSender:
             done(result)
 
         try:
-            self._calls.ask_async(address, command, deadline, answered)
+            self._calls.invoke_async(address, command, deadline, answered)
         except RuntimeError as e:
             done(_no_thread(e, queue))
 
     def send_oneway(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> None:
         command = _command(self._calls, queue, request, oneway=True)
-        self._calls.tell(_address(self._routes, queue, deadline), command, deadline)
+        self._calls.invoke_oneway(_address(self._routes, queue, deadline), command, deadline)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
         command = rpc.RECALL_MESSAGE.request(
@@ -197,7 +197,7 @@ class RemotingSender:
             bname=broker_name,
         )
         address = self._routes.address(broker_name)
-        answer = self._calls.exchange(address, command, deadline)
+        answer = self._calls.invoke(address, command, deadline)
         if answer.code != Response.SUCCESS:
             raise error_from_response(answer, address, topic)
         return str(rpc.RECALL_MESSAGE.answer(answer)["msgId"])
@@ -205,7 +205,7 @@ class RemotingSender:
     def probe(self, broker_name: str, topic: str, deadline: Deadline) -> bool:
         try:
             command = rpc.GET_MAX_OFFSET.request(topic=self._calls.on_wire(topic), queueId=0, bname=broker_name)
-            self._calls.ask(self._routes.address(broker_name), command, deadline)
+            self._calls.request(self._routes.address(broker_name), command, deadline)
         except RocketMQError:
             return False
         return True
@@ -225,27 +225,27 @@ class RemotingSender:
             e.unsent = True
             raise
         try:
-            return transactions.end(self._calls, address, place, decision, deadline)
+            return transactions.send_decision(self._calls, address, place, decision, deadline)
         except RuntimeError as e:
             lost = ConnectionLost(f"no connection can be made: {e}", address, topic=place.topic)
             lost.unsent = True
             raise lost from e
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
-        answering = None if check is None else transactions.HalfChecks(self._calls, group, check)
-        asked = None if answering is None else answering.asked
-        member = RegisteredMember(group, heartbeat_s, asked, everywhere=asked is not None)
+        half_checks = None if check is None else transactions.HalfChecks(self._calls, group, check)
+        request_handler = None if half_checks is None else half_checks.on_check
+        member = RegisteredMember(group, heartbeat_s, request_handler, all_brokers=request_handler is not None)
         self._instance.join(member)
 
         def leave(deadline: Deadline) -> None:
-            if answering is not None:
-                answering.leave()
+            if half_checks is not None:
+                half_checks.leave()
             self._instance.leave(member, deadline)
 
         return leave
 
     def refresh_routes(self, deadline: Deadline) -> None:
-        for topic in self._routes.known():
+        for topic in self._routes.cached_topics():
             try:
                 self._routes.get(topic, 0.0, deadline)
             except RocketMQError as e:
@@ -254,7 +254,7 @@ class RemotingSender:
 
 def _is_connected(calls: RpcClient, routes: Routes, queue: MessageQueue) -> bool:
     try:
-        return calls.pool.live(routes.address(queue.broker_name))
+        return calls.pool.is_connected(routes.address(queue.broker_name))
     except BrokerNotFound:
         return False
 
@@ -341,48 +341,48 @@ _MAX_RECONSUME_TIMES = MAX_INT - FIRST_RETRY_LEVEL - 1
 class RemotingSendBack:
     """Gives messages back over the connections of a client."""
 
-    def __init__(self, questions: BrokerClient, sender: RemotingSender) -> None:
-        self._questions = questions
+    def __init__(self, broker_client: BrokerClient, sender: RemotingSender) -> None:
+        self._broker_client = broker_client
         self._sender = sender
 
     def send_back(
         self, group: str, message: ReceivedMessage, delay_level: int, max_reconsume_times: int, deadline: Deadline
     ) -> None:
         """Asks the master that has the message to move it."""
-        name = self._questions.calls.on_wire
+        on_wire = self._broker_client.calls.on_wire
         command = rpc.CONSUMER_SEND_MSG_BACK.request(
             offset=message.commit_log_offset,
-            group=name(group),
+            group=on_wire(group),
             delayLevel=delay_level,
             originMsgId=message.msg_id,
-            originTopic=name(message.topic),
+            originTopic=on_wire(message.topic),
             unitMode=False,
             maxReconsumeTimes=max_reconsume_times,
             bname=message.broker_name,
         )
-        question = BrokerCommand(message.broker_name, command, message.queue.topic, message.queue)
-        self._questions.ask_all([question], deadline)
+        broker_command = BrokerCommand(message.broker_name, command, message.queue.topic, message.queue)
+        self._broker_client.request_all([broker_command], deadline)
 
     def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
         """Tries several brokers, where there are several."""
         request = retry_copy(
-            group, message, max_reconsume_times, self._questions.calls.on_wire, time.time_ns() // 1_000_000
+            group, message, max_reconsume_times, self._broker_client.calls.on_wire, time.time_ns() // 1_000_000
         )
         queues = list(self._sender.publish_queues(RETRY_PREFIX + group, deadline))
         start = message.queue_offset % len(queues)
-        turns = [queues[(start + i) % len(queues)] for i in range(len(queues))]
-        others = sorted(turns, key=lambda queue: queue.broker_name == message.broker_name)
-        last: RocketMQError = CallTimeout("there was no time to send the message back", topic=message.topic)
-        for queue in (others * SEND_BACK_ATTEMPTS)[:SEND_BACK_ATTEMPTS]:
+        in_order = [queues[(start + i) % len(queues)] for i in range(len(queues))]
+        other_brokers_first = sorted(in_order, key=lambda queue: queue.broker_name == message.broker_name)
+        last_error: RocketMQError = CallTimeout("there was no time to send the message back", topic=message.topic)
+        for queue in (other_brokers_first * SEND_BACK_ATTEMPTS)[:SEND_BACK_ATTEMPTS]:
             if deadline.expired:
                 break
             try:
                 self._sender.send(queue, request, deadline)
             except RocketMQError as e:
-                last = e
+                last_error = e
             else:
                 return
-        raise last
+        raise last_error
 
 
 # What a copy adds to the properties of a message, and what each of RocketMQ's own may have if they do not fit.
@@ -410,19 +410,19 @@ def retry_copy(
     """The message once more, to be delivered to ``group`` after the delay of its next level. One that cannot be decoded is copied
     as it is stored. Raises ``MessageRefused`` for one of which no broker takes a copy.
     """
-    own = {
+    properties_to_copy = {
         name: value for name, value in message.properties.items() if name in _COPIED_PROPERTIES or not is_reserved(name)
     }
-    kept = _sendable(own, message)
-    times = min(max(0, message.reconsume_times), _MAX_RECONSUME_TIMES)
-    most = min(max_reconsume_times, _MAX_RECONSUME_TIMES)
+    copied = _sendable(properties_to_copy, message)
+    reconsume_times = min(max(0, message.reconsume_times), _MAX_RECONSUME_TIMES)
+    max_times = min(max_reconsume_times, _MAX_RECONSUME_TIMES)
     properties: dict[str, str | None] = {
-        **kept,
-        Property.ORIGIN_MESSAGE_ID: kept.get(Property.ORIGIN_MESSAGE_ID) or message.msg_id,
+        **copied,
+        Property.ORIGIN_MESSAGE_ID: copied.get(Property.ORIGIN_MESSAGE_ID) or message.msg_id,
         Property.RETRY_TOPIC: on_wire(message.topic),
-        Property.RECONSUME_TIME: str(times + 1),
-        Property.MAX_RECONSUME_TIMES: str(most),
-        Property.DELAY: str(FIRST_RETRY_LEVEL + times),
+        Property.RECONSUME_TIME: str(reconsume_times + 1),
+        Property.MAX_RECONSUME_TIMES: str(max_times),
+        Property.DELAY: str(FIRST_RETRY_LEVEL + reconsume_times),
     }
     body, sys_flag = message.body, message.sys_flag & int(SysFlag.COMPRESSED | COMPRESSION_MASK)
     if not sys_flag & SysFlag.COMPRESSED:
@@ -438,6 +438,6 @@ def retry_copy(
         sys_flag,
         message.flag,
         now_ms,
-        reconsume_times=times + 1,
-        max_reconsume_times=most,
+        reconsume_times=reconsume_times + 1,
+        max_reconsume_times=max_times,
     )

@@ -40,51 +40,51 @@ class _ConfirmedCommits:
     def __init__(self) -> None:
         self._masters: OrderedDict[str, tuple[Deadline, str]] = OrderedDict()
 
-    def add(self, what: str, address: str) -> None:
+    def add(self, half_message: str, address: str) -> None:
         with process.lock():  # garbage collection may come here, and end a block
-            self._masters[what] = Deadline.after(2 * CROSSING_S), address  # longer than copies are rolled back
-            self._masters.move_to_end(what)
+            self._masters[half_message] = Deadline.after(2 * CROSSING_S), address  # longer than copies are rolled back
+            self._masters.move_to_end(half_message)
             with contextlib.suppress(RuntimeError):  # so it would change what is looked through
                 while len(self._masters) > MOST_ANSWERED or next(iter(self._masters.values()))[0].expired:
                     self._masters.popitem(last=False)
 
-    def elsewhere(self, what: str, address: str) -> bool:
+    def is_at_other_master(self, half_message: str, address: str) -> bool:
         """Whether a master confirmed it, and not the one at ``address``."""
         with process.lock():
-            return self._masters.get(what, (None, address))[1] != address
+            return self._masters.get(half_message, (None, address))[1] != address
 
 
 def _commits() -> _ConfirmedCommits:
     return process.once("copies", "confirmed over remoting", _ConfirmedCommits)
 
 
-def end(calls: RpcClient, address: str, place: HalfPlace, decision: TransactionState, deadline: Deadline,
-        asked: bool = False) -> bool:  # fmt: skip
-    """Send a decision to the master at ``address``; ``asked`` if the decision answers a check of the broker.
+def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: TransactionState, deadline: Deadline,
+        answers_check: bool = False) -> bool:  # fmt: skip
+    """Send a decision to the master at ``address``; ``request_handler`` if the decision answers a check of the broker.
 
     Returns whether the answer proves that the broker has the decision. A Proxy answers without waiting for the broker, and before
     the first check of a message it forwards no decision at all (``TransactionActivity``).
     """
-    known = decision is not TransactionState.UNKNOWN
+    is_decided = decision is not TransactionState.UNKNOWN
     row = rpc.END_TRANSACTION
-    command = (row.request if known else row.oneway)(
+    command = (row.request if is_decided else row.oneway)(
         topic=calls.on_wire(place.topic),
         producerGroup=calls.on_wire(place.group),
         tranStateTableOffset=place.half_offset,
         commitLogOffset=place.commit_log_offset,
         commitOrRollback=_DECISION_FLAGS[decision],
-        fromTransactionCheck=asked,
+        fromTransactionCheck=answers_check,
         msgId=place.msg_id,
         transactionId=place.transaction_id,
         bname=place.broker_name,
     )
-    if not known:
-        calls.tell(address, command, deadline)
+    if not is_decided:
+        calls.invoke_oneway(address, command, deadline)
         return False
-    proved = not calls.ask(address, command, deadline).by_proxy
-    if proved and decision is TransactionState.COMMIT:
+    is_confirmed = not calls.request(address, command, deadline).by_proxy
+    if is_confirmed and decision is TransactionState.COMMIT:
         _commits().add(place.what, address)
-    return proved
+    return is_confirmed
 
 
 # Who asks, and about which copy.
@@ -103,32 +103,34 @@ class HalfChecks:
     what comes soon after a commit is rolled back.
     """
 
-    def __init__(self, calls: RpcClient, group: str, question: HalfCheck) -> None:
+    def __init__(self, calls: RpcClient, group: str, check: HalfCheck) -> None:
         self._calls = calls
         self._group = group
-        self._question = question
+        self._check = check
         state = TransactionState
         self._copies = CopyQuestions(
             self._answer, _asker, state.COMMIT, state.ROLLBACK, state.UNKNOWN, ("remoting", calls.on_wire(group))
         )
         self.leave = self._copies.leave
 
-    def asked(self, address: str, command: Command) -> Command:
-        message, place = self._read(address, command)
-        known = self._question(message, place)
+    def on_check(self, address: str, command: Command) -> Command:
+        message, place = self._decode(address, command)
+        result = self._check(message, place)
         copy = address, place
         held_bytes = len(message.body) + len(command.body)
         decision = (
-            known if isinstance(known, TransactionState) else self._copies.ask(place.what, copy, known, held_bytes)
+            result if isinstance(result, TransactionState) else self._copies.ask(place.what, copy, result, held_bytes)
         )
         if decision is not None:
             self._copies.say(place.what, copy, decision)
         return rpc.CHECK_TRANSACTION_STATE.reply(command)
 
-    def _read(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
+    def _decode(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
         fields = rpc.CHECK_TRANSACTION_STATE.arguments(command)
-        most = self._calls.pool.dialling.max_pushed  # also the limit of a body that is decompressed
-        stored = opened(only_message(command.body, command.ext.get("bname", ""), "as a half message", address), most)
+        max_bytes = self._calls.pool.connect_options.max_pushed_bytes  # also the limit of a body that is decompressed
+        stored = opened(
+            only_message(command.body, command.ext.get("bname", ""), "as a half message", address), max_bytes
+        )
         if stored.decode_error is not None:
             raise DecodeError(f"a half message cannot be decoded: {stored.decode_error}", address)
         topic, queue = self._calls.scope.plain(stored.topic), stored.queue
@@ -147,10 +149,12 @@ class HalfChecks:
 
     def _answer(self, copy: _Copy, decision: TransactionState) -> bool:
         address, place = copy
-        if decision is TransactionState.ROLLBACK and _commits().elsewhere(place.what, address):
+        if decision is TransactionState.ROLLBACK and _commits().is_at_other_master(place.what, address):
             decision = TransactionState.COMMIT  # which may be the second one: that is better than none
         try:
-            return end(self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), asked=True)
+            return send_decision(
+                self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), answers_check=True
+            )
         except RocketMQError as e:
             logger.warning(
                 "the broker at %s will ask again about half message %s: %s did not arrive: %s",

@@ -66,14 +66,14 @@ class Registration:
     def copy_topic(self, topic: str, broker_name: str, slave: Server) -> None:
         """Make a slave serve a topic now, because by itself it copies its master's topics only once a minute."""
         known = self.admin.topic_config(topic, broker_name)
-        self._calls.ask(slave.address, put_topic(topic, broker_name, known))
+        self._calls.request(slave.address, put_topic(topic, broker_name, known))
 
     def _nudge(self, server: Server) -> None:
         conf = server.program.home / "broker.conf"
         text = conf.read_text(encoding="utf-8")
         same = {_PERMISSION: bodies.read_config(text.encode()).get(_PERMISSION, "6")}
         try:
-            self._calls.ask(server.address, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(same)))
+            self._calls.request(server.address, rpc.UPDATE_BROKER_CONFIG.request(bodies.write_config(same)))
         except RocketMQError:
             return
         finally:

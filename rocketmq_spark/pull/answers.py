@@ -283,7 +283,7 @@ class Collected:
             rows = covered(rest)
         self.pieces, self.rows, self.lent = rest, rows, []
         if stream.full or stream.room < stream.filled - self._begin:
-            moved = stream.turn((piece.begin, piece.end) for piece in self.pieces)
+            moved = stream.compact((piece.begin, piece.end) for piece in self.pieces)
             self.pieces = [
                 piece._replace(begin=moved[piece.begin], end=moved[piece.begin] + piece.end - piece.begin)
                 for piece in self.pieces

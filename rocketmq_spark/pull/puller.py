@@ -88,7 +88,7 @@ class Puller:
         return RangeReader(ranges, replica, templates, settings, on_loss, on_hint=replica.hint, recreated=recreated)
 
     def replica(self, queue: MessageQueue, known: str | None = None) -> Replica:
-        # What is under way, what waits behind it, and a quarter more: ``RangeReader`` and ``BulkStream.turn``.
+        # What is under way, what waits behind it, and a quarter more: ``RangeReader`` and ``BulkStream.compact``.
         spare = 3 * self.settings.max_bytes_in_flight
         return Replica(self.source, self.dialling, queue.broker_name, queue.topic, self.read_from, known, spare)
 

@@ -67,7 +67,7 @@ class Resets:
         try:
             while self._follows and missing.in_flight and (left_s := until - clock.now()) > 0:
                 if stream.full:
-                    stream.turn(())
+                    stream.compact(())
                 if stream.receive(left_s):
                     self._hear(stream, missing)
         except RocketMQError as e:

@@ -70,19 +70,19 @@ class PullTemplate:
 
     def __init__(self, pull: Command, credentials: Keys | Callable[[], Keys] | None = None) -> None:
         self._pull = pull
-        self._ask = credentials if callable(credentials) else None
+        self._read_keys = credentials if callable(credentials) else None
         self._keys = credentials() if callable(credentials) else credentials
-        self._write(pull, self._keys)
+        self._set_header(pull, self._keys)
 
     def renew(self) -> bool:
         """Read the keys again, because they may expire during a long task; returns whether they have changed."""
-        if self._ask is None or (keys := self._ask()) == self._keys:
+        if self._read_keys is None or (keys := self._read_keys()) == self._keys:
             return False
         self._keys = keys
-        self._write(self._pull, keys)
+        self._set_header(self._pull, keys)
         return True
 
-    def _write(self, pull: Command, credentials: Keys | None) -> None:
+    def _set_header(self, pull: Command, credentials: Keys | None) -> None:
         ext = dict(pull.ext)
         self._secret = b""
         if credentials:
@@ -94,9 +94,10 @@ class PullTemplate:
         fields = json.dumps(fixed).encode()[1:-1].replace(b"%", b"%%")
         self._signature = b',"Signature":"%s"' if credentials else b""
         # Java sorts the fields by name and signs only the values.
-        holes = {"queueOffset": "%(offset)d", "maxMsgNums": "%(count)d"}
+        placeholders = {"queueOffset": "%(offset)d", "maxMsgNums": "%(count)d"}
         signed = "".join(
-            holes.get(name) or value.replace("%", "%%") for name, value in sorted({**ext, **holes}.items())
+            placeholders.get(name) or value.replace("%", "%%")
+            for name, value in sorted({**ext, **placeholders}.items())
         )
         self._content = signed.encode()
         self._header = (
@@ -148,13 +149,13 @@ class BulkStream:
         self._sock: socket.socket = connect(address, deadline, tls)
         self._sock.settimeout(None)
         # Encrypted sockets take no flags.
-        self._eager = bool(_NO_WAIT) and tls is None
+        self._is_nonblocking = bool(_NO_WAIT) and tls is None
         self._buffer_bytes = buffer_bytes
         self.buffer: npt.NDArray[np.uint8] = _uninitialised(buffer_bytes + SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
         self._spare_bytes = spare_bytes
         self._account = (arriving or Arrivals()).of(address)
-        self._refused = False  # whether the buffer may not grow
+        self._growth_refused = False  # whether the buffer may not grow
         self._filled = 0
         self._scanned = 0
         self.received = 0
@@ -170,18 +171,18 @@ class BulkStream:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more fits: call ``turn`` first. If that found no memory, ``receive`` raises."""
-        return self.room == 0 and not self._lost
+        """Whether nothing more fits: call ``compact`` first. If that found no memory, ``receive`` raises."""
+        return self.room == 0 and not self._out_of_memory
 
     @property
-    def _lost(self) -> bool:
-        return self._refused or self._account.revoked
+    def _out_of_memory(self) -> bool:
+        return self._growth_refused or self._account.revoked
 
     def send(self, frames: list[bytes], timeout_s: float) -> None:
         """Write requests. Raises ``ConnectionLost`` or ``CallTimeout``."""
         data = b"".join(frames)
         try:
-            sent = self._at_once(lambda: self._sock.send(data, _NO_WAIT)) or 0
+            sent = self._try_nonblocking(lambda: self._sock.send(data, _NO_WAIT)) or 0
             if sent < len(data):
                 with self._waiting(timeout_s):
                     self._sock.sendall(memoryview(data)[sent:])
@@ -190,12 +191,12 @@ class BulkStream:
 
     def receive(self, timeout_s: float) -> bool:
         """Read once into the buffer; False if nothing arrived in time. Call only while not ``full``."""
-        if self._lost:
+        if self._out_of_memory:
             what = f"an answer to a pull was dropped after {self._filled - self._scanned} bytes"
             raise ConnectionLost(f"{what}: others that arrive fill the memory that they may have", self.address)
         room = self._view[self._filled : len(self.buffer) - SLACK_BYTES]
         try:
-            count = self._at_once(lambda: self._sock.recv_into(room, 0, _NO_WAIT))
+            count = self._try_nonblocking(lambda: self._sock.recv_into(room, 0, _NO_WAIT))
             if count is None:
                 # A stream that has memory of the others' looks often whether they need it.
                 with self._waiting(min(timeout_s, _ACCOUNT_CHECK_S) if self._account.size else timeout_s):
@@ -212,9 +213,9 @@ class BulkStream:
         self.received += count
         return True
 
-    def _at_once(self, call: Callable[[], int]) -> int | None:
+    def _try_nonblocking(self, call: Callable[[], int]) -> int | None:
         """Try ``call`` without waiting, as one system call: a call with a timeout takes three. None if it would block."""
-        if not self._eager:
+        if not self._is_nonblocking:
             return None
         try:
             return call()
@@ -244,17 +245,17 @@ class BulkStream:
                 break
             start = at + _PREFIX_BYTES
             body = start + kind_and_header  # the encoding byte is 0 (JSON), so the word is the header's length
-            fast = match(view, start, body) if body <= end else None
-            if fast is not None:
-                opaque, next_offset, suggested, low = fast.group(5, 2, 1, 4)
-                found.append((int(opaque), int(next_offset), int(suggested), body, end, low))
+            matched = match(view, start, body) if body <= end else None
+            if matched is not None:
+                opaque, next_offset, suggested, min_offset = matched.group(5, 2, 1, 4)
+                found.append((int(opaque), int(next_offset), int(suggested), body, end, min_offset))
             else:
-                self._slow(view[at + 4 : end], end, found, others)
+                self._parse_frame(view[at + 4 : end], end, found, others)
             at = end
         self._scanned = at
         return found, others
 
-    def _slow(
+    def _parse_frame(
         self, frame: memoryview, end: int, found: list[FoundAnswer], others: list[tuple[int, EmptyAnswer]]
     ) -> None:
         try:
@@ -267,23 +268,25 @@ class BulkStream:
             return  # a broker sends requests only to registered clients, and this connection is not registered
         if command.code == codes.Response.SUCCESS and answer.next_offset is not None:
             suggested = answer.suggested_broker or 0
-            low = b"%d" % (answer.min_offset or 0)
-            found.append((command.opaque, answer.next_offset, suggested, end - len(command.body), end, low))
+            min_offset = b"%d" % (answer.min_offset or 0)
+            found.append((command.opaque, answer.next_offset, suggested, end - len(command.body), end, min_offset))
         else:
             others.append((command.opaque, answer))
 
-    def turn(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
+    def compact(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
         """Reuse the buffer: move the bodies to ``keep``, and the incomplete frame at its end, to the beginning.
 
         Returns the new start of each body by its old start. Everything else in the buffer is overwritten.
         """
         kept = sorted(keep)
-        torn = self._filled - self._scanned
-        have = sum(end - start for start, end in kept) + torn
-        size = max(self._buffer_bytes, have + torn + (self._buffer_bytes >> 2))  # at most as much again of the frame
-        self._refused = not self._account.resize(max(0, size - self._buffer_bytes - self._spare_bytes))
-        if self._refused:
-            size = max(self._buffer_bytes, have)
+        incomplete_bytes = self._filled - self._scanned
+        kept_bytes = sum(end - start for start, end in kept) + incomplete_bytes
+        size = max(
+            self._buffer_bytes, kept_bytes + incomplete_bytes + (self._buffer_bytes >> 2)
+        )  # at most as much again of the frame
+        self._growth_refused = not self._account.resize(max(0, size - self._buffer_bytes - self._spare_bytes))
+        if self._growth_refused:
+            size = max(self._buffer_bytes, kept_bytes)
         old = self._view
         if len(old) != size + SLACK_BYTES:  # larger for one large frame, or back to the usual size
             self.buffer = _uninitialised(size + SLACK_BYTES)
@@ -295,8 +298,8 @@ class BulkStream:
             new[at : at + end - start] = old[start:end]
             moved[start] = at
             at += end - start
-        new[at : at + torn] = old[self._scanned : self._filled]
-        self._scanned, self._filled = at, at + torn
+        new[at : at + incomplete_bytes] = old[self._scanned : self._filled]
+        self._scanned, self._filled = at, at + incomplete_bytes
         return moved
 
     def close(self) -> None:

@@ -58,13 +58,13 @@ CLOSE_TIMEOUT_S = 1.0
 UNREAD_BYTES, _ANSWER_BYTES = 8 << 20, 500
 LOG_PAUSE_S = 10.0  # pause between log lines about requests of the server that were rejected for their size
 
-Done = Callable[[Command | RocketMQError], None]
+OnResponse = Callable[[Command | RocketMQError], None]
 
 _NO_WAIT = Deadline(0.0)
 
 
 class _DelayedWrites(threading.local):
-    """Connections whose writes this thread delays, each with its last deadline; None outside ``together``."""
+    """Connections whose writes this thread delays, each with its last deadline; None outside ``batch_writes``."""
 
     connections: dict[Connection, Deadline] | None = None
 
@@ -73,17 +73,17 @@ _delayed = _DelayedWrites()
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def batch_writes() -> Iterator[None]:
     """Delay the asynchronous requests of this thread to the end of the block, to send them in as few writes as possible."""
     if _delayed.connections is not None:
         yield
         return
-    _delayed.connections = held = {}  # type: ignore[var-annotated]
+    _delayed.connections = delayed = {}  # type: ignore[var-annotated]
     try:
         yield
     finally:
         _delayed.connections = None
-        for connection, deadline in held.items():
+        for connection, deadline in delayed.items():
             connection._flush(deadline)
 
 
@@ -91,27 +91,27 @@ def together() -> Iterator[None]:
 class ServerRequest:
     """A request of a server. It may be answered on any thread; nothing is sent for a one-way request.
 
-    The handler must call ``answer`` or ``refuse``, also for a one-way request: until then its bytes count as waiting.
+    The handler must call ``answer`` or ``reject``, also for a one-way request: until then its bytes count as waiting.
     """
 
     address: str
     command: Command
     send: Callable[[Command], None]
-    refusal: Command | None
+    rejection: Command | None
     release: Callable[[], None] = lambda: None
 
     def answer(self, reply: Command) -> None:
         try:
-            if self.refusal is not None:
+            if self.rejection is not None:
                 self.send(replace(reply, opaque=self.command.opaque, flag=Flag.RESPONSE))
         finally:
             self.release()
 
-    def refuse(self) -> None:
+    def reject(self) -> None:
         """Reject the request: no handler takes it."""
         try:
-            if self.refusal is not None:
-                self.send(self.refusal)
+            if self.rejection is not None:
+                self.send(self.rejection)
         finally:
             self.release()
 
@@ -125,13 +125,13 @@ class _Waiter:
 
     __slots__ = ("code", "deadline", "done", "opaque")
 
-    def __init__(self, code: int, done: Done, deadline: Deadline) -> None:
+    def __init__(self, code: int, done: OnResponse, deadline: Deadline) -> None:
         self.code = code
         self.done = done
         self.deadline = deadline
         self.opaque = -1
 
-    def tell(self, result: Command | RocketMQError) -> None:
+    def set_result(self, result: Command | RocketMQError) -> None:
         outcome = attempt(self.done, result)
         if isinstance(outcome, Failure):  # user code: an error must not affect the answers of other waiters
             outcome.log(logger, "the receiver of an answer failed")
@@ -157,26 +157,26 @@ class Connection:
         max_frame: int = MAX_FRAME,
         undelivered: UndeliveredPolicy = DEFAULT_UNDELIVERED,
         peer: Peer = Peer.UNKNOWN,
-        max_pushed: int = PUSHED_BYTES,
+        max_pushed_bytes: int = PUSHED_BYTES,
         arriving: Arrivals | None = None,
         waiting: Budget | None = None,
     ) -> None:
         self.address = address
         self.peer = peer
         self._channel = SocketChannel(connect(address, deadline, tls, undelivered))
-        self._drops = undelivered.drops is not DropUnsent.NEVER
-        self._in_doubt = False  # whether a request timed out that may not be sent yet
+        self._drops = undelivered.drop_unsent is not DropUnsent.NEVER
+        self._may_have_unsent = False  # whether a request timed out that may not be sent yet
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = threading.RLock()  # reentrant: its owner can be checked
         account = (arriving or Arrivals()).of(address)
-        self._conversation: RemotingProtocol[_Waiter] = RemotingProtocol(max_frame, max_pushed, account)
+        self._protocol: RemotingProtocol[_Waiter] = RemotingProtocol(max_frame, max_pushed_bytes, account)
         self._error: RocketMQError | None = None
-        self._answered = False
+        self._has_answered = False
         self._silent_since: float | None = None
         self._next_tick = 0.0
-        self._say_so = NowAndThen(LOG_PAUSE_S)
-        self._held = waiting or Budget(WAITING_BYTES)
+        self._log_limit = NowAndThen(LOG_PAUSE_S)
+        self._waiting_budget = waiting or Budget(WAITING_BYTES)
         self._unread_bytes = 0
         self._reader = _ReaderThread(target=self._read, name=f"rocketmq-{address}", daemon=True)
         try:
@@ -192,12 +192,12 @@ class Connection:
     @property
     def waiting(self) -> int:
         """The number of requests without an answer."""
-        return self._conversation.waiting
+        return self._protocol.waiting
 
     @property
     def busy(self) -> bool:
         """Whether a request waits for its answer, or bytes wait to be sent."""
-        return bool(self.waiting or self._conversation.has_outgoing or self._channel.has_unsent)
+        return bool(self.waiting or self._protocol.has_outgoing or self._channel.has_unsent)
 
     def call(self, command: Command, deadline: Deadline) -> Command:
         """Send and wait for the answer, of any code. Raises ``ConnectionLost`` or ``CallTimeout``."""
@@ -205,18 +205,18 @@ class Connection:
         arrived.acquire()
         result: list[Command | RocketMQError] = []
 
-        def done(answer: Command | RocketMQError) -> None:
+        def on_response(answer: Command | RocketMQError) -> None:
             result.append(answer)
             arrived.release()
 
         with self._lock:
-            waiter = self._queue(command, deadline, done)
+            waiter = self._queue(command, deadline, on_response)
         self._flush(deadline)
         if not arrived.acquire(timeout=deadline.remaining()):
             with self._lock:
-                mine = self._conversation.give_up(waiter.opaque)
-                self._in_doubt = self._in_doubt or mine is not None
-            if mine is not None:
+                canceled = self._protocol.cancel(waiter.opaque)
+                self._may_have_unsent = self._may_have_unsent or canceled is not None
+            if canceled is not None:
                 self._check_silence()
                 raise self._timed_out(f"no answer to request {command.code} in time")
             arrived.acquire()  # the answer arrived at the same moment and is being delivered
@@ -224,12 +224,12 @@ class Connection:
             raise result[0]
         return result[0]
 
-    def call_each(self, calls: Sequence[tuple[Command, Done]], deadline: Deadline) -> None:
+    def call_each(self, calls: Sequence[tuple[Command, OnResponse]], deadline: Deadline) -> None:
         """Send all, in as few writes as possible. Never raises.
 
         Each ``done`` gets the answer or the error, once: on the reader's thread, or before this returns if nothing was sent.
         """
-        failed: list[tuple[Done, RocketMQError]] = []
+        failed: list[tuple[OnResponse, RocketMQError]] = []
         with self._lock:
             for command, done in calls:
                 try:
@@ -247,24 +247,24 @@ class Connection:
         """Write a request to the socket without waiting for an answer."""
         with self._lock:
             self._check_open()
-            self._conversation.send_oneway(command)
+            self._protocol.send_oneway(command)
         self._flush(deadline)
 
     def close(self) -> None:
         """Close the connection. When this returns, the socket is closed, unless a callback for an answer hangs."""
-        self.end()
+        self.close_nowait()
         if threading.current_thread() is not self._reader:
             self._reader.join(CLOSE_TIMEOUT_S)
 
-    def end(self) -> None:
+    def close_nowait(self) -> None:
         """As ``close``, without waiting."""
         self._fail(ConnectionLost("the connection was closed on our side", self.address))
 
-    def _queue(self, command: Command, deadline: Deadline, done: Done) -> _Waiter:
+    def _queue(self, command: Command, deadline: Deadline, done: OnResponse) -> _Waiter:
         """Call with the lock, and call ``_flush`` afterwards."""
         waiter = _Waiter(command.code, done, deadline)
         self._check_open()
-        waiter.opaque = self._conversation.send(command, waiter)
+        waiter.opaque = self._protocol.send(command, waiter)
         if self._silent_since is None:
             self._silent_since = time.monotonic()
         return waiter
@@ -286,10 +286,12 @@ class Connection:
             # If not, the current writer, or else the reader, writes these bytes.
             if self._write_lock.acquire(timeout=deadline.remaining()):
                 writing = True
-                while self._error is None and self._load() and self._channel.write(deadline):
+                while self._error is None and self._fill_channel() and self._channel.write(deadline):
                     pass
         except OSError as e:
-            self._fail(to_rocketmq_error(e, self.address, "the connection broke while writing", not self._answered), e)
+            self._fail(
+                to_rocketmq_error(e, self.address, "the connection broke while writing", not self._has_answered), e
+            )
         except BaseException as e:
             # Ctrl-C: it is unknown how much of a frame was sent, and the next bytes would be read as its rest.
             if writing:
@@ -300,9 +302,9 @@ class Connection:
             if self._write_lock._is_owned():  # type: ignore[attr-defined]
                 self._write_lock.release()
 
-    def _load(self) -> bool:
+    def _fill_channel(self) -> bool:
         with self._lock:
-            self._channel.add(self._conversation.take_outgoing())
+            self._channel.add(self._protocol.take_outgoing())
         return self._channel.has_unsent
 
     # --- reading
@@ -314,12 +316,12 @@ class Connection:
                 if self._await_bytes():
                     count = self._channel.receive(view)
                     if count == 0:
-                        self._fail(closed_by_peer(self.address, first=not self._answered))
+                        self._fail(closed_by_peer(self.address, first=not self._has_answered))
                     elif count > 0:
                         self._handle(view[:count])
                 self._tick()
         except OSError as e:
-            self._fail(to_rocketmq_error(e, self.address, "the connection broke", not self._answered), e)
+            self._fail(to_rocketmq_error(e, self.address, "the connection broke", not self._has_answered), e)
         except RemoteProtocolError as e:
             e.addr = self.address
             self._fail(e)
@@ -337,46 +339,48 @@ class Connection:
 
     def _handle(self, data: memoryview) -> None:
         with self._lock:
-            events = self._conversation.receive(data)
-            self._silent_since = time.monotonic() if self._conversation.waiting else None
-        self._tell(events)
+            events = self._protocol.receive(data)
+            self._silent_since = time.monotonic() if self._protocol.waiting else None
+        self._dispatch(events)
 
-    def _tell(self, events: Iterable[ResponseReceived[_Waiter] | RequestReceived | ResponseDropped[_Waiter]]) -> None:
+    def _dispatch(
+        self, events: Iterable[ResponseReceived[_Waiter] | RequestReceived | ResponseDropped[_Waiter]]
+    ) -> None:
         for event in events:
             if isinstance(event, ResponseReceived):
-                self._answered = True
+                self._has_answered = True
                 self.peer = peer_after(self.peer, event.waiter.code, event.command)
                 event.command.peer = self.peer
-                event.waiter.tell(event.command)
+                event.waiter.set_result(event.command)
             elif isinstance(event, ResponseDropped):
                 event.error.addr = self.address
-                event.waiter.tell(event.error)
+                event.waiter.set_result(event.error)
             else:
-                self._answer(event)
+                self._handle_request(event)
 
-    def _answer(self, asked: RequestReceived) -> None:
-        release = None if asked.held_bytes is None else self._held.claim(self.address, asked.held_bytes)
+    def _handle_request(self, event: RequestReceived) -> None:
+        release = None if event.held_bytes is None else self._waiting_budget.claim(self.address, event.held_bytes)
         if release is None:
-            self._refuse(asked)
+            self._reject(event)
             return
-        request = ServerRequest(self.address, asked.command, self._reply, asked.reply, release)
+        request = ServerRequest(self.address, event.command, self._reply, event.reply, release)
 
-        def hand_on() -> None:
+        def handle() -> None:
             if self._on_request is None or not self._on_request(request):
-                request.refuse()
+                request.reject()
 
-        outcome = attempt(hand_on)
-        if isinstance(outcome, Failure):  # user code, see ``_Waiter.tell``
+        outcome = attempt(handle)
+        if isinstance(outcome, Failure):  # user code, see ``_Waiter.set_result``
             release()
             text = "the request %s of %s could not be handled"
-            outcome.log(logger, text, asked.command.code, self.address)
+            outcome.log(logger, text, event.command.code, self.address)
 
-    def _refuse(self, asked: RequestReceived) -> None:
-        if asked.reply is not None:
-            self._reply(asked.reply)
-        if self._say_so.due():  # there may be thousands of them
-            why = asked.why or f"requests of {self._held.used} bytes wait"
-            logger.warning("request %s of %s is rejected: %s", asked.command.code, self.address, why)
+    def _reject(self, event: RequestReceived) -> None:
+        if event.reply is not None:
+            self._reply(event.reply)
+        if self._log_limit.due():  # there may be thousands of them
+            reason = event.drop_reason or f"requests of {self._waiting_budget.used} bytes wait"
+            logger.warning("request %s of %s is rejected: %s", event.command.code, self.address, reason)
 
     def _reply(self, reply: Command) -> None:
         with self._lock:
@@ -386,7 +390,7 @@ class Connection:
             self._unread_bytes = self._unread_bytes + len(reply.body) + _ANSWER_BYTES if is_blocked else 0
             if self._unread_bytes > UNREAD_BYTES:
                 return
-            self._conversation.send_oneway(reply)
+            self._protocol.send_oneway(reply)
         self._flush(_NO_WAIT)
 
     def _tick(self) -> None:
@@ -398,9 +402,9 @@ class Connection:
         if self.waiting:
             self._expire()
         with self._lock:
-            dropped = self._conversation.tick()
-        self._tell(dropped)
-        if self._conversation.has_outgoing:  # its writer timed out before its turn
+            dropped = self._protocol.tick()
+        self._dispatch(dropped)
+        if self._protocol.has_outgoing:  # its writer timed out before its turn
             self._flush(_NO_WAIT)
         blocked_since = self._channel.blocked_since
         if blocked_since is not None and now - blocked_since > STALL_S:
@@ -408,11 +412,11 @@ class Connection:
 
     def _expire(self) -> None:
         with self._lock:
-            late = self._conversation.expired(lambda waiter: waiter.deadline.expired)
-            self._in_doubt = self._in_doubt or bool(late)
-        for waiter in late:
-            waiter.tell(self._timed_out("no answer in time"))
-        if late:
+            expired = self._protocol.remove_expired(lambda waiter: waiter.deadline.expired)
+            self._may_have_unsent = self._may_have_unsent or bool(expired)
+        for waiter in expired:
+            waiter.set_result(self._timed_out("no answer in time"))
+        if expired:
             self._check_silence()
 
     def _timed_out(self, message: str) -> CallTimeout:
@@ -432,12 +436,12 @@ class Connection:
             if self._error is not None:
                 return
             self._error = copy_of(error)
-            lost = self._conversation.connection_lost(error)
+            lost = self._protocol.connection_lost(error)
         try:
-            if self._drops and (lost or self._in_doubt):
+            if self._drops and (lost or self._may_have_unsent):
                 self._channel.drop_unsent()
             self._channel.shutdown()  # the reader wakes and closes it
         except OSError:
             logger.debug("%s was closed already", self.address)
-        for waiter, own in lost:
-            waiter.tell(own)
+        for waiter, own_error in lost:
+            waiter.set_result(own_error)

@@ -1,6 +1,6 @@
 """Addresses of servers and the sockets to them: connecting, TLS, and reading and writing without blocking.
 
-Only this file, ``connection`` and ``bulk`` see ``OSError``; ``to_rocketmq_errorNone turns it into a ``RocketMQError``. A
+Only this file, ``connection`` and ``bulk`` see ``OSError``; ``to_rocketmq_error`` turns it into a ``RocketMQError``. A
 ``SocketChannel`` is used by one thread at a time, with or without TLS.
 """
 
@@ -41,15 +41,15 @@ class DropUnsent(enum.Enum):
     """
 
     NEVER = "never"
-    CLOSED = "where a request has no answer when this side closes it"
-    DEAD = "also when this process dies"
+    ON_CLOSE = "where a request has no answer when this side closes it"
+    ON_EXIT = "also when this process dies"
 
 
 class UndeliveredPolicy(NamedTuple):
-    """When undelivered bytes are dropped: after the time without a confirmation by the peer's machine, and as ``DropUnsentNone says."""
+    """When the operating system drops bytes: ``unconfirmed_s`` without a confirmation by the peer's machine, and at the close."""
 
     unconfirmed_s: float = UNCONFIRMED_S
-    drops: DropUnsent = DropUnsent.NEVER
+    drop_unsent: DropUnsent = DropUnsent.NEVER
 
 
 DEFAULT_UNDELIVERED = UndeliveredPolicy()
@@ -173,7 +173,7 @@ def connect(
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * undelivered.unconfirmed_s))
-        if undelivered.drops is DropUnsent.DEAD:
+        if undelivered.drop_unsent is DropUnsent.ON_EXIT:
             _drop_unsent(sock)
         if context:
             sock.settimeout(max(0.001, deadline.remaining()))
@@ -194,10 +194,12 @@ def _connect_any(host: str, port: int, deadline: Deadline) -> socket.socket:
     Raises ``ConnectionRefusedError`` only if all addresses that this machine can use refuse: a server that hangs at one of
     them is not down.
     """
-    places = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
+    addresses = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
     failures: list[OSError] = []
-    for left, (family, kind, protocol, _, place) in zip(range(len(places), 0, -1), places, strict=True):
-        if left < len(places) and deadline.expired:
+    for remaining, (family, kind, protocol, _, socket_address) in zip(
+        range(len(addresses), 0, -1), addresses, strict=True
+    ):
+        if remaining < len(addresses) and deadline.expired:
             failures.append(TimeoutError())
             break
         try:
@@ -206,8 +208,8 @@ def _connect_any(host: str, port: int, deadline: Deadline) -> socket.socket:
             failures.append(e)
             continue
         try:
-            sock.settimeout(max(0.001, deadline.remaining() / left))
-            sock.connect(place)
+            sock.settimeout(max(0.001, deadline.remaining() / remaining))
+            sock.connect(socket_address)
         except OSError as e:
             sock.close()
             failures.append(e)

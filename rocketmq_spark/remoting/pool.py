@@ -47,15 +47,15 @@ _MAX_SLOTS, _MAX_ADVERTISED = 8 * MAX_CONNECTIONS, 32_768
 
 @dataclass(slots=True)
 class _Slot:
-    """State of one address; ``gate`` lets one caller connect while the others wait for it."""
+    """State of one address; ``connect_lock`` lets one caller connect while the others wait for it."""
 
-    gate: threading.Lock = field(default_factory=threading.Lock)
+    connect_lock: threading.Lock = field(default_factory=threading.Lock)
     connection: Connection | None = None
     last_used: float = 0.0
     attempts: int = 0
     failure: RocketMQError | None = None
-    rests: Iterator[float] | None = None
-    rest_until: float = 0.0
+    backoffs: Iterator[float] | None = None
+    backoff_until: float = 0.0
     was_connected: bool = False
 
     @property
@@ -65,7 +65,7 @@ class _Slot:
 
     def raise_during_backoff(self) -> None:
         failure = self.failure
-        if failure is not None and self.rest_until > time.monotonic():
+        if failure is not None and self.backoff_until > time.monotonic():
             raise copy_of(failure)
 
 
@@ -73,7 +73,7 @@ class _Slot:
 class ConnectOptions:
     """How connections are made. ``address_map`` turns an advertised address into a reachable one. With ``at_name_server``, routes
     have the address of the name server that reported them instead of advertised addresses. With ``allow_plain_text``, the user
-    has given ``tls=false`` explicitly. ``max_pushed`` is the largest request of a server, in bytes.
+    has given ``tls=false`` explicitly. ``max_pushed_bytes`` is the largest request of a server, in bytes.
     """
 
     connect_timeout_s: float = 3.0
@@ -82,7 +82,7 @@ class ConnectOptions:
     at_name_server: bool = False
     undelivered: UndeliveredPolicy = DEFAULT_UNDELIVERED
     allow_plain_text: bool = False
-    max_pushed: int = PUSHED_BYTES
+    max_pushed_bytes: int = PUSHED_BYTES
     max_connections: int = MAX_CONNECTIONS
     # Of the client alone: servers that other options of the process name take nothing of them.
     arriving: Arrivals = field(default_factory=Arrivals, compare=False, repr=False)
@@ -99,30 +99,30 @@ class ConnectOptions:
 class Pool:
     """At most one connection per address, besides those that are retired and still wait for answers."""
 
-    def __init__(self, dialling: ConnectOptions, on_request: OnRequest | None = None) -> None:
-        self.dialling = dialling
+    def __init__(self, connect_options: ConnectOptions, on_request: OnRequest | None = None) -> None:
+        self.connect_options = connect_options
         self._on_request = on_request
         self._slots: dict[str, _Slot] = {}
         self._advertised: dict[str, Peer] = {}  # addresses in routes, with the kind of their server
-        self._reached: set[str] = set()  # the same, after ``address_map``
+        self._advertised_reachable: set[str] = set()  # the same, after ``address_map``
         self._name_servers: frozenset[str] = frozenset()
         self._retired: list[Connection] = []
         self._connecting = 0  # connections that are being opened
-        self._is_full = False
-        self._swept_at = 0.0
+        self._limit_reported = False
+        self._idle_checked_s = 0.0
         self._lock = threading.Lock()
         self._closed = False
         _pools.add(self)
 
-    def get(self, address: str, deadline: Deadline, patient: bool = True) -> Connection:
+    def get(self, address: str, deadline: Deadline, wait_for_backoff: bool = True) -> Connection:
         """Return a live connection. Raises ``ConnectionLost`` or ``CallTimeout``, and ``ClosedError`` after ``close``.
 
-        While an address rests, a ``patient`` caller waits; others get the error of the last attempt at once.
+        While an address rests, a ``wait_for_backoff`` caller waits; others get the error of the last attempt at once.
         """
         with self._lock:
             self._check_open(address)
             slot = self._slots.setdefault(address, _Slot())
-            idle = self._take_idle(time.monotonic())
+            idle = self._remove_idle_locked(time.monotonic())
             connection, attempts = slot.live, slot.attempts
             slot.last_used = time.monotonic()
         for old in idle:
@@ -130,22 +130,22 @@ class Pool:
         _close_idle_of_all()
         if connection is not None:
             return connection
-        if not patient:
+        if not wait_for_backoff:
             slot.raise_during_backoff()  # otherwise it would wait for a patient caller, which holds the gate while it rests
-        if not slot.gate.acquire(timeout=deadline.remaining()):
+        if not slot.connect_lock.acquire(timeout=deadline.remaining()):
             raise CallTimeout("the connection was not established in time", address)
         try:
             connection = slot.live
             if connection is None and slot.attempts != attempts and slot.failure is not None:
                 raise copy_of(slot.failure)
             if connection is None:
-                self._rest(slot, deadline, patient)
+                self._wait_for_backoff(slot, deadline, wait_for_backoff)
                 connection = self._connect(address, slot, deadline)
             return connection
         finally:
-            slot.gate.release()
+            slot.connect_lock.release()
 
-    def live(self, address: str) -> bool:
+    def is_connected(self, address: str) -> bool:
         """Whether ``get`` would return at once with a live connection."""
         with self._lock:
             slot = self._slots.get(address)
@@ -160,31 +160,31 @@ class Pool:
 
     def advertise(self, addresses: Iterable[str], peer: Peer) -> None:
         """Note the addresses of a route. ``peer`` answered with the route: the routes of a Proxy lead only to Proxies."""
-        known = peer if peer is Peer.PROXY else Peer.UNKNOWN
+        kind = peer if peer is Peer.PROXY else Peer.UNKNOWN
         with self._lock:
             if len(self._advertised) > _MAX_ADVERTISED:
                 self._advertised.clear()
-                self._reached.clear()
+                self._advertised_reachable.clear()
             for address in addresses:
-                self._advertised[address] = known
-                self._reached.add(self.dialling.reachable(address))
+                self._advertised[address] = kind
+                self._advertised_reachable.add(self.connect_options.reachable(address))
                 slot = self._slots.get(address)
-                if known is Peer.PROXY and slot is not None and slot.connection is not None:
-                    slot.connection.peer = known
+                if kind is Peer.PROXY and slot is not None and slot.connection is not None:
+                    slot.connection.peer = kind
 
     def note_name_servers(self, addresses: Iterable[str]) -> None:
         """Note the addresses of name servers, which may not send requests to members of groups."""
         with self._lock:
             self._name_servers |= frozenset(addresses)
 
-    def may_ask(self, address: str) -> bool:
+    def may_send_requests(self, address: str) -> bool:
         """Whether the server at the address may send requests. A server that is only a name server may not. A Proxy may, because
         routes lead to it, too.
         """
         with self._lock:
-            if address not in self._name_servers or self.dialling.at_name_server:
+            if address not in self._name_servers or self.connect_options.at_name_server:
                 return True
-            return self.dialling.reachable(address) in self._reached
+            return self.connect_options.reachable(address) in self._advertised_reachable
 
     def attempts(self, address: str) -> int:
         """The number of attempts to connect to the address so far. If it has changed, so has the connection."""
@@ -201,44 +201,44 @@ class Pool:
                 self._retired.append(connection)
 
     def _connect(self, address: str, slot: _Slot, deadline: Deadline) -> Connection:
-        self._reserve(address, deadline.within(self.dialling.connect_timeout_s))
+        self._reserve(address, deadline.within(self.connect_options.connect_timeout_s))
         try:
-            return self._dial(address, slot, deadline)
+            return self._open_connection(address, slot, deadline)
         finally:
             with self._lock:
                 self._connecting -= 1
 
     def _reserve(self, address: str, deadline: Deadline) -> None:
         """Count one more connection. At the limit, close the one that has been idle for longest, or wait for an idle one."""
-        most = self.dialling.max_connections
+        max_connections = self.connect_options.max_connections
         while True:
             with self._lock:
                 self._check_open(address)
                 slots = [slot for slot in self._slots.values() if slot.live is not None]
-                self._retired = [one for one in self._retired if not one.closed]
-                if len(slots) + len(self._retired) + self._connecting < most:
+                self._retired = [connection for connection in self._retired if not connection.closed]
+                if len(slots) + len(self._retired) + self._connecting < max_connections:
                     self._connecting += 1
                     return
-                is_first, self._is_full = not self._is_full, True
-                idle = self._take_longest_idle(slots, time.monotonic() - MIN_IDLE_S)
+                is_first, self._limit_reported = not self._limit_reported, True
+                idle = self._remove_longest_idle_locked(slots, time.monotonic() - MIN_IDLE_S)
             if is_first:
                 logger.warning(
                     "this client has %d connections, which is its limit (option 'maxConnections'): idle ones are closed for "
                     "new ones, and requests wait while all are in use",
-                    most,
+                    max_connections,
                 )
             if idle is not None:
                 idle.close()
             elif deadline.expired:
                 raise CallTimeout(
-                    f"all {most} connections of this client are in use",
+                    f"all {max_connections} connections of this client are in use",
                     address,
                     remedy="Increase option 'maxConnections' if the cluster has more servers",
                 )
             else:
                 deadline.pause(_POLL_S)
 
-    def _take_longest_idle(self, slots: Iterable[_Slot], before: float) -> Connection | None:
+    def _remove_longest_idle_locked(self, slots: Iterable[_Slot], before: float) -> Connection | None:
         """Remove and return a retired connection without requests, otherwise the one that has been idle for longest, and since
         ``before`` at the latest. Call with the lock.
         """
@@ -253,27 +253,29 @@ class Pool:
         connection, slot.connection = slot.connection, None
         return connection
 
-    def _dial(self, address: str, slot: _Slot, deadline: Deadline) -> Connection:
+    def _open_connection(self, address: str, slot: _Slot, deadline: Deadline) -> Connection:
         try:
             connection = Connection(
-                self.dialling.reachable(address),
-                deadline.within(self.dialling.connect_timeout_s),
-                self.dialling.tls,
-                None if self._on_request is None else functools.partial(self._asked, self._on_request, address),
-                undelivered=self.dialling.undelivered,
+                self.connect_options.reachable(address),
+                deadline.within(self.connect_options.connect_timeout_s),
+                self.connect_options.tls,
+                None
+                if self._on_request is None
+                else functools.partial(self._on_server_request, self._on_request, address),
+                undelivered=self.connect_options.undelivered,
                 peer=self._advertised.get(address, Peer.UNKNOWN),
-                max_pushed=self.dialling.max_pushed,
-                arriving=self.dialling.arriving,
-                waiting=self.dialling.waiting,
+                max_pushed_bytes=self.connect_options.max_pushed_bytes,
+                arriving=self.connect_options.arriving,
+                waiting=self.connect_options.waiting,
             )
         except RocketMQError as e:
-            self._explain(e, address, slot)
+            self._add_remedy(e, address, slot)
             slot.attempts, slot.failure = slot.attempts + 1, copy_of(e)
-            slot.rests = slot.rests or backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
-            slot.rest_until = time.monotonic() + next(slot.rests)
+            slot.backoffs = slot.backoffs or backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
+            slot.backoff_until = time.monotonic() + next(slot.backoffs)
             raise
         slot.attempts += 1
-        slot.rests, slot.rest_until, slot.failure, slot.was_connected = None, 0.0, None, True
+        slot.backoffs, slot.backoff_until, slot.failure, slot.was_connected = None, 0.0, None, True
         with self._lock:
             if not self._closed:
                 slot.connection, slot.last_used = connection, time.monotonic()
@@ -281,11 +283,11 @@ class Pool:
         connection.close()
         raise _closed(address)
 
-    def _asked(self, on_request: OnRequest, address: str, request: ServerRequest) -> bool:
+    def _on_server_request(self, on_request: OnRequest, address: str, request: ServerRequest) -> bool:
         """Passes on a request with the address that callers know, which may differ from the dialled one."""
-        return self.may_ask(address) and on_request(replace(request, address=address))
+        return self.may_send_requests(address) and on_request(replace(request, address=address))
 
-    def _explain(self, error: RocketMQError, address: str, slot: _Slot) -> None:
+    def _add_remedy(self, error: RocketMQError, address: str, slot: _Slot) -> None:
         """Add the remedy for advertised addresses, unless one of them is connected, or this one was: then its server is down."""
         with self._lock:
             peer = self._advertised.get(address)
@@ -295,33 +297,33 @@ class Pool:
             if next(live, None) is None:
                 with_advertised_remedy(error, self._advertised, peer)
 
-    def _rest(self, slot: _Slot, deadline: Deadline, patient: bool) -> None:
+    def _wait_for_backoff(self, slot: _Slot, deadline: Deadline, wait_for_backoff: bool) -> None:
         """Wait until the rest is over. If there is not enough time, raise the error of the last attempt."""
-        rest = slot.rest_until - time.monotonic()
-        if rest <= 0:
+        remaining_s = slot.backoff_until - time.monotonic()
+        if remaining_s <= 0:
             return
-        if slot.failure is not None and (not patient or rest >= deadline.remaining()):
+        if slot.failure is not None and (not wait_for_backoff or remaining_s >= deadline.remaining()):
             raise copy_of(slot.failure)
-        time.sleep(rest)
+        time.sleep(remaining_s)
 
-    def _take_idle(self, now: float) -> list[Connection]:
-        if now - self._swept_at < IDLE_S / 100 and not self._retired:
+    def _remove_idle_locked(self, now: float) -> list[Connection]:
+        if now - self._idle_checked_s < IDLE_S / 100 and not self._retired:
             return []
-        self._swept_at = now
+        self._idle_checked_s = now
         if len(self._slots) > _MAX_SLOTS:
             self._slots = {
                 address: slot
                 for address, slot in self._slots.items()
-                if slot.connection is not None or slot.gate.locked() or now - slot.last_used < IDLE_S
+                if slot.connection is not None or slot.connect_lock.locked() or now - slot.last_used < IDLE_S
             }
-        taken = [connection for connection in self._retired if not connection.waiting]
+        removed = [connection for connection in self._retired if not connection.waiting]
         self._retired = [connection for connection in self._retired if connection.waiting]
         for slot in self._slots.values():
             connection = slot.connection
             if connection is not None and now - slot.last_used > IDLE_S and not connection.waiting:
                 slot.connection = None
-                taken.append(connection)
-        return taken
+                removed.append(connection)
+        return removed
 
     def close_idle(self) -> None:
         """Close the connections that have been idle for ``IDLE_S``. ``get`` does so, too. Does not wait, because clients of other
@@ -330,31 +332,31 @@ class Pool:
         if not self._lock.acquire(blocking=False):
             return  # it is in use
         try:
-            idle = self._take_idle(time.monotonic())
+            idle = self._remove_idle_locked(time.monotonic())
         finally:
             self._lock.release()
         for connection in idle:
-            connection.end()
+            connection.close_nowait()
 
     def _check_open(self, address: str) -> None:
         if self._closed:
             raise _closed(address)
 
-    def hang_up(self) -> None:
+    def close_connections(self) -> None:
         """Close all current connections. Later calls create new ones."""
         with self._lock:
-            open_ones = self._retired + [slot.connection for slot in self._slots.values() if slot.connection]
+            connections = self._retired + [slot.connection for slot in self._slots.values() if slot.connection]
             self._retired = []
-        for connection in open_ones:
+        for connection in connections:
             connection.close()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            open_ones = self._retired + [slot.connection for slot in self._slots.values() if slot.connection]
+            connections = self._retired + [slot.connection for slot in self._slots.values() if slot.connection]
             self._slots.clear()
             self._retired = []
-        for connection in open_ones:
+        for connection in connections:
             connection.close()
 
 

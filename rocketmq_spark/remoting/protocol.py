@@ -71,13 +71,13 @@ class RequestReceived(NamedTuple):
     """A request of the server. ``reply`` is the answer if no handler takes it; None for one-way requests.
 
     ``held_bytes`` is the memory that the request needs while it waits. It is None for a request that was dropped while it
-    arrived, whose ``command`` may lack its body; ``why`` is the reason.
+    arrived, whose ``command`` may lack its body; ``drop_reason`` is the reason.
     """
 
     command: Command
     reply: Command | None
     held_bytes: int | None = 0
-    why: str = ""
+    drop_reason: str = ""
 
 
 class ResponseDropped(NamedTuple, Generic[W]):
@@ -94,16 +94,16 @@ _TOO_SLOW = f"less than {LARGE_BYTES >> 20} MiB of it arrived in 15 s"
 
 @dataclass(slots=True)
 class _LargeFrame:
-    """A large frame that is arriving. ``marked`` is how much of it had arrived when it last got on, ``ticks`` the ticks since."""
+    """A large frame that is arriving. ``progress_bytes`` had arrived when it last made progress, ``quiet_ticks`` ago."""
 
-    begun: Command
+    command: Command
     size: int
-    marked: int = 0
-    ticks: int = 0
+    progress_bytes: int = 0
+    quiet_ticks: int = 0
 
     @property
-    def answers(self) -> int | None:
-        return self.begun.opaque if self.begun.is_response else None
+    def answered_opaque(self) -> int | None:
+        return self.command.opaque if self.command.is_response else None
 
 
 def pushed_limit(max_message_bytes: int) -> int:
@@ -118,14 +118,14 @@ class RemotingProtocol(Generic[W]):
     gets on.
     """
 
-    def __init__(self, max_frame: int, max_pushed: int = PUSHED_BYTES, account: Arriving | None = None) -> None:
+    def __init__(self, max_frame: int, max_pushed_bytes: int = PUSHED_BYTES, account: Arriving | None = None) -> None:
         self._splitter = FrameSplitter(max_frame)
-        self._max_pushed = max_pushed
+        self._max_pushed = max_pushed_bytes
         self._account = account or Arrivals().of(None)
         self._large: _LargeFrame | None = None
-        self._begin = b""  # the first bytes that the server sent
+        self._first_bytes = b""  # the first bytes that the server sent
         self._waiters: dict[int, W] = {}
-        self._most: dict[int, int | None] = {}  # bytes of the answer to each request that waits
+        self._max_body_bytes: dict[int, int | None] = {}  # bytes of the answer to each request that waits
         self._next_opaque = 0
         self._outgoing: list[bytes | bytearray | memoryview] = []
 
@@ -139,7 +139,7 @@ class RemotingProtocol(Generic[W]):
         command.opaque = opaque
         self._queue(command)
         self._waiters[opaque] = waiter
-        self._most[opaque] = codes.longest_answer(command.code)
+        self._max_body_bytes[opaque] = codes.longest_answer(command.code)
         return opaque
 
     def send_oneway(self, command: Command) -> None:
@@ -163,9 +163,9 @@ class RemotingProtocol(Generic[W]):
 
     def receive(self, data: bytes | memoryview) -> list[ResponseReceived[W] | RequestReceived | ResponseDropped[W]]:
         """Return the events in ``data``. After a ``RemoteProtocolError`` the connection cannot be used any more."""
-        if len(self._begin) < _HTTP2_BYTES:
-            self._begin += bytes(data[: _HTTP2_BYTES - len(self._begin)])
-            if is_grpc(self._begin):
+        if len(self._first_bytes) < _HTTP2_BYTES:
+            self._first_bytes += bytes(data[: _HTTP2_BYTES - len(self._first_bytes)])
+            if is_grpc(self._first_bytes):
                 raise RemoteProtocolError("the server speaks gRPC, not the Remoting protocol", remedy=_GRPC_PORT_REMEDY)
         # All are decoded before the first is dispatched: a malformed frame must fail all waiters.
         frames = self._splitter.feed(data)
@@ -174,14 +174,14 @@ class RemotingProtocol(Generic[W]):
         for frame, command in zip(frames, commands, strict=True):
             if command.is_response:
                 # An unknown number is that of a late answer to a request that has timed out.
-                most = self._most.get(command.opaque)
-                waiter = self._taken(command.opaque)
+                max_bytes = self._max_body_bytes.get(command.opaque)
+                waiter = self._remove_waiter(command.opaque)
                 if waiter is not None:
                     size = len(command.body)
                     events.append(
                         ResponseReceived(waiter, command)
-                        if most is None or size <= most
-                        else ResponseDropped(waiter, _too_long(size, most))
+                        if max_bytes is None or size <= max_bytes
+                        else ResponseDropped(waiter, _answer_too_long(size, max_bytes))
                     )
             else:
                 size = len(frame)
@@ -192,14 +192,17 @@ class RemotingProtocol(Generic[W]):
                     else _request_event(command, None, _TOO_LARGE)
                 )
         if frames:
-            self._forget()
-        if self._large is None and (begun := self._splitter.begun(min(LARGE_BYTES, self._max_pushed))) is not None:
-            self._large = _LargeFrame(header.decode(begun), self._splitter.arriving)
-            self._drop_unwanted()
+            self._release_large()
+        if (
+            self._large is None
+            and (large_header := self._splitter.begun(min(LARGE_BYTES, self._max_pushed))) is not None
+        ):
+            self._large = _LargeFrame(header.decode(large_header), self._splitter.arriving)
+            self._drop_large_without_waiter()
             if (large := self._large) is not None:
-                events += self._drop_too_large(large, large.size - len(begun))
+                events += self._drop_too_large(large, large.size - len(large_header))
         if self._large is not None and not self._account.resize(self._splitter.buffered):
-            events += self._drop(self._large, _NO_ROOM)
+            events += self._drop_large(self._large, _NO_ROOM)
         return events
 
     def tick(self) -> list[RequestReceived | ResponseDropped[W]]:
@@ -210,63 +213,63 @@ class RemotingProtocol(Generic[W]):
         large = self._large
         if large is None:
             return []
-        large.ticks += 1
-        if self._splitter.buffered - large.marked >= LARGE_BYTES:
-            large.marked, large.ticks = self._splitter.buffered, 0
+        large.quiet_ticks += 1
+        if self._splitter.buffered - large.progress_bytes >= LARGE_BYTES:
+            large.progress_bytes, large.quiet_ticks = self._splitter.buffered, 0
         if self._account.revoked:
-            return self._drop(large, _NO_ROOM)
-        return self._drop(large, _TOO_SLOW) if large.ticks > QUIET_TICKS else []
+            return self._drop_large(large, _NO_ROOM)
+        return self._drop_large(large, _TOO_SLOW) if large.quiet_ticks > QUIET_TICKS else []
 
     def _drop_too_large(self, large: _LargeFrame, body_bytes: int) -> list[RequestReceived | ResponseDropped[W]]:
-        if large.answers is None:
-            return self._drop(large, _TOO_LARGE) if large.size > self._max_pushed else []
-        most = self._most.get(large.answers)
-        if most is None or body_bytes <= most:
+        if large.answered_opaque is None:
+            return self._drop_large(large, _TOO_LARGE) if large.size > self._max_pushed else []
+        max_bytes = self._max_body_bytes.get(large.answered_opaque)
+        if max_bytes is None or body_bytes <= max_bytes:
             return []
-        waiter = self._taken(large.answers)
-        self._drop(large, "")
-        return [] if waiter is None else [ResponseDropped(waiter, _too_long(body_bytes, most))]
+        waiter = self._remove_waiter(large.answered_opaque)
+        self._drop_large(large, "")
+        return [] if waiter is None else [ResponseDropped(waiter, _answer_too_long(body_bytes, max_bytes))]
 
-    def _taken(self, opaque: int) -> W | None:
+    def _remove_waiter(self, opaque: int) -> W | None:
         """Remove and return the waiter of a request."""
-        self._most.pop(opaque, None)
+        self._max_body_bytes.pop(opaque, None)
         return self._waiters.pop(opaque, None)
 
-    def _drop(self, large: _LargeFrame, why: str) -> list[RequestReceived | ResponseDropped[W]]:
+    def _drop_large(self, large: _LargeFrame, reason: str) -> list[RequestReceived | ResponseDropped[W]]:
         """Discard what has arrived, and will arrive, of a large frame."""
         self._splitter.skip()
-        self._forget()
-        if large.answers is None:
-            return [_request_event(large.begun, None, why)]
-        waiter = self._taken(large.answers)
+        self._release_large()
+        if large.answered_opaque is None:
+            return [_request_event(large.command, None, reason)]
+        waiter = self._remove_waiter(large.answered_opaque)
         if waiter is None:
             return []
-        return [ResponseDropped(waiter, ConnectionLost(f"an answer of {large.size} bytes was dropped: {why}"))]
+        return [ResponseDropped(waiter, ConnectionLost(f"an answer of {large.size} bytes was dropped: {reason}"))]
 
-    def _forget(self) -> None:
+    def _release_large(self) -> None:
         """No large frame is kept any more."""
         if self._large is not None:
             self._large = None
             self._account.resize(0)
 
-    def give_up(self, opaque: int) -> W | None:
+    def cancel(self, opaque: int) -> W | None:
         """Remove a request that has timed out; returns its waiter, None if the answer has arrived meanwhile."""
-        waiter = self._taken(opaque)
-        self._drop_unwanted()
+        waiter = self._remove_waiter(opaque)
+        self._drop_large_without_waiter()
         return waiter
 
-    def expired(self, is_expired: Callable[[W], bool]) -> list[W]:
+    def remove_expired(self, is_expired: Callable[[W], bool]) -> list[W]:
         """Remove and return all waiters that have expired."""
-        late = [opaque for opaque, waiter in self._waiters.items() if is_expired(waiter)]
-        found = [waiter for opaque in late if (waiter := self._taken(opaque)) is not None]
-        self._drop_unwanted()
-        return found
+        expired = [opaque for opaque, waiter in self._waiters.items() if is_expired(waiter)]
+        removed = [waiter for opaque in expired if (waiter := self._remove_waiter(opaque)) is not None]
+        self._drop_large_without_waiter()
+        return removed
 
-    def _drop_unwanted(self) -> None:
+    def _drop_large_without_waiter(self) -> None:
         """Discard what has arrived, and will arrive, of an answer for which nobody waits any more."""
         large = self._large
-        if large is not None and large.answers is not None and large.answers not in self._waiters:
-            self._drop(large, "")
+        if large is not None and large.answered_opaque is not None and large.answered_opaque not in self._waiters:
+            self._drop_large(large, "")
 
     @property
     def waiting(self) -> int:
@@ -280,20 +283,20 @@ class RemotingProtocol(Generic[W]):
         """Return every waiter with its own copy of ``error``: a shared exception would collect the tracebacks of all callers."""
         lost = [(waiter, copy_of(error)) for waiter in self._waiters.values()]
         self._waiters.clear()
-        self._most.clear()
+        self._max_body_bytes.clear()
         if self._large is not None:
-            self._drop(self._large, "")
+            self._drop_large(self._large, "")
         return lost
 
 
-def _too_long(body_bytes: int, most: int) -> RemoteProtocolError:
-    return RemoteProtocolError(f"an answer has {body_bytes} bytes; expected at most {most}")
+def _answer_too_long(body_bytes: int, max_bytes: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"an answer has {body_bytes} bytes; expected at most {max_bytes}")
 
 
-def is_grpc(begin: bytes) -> bool:
+def is_grpc(first_bytes: bytes) -> bool:
     """Whether the first bytes of a server are those of HTTP/2."""
     before, after = _HTTP2_SETTINGS
-    return begin.startswith(before) and begin[3:].startswith(after)
+    return first_bytes.startswith(before) and first_bytes[3:].startswith(after)
 
 
 def peer_after(before: Peer, request_code: int, answer: Command) -> Peer:

@@ -77,7 +77,7 @@ class Client:
     committer: RemotingCommitter
     member: RemotingMember
     pulls: RemotingPulls
-    kinds: TopicAttributesCache
+    topic_attributes: TopicAttributesCache
     replies: RemotingReplies
     admin: BaseAdmin
     retry: Retry
@@ -122,26 +122,26 @@ def connection_key(options: Options) -> object:
 
 def _wire(options: Options) -> Client:
     awaited = AwaitedReplies()
-    groups = MemberRegistry(awaited.arrived)
-    pool = Pool(_dialling(options), groups.asked)
+    groups = MemberRegistry(awaited.on_reply)
+    pool = Pool(_connect_options(options), groups.on_request)
     calls = RpcClient(pool, options.request_timeout, credentials_of(options), scope_of(options))
     routes = Routes(NameServers(calls, options.name_server))
     instance = ClientInstance(groups, calls, routes)
-    questions, admin = BrokerClient(calls, routes), BaseAdmin(options.name_server, calls)
-    kinds = TopicAttributesCache(calls, routes)
-    send = RemotingSender(calls, routes, instance, kinds)
-    polls = LongPolls(calls, routes, kinds)
+    broker_client, admin = BrokerClient(calls, routes), BaseAdmin(options.name_server, calls)
+    topic_attributes = TopicAttributesCache(calls, routes)
+    send = RemotingSender(calls, routes, instance, topic_attributes)
+    polls = LongPolls(calls, routes, topic_attributes)
     retry = Retry(options.num_retries, options.retry_interval)
     return Client(
         calls=calls,
         routes=routes,
-        brokers=RemotingOffsetReader(questions),
+        brokers=RemotingOffsetReader(broker_client),
         instance=instance,
         sender=send,
-        committer=RemotingCommitter(questions, admin, polls),
-        member=RemotingMember(questions, routes, instance, send, polls),
-        pulls=RemotingPulls(calls, routes, kinds, retry),
-        kinds=kinds,
+        committer=RemotingCommitter(broker_client, admin, polls),
+        member=RemotingMember(broker_client, routes, instance, send, polls),
+        pulls=RemotingPulls(calls, routes, topic_attributes, retry),
+        topic_attributes=topic_attributes,
         replies=RemotingReplies(calls, routes, instance, awaited),
         admin=admin,
         retry=retry,
@@ -194,7 +194,7 @@ def pulls(options: Options) -> PullSource:
     return client(options).pulls
 
 
-def _dialling(options: Options) -> ConnectOptions:
+def _connect_options(options: Options) -> ConnectOptions:
     mapped, at_name_server = _advertised(options)
     return ConnectOptions(
         options.connect_timeout,
@@ -229,7 +229,7 @@ def _undelivered(options: Options) -> UndeliveredPolicy:
     if not once and not options.confirm_ambiguous:
         return DEFAULT_UNDELIVERED
     unconfirmed_s = min(UNCONFIRMED_S, max(0.1, options.exactly_once_settle - 1.0))
-    return UndeliveredPolicy(unconfirmed_s, DropUnsent.DEAD if once else DropUnsent.CLOSED)
+    return UndeliveredPolicy(unconfirmed_s, DropUnsent.ON_EXIT if once else DropUnsent.ON_CLOSE)
 
 
 def _tls(options: Options) -> TlsSettings | None:
@@ -274,7 +274,7 @@ def puller(options: Options, read_from: str | None = None) -> Puller:
 
     settings = PullSettings.of(options)
     made = client(options)  # its reads count with its answers: ``ConnectOptions.arriving`` is the account of both
-    return Puller(made.pulls, made.calls.pool.dialling, options.group, settings, read_from or options.read_from)
+    return Puller(made.pulls, made.calls.pool.connect_options, options.group, settings, read_from or options.read_from)
 
 
 def parsed(role: str, name_server: str | None, group: str | None, keywords: Mapping[str, object]) -> Options:

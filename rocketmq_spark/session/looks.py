@@ -47,7 +47,7 @@ def noted_ids(options: Options, ends: QueueEnds) -> NotedStoredIds:
 
 def hang_up(options: Options) -> None:
     """Close the connections of this process, so that bytes which the operating system has not sent yet are dropped."""
-    client(options).calls.pool.hang_up()
+    client(options).calls.pool.close_connections()
 
 
 def asked_ids(options: Options) -> AskedStoredIds:

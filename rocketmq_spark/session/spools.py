@@ -33,7 +33,7 @@ from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.topics import owned
 from rocketmq_spark.queues.environment import Environment, by_position, environment_of, layout_text
-from rocketmq_spark.remoting.connection import together
+from rocketmq_spark.remoting.connection import batch_writes
 from rocketmq_spark.session import SPOOLS, connection_key, sender
 from rocketmq_spark.spool.database import Database, in_use, is_database
 from rocketmq_spark.spool.files import EMPTIED, OF_OTHERS, WORKER, look_first
@@ -389,7 +389,7 @@ def resending(
         from rocketmq_spark.spool.spool import SENDS, SendSpool
 
         name = f"rocketmq-{settings.group}-spool"
-        resender = EngineResender(send, settings, Timer(f"{name}-send"), together)
+        resender = EngineResender(send, settings, Timer(f"{name}-send"), batch_writes)
         trade, environment = trade or SENDS, settings.environment
         if environment is not None and not environment.by_position:
             resender.pin(_noted(store))

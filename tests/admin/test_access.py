@@ -214,7 +214,7 @@ class TestOverANetworkThatOthersCanRead:
             ):
                 verb()
         assert {command.code for command in broker.requests} == {Request.GET_BROKER_CLUSTER_INFO}
-        tools.pool.dialling = replace(tools.pool.dialling, allow_plain_text=True)
+        tools.pool.connect_options = replace(tools.pool.connect_options, allow_plain_text=True)
         for verb in self.verbs(tools):
             verb()
         assert len(broker.seen(USERS)) == len(broker.seen(CONFIG)) == 1
@@ -235,7 +235,7 @@ class TestOverANetworkThatOthersCanRead:
         assert not tools.pool.live("10.0.0.5:10911")
 
     def test_a_stored_password_is_not_requested_even_then(self, broker: MockBroker, tools: Parts) -> None:
-        tools.pool.dialling = replace(tools.pool.dialling, allow_plain_text=True)
+        tools.pool.connect_options = replace(tools.pool.connect_options, allow_plain_text=True)
         assert brokers.set_user(tools, "ann", enabled=False) == [UserAccount("ann", None, False, ("broker-a",))]
         assert (broker.seen(GET), broker.seen(USERS)) == ([], [])
 
@@ -248,7 +248,7 @@ class TestOverANetworkThatOthersCanRead:
     def test_settings_are_changed_without_being_requested(
         self, broker: MockBroker, tools: Parts, caplog: pytest.LogCaptureFixture, allow_plain_text: bool
     ) -> None:
-        tools.pool.dialling = replace(tools.pool.dialling, allow_plain_text=allow_plain_text)
+        tools.pool.connect_options = replace(tools.pool.connect_options, allow_plain_text=allow_plain_text)
         assert brokers.update_config(tools, "broker-a", {"fileReservedTime": "72"}) == {}
         assert (len(broker.seen(Request.UPDATE_BROKER_CONFIG)), broker.seen(CONFIG)) == (1, [])
         assert "whether broker broker-a accepts fileReservedTime is not known without TLS" in caplog.text

@@ -234,14 +234,14 @@ def test_a_name_server_that_is_away_is_said_to_have_a_deleted_topic(kept: Kept, 
 
 
 def test_who_has_it_already_is_said_after_ctrl_c(kept: Kept, tools: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = RpcClient.ask
+    ask = RpcClient.request
 
     def interrupted(self: RpcClient, address: str, command: Command, *more: Any, **how: Any) -> Command:
         if command.code == PUT and command.ext["bname"] == "broker-b":
             raise KeyboardInterrupt
         return ask(self, address, command, *more, **how)
 
-    monkeypatch.setattr(RpcClient, "ask", interrupted)
+    monkeypatch.setattr(RpcClient, "request", interrupted)
     with pytest.raises(KeyboardInterrupt) as caught:
         topics.widen(tools, "t", 9)
     assert caught.value.__notes__ == ["It is done on broker-a, and perhaps on broker-b"]

@@ -204,7 +204,7 @@ def test_what_fails_is_not_said_to_be_done(monkeypatch, verb, command, form):
     monkeypatch.setattr(groups, "offset_changes", lambda *given: [OffsetChange(MessageQueue("t", "a", 0), 3, 9)])
     monkeypatch.setattr(groups, "members", lambda *given: [])
     monkeypatch.setattr(groups, "check_deletable", lambda *given: None)
-    monkeypatch.setattr(Routes, "existing", lambda *given: None)
+    monkeypatch.setattr(Routes, "get_existing", lambda *given: None)
     of_brokers = verb in ("delete_user", "delete_policy")
     where, name = (topics, "delete") if verb == "delete_topic" else (brokers if of_brokers else groups, verb)
     monkeypatch.setattr(where, name, raising(CallTimeout("no answer in time")))

@@ -31,25 +31,25 @@ class Parts:
 
     def __init__(self, name_server: str, **how: Any) -> None:
         awaited = AwaitedReplies()
-        self.groups = MemberRegistry(awaited.arrived)
-        dialling = ConnectOptions(
+        self.groups = MemberRegistry(awaited.on_reply)
+        connect_options = ConnectOptions(
             how.pop("connect_timeout_s", 30.0),
             address_map=how.pop("address_map", {}),
             at_name_server=how.pop("at_name_server", False),
         )
-        self.pool = Pool(dialling, self.groups.asked)
+        self.pool = Pool(connect_options, self.groups.on_request)
         self.calls = RpcClient(self.pool, **how)
         self.name_servers = NameServers(self.calls, name_server.split(";"))
         self.routes = Routes(self.name_servers)
-        self.questions = BrokerClient(self.calls, self.routes)
-        self.brokers = RemotingOffsetReader(self.questions)
+        self.broker_client = BrokerClient(self.calls, self.routes)
+        self.brokers = RemotingOffsetReader(self.broker_client)
         self.instance = ClientInstance(self.groups, self.calls, self.routes)
         self.kinds = TopicAttributesCache(self.calls, self.routes)
         self.sender = RemotingSender(self.calls, self.routes, self.instance, self.kinds)
         self.admin = BaseAdmin(name_server, self.calls)
         polls = LongPolls(self.calls, self.routes, self.kinds)
-        self.committer = RemotingCommitter(self.questions, self.admin, polls)
-        self.member = RemotingMember(self.questions, self.routes, self.instance, self.sender, polls)
+        self.committer = RemotingCommitter(self.broker_client, self.admin, polls)
+        self.member = RemotingMember(self.broker_client, self.routes, self.instance, self.sender, polls)
         self.replies = RemotingReplies(self.calls, self.routes, self.instance, awaited)
         self.pulls = RemotingPulls(self.calls, self.routes, self.kinds, Retry(0))
 

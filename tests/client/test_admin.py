@@ -171,7 +171,9 @@ class TestTopics:
         self, broker: MockBroker, parts: Parts, at_once: None
     ) -> None:
         """A change of a topic then waits for the route, as where the permission is unknown."""
-        parts.pool.dialling = replace(parts.pool.dialling, address_map=elsewhere(broker), allow_plain_text=True)
+        parts.pool.connect_options = replace(
+            parts.pool.connect_options, address_map=elsewhere(broker), allow_plain_text=True
+        )
         broker.on(CLUSTER, ok(cluster(a=broker.address)))
         broker.on(ROUTE, route(3, {"a": broker.address}, perm=4))
         broker.on(Request.UPDATE_AND_CREATE_TOPIC, ok())
@@ -362,7 +364,7 @@ class TestTopics:
             broker.on(code, ok())
         admin.delete_topic("t")
         assert [c.code for c in broker.requests if c.code in codes] == list(codes)
-        assert admin.routes.known() == []
+        assert admin.routes.cached_topics() == []
         broker.on(ROUTE, NO_ROUTE)
         with pytest.raises(RouteNotFound):
             admin.delete_topic("t")

@@ -167,7 +167,7 @@ def test_no_reply_of_a_flood_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     groups = MemberRegistry(take)
     command = Command(Request.PUSH_REPLY_MESSAGE_TO_CLIENT, {})
     requests = [ServerRequest(f"a:{i}", command, lambda reply: None, None) for i in range(50)]
-    assert all(groups.asked(request) for request in requests)
+    assert all(groups.on_request(request) for request in requests)
     may_go_on.set()
     eventually(lambda: taken == requests)
 
@@ -183,12 +183,14 @@ def test_a_flood_of_questions_is_refused_and_the_log_says_so_once(
         begun.set()
         assert may_end.wait(60)
 
-    groups.add("g", RegisteredMember("g", asked=slow, membership=lambda: group_membership("g", Membership({}))))
+    groups.add(
+        "g", RegisteredMember("g", request_handler=slow, membership=lambda: group_membership("g", Membership({})))
+    )
     command = Command(Request.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "g"})
     request = ServerRequest("a:1", command, lambda reply: None, None)
-    assert groups.asked(request)
+    assert groups.on_request(request)
     assert begun.wait(60)
-    assert [groups.asked(request) for _ in range(5)] == [True, False, False, False, False]
+    assert [groups.on_request(request) for _ in range(5)] == [True, False, False, False, False]
     may_end.set()
     assert caplog.text.count("of a:1 is refused: 1 requests wait for one thread") == 1
 

@@ -500,7 +500,7 @@ def test_statistics_of_brokers_that_left_the_route_are_forgotten(broker: MockBro
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1000, {f"b{n}": broker.address}))
         queues = parts.routes.get("t", 0.0).readable()
         assert len(parts.brokers.bounds(queues, parts.soon)) == 1000
-        parts.kinds.batched(queues[0], parts.soon)
+        parts.kinds.stores_batches(queues[0], parts.soon)
         assert len(parts.brokers._stats) <= 7
     assert ("b69", "t") in parts.brokers._stats
     assert len(parts.kinds._known) < 70
@@ -517,7 +517,7 @@ def test_statistics_of_topics_without_a_route_are_forgotten(
     for n in range(300):
         parts.routes.get(f"t{n}")
         parts.brokers.bounds([MessageQueue(f"t{n}", "broker-a", 0)], parts.soon)
-        parts.kinds.batched(MessageQueue(f"t{n}", "broker-a", 0), parts.soon)
+        parts.kinds.stores_batches(MessageQueue(f"t{n}", "broker-a", 0), parts.soon)
         if n != 7:
             parts.routes.forget(f"t{n}")
     assert ("broker-a", "t7") in parts.brokers._stats

@@ -54,7 +54,7 @@ def consumer(group: str = "cg", asked: Any = None, subscription: str = "a || b")
         topics = {"t": parse_subscription(subscription), f"%RETRY%{group}": parse_subscription("*")}
         return GroupMembership(group, topics, versions_ms=dict.fromkeys(topics, 7))
 
-    return RegisteredMember(group, asked=asked, membership=membership)
+    return RegisteredMember(group, request_handler=asked, membership=membership)
 
 
 class Inbox:
@@ -166,7 +166,7 @@ def test_who_leaves_waits_for_a_heartbeat_that_is_under_way(broker: MockBroker, 
     leaves = threading.Thread(target=parts.instance.leave, args=(member, parts.soon))
     leaves.start()
     waits_in(leaves, ClientInstance.leave)
-    parts.calls.exchange(broker.address, ping(), parts.soon)  # behind what would have been said by now
+    parts.calls.invoke(broker.address, ping(), parts.soon)  # behind what would have been said by now
     answered.set()
     call.answer(ok())
     for thread in (beat, leaves):
@@ -372,7 +372,7 @@ def test_a_producer_is_asked_about_its_transactions(broker: MockBroker, parts: P
     parts.routes.get("t")
     inbox = Inbox()
     parts.instance.join(RegisteredMember("pg"))
-    parts.instance.join(RegisteredMember("pg", asked=inbox))
+    parts.instance.join(RegisteredMember("pg", request_handler=inbox))
     for group in ("other", "pg"):
         fields = {"tranStateTableOffset": "1", "commitLogOffset": "2"}
         broker.ask(Command(Request.CHECK_TRANSACTION_STATE, fields, half_message(group), flag=Flag.ONEWAY))
@@ -397,14 +397,14 @@ def test_the_group_of_a_check_is_read_without_opening_its_body(broker: MockBroke
     text = "PGROUP\x01other\x02TRAN_MSG\x01true\x02"
     bomb = bytes(store(topic="t", body=packed, properties=text, sys_flag=int(SysFlag.COMPRESSED | SysFlag.ZLIB)))
     parts.routes.get("t")
-    parts.instance.join(RegisteredMember("pg", asked=Inbox(ok())))
+    parts.instance.join(RegisteredMember("pg", request_handler=Inbox(ok())))
     assert peak_bytes(lambda: parts.groups._check(ServerRequest("a:1", Command(39, {}, bomb), print, None))) < 4 << 20
 
 
 def test_requests_wait_within_a_budget_of_bytes_and_leave_it(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    waiting = parts.pool.dialling.waiting
+    waiting = parts.pool.connect_options.waiting
     monkeypatch.setattr(waiting, "limit", 200_000)
     inbox = Inbox(ok())
     inbox.may_work.clear()
@@ -427,7 +427,7 @@ def test_requests_wait_within_a_budget_of_bytes_and_leave_it(
 @pytest.mark.parametrize("group", ["cg", "raising", "deaf", "nobody"])
 def test_every_request_leaves_the_budget(broker: MockBroker, parts: Parts, group: str, flag: int) -> None:
     parts.routes.get("t")
-    parts.instance.join(RegisteredMember("pg", asked=raising(ValueError("no"))))
+    parts.instance.join(RegisteredMember("pg", request_handler=raising(ValueError("no"))))
     for member in (consumer("cg", Inbox(ok())), consumer("raising", raising(ValueError("no"))), consumer("deaf")):
         parts.instance.join(member)
     parts.replies.expect("ID", lambda reply: None)
@@ -436,13 +436,13 @@ def test_every_request_leaves_the_budget(broker: MockBroker, parts: Parts, group
     for body in (half_message("pg"), half_message("pg") * 3, b"\x00" * 50, b""):
         broker.ask(Command(39, {}, body, flag=flag))
     parts.routes.get("t", 0.0)
-    eventually(lambda: parts.pool.dialling.waiting.used == 0)
+    eventually(lambda: parts.pool.connect_options.waiting.used == 0)
 
 
 @pytest.mark.parametrize("body", [b"", half_message("other"), b"garbage"], ids=["none", "another group's", "garbage"])
 def test_a_question_about_nobody_s_transaction_is_refused(broker: MockBroker, parts: Parts, body: bytes) -> None:
     parts.routes.get("t")
-    parts.instance.join(RegisteredMember("pg", asked=Inbox(ok())))
+    parts.instance.join(RegisteredMember("pg", request_handler=Inbox(ok())))
     broker.ask(Command(Request.CHECK_TRANSACTION_STATE, {}, body))
     broker.wait_for(lambda: bool(broker.replies))
     assert broker.replies[0].code == Response.REQUEST_CODE_NOT_SUPPORTED
@@ -541,7 +541,7 @@ class TestWhoMayAsk:
         parts.groups._replies = takes
         inbox = Inbox(ok())
         parts.instance.join(consumer("cg", inbox))
-        parts.instance.join(RegisteredMember("pg", asked=inbox))
+        parts.instance.join(RegisteredMember("pg", request_handler=inbox))
         parts.routes.get("t")
         for opaque, question in enumerate(QUESTIONS):
             asker.ask(replace(question, opaque=opaque))

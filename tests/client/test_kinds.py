@@ -27,19 +27,19 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 @pytest.fixture
 def stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known is at once too old."""
-    monkeypatch.setattr(questions, "AGE_S", -1.0)
+    monkeypatch.setattr(questions, "ATTRIBUTES_AGE_S", -1.0)
 
 
 def batched(parts: Parts) -> bool:
-    return parts.kinds.batched(QUEUE, parts.soon)
+    return parts.kinds.stores_batches(QUEUE, parts.soon)
 
 
 def test_a_topic_is_asked_about_once(broker: MockBroker, parts: Parts) -> None:
     broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
-    assert not parts.kinds.fresh(QUEUE)
+    assert not parts.kinds.is_cached(QUEUE)
     assert [batched(parts) for _ in range(3)] == [True] * 3
-    assert parts.kinds.fresh(QUEUE._replace(queue_id=5))
-    assert not parts.kinds.fresh(QUEUE._replace(topic="u"))
+    assert parts.kinds.is_cached(QUEUE._replace(queue_id=5))
+    assert not parts.kinds.is_cached(QUEUE._replace(topic="u"))
     (asked,) = broker.seen(CONFIG)
     assert (asked.ext["topic"], asked.ext["bname"]) == ("t", "broker-a")
 
@@ -144,7 +144,7 @@ def test_while_nobody_says_it_the_storage_is_not_known_and_asked_about_later(
     broker.on(CONFIG, Command(int(Response.REQUEST_CODE_NOT_SUPPORTED), version=codes.VERSION))  # a proxy
     assert [parts.sender.batch_storage("t", parts.soon) for _ in range(2)] == [BatchStorage()] * 2
     assert len(broker.seen(CONFIG)) == 1
-    monkeypatch.setattr(questions, "AGE_S", -1.0)
+    monkeypatch.setattr(questions, "ATTRIBUTES_AGE_S", -1.0)
     broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
     assert parts.sender.batch_storage("t", parts.soon) == WHOLE
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, refuse(Response.TOPIC_NOT_EXIST))

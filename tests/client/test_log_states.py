@@ -66,6 +66,6 @@ def test_whether_a_broker_confirms_late_is_not_known_while_it_is_busy(broker: Mo
 def test_a_configuration_with_passwords_is_not_requested_in_clear_text(broker: MockBroker, routed: Parts) -> None:
     """A broker that is not asked counts as one that may confirm late."""
     broker.on(CONFIG, ok(b"duplicationEnable=false\n"))
-    routed.pool.dialling = replace(routed.pool.dialling, address_map=elsewhere(broker))
+    routed.pool.connect_options = replace(routed.pool.connect_options, address_map=elsewhere(broker))
     assert routed.brokers.confirms_late("broker-a", routed.soon)
     assert broker.seen(CONFIG) == []

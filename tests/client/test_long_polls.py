@@ -15,7 +15,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, PullSysFlag, Request, Response, SysFlag
 from rocketmq_spark.client import pulls
 from rocketmq_spark.client.calls import RpcClient
-from rocketmq_spark.client.pulls import LongPolls, _placed, pull_command, replica, requested_messages
+from rocketmq_spark.client.pulls import LongPolls, _with_valid_offsets, pull_command, replica, requested_messages
 from rocketmq_spark.errors import (
     BrokerBusy,
     BrokerNotFound,
@@ -97,16 +97,16 @@ def test_a_batch_topic_is_asked_without_a_filter_and_its_tags_are_compared_here(
     asked = broker.seen(Request.PULL_MESSAGE)
     assert [(one.ext["subscription"], one.ext["sysFlag"]) for one in asked] == [("*", "6")] * 2
     assert len(broker.seen(Request.GET_TOPIC_CONFIG)) == 1
-    refusal = pull(parts, replace(REQUEST, filter=Filter("a > 5", "SQL92"), post_filter=True))
-    assert isinstance(refusal, OptionError)
-    assert "sql is 'a > 5', but t is a batch topic" in str(refusal)
+    rejection = pull(parts, replace(REQUEST, filter=Filter("a > 5", "SQL92"), post_filter=True))
+    assert isinstance(rejection, OptionError)
+    assert "sql is 'a > 5', but t is a batch topic" in str(rejection)
     assert len(broker.seen(Request.PULL_MESSAGE)) == 2
 
 
 def test_sql_is_refused_for_a_compaction_topic_whose_brokers_ignore_it(broker: MockBroker, parts: Parts) -> None:
     broker.on(Request.GET_TOPIC_CONFIG, topic_config(cleanup_policy="COMPACTION"))
-    refusal = pull(parts, replace(REQUEST, filter=Filter("a > 5", "SQL92"), post_filter=True))
-    assert "sql is 'a > 5', but t is a batch topic, or a compaction topic" in str(refusal)
+    rejection = pull(parts, replace(REQUEST, filter=Filter("a > 5", "SQL92"), post_filter=True))
+    assert "sql is 'a > 5', but t is a batch topic, or a compaction topic" in str(rejection)
     assert broker.seen(Request.PULL_MESSAGE) == []
 
 
@@ -323,7 +323,7 @@ def test_what_is_read_quickly_is_what_is_read_with_care(data: st.DataObject) -> 
     at = data.draw(st.integers(0, len(stored) - 1))
     stored[at] ^= data.draw(st.sampled_from([0, *(1 << bit for bit in range(8))]))
     how = messages.DecodeSettings(QUEUE.broker_name, queue=QUEUE)
-    careful = list(_placed(bytes(stored), messages.stored_in(bytes(stored)), REQUEST.offset, 8, how))
+    careful = list(_with_valid_offsets(bytes(stored), messages.stored_in(bytes(stored)), REQUEST.offset, 8, how))
     assert list(requested_messages(REQUEST, stored, NO_SCOPE, 8)) == careful
 
 

@@ -132,7 +132,7 @@ def test_4_7_ids_come_from_a_random_broker_of_the_topic(broker: MockBroker, part
         both = {"broker-a": broker.address, "broker-b": other.address}
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(1, both))
         member = RemotingMember(
-            parts.questions, parts.routes, parts.instance, parts.sender, parts.kinds, random.Random(3)
+            parts.broker_client, parts.routes, parts.instance, parts.sender, parts.kinds, random.Random(3)
         )
         for _ in range(20):
             assert member.members("g", "t", parts.soon) == ["a", "b"]

@@ -67,7 +67,7 @@ def test_a_flood_of_requests_takes_little_memory(broker: MockBroker, parts: Part
         assert may_work.wait(WAIT_S)
         return None
 
-    parts.instance.join(RegisteredMember("cg", asked=hangs, membership=lambda: GroupMembership("cg", {})))
+    parts.instance.join(RegisteredMember("cg", request_handler=hangs, membership=lambda: GroupMembership("cg", {})))
     leave = parts.sender.join("pg", 0.0, lambda message, place: lambda: wait(may_work))
     parts.replies.expect("yes", lambda reply: None)
     parts.routes.get("t")
@@ -75,7 +75,7 @@ def test_a_flood_of_requests_takes_little_memory(broker: MockBroker, parts: Part
         flood(broker, command)
         assert parts.routes.get("t", 0.0), "a request behind them is answered"
         may_work.set()
-        eventually(lambda: parts.pool.dialling.waiting.used == 0)
+        eventually(lambda: parts.pool.connect_options.waiting.used == 0)
     leave(parts.soon)
 
 
@@ -92,4 +92,4 @@ def test_a_frame_counts_once_it_is_known_to_be_a_request(broker: MockBroker, par
     with growing_less_than(50 * MIB):
         peer.send(frame)
         peer.close()
-        eventually(lambda: not parts.pool.live(broker.address))
+        eventually(lambda: not parts.pool.is_connected(broker.address))

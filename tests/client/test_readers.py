@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.client.groups import GroupReader, groups, readers, wanted
+from rocketmq_spark.client.groups import GroupReader, groups, member_subscriptions, readers
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts
@@ -36,12 +36,12 @@ def asked(broker: MockBroker) -> MockBroker:
     def info(call: Call) -> Command:
         if call.ext("clientId") == "m2":
             return refuse(Response.SYSTEM_ERROR, "it is gone")
-        wanted = [
+        member_subscriptions = [
             {"topic": "t_dev", "subString": "a || b", "expressionType": "TAG"},
             {"topic": "%RETRY%g_dev", "subString": "*"},
         ]
         held = by_queue("mqTable", t_dev__1="{}", u__0="{}")
-        return ok(held[:-1] + b',"subscriptionSet":' + json.dumps(wanted).encode() + b"}")
+        return ok(held[:-1] + b',"subscriptionSet":' + json.dumps(member_subscriptions).encode() + b"}")
 
     progress = '{"brokerOffset":9,"consumerOffset":%d,"lastTimestamp":0}'
     broker.on(Request.QUERY_TOPIC_CONSUME_BY_WHO, ok(json.dumps(groups).encode()))
@@ -86,8 +86,8 @@ def test_what_each_member_wants(asked: MockBroker) -> None:
     table = f'{{"brokerAddrTable":{{"broker-a":{{"brokerName":"broker-a","brokerAddrs":{{0:"{asked.address}"}}}}}}}}'
     asked.on(Request.GET_BROKER_CLUSTER_INFO, ok(table.encode()))
     parts = Parts(asked.address, scope=Scope(suffix="dev"))
-    assert wanted(parts.calls, parts.admin, "g") == {"m1": {"t": Filter("a || b")}, "m2": None}
-    assert wanted(parts.calls, parts.admin, "nobody") == {}
+    assert member_subscriptions(parts.calls, parts.admin, "g") == {"m1": {"t": Filter("a || b")}, "m2": None}
+    assert member_subscriptions(parts.calls, parts.admin, "nobody") == {}
     parts.close()
 
 
@@ -125,4 +125,4 @@ def test_readers_are_those_that_any_broker_knows(broker: MockBroker, parts: Part
         shown = [(reader.group, reader.member, reader.queues) for reader in readers(parts.calls, parts.admin, "t")]
         assert shown == [(group, member, ()) for group in "gh" for member in ("m1", "m2")]
         second.on(Request.GET_CONSUMER_RUNNING_INFO, refuse(Response.SYSTEM_ERROR, "it is gone"))
-        assert wanted(parts.calls, parts.admin, "g") == {"m1": None, "m2": {"t": Filter("*")}}
+        assert member_subscriptions(parts.calls, parts.admin, "g") == {"m1": None, "m2": {"t": Filter("*")}}

@@ -393,7 +393,7 @@ def test_who_may_be_asked_leaves_at_once_and_a_broker_that_hangs_costs_the_other
     broker: MockBroker, parts: Parts, connected_clients: Connected
 ) -> None:
     parts.replies.join("askers", 0)
-    other = RegisteredMember("others", 0, asked=lambda address, command: None)
+    other = RegisteredMember("others", 0, request_handler=lambda address, command: None)
     parts.instance.join(other)
     parts.replies.announce(parts.soon)
     with MockBroker() as hanging:
@@ -479,7 +479,7 @@ def test_brokers_pass_replies_on_again_at_once_while_another_one_hangs(
     """They know the connection no more until the heartbeat behind the unregistration: replies of that time would be lost."""
     parts = Parts(broker.address, request_timeout_s=600.0)
     parts.replies.join("askers", 0)
-    other = RegisteredMember("others", 0, asked=lambda address, command: None)
+    other = RegisteredMember("others", 0, request_handler=lambda address, command: None)
     parts.instance.join(other)
     with MockBroker() as hanging:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {name: hanging.address, "broker-a": broker.address}))

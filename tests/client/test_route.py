@@ -228,7 +228,7 @@ class TestNameServers:
         parts = Parts(f"{dead};{broker.address}")
         broker.on(Request.DELETE_TOPIC_IN_NAMESRV, ok())
         with pytest.raises(ConnectionLost):
-            parts.name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic="t"))
+            parts.name_servers.request_at_all(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic="t"))
         assert len(broker.seen(Request.DELETE_TOPIC_IN_NAMESRV)) == 1
         parts.pool.close()
 
@@ -244,7 +244,7 @@ class TestNameServers:
 
             broker.on(code, late)
             with pytest.raises(ServerFault, match="late") as caught:
-                parts.name_servers.ask_each(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic="t"))
+                parts.name_servers.request_at_all(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic="t"))
             assert caught.value.addr == broker.address
             parts.pool.close()
 
@@ -295,11 +295,11 @@ class TestRoutes:
                 missing = call.command.ext["topic"] == "missing"
                 call.answer(NO_ROUTE if missing else route(2, {"broker-a": broker.address}))
             assert asked.result() == {"a", "b"}
-        assert parts.routes.known() == ["a", "b", "kept"]
+        assert parts.routes.cached_topics() == ["a", "b", "kept"]
         assert parts.routes.get("kept", 60.0) is kept
         starting_with(parts, 1)
         assert parts.routes.refresh(topics, 0.0) == frozenset()
-        assert parts.routes.known() == ["a", "b", "kept"]
+        assert parts.routes.cached_topics() == ["a", "b", "kept"]
         parts.pool.close()
 
     def test_the_request_asks_for_standard_json_and_names_the_topic(self, broker: MockBroker, parts: Parts) -> None:
@@ -312,7 +312,7 @@ class TestRoutes:
         with pytest.raises(RouteNotFound, match="knows no such topic") as caught:
             parts.routes.get("t", 0.0)
         assert (caught.value.topic, caught.value.addr, caught.value.retriable) == ("t", broker.address, True)
-        assert parts.routes.known() == []
+        assert parts.routes.cached_topics() == []
 
     @pytest.mark.parametrize("topic", ["orders.eu", "тема", "t" * 128])
     def test_a_topic_that_cannot_exist_is_called_illegal(self, broker: MockBroker, parts: Parts, topic: str) -> None:
@@ -320,7 +320,7 @@ class TestRoutes:
         topics = json.dumps({"topicList": ["orders_eu"]}).encode()
         broker.on(Request.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, ok(topics))
         broker.on(ROUTE, NO_ROUTE)
-        for missing in (parts.routes.existing, lambda name, _: parts.routes.missing_topic(raised(parts, name))):
+        for missing in (parts.routes.get_existing, lambda name, _: parts.routes.missing_topic(raised(parts, name))):
             with pytest.raises(RouteNotFound, match="The specified topic: ") as caught:
                 raise missing(topic, 0.0)
             assert "create" not in str(caught.value)
@@ -341,19 +341,19 @@ class TestRoutes:
         """Nobody creates a topic to delete it, nor while no broker is there."""
         broker.on(ROUTE, NO_ROUTE)
         with pytest.raises(RouteNotFound, match=r"All names: rocketmq-spark topic list$"):
-            parts.routes.existing("t", 0.0)
+            parts.routes.get_existing("t", 0.0)
         broker.on(Request.GET_BROKER_CLUSTER_INFO, ok(b"{}"))
         nobody = "No broker is registered: start one, or look into the logs of those that should be there"
         assert str(parts.routes.missing_topic(RouteNotFound("no such topic", "h:1", 17, "order"))).endswith(nobody)
         with pytest.raises(RouteNotFound, match=nobody):
-            parts.routes.existing("t", 0.0)
+            parts.routes.get_existing("t", 0.0)
 
     def test_remedies_at_a_proxy_are_for_the_name_server(self, broker: MockBroker, parts: Parts) -> None:
         broker.on(ROUTE, of_proxy(NO_ROUTE))
         broker.on(Request.GET_BROKER_CLUSTER_INFO, of_proxy(refuse(Response.REQUEST_CODE_NOT_SUPPORTED)))
         where = "at the brokers' name server: a Proxy does not forward this"
         with pytest.raises(RouteNotFound, match=where) as caught:
-            parts.routes.existing("t", 0.0)
+            parts.routes.get_existing("t", 0.0)
         assert caught.value.message == "the Proxy knows no such topic, or all its brokers are down"
         assert where in (parts.routes.missing_topic(raised(parts, "t")).remedy or "")
 
@@ -683,13 +683,13 @@ class TestMemory:
     ) -> None:
         monkeypatch.setattr(route_room, "_MAX_PARALLEL", 3)
         sizes: list[int] = []
-        ask_many = NameServers.ask_many
+        ask_many = NameServers.request_many
 
         def counted(self: NameServers, commands: Any, *given: Any) -> Any:
             sizes.append(len(commands))
             return ask_many(self, commands, *given)
 
-        monkeypatch.setattr(NameServers, "ask_many", counted)
+        monkeypatch.setattr(NameServers, "request_many", counted)
         long = ok(b"{" + b" " * (8 << 20) + b"}")
         broker.on(ROUTE, lambda call: long if call.ext("topic") == "t3" else route(1, {"b": broker.address}))
         topics = [f"t{n}" for n in range(7)]
@@ -711,12 +711,12 @@ class TestMemory:
             assert one.routes.held_bytes > 200_000 * route_room._QUEUE_BYTES
         idle.routes._used_at -= 99
         busy.routes.get("t1")
-        assert idle.routes.known() == ["t0"]
+        assert idle.routes.cached_topics() == ["t0"]
         idle.routes._used_at -= 2
         busy.routes.get("t2")
-        assert idle.routes.known() == []
+        assert idle.routes.cached_topics() == []
         assert 0 < idle.routes.held_bytes < 1000  # of the broker
-        assert busy.routes.known() == ["t0", "t1", "t2"]
+        assert busy.routes.cached_topics() == ["t0", "t1", "t2"]
         assert idle.routes.address("b") == "h:1"
         assert len(idle.routes.get("t0").readable()) == 200_000
         for one in (idle, busy):
@@ -735,7 +735,7 @@ class TestMemory:
         large.routes.get("t")
         broker.on(ROUTE, route(2000, {"b": "h:1"}))
         user.routes.get("t")
-        assert (large.routes.known(), user.routes.known()) == ([], ["t"])
+        assert (large.routes.cached_topics(), user.routes.cached_topics()) == ([], ["t"])
         for one in (*small, large, user):
             one.close()
 
@@ -864,7 +864,7 @@ class TestMemory:
             assert parts.routes.unlisted("t", parts.soon) == []
             for later_s in (100, 1000):  # whatever others do meanwhile
                 parts.routes.forget_all(time.monotonic() + later_s)
-            assert parts.routes.known() == []
+            assert parts.routes.cached_topics() == []
             parts.routes.get("t")
             parts.routes.get("u")
             assert parts.routes.unlisted("t", parts.soon) == [MessageQueue("t", "b", i) for i in range(2)]
@@ -888,7 +888,7 @@ class TestMemory:
         idle.routes.get("t")
         idle.routes._used_at -= 1000
         busy.routes.get("t")
-        assert idle.routes.known() == ["t"]
+        assert idle.routes.cached_topics() == ["t"]
         for one in (idle, busy):
             one.close()
 
@@ -906,7 +906,7 @@ class TestMemory:
             greedy.routes.get("t3")
         greedy.routes.get("t2", 0.0)  # what it has, it may have again
         assert len(small.routes.get("t0").readable()) == 20_000
-        assert (greedy.routes.known(), other.routes.known()) == ([], ["t0"])  # who had most makes room
+        assert (greedy.routes.cached_topics(), other.routes.cached_topics()) == ([], ["t0"])  # who had most makes room
         assert sum(one.routes.held_bytes for one in (greedy, other, small)) < route_room._MAX_PROCESS_BYTES
         for one in (greedy, other, small):
             one.close()

@@ -270,7 +270,7 @@ class TestOtherVerbs:
             parts.routes.get(topic)
         broker.on(ROUTE, lambda call: route(3, {"broker-a": "h:1"}) if call.ext("topic") == "t" else NO_ROUTE)
         parts.sender.refresh_routes(parts.soon)
-        assert parts.routes.known() == ["t"]
+        assert parts.routes.cached_topics() == ["t"]
         assert parts.routes.address("broker-a") == "h:1"
 
 

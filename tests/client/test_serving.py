@@ -56,7 +56,7 @@ def test_timers_are_the_default_where_the_network_could_read_passwords(broker: M
     parts.routes.get("t")
     broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
     broker.on(Request.GET_BROKER_CONFIG, ok(b"timerWheelEnable=true\ntimerMaxDelaySec=60\n"))
-    parts.pool.dialling = replace(parts.pool.dialling, address_map=elsewhere(broker))
+    parts.pool.connect_options = replace(parts.pool.connect_options, address_map=elsewhere(broker))
     assert parts.sender.timers("t", ["broker-a"], parts.soon) == {"broker-a": 259_200_000}
     assert broker.seen(Request.GET_BROKER_CONFIG) == []
 

@@ -89,7 +89,7 @@ def test_a_decision_for_a_broker_that_is_down_says_that_it_was_not_sent(broker: 
     tenant.routes.get("t")
     broker.refuse_connections()
     broker.drop()
-    eventually(lambda: not tenant.pool.live(broker.address))
+    eventually(lambda: not tenant.pool.is_connected(broker.address))
     with pytest.raises(ConnectionLost) as down:
         tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon)
     assert down.value.unsent
@@ -130,7 +130,9 @@ def test_a_question_is_answered_by_a_request_about_the_copy(
         return decision
 
     leave = tenant.sender.join("pg", 0, check)
-    tenant.calls.tell(broker.address, Command(Request.GET_ROUTEINFO_BY_TOPIC, {"topic": "ns%t"}, flag=Flag.ONEWAY))
+    tenant.calls.invoke_oneway(
+        broker.address, Command(Request.GET_ROUTEINFO_BY_TOPIC, {"topic": "ns%t"}, flag=Flag.ONEWAY)
+    )
     broker.ask(question(HALF))
     broker.wait_for(lambda: bool(broker.seen(Request.END_TRANSACTION)))
     ((message, place),) = asked
@@ -187,7 +189,7 @@ def test_a_commit_over_a_connection_to_a_proxy_is_never_proved(broker: MockBroke
     """What an earlier answer has shown holds for the connection."""
     tenant.routes.get("t")
     broker.on(Request.HEART_BEAT, ok(**OF_PROXY))
-    tenant.calls.ask(broker.address, Command(Request.HEART_BEAT), tenant.soon)
+    tenant.calls.request(broker.address, Command(Request.HEART_BEAT), tenant.soon)
     assert tenant.sender.end_transaction(PLACE, COMMIT, tenant.soon) is False
 
 
@@ -217,7 +219,7 @@ def test_a_master_that_took_the_place_of_the_one_that_confirmed_a_commit_gets_it
     with MockBroker() as other:
         other.on(Request.END_TRANSACTION, ok())
         other.on(Request.HEART_BEAT, ok())
-        tenant.calls.ask(other.address, Command(Request.HEART_BEAT), tenant.soon)
+        tenant.calls.request(other.address, Command(Request.HEART_BEAT), tenant.soon)
         for count in (1, 2):
             other.ask(question(HALF))
             other.wait_for(lambda count=count: len(other.seen(Request.END_TRANSACTION)) == count)  # type: ignore[misc]
@@ -239,7 +241,7 @@ def test_another_message_with_the_id_changes_no_answer_about_a_committed_one(
         both = broker, other
         other.on(Request.END_TRANSACTION, ok())
         other.on(Request.HEART_BEAT, ok())
-        tenant.calls.ask(other.address, Command(Request.HEART_BEAT), tenant.soon)
+        tenant.calls.request(other.address, Command(Request.HEART_BEAT), tenant.soon)
         for count, (asks, half) in enumerate(((other, fake), (broker, HALF), (other, HALF)), 2):
             asks.ask(question(half))
             eventually(lambda count=count: sum(len(of.seen(Request.END_TRANSACTION)) for of in both) == count)  # type: ignore[misc]
@@ -249,7 +251,7 @@ def test_another_message_with_the_id_changes_no_answer_about_a_committed_one(
 
 def copies_of(parts: Parts) -> Any:
     """The questions of the only group."""
-    (answering,) = [member.asked.__self__ for _, member in parts.groups.each()]  # type: ignore[union-attr]
+    (answering,) = [member.asked.__self__ for _, member in parts.groups.one_per_group()]  # type: ignore[union-attr]
     return answering._copies
 
 
@@ -341,7 +343,7 @@ def test_two_producers_of_a_group_in_one_process_deliver_once(broker: MockBroker
     other.sender.join("pg", 0, lambda message, place: lambda: function("second"))
     for parts in (tenant, other):
         parts.routes.get("t")  # a server that is only a name server may not ask
-        parts.calls.ask(broker.address, Command(Request.HEART_BEAT))
+        parts.calls.request(broker.address, Command(Request.HEART_BEAT))
     copies = copies_of(tenant)
     first, second = broker.peers
     first.send(broker.encode(question(HALF)))
@@ -441,7 +443,7 @@ def test_a_broker_that_hangs_holds_up_no_answer_to_another_one(broker: MockBroke
         parts.routes.get("t")  # a server that is only a name server may not ask
         parts.sender.join("pg", 0, lambda message, place: known.pop(0) or (lambda: COMMIT))
         for one, ids in ((broker, (b"1D", b"2D")), (other, (b"3D", b"4D"))):
-            parts.calls.ask(one.address, Command(Request.HEART_BEAT))
+            parts.calls.request(one.address, Command(Request.HEART_BEAT))
             for msg_id in ids:
                 one.ask(question(HALF.replace(b"\x01ID\x02", b"\x01" + msg_id + b"\x02")))
         broker.wait_for(lambda: len(broker.seen(Request.END_TRANSACTION)) == 1)
@@ -489,7 +491,7 @@ def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
         return COMMIT
 
     tenant.sender.join("pg", 0, lambda message, place: function)
-    (answering,) = [member.asked.__self__ for _, member in tenant.groups.each()]  # type: ignore[union-attr]
+    (answering,) = [member.asked.__self__ for _, member in tenant.groups.one_per_group()]  # type: ignore[union-attr]
     for thread, said in (
         ("rocketmq-aside-('", "are left to their next repetition"),
         ("rocketmq-127", "could not be sent"),
@@ -528,11 +530,11 @@ def test_all_brokers_of_the_cluster_hear_of_who_answers_for_half_messages(broker
         parts.instance.heartbeat(parts.soon)
         assert [len(one.seen(Request.HEART_BEAT)) for one in (broker, other)] == [1, 0]
         leave = parts.sender.join("pg", 0, lambda message, place: COMMIT)
-        parts.instance.look_around(parts.soon)
+        parts.instance.refresh_cluster(parts.soon)
         parts.instance.heartbeat(parts.soon)
         assert [len(one.seen(Request.HEART_BEAT)) for one in (broker, other)] == [2, 1]
         broker.on(Request.GET_BROKER_CLUSTER_INFO, refuse(Response.SYSTEM_ERROR, "not now"))
-        parts.instance.look_around(parts.soon)
+        parts.instance.refresh_cluster(parts.soon)
         parts.instance.heartbeat(parts.soon)
         assert [len(one.seen(Request.HEART_BEAT)) for one in (broker, other)] == [3, 2], "those known before"
         other.on(Request.UNREGISTER_CLIENT, ok())

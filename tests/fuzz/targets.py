@@ -160,7 +160,7 @@ class _Member:
         request = ServerRequest("h:1", command, lambda reply: None, asked.reply)
         if command.code == Request.PUSH_REPLY_MESSAGE_TO_CLIENT:
             self.awaited.expect("id", lambda reply: None)
-            self.awaited.arrived(request, lambda work: work())
+            self.awaited.on_reply(request, lambda work: work())
         elif command.code == Request.CHECK_TRANSACTION_STATE:
             self.checks._read("h:1", command)
         else:

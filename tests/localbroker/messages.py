@@ -33,7 +33,7 @@ def send(name_server: str, topic: str, *bodies: bytes) -> None:
         master = routes.get(topic).brokers[queue.broker_name].master
         assert master is not None
         ask = rpc.GET_MAX_OFFSET.request(topic=topic, queueId=queue.queue_id, bname=queue.broker_name)
-        awaited(lambda: rpc.GET_MAX_OFFSET.answer(calls.ask(master, ask))["offset"], lambda found: found >= end)
+        awaited(lambda: rpc.GET_MAX_OFFSET.answer(calls.request(master, ask))["offset"], lambda found: found >= end)
     finally:
         calls.pool.close()
 
@@ -45,7 +45,9 @@ def read(admin: BaseAdmin, topic: str, address: str | None = None) -> list[bytes
     found: list[bytes] = []
     try:
         while True:
-            answer = calls.ask(address or _master(admin, topic, queue), _pull(queue, len(found)), accept=(0, 19, 21))
+            answer = calls.request(
+                address or _master(admin, topic, queue), _pull(queue, len(found)), accept=(0, 19, 21)
+            )
             if answer.code != Response.SUCCESS:
                 return found
             found += [message.body for message in decode_messages(answer.body)]

@@ -26,7 +26,7 @@ PULLER = Puller(_NOTHING, _NOTHING, "g", PullSettings())
 
 @pytest.fixture
 def puller(parts: Parts) -> Puller:
-    return Puller(parts.pulls, parts.pool.dialling, "g", PullSettings(depth=3), "hint")
+    return Puller(parts.pulls, parts.pool.connect_options, "g", PullSettings(depth=3), "hint")
 
 
 def test_a_pull_leaves_nothing_behind_on_the_broker(puller: Puller) -> None:

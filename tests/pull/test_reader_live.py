@@ -121,7 +121,7 @@ def address(real: Parts, filled: list[OffsetRange]) -> str:
 
 def test_whole_queues_at_sight(filled: list[OffsetRange], address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every answer has the layout that is recognised without being parsed."""
-    monkeypatch.setattr(BulkStream, "_slow", None)
+    monkeypatch.setattr(BulkStream, "_parse_frame", None)
     reading = Reading(filled, lambda: address)
     assert reading.run() == reading.expected
     assert reading.reader.requests.sent < 150
@@ -159,7 +159,7 @@ def test_rule_6_an_operator_s_reset_is_ignored(real: Parts, filled: list[OffsetR
     reset = rpc.INVOKE_BROKER_TO_RESET_OFFSET.request(
         group=f"reader-{topic}", topic=topic, timestamp=0, isForce=True, queueId=-1
     )
-    assert real.calls.ask(address, reset).code == 0
+    assert real.calls.request(address, reset).code == 0
     reading = Reading([OffsetRange(filled[0].queue, 100, 300)], lambda: address)
     assert reading.run() == reading.expected
     assert reading.reader.requests.sent > 1

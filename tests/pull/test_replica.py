@@ -29,7 +29,7 @@ def make(parts: Parts, broker: MockBroker, monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.setattr(replica_module, "BulkStream", lambda address, deadline, tls, **memory: address)
 
     def made(*how: Any, broker_name: str = "broker-a") -> Replica:
-        return Replica(parts.pulls, parts.pool.dialling, broker_name, "t", *how)
+        return Replica(parts.pulls, parts.pool.connect_options, broker_name, "t", *how)
 
     return made
 

@@ -91,8 +91,8 @@ class Wire:
             address = f"127.0.0.1:{server.getsockname()[1]}"
             self.stream = BulkStream(address, Deadline.after(30.0), None, buffer_bytes)
             self.sock, _ = server.accept()
-        self.found: list[bulk.Found] = []
-        self.others: list[tuple[int, bulk.Answer]] = []
+        self.found: list[bulk.FoundAnswer] = []
+        self.others: list[tuple[int, bulk.EmptyAnswer]] = []
 
     def feed(self, data: bytes) -> None:
         """Send ``data`` and take it in; the buffer must have room."""
@@ -107,7 +107,7 @@ class Wire:
         self.found += found
         self.others += others
 
-    def body(self, found: bulk.Found) -> bytes:
+    def body(self, found: bulk.FoundAnswer) -> bytes:
         return self.stream.buffer[found[3] : found[4]].tobytes()
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ def with_digits(frame: bytes, digits: int) -> bytes:
     return (len(text) + 4).to_bytes(4, "big") + len(text).to_bytes(4, "big") + text
 
 
-def refusal(opaque: int, code: int, remark: str, **ext: int) -> bytes:
+def rejection(opaque: int, code: int, remark: str, **ext: int) -> bytes:
     fields = {name: str(value) for name, value in ext.items()}
     return header.encode(Command(code, fields, b"", opaque, Flag.RESPONSE, remark))
 
@@ -178,7 +178,9 @@ def test_rule_1_binary_answers(wire: Wire) -> None:
 
 
 def test_answers_without_messages(wire: Wire) -> None:
-    wire.feed(refusal(5, 21, "OFFSET_TOO_SMALL", nextBeginOffset=4, minOffset=4, maxOffset=9) + refusal(6, 2, "busy"))
+    wire.feed(
+        rejection(5, 21, "OFFSET_TOO_SMALL", nextBeginOffset=4, minOffset=4, maxOffset=9) + rejection(6, 2, "busy")
+    )
     (first, told), (second, busy) = wire.others
     assert (first, told.code, told.remark, told.next_offset, told.min_offset, told.max_offset) == (
         5, 21, "OFFSET_TOO_SMALL", 4, 4, 9,
@@ -232,7 +234,7 @@ def test_memory_is_taken_for_what_has_arrived_not_for_what_is_announced(wire: Wi
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
     for _ in range(3):
         assert wire.stream.full
-        wire.stream.turn(())
+        wire.stream.compact(())
         assert len(wire.stream.buffer) < 3 * wire.stream.filled
         while wire.stream.room:
             wire.feed(bytes(min(1000, wire.stream.room)))
@@ -245,7 +247,7 @@ def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> No
     assert other.resize(50_000)
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
     while wire.stream.full:
-        wire.stream.turn(())
+        wire.stream.compact(())
         while wire.stream.room and not wire.stream._lost:
             wire.feed(bytes(min(1000, wire.stream.room)))
     with pytest.raises(ConnectionLost, match="others that arrive"):
@@ -259,7 +261,7 @@ def test_a_stream_whose_room_others_need_ends(wire: Wire) -> None:
     others = Arrivals(100_000)
     wire.stream._account = others.of("mine")
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
-    wire.stream.turn(())
+    wire.stream.compact(())
     assert others.used > 0
     assert others.of("other").resize(99_000) is False
     assert wire.stream._account.resize(90_000)
@@ -283,7 +285,7 @@ def test_a_frame_larger_than_the_buffer_makes_it_grow_and_shrink_again(wire: Wir
     bodies = []
     while len(bodies) < 3:
         if wire.stream.full:
-            wire.stream.turn([])
+            wire.stream.compact([])
             continue
         sent += wire.sock.send(data[sent : sent + 3000])
         wire.stream.receive(5.0)
@@ -292,8 +294,8 @@ def test_a_frame_larger_than_the_buffer_makes_it_grow_and_shrink_again(wire: Wir
         wire.found.clear()
     assert bodies == [b"first", large, b"last"]
     assert len(wire.stream.buffer) > len(large)
-    wire.stream.turn([])
-    wire.stream.turn([])
+    wire.stream.compact([])
+    wire.stream.compact([])
     assert len(wire.stream.buffer) == usual
 
 
@@ -316,7 +318,7 @@ class Taken:
     def turn(self) -> None:
         for i in [i for i in self.held if self.rng.random() < 0.5]:
             self.take(i)
-        moved = self.wire.stream.turn(self.held.values())
+        moved = self.wire.stream.compact(self.held.values())
         self.held = {i: (moved[start], moved[start] + end - start) for i, (start, end) in self.held.items()}
 
     def take(self, i: int) -> None:
@@ -329,7 +331,7 @@ class Taken:
         until = self.wire.stream.received + len(piece)
         while self.wire.stream.received < until:
             if self.wire.stream.full or self.rng.random() < 0.2:
-                self.turn()
+                self.compact()
                 continue
             assert self.wire.stream.receive(5.0)
             found, others = self.wire.stream.scan()
@@ -347,7 +349,7 @@ def test_every_body_arrives_intact_once_however_the_stream_is_cut_and_the_buffer
     kinds = [answer, java_answer, lambda *a: answer(*a, SerializeType.ROCKETMQ)]
     frames = [rng.choice(kinds)(i, body, i + 1) for i, body in bodies.items()]
     for _ in range(rng.randrange(3)):
-        frames.insert(rng.randrange(len(frames) + 1), refusal(1000, 19, "NO_MESSAGE_IN_QUEUE"))
+        frames.insert(rng.randrange(len(frames) + 1), rejection(1000, 19, "NO_MESSAGE_IN_QUEUE"))
     data = b"".join(frames)
     wire = Wire(buffer_bytes=512)
     taken = Taken(wire, rng)

@@ -18,7 +18,7 @@ from rocketmq_spark.base.codes import Flag, Request, Response, SerializeType
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.remoting import connection as connection_module
 from rocketmq_spark.remoting import protocol
-from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest, together
+from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest, batch_writes
 from rocketmq_spark.remoting.endpoint import SocketChannel
 from rocketmq_spark.remoting.protocol import RemotingProtocol
 from rocketmq_spark.wire import header
@@ -157,7 +157,7 @@ def test_an_answer_that_is_being_handed_over_when_the_time_ends_is_waited_for(
     def too_late(opaque: int) -> None:
         held.wait(1)[0].answer(ok(a="1"))
 
-    monkeypatch.setattr(connection._conversation, "give_up", too_late)
+    monkeypatch.setattr(connection._protocol, "give_up", too_late)
     assert connection.call(ping(), soon(0.05)).ext == {"a": "1"}
 
 
@@ -498,9 +498,9 @@ def test_what_is_sent_together_is_one_write_at_the_end(
     first, other = connect(broker.address), connect(broker.address)
     write = SocketChannel.write
     monkeypatch.setattr(SocketChannel, "write", lambda self, deadline: writes.append(self) or write(self, deadline))
-    with together():
+    with batch_writes():
         for connection in (first, other, first, first):
-            with together():
+            with batch_writes():
                 connection.call_each([(ping(), outcomes)], soon())
         assert writes == []
     outcomes.wait(4)
@@ -513,7 +513,7 @@ def test_what_is_sent_together_is_one_write_at_the_end(
 def test_who_waits_in_the_midst_of_it_takes_the_others_along(broker: MockBroker, connect: Connect) -> None:
     broker.on(PING, ok())
     outcomes, connection = Outcomes(), connect(broker.address)
-    with together():
+    with batch_writes():
         connection.call_each([(ping(), outcomes)], soon())
         connection.call(ping(), soon())
         outcomes.wait(1)
@@ -540,7 +540,7 @@ def test_answers_that_a_server_does_not_read_are_not_kept_without_limit(
             assert handled.acquire(timeout=60)
         queued: list[bytes | bytearray | memoryview] = [
             *connection._channel._unsent,
-            *connection._conversation._outgoing,
+            *connection._protocol._outgoing,
         ]
         assert sum(map(len, queued)) < 6 << 20
         server.may_read.set()

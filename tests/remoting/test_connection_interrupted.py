@@ -27,7 +27,7 @@ from tests.mockbroker import PING
 
 # More than a socket takes at a time.
 BODY = bytes(range(251)) * 20_000
-WRITING = (Connection._flush.__code__, Connection._load.__code__)
+WRITING = (Connection._flush.__code__, Connection._fill_channel.__code__)
 # Where the interpreter itself lets nothing come between.
 UNPARTED = ("with ", "try:", "except", "if self._write_lock._is_owned()", "self._write_lock.release()")
 

@@ -61,7 +61,7 @@ def ends_with_reset(peer: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("drops", "cut"), [(DropUnsent.NEVER, False), (DropUnsent.CLOSED, True), (DropUnsent.DEAD, True)]
+    ("drops", "cut"), [(DropUnsent.NEVER, False), (DropUnsent.ON_CLOSE, True), (DropUnsent.ON_EXIT, True)]
 )
 def test_a_connection_that_is_closed_while_requests_wait(
     slow: socket.socket, connect: Connect, drops: DropUnsent, cut: bool
@@ -80,7 +80,7 @@ def test_a_request_that_was_given_up_counts_as_one_that_waits(
 ) -> None:
     """By its caller, that is: the thread that reads, which would do so at the same moment, has other work."""
     monkeypatch.setattr(connection_module, "TICK_S", 60.0)
-    connection = connect(address(slow), undelivered=UndeliveredPolicy(drops=DropUnsent.CLOSED))
+    connection = connect(address(slow), undelivered=UndeliveredPolicy(drops=DropUnsent.ON_CLOSE))
     peer, _ = slow.accept()
     with peer:
         with pytest.raises(CallTimeout):
@@ -91,7 +91,7 @@ def test_a_request_that_was_given_up_counts_as_one_that_waits(
 
 
 def test_what_expects_no_answer_is_still_sent(slow: socket.socket, connect: Connect) -> None:
-    connection = connect(address(slow), undelivered=UndeliveredPolicy(drops=DropUnsent.CLOSED))
+    connection = connect(address(slow), undelivered=UndeliveredPolicy(drops=DropUnsent.ON_CLOSE))
     peer, _ = slow.accept()
     with peer:
         connection.send_oneway(Command(PING, body=bytes(100_000)), Deadline.after(5.0))
@@ -99,7 +99,7 @@ def test_what_expects_no_answer_is_still_sent(slow: socket.socket, connect: Conn
         assert not ends_with_reset(peer)
 
 
-@pytest.mark.parametrize(("drops", "cut"), [(DropUnsent.CLOSED, False), (DropUnsent.DEAD, True)])
+@pytest.mark.parametrize(("drops", "cut"), [(DropUnsent.ON_CLOSE, False), (DropUnsent.ON_EXIT, True)])
 def test_a_process_that_dies(slow: socket.socket, drops: DropUnsent, cut: bool) -> None:
     command = [sys.executable, "-c", CHILD, address(slow), drops.name]
     with (
@@ -117,10 +117,10 @@ def test_a_process_that_dies(slow: socket.socket, drops: DropUnsent, cut: bool) 
 
 
 def test_a_pool_that_hangs_up_goes_on_with_other_connections(broker: MockBroker) -> None:
-    pool, soon = Pool(ConnectOptions(undelivered=UndeliveredPolicy(drops=DropUnsent.DEAD))), Deadline.after(5.0)
+    pool, soon = Pool(ConnectOptions(undelivered=UndeliveredPolicy(drops=DropUnsent.ON_EXIT))), Deadline.after(5.0)
     broker.on(PING, ok())
     first = pool.get(broker.address, soon)
-    pool.hang_up()
+    pool.close_connections()
     assert first.closed
     assert pool.get(broker.address, soon).call(ping(), soon).code == 0
     pool.close()

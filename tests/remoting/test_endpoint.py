@@ -198,7 +198,7 @@ def test_no_host_can_have_that_name(host: str) -> None:
     ],
 )
 def test_errors_of_the_operating_system(error: OSError, kind: type[RocketMQError], text: str) -> None:
-    made = endpoint.mapped(error, "h:1", "pulling")
+    made = endpoint.to_rocketmq_error(error, "h:1", "pulling")
     assert type(made) is kind
     assert text in str(made)
     assert made.retriable

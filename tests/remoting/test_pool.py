@@ -201,7 +201,7 @@ def test_addresses_are_mapped(broker: MockBroker) -> None:
     pool = Pool(ConnectOptions(address_map={"10.0.0.1:10911": broker.address}))
     broker.on(PING, ok())
     assert pool.get("10.0.0.1:10911", soon()).call(ping(), soon()).code == 0
-    assert pool.dialling.reachable("other:1") == "other:1"
+    assert pool.connect_options.reachable("other:1") == "other:1"
     pool.close()
 
 
@@ -221,7 +221,7 @@ def test_who_hangs_up_closes_retired_connections_too(broker: MockBroker, pool: P
     retired.call_each([(ping(), lambda _: None)], soon(60))
     pool.retire(broker.address, retired)
     fresh = pool.get(broker.address, soon())
-    pool.hang_up()
+    pool.close_connections()
     assert (retired.closed, fresh.closed) == (True, True)
     assert not pool.get(broker.address, soon()).closed
 
@@ -341,7 +341,7 @@ def test_connections_that_failed_or_broke_leave_their_place(few: Pool, servers: 
 
 
 def test_many_threads_at_the_limit_get_answers_and_no_errors(few: Pool, servers: list[MockBroker]) -> None:
-    few.dialling = replace(few.dialling, max_connections=3)
+    few.connect_options = replace(few.connect_options, max_connections=3)
 
     def call(number: int) -> int:
         return few.get(servers[number % 4].address, soon(60)).call(ping(), soon(60)).code
@@ -364,7 +364,7 @@ def test_addresses_of_routes_are_not_kept_without_limit(
     pool.get(broker.address, soon())
     assert len(pool._slots) < 20
     assert len(pool._advertised) < 20
-    assert pool.live(broker.address)
+    assert pool.is_connected(broker.address)
 
 
 def test_connections_of_a_client_that_nobody_uses_are_closed_by_others(

@@ -111,7 +111,7 @@ def test_numbers_wrap_and_pass_over_those_that_wait() -> None:
     assert isinstance(event, ResponseReceived)
     assert event.waiter == "old"
     talk._next_opaque = OPAQUE_MASK
-    talk.give_up(OPAQUE_MASK)
+    talk.cancel(OPAQUE_MASK)
     assert [talk.send(Command(PING), "a"), talk.send(Command(PING), "b")] == [OPAQUE_MASK, 0]
 
 
@@ -160,8 +160,8 @@ def test_a_frame_with_both_flags_is_a_response() -> None:
 def test_a_late_answer_is_ignored_and_its_number_may_be_used_again() -> None:
     talk = conversation()
     opaque = talk.send(Command(PING), "gone")
-    assert talk.give_up(opaque) == "gone"
-    assert talk.give_up(opaque) is None
+    assert talk.cancel(opaque) == "gone"
+    assert talk.cancel(opaque) is None
     assert talk.receive(answer(opaque)) == []
 
 
@@ -169,7 +169,7 @@ def test_what_expired_is_forgotten_and_returned() -> None:
     talk = conversation()
     for waiter in ("late", "fine", "late too"):
         talk.send(Command(PING), waiter)
-    assert talk.expired(lambda waiter: "late" in waiter) == ["late", "late too"]
+    assert talk.remove_expired(lambda waiter: "late" in waiter) == ["late", "late too"]
     assert talk.waiting == 1
 
 
@@ -376,9 +376,9 @@ def test_an_answer_for_which_nobody_waits_any_more_is_dropped(how: str) -> None:
     assert in_pieces(talk, large[:3000]) == []
     assert (talk._splitter.buffered, room.used) == (3000, 3000)
     if how == "give up":
-        assert talk.give_up(number) == "a"
+        assert talk.cancel(number) == "a"
     elif how == "expired":
-        assert talk.expired(lambda waiter: waiter == "a") == ["a"]
+        assert talk.remove_expired(lambda waiter: waiter == "a") == ["a"]
     else:
         talk.connection_lost(RemoteProtocolError("gone"))
     assert (talk._splitter.buffered, room.used) == (0, 0)
@@ -427,7 +427,7 @@ def test_a_large_request_of_a_server_has_the_limit_too(monkeypatch: pytest.Monke
     talk: RemotingProtocol[str] = RemotingProtocol(MAX_FRAME, 8000, room.of("mine"))
     (event,) = in_pieces(talk, pushed(7000))
     assert isinstance(event, RequestReceived)
-    assert (event.held_bytes, event.why, talk._splitter.buffered) == (None, protocol._NO_ROOM, 0)
+    assert (event.held_bytes, event.drop_reason, talk._splitter.buffered) == (None, protocol._NO_ROOM, 0)
 
 
 @pytest.mark.parametrize("is_push", [False, True], ids=["answer", "request"])
@@ -448,7 +448,7 @@ def test_a_large_frame_that_does_not_get_on_is_dropped(is_push: bool, monkeypatc
     assert [talk.tick() for _ in range(protocol.QUIET_TICKS)] == [[]] * protocol.QUIET_TICKS
     (event,) = talk.tick()
     if isinstance(event, RequestReceived):
-        assert (is_push, event.held_bytes, event.why) == (True, None, protocol._TOO_SLOW)
+        assert (is_push, event.held_bytes, event.drop_reason) == (True, None, protocol._TOO_SLOW)
     else:
         assert (is_push, event.waiter, event.error.retriable) == (False, "a", True)
     assert (talk._splitter.buffered, room.used, talk.tick()) == (0, 0, [])

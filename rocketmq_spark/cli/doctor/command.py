@@ -128,7 +128,7 @@ def of_name_servers(client: Client, options: Options) -> Iterator[tuple[Finding,
     """Each, and whether it can be used."""
     for address in options.name_server:
         error = _refused(client, address, rpc.GET_BROKER_CLUSTER_INFO.request())
-        if isinstance(error, NotSupported) and not client.admin.name_servers.routes_at(address):
+        if isinstance(error, NotSupported) and not client.admin.name_servers.serves_routes(address):
             yield servers.of_a_broker(address), False
             continue
         usable = error is None or isinstance(error, AccessDenied | NotSupported)
@@ -137,7 +137,7 @@ def of_name_servers(client: Client, options: Options) -> Iterator[tuple[Finding,
 
 def _refused(client: Client, address: str, command: Command) -> RocketMQError | None:
     try:
-        client.calls.ask(address, command)
+        client.calls.request(address, command)
     except RocketMQError as e:
         return e
     return None
@@ -174,9 +174,9 @@ def of_advertised(client: Client, options: Options, topics: Sequence[str]) -> It
             if (address := route.brokers[data.broker_name].master)
         }
     places = sorted(queue_of)
-    ask = client.brokers.questions.about
+    ask = client.brokers.broker_client.for_queue
     asked = [(place[0], ask(rpc.GET_MAX_OFFSET, queue_of[place]).command) for place in places]
-    answers = client.calls.exchange_each(asked, deadline(client))
+    answers = client.calls.invoke_each(asked, deadline(client))
     errors: dict[str, dict[str, RocketMQError]] = {address: {} for address, _ in places}
     for (address, broker_name), answer in zip(places, answers, strict=True):
         if not isinstance(answer, RocketMQError) and answer.code == Response.SYSTEM_ERROR:
@@ -191,14 +191,14 @@ def _of_broker(client: Client, options: Options, name: str, address: str) -> Ite
     runtime: Mapping[str, str] = {}
     error: RocketMQError | None = None
     try:
-        runtime = bodies.table(client.calls.ask(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name)).body)
+        runtime = bodies.table(client.calls.request(address, rpc.GET_BROKER_RUNTIME_INFO.request(bname=name)).body)
     except RocketMQError as e:
         error = e
     answered = isinstance(error, BrokerError)  # it says no, but it was reached, and that is the question
     if isinstance(error, NotSupported):
         yield servers.not_a_broker(name, error)
         return
-    dialled = client.calls.pool.dialling.reachable(address)
+    dialled = client.calls.pool.connect_options.reachable(address)
     yield servers.reached(name, address, dialled, None if answered else error, options.tls)
     if error is not None and not answered:
         return
@@ -213,7 +213,7 @@ def _of_broker(client: Client, options: Options, name: str, address: str) -> Ite
     if not client.calls.is_private(address):
         return  # the network could read the answer, which contains passwords
     try:
-        config = bodies.read_config(client.calls.ask(address, rpc.GET_BROKER_CONFIG.request(bname=name)).body)
+        config = bodies.read_config(client.calls.request(address, rpc.GET_BROKER_CONFIG.request(bname=name)).body)
     except RocketMQError as e:
         yield servers.untold(name, e)
         return
@@ -222,7 +222,7 @@ def _of_broker(client: Client, options: Options, name: str, address: str) -> Ite
 
 def of_topic(client: Client, options: Options, topic: str, group: str | None) -> Iterator[Finding]:
     try:
-        route = client.routes.existing(topic, 0.0)
+        route = client.routes.get_existing(topic, 0.0)
     except RocketMQError as e:
         yield failed(f"topic {topic}", e, "Check its name")
         return
@@ -273,7 +273,7 @@ def of_readers(target: Target, client: Client, subject: Subject) -> Iterator[Fin
 def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Finding]:
     subscribed: set[str] = set()
     try:
-        wanted = groups.wanted(client.calls, client.admin, group)
+        wanted = groups.member_subscriptions(client.calls, client.admin, group)
     except NotSupported as e:
         yield servers.unknown_members(group, e)
     else:

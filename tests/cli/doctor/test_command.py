@@ -104,7 +104,7 @@ def test_every_topic_is_examined_and_the_group_in_those(monkeypatch: pytest.Monk
     monkeypatch.setattr(command, "of_name_servers", lambda *given: [(bad, False), (well, True)])
     monkeypatch.setattr(command, "of_brokers", lambda *given: [])
     monkeypatch.setattr(command, "of_topic", lambda client, options, *given: asked.append(given) or [])
-    monkeypatch.setattr(groups, "wanted", lambda *given: {})
+    monkeypatch.setattr(groups, "member_subscriptions", lambda *given: {})
     monkeypatch.setattr(command, "of_group", lambda client, *given: asked.append(given) or {})
     monkeypatch.setattr(command, "look_at", lambda *given: QueuePositions([]))
     found = list(command.of_cluster(Target({"name_server": "h:2;h:1"}), Subject(("t", "u"), "g")))

@@ -283,13 +283,13 @@ class TestOfTopics:
         rocketmq.admin.create_group(group)
         calls, address = rocketmq.admin.brokers.calls, rocketmq.address("broker-a")
         fields = {"group": group, "topic": topic, "timestamp": 0, "isForce": True, "queueId": -1}
-        calls.ask(address, rpc.INVOKE_BROKER_TO_RESET_OFFSET.request(**fields))
+        calls.request(address, rpc.INVOKE_BROKER_TO_RESET_OFFSET.request(**fields))
         assert bad(doctor(rocketmq.name_server, Subject([topic]), group=group)) == []
         pull = rpc.PULL_MESSAGE.request(
             topic=topic, consumerGroup=group, queueId=0, queueOffset=0, maxMsgNums=1, subscription="*",
             expressionType="TAG", **rpc.FLEETING,
         )  # fmt: skip
-        answer = calls.exchange(address, pull, Deadline.after(30))
+        answer = calls.invoke(address, pull, Deadline.after(30))
         assert answer.code == Response.PULL_OFFSET_MOVED
         assert rpc.PULL_MESSAGE.answer(answer)["nextBeginOffset"] == 0
 

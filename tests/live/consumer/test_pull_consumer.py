@@ -502,7 +502,7 @@ def test_operators_get_its_stacks_only_if_it_agrees(
         command = rpc.GET_CONSUMER_RUNNING_INFO.request(**names, jstackEnable=True)
         calls = admin.name_servers.calls
         address = rocketmq.address("broker-a")
-        answer = awaited(lambda: calls.exchange(address, command, Deadline.after(WAIT_S)), lambda found: not found.code)
+        answer = awaited(lambda: calls.invoke(address, command, Deadline.after(WAIT_S)), lambda found: not found.code)
     info = read_json(answer.body)
     assert [each["topic"] for each in info["subscriptionSet"]] == [topic]
     assert ("MainThread" in (info.get("jstack") or "")) is agrees

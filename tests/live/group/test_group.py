@@ -158,11 +158,11 @@ def test_rocketmq_2836_live_members_are_warned_about(rocketmq, topic, group, cap
     member = GroupMembership(group, {topic: Subscription()})
     heartbeat = rpc.HEART_BEAT.request(wire_bodies.heartbeat("10.0.0.9@java", memberships=[member]))
     calls, address = rocketmq.admin.brokers.calls, rocketmq.address("broker-a")
-    calls.ask(address, heartbeat)
+    calls.request(address, heartbeat)
     again = Run(rocketmq, run.offset, subscribe=topic, group=group)
     again.latest()
     # A member that is not heard of for two minutes would be dropped with its connection, which is all tests'.
-    calls.ask(address, rpc.UNREGISTER_CLIENT.request(clientID="10.0.0.9@java", consumerGroup=group))
+    calls.request(address, rpc.UNREGISTER_CLIENT.request(clientID="10.0.0.9@java", consumerGroup=group))
     (line,) = [record.getMessage() for record in caplog.records if "live members" in record.getMessage()]
     assert group in line
     assert "10.0.0.9@java" in line

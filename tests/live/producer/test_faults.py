@@ -246,7 +246,7 @@ def test_11_14_a_route_that_a_name_server_lost_is_not_taken_from_the_template(ma
     with producer:
         producer.send(Message("kept", b"before"))
         lost = rpc.DELETE_TOPIC_IN_NAMESRV.request(topic="kept")
-        assert mq.admin.brokers.calls.ask(mq.name_server, lost).code == 0
+        assert mq.admin.brokers.calls.request(mq.name_server, lost).code == 0
         assert sender.publish_queues("TBW102", Deadline.after(30.0), refresh=True)
         producer._engine.topics.refresh(Deadline.after(30.0))
         for _ in range(8):

@@ -41,13 +41,13 @@ def dialled(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """Every address that is connected to while the test runs; there is at least one."""
     session.close_all()
     found: set[str] = set()
-    connect = endpoint._connected
+    connect = endpoint._connect_any
 
     def noted(host: str, port: int, deadline: Deadline) -> object:
         found.add(f"{host}:{port}")
         return connect(host, port, deadline)
 
-    monkeypatch.setattr(endpoint, "_connected", noted)
+    monkeypatch.setattr(endpoint, "_connect_any", noted)
     yield found
     session.close_all()
 

@@ -46,7 +46,7 @@ def copied(mq: LocalBroker, topic: str, total: int) -> None:
 
     def has() -> int:
         asked = [rpc.GET_MAX_OFFSET.request(topic=topic, queueId=i, bname="broker-a") for i in range(4)]
-        answers = [calls.ask(slave, one, Deadline.after(30.0)) for one in asked]
+        answers = [calls.request(slave, one, Deadline.after(30.0)) for one in asked]
         return sum(rpc.GET_MAX_OFFSET.answer(answer)["offset"] for answer in answers)
 
     eventually(lambda: has() >= total, 60)
