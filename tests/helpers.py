@@ -28,7 +28,7 @@ from rocketmq_spark import session
 from rocketmq_spark.base import threads
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import PullSysFlag, Response
-from rocketmq_spark.client.calls import error_from_response as refusal
+from rocketmq_spark.client.rpc import error_from_response as refusal
 from rocketmq_spark.errors import BrokerBusy, CallTimeout, ConnectionLost, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest

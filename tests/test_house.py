@@ -72,7 +72,7 @@ ORDER = {
     "stored": "ends look",
     "base": "codes logs extras exposition process budget clock folders java threads arguments complaints tls_files dropped copies"
     " retry",
-    "client": "calls route questions broker instance transactions sender replies admin groups pulls committer member",
+    "client": "rpc routes broker_client offsets instance transactions sender replies admin broker_requests long_polls committer member",
     "spool": "records changes files owner_rights database pending lanes recovery store redelivery spool owner_reader"
     " copying",
     "options": "names paths parsing topic_names transport table typed",
@@ -82,7 +82,7 @@ ORDER = {
     " demo.accounts demo.process_session demo.order_writer demo.environment demo.batch_totals demo.driver demo.watch"
     " demo.view demo.run demo.job demo.command",
     "queues": "environment selection allocation",
-    "remoting": "protocol endpoint advertised connection bulk pool",
+    "remoting": "protocol transport advertised connection bulk pool",
     "session": "proxied spools looks telemetry producers consumers topics admin",
     "aio": "loop producer consumers",
     "admin": "groups topics messages brokers",
@@ -130,13 +130,13 @@ OUTSIDE = {
     "click": "cli",
     "rich": "cli localbroker.distro",
     "pytest": "testing",
-    "socket": "remoting.endpoint remoting.bulk localbroker.process base.exposition spark.sink.worker_socket localbroker.maven",
-    "ssl": "base.tls_files remoting.endpoint localbroker.maven",
-    "select": "remoting.endpoint spool.copying spark.sink.worker_socket cli.demo.job",
+    "socket": "remoting.transport remoting.bulk localbroker.process base.exposition spark.sink.worker_socket localbroker.maven",
+    "ssl": "base.tls_files remoting.transport localbroker.maven",
+    "select": "remoting.transport spool.copying spark.sink.worker_socket cli.demo.job",
     "subprocess": "localbroker spool.copying cli.background cli.demo.process_session cli.demo.driver spark.conf",
     "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.metrics_listener"
-    " remoting.endpoint"
-    " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
+    " remoting.transport"
+    " remoting.connection remoting.pool client.rpc client.instance client.routes base.copies"
     " producer.batching producer.destination producer.attempts"
     " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
     " producer.fates producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker"
@@ -147,8 +147,8 @@ OUTSIDE = {
     " consumer.polls consumer.upkeep stored.look spool.store spool.redelivery notebook",
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
-    "time": "base.clock base.threads base.retry base.tls_files remoting.endpoint remoting.connection remoting.pool client.calls"
-    " client.route client.questions delay.node delay.stream grpc_proxy.channel grpc_proxy.proxy grpc_proxy.sender client.instance"
+    "time": "base.clock base.threads base.retry base.tls_files remoting.transport remoting.connection remoting.pool client.rpc"
+    " client.routes client.broker_client delay.node delay.stream grpc_proxy.channel grpc_proxy.proxy grpc_proxy.sender client.instance"
     " client.sender spool.spool consumer.broker_requests session.telemetry localbroker cli spark.monitoring.metrics_listener aio",
     "asyncio": "aio",
     "multiprocessing": "",
@@ -335,7 +335,7 @@ def test_what_spark_imports_is_light(package):
 
 # Modules, classes and functions where an OSError is a file's or a process's, not a socket's.
 _FILES = [
-    "client.calls.from_file",
+    "client.rpc.from_file",
     "consumer.offsets",
     "consumer.broker_requests.stacks_of_threads",
     "spark.checkpoints",

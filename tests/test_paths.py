@@ -15,14 +15,14 @@ import pytest
 from rocketmq_spark import Consumer, options, session
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.client.calls import credentials_of
+from rocketmq_spark.client.rpc import credentials_of
 from rocketmq_spark.consumer.push import RunningConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.options import Options, paths
 from rocketmq_spark.options.paths import PATHS_VARIABLE, confined
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.remoting.endpoint import TlsSettings, connect
+from rocketmq_spark.remoting.transport import TlsSettings, connect
 from rocketmq_spark.session.spools import SpoolSettings, open_store, worker_spool
 from rocketmq_spark.spool.store import Store
 from tests import users

@@ -14,12 +14,12 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark import ports, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Perm
-from rocketmq_spark.client.broker import RemotingOffsetReader
 from rocketmq_spark.client.committer import RemotingCommitter
+from rocketmq_spark.client.long_polls import RemotingPulls
 from rocketmq_spark.client.member import RemotingMember
-from rocketmq_spark.client.pulls import RemotingPulls
+from rocketmq_spark.client.offsets import RemotingOffsetReader
 from rocketmq_spark.client.replies import RemotingReplies
-from rocketmq_spark.client.route import Routes
+from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.errors import GroupNotFound, MessageRefused, OffsetError, RocketMQError
 from rocketmq_spark.grpc_proxy.member import ProxyMember

@@ -8,13 +8,13 @@ import pytest
 
 from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.client.calls import Credentials
+from rocketmq_spark.client.rpc import Credentials
 from rocketmq_spark.consumer.listener import Context, with_replier
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.parsing import Secret
-from rocketmq_spark.remoting.endpoint import DropUnsent
+from rocketmq_spark.remoting.transport import DropUnsent
 from rocketmq_spark.session import consumers, looks
 from rocketmq_spark.wire import rpc
 from tests.client.test_replies import question

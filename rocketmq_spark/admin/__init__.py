@@ -11,10 +11,10 @@ from typing import Protocol
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.client.admin import BaseAdmin, add_partial_result
-from rocketmq_spark.client.broker import RemotingOffsetReader
-from rocketmq_spark.client.calls import RpcClient, error_from_response
 from rocketmq_spark.client.committer import RemotingCommitter
-from rocketmq_spark.client.route import Routes
+from rocketmq_spark.client.offsets import RemotingOffsetReader
+from rocketmq_spark.client.routes import Routes
+from rocketmq_spark.client.rpc import RpcClient, error_from_response
 from rocketmq_spark.errors import RocketMQError
 from rocketmq_spark.model import MessageQueue, QueueBounds
 from rocketmq_spark.model.admin import GROUP

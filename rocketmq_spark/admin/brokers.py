@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 from rocketmq_spark.admin import AdminTools, ask_each, deadline
 from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.codes import FIRST_TO_UPDATE_USERS, Response
-from rocketmq_spark.client.calls import error_from_response
-from rocketmq_spark.client.route import masters_of
+from rocketmq_spark.client.routes import masters_of
+from rocketmq_spark.client.rpc import error_from_response
 from rocketmq_spark.errors import NotSupported, OptionError, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import BrokerData
 from rocketmq_spark.model.admin import AccessPolicy, BrokerState, UserAccount

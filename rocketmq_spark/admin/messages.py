@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.client.groups import as_stored, with_user_names
-from rocketmq_spark.client.pulls import pull_command, requested_messages, to_pull_answer
-from rocketmq_spark.client.questions import PULLED, BrokerClient, BrokerCommand
+from rocketmq_spark.client.broker_client import PULLED, BrokerClient, BrokerCommand
+from rocketmq_spark.client.broker_requests import as_stored, with_user_names
+from rocketmq_spark.client.long_polls import pull_command, requested_messages, to_pull_answer
 from rocketmq_spark.errors import LocalProtocolError, NotFound, OptionError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, ReceivedMessage
 from rocketmq_spark.model.admin import GROUP

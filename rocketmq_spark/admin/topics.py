@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rocketmq_spark.admin import AdminTools, ask_each
 from rocketmq_spark.base.codes import CLEANUP_POLICY, MESSAGE_TYPE, QUEUE_TYPE, Perm, Response, TopicType
 from rocketmq_spark.client.admin import batch_attributes
-from rocketmq_spark.client.route import format_queue_counts, masters_of, require_brokers
+from rocketmq_spark.client.routes import format_queue_counts, masters_of, require_brokers
 from rocketmq_spark.errors import NotSupported, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import QueueData, TopicRoute
 from rocketmq_spark.model.admin import TopicDescription, TopicOnBroker, TopicQueues, permission

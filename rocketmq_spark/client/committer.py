@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import RETRY_PREFIX, Response
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.client.pulls import LongPolls
-from rocketmq_spark.client.questions import BrokerClient, BrokerCommand, first_queues
+from rocketmq_spark.client.broker_client import BrokerClient, BrokerCommand, first_queues
+from rocketmq_spark.client.long_polls import LongPolls
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerError,

@@ -25,8 +25,8 @@ from rocketmq_spark.base import dropped
 from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import Property, Request, Response
 from rocketmq_spark.base.threads import Aside, Failure, Timer, Tracebacks, attempt
-from rocketmq_spark.client.calls import RpcClient, error_from_response
-from rocketmq_spark.client.route import Routes
+from rocketmq_spark.client.routes import Routes
+from rocketmq_spark.client.rpc import RpcClient, error_from_response
 from rocketmq_spark.errors import LocalProtocolError, NotSupported, RocketMQError
 from rocketmq_spark.model import BrokerData
 from rocketmq_spark.remoting.connection import ServerRequest

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.complaints import Complaints
-from rocketmq_spark.client.broker import RemotingOffsetReader
+from rocketmq_spark.client.broker_client import BrokerClient, BrokerCommand
+from rocketmq_spark.client.broker_requests import BrokerRequests, group_membership
 from rocketmq_spark.client.committer import OffsetCommit
-from rocketmq_spark.client.groups import BrokerRequests, group_membership
 from rocketmq_spark.client.instance import ClientInstance, RegisteredMember
-from rocketmq_spark.client.pulls import LongPolls, OnPulled
-from rocketmq_spark.client.questions import BrokerClient, BrokerCommand
-from rocketmq_spark.client.route import Routes
+from rocketmq_spark.client.long_polls import LongPolls, OnPulled
+from rocketmq_spark.client.offsets import RemotingOffsetReader
+from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.sender import RemotingSendBack, RemotingSender
 from rocketmq_spark.errors import (
     BrokerNotFound,

@@ -26,11 +26,11 @@ from rocketmq_spark.base.codes import (
     SysFlag,
 )
 from rocketmq_spark.base.threads import Aside
-from rocketmq_spark.client import questions, transactions
-from rocketmq_spark.client.calls import RpcClient, error_from_response
+from rocketmq_spark.client import broker_client, transactions
+from rocketmq_spark.client.broker_client import BrokerClient, BrokerCommand, TopicAttributesCache
 from rocketmq_spark.client.instance import ClientInstance, RegisteredMember
-from rocketmq_spark.client.questions import BrokerClient, BrokerCommand, TopicAttributesCache
-from rocketmq_spark.client.route import Routes
+from rocketmq_spark.client.routes import Routes
+from rocketmq_spark.client.rpc import RpcClient, error_from_response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
@@ -115,11 +115,11 @@ class RemotingSender:
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         masters = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
-        return questions.max_timer_delays_ms(self._calls, topic, masters, deadline)
+        return broker_client.max_timer_delays_ms(self._calls, topic, masters, deadline)
 
     def consumed(self, topic: str, deadline: Deadline) -> bool:
         masters = [data.master for data in self._routes.recent(topic, deadline).brokers.values() if data.master]
-        return questions.has_online_consumer(self._calls, topic, masters, deadline)
+        return broker_client.has_online_consumer(self._calls, topic, masters, deadline)
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
         try:

@@ -14,7 +14,7 @@ from rocketmq_spark.base import process
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Property, SysFlag
 from rocketmq_spark.base.copies import CROSSING_S, MOST_ANSWERED, CopyQuestions
-from rocketmq_spark.client.calls import RpcClient
+from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import DecodeError, RocketMQError
 from rocketmq_spark.model import ReceivedMessage
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState, content_of_stored

@@ -19,7 +19,7 @@ from typing import Self
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Closing
 from rocketmq_spark.client.admin import BaseAdmin, batch_attributes
-from rocketmq_spark.client.route import format_queue_counts
+from rocketmq_spark.client.routes import format_queue_counts
 from rocketmq_spark.errors import LocalBrokerError
 from rocketmq_spark.localbroker import distro, process, servers
 from rocketmq_spark.localbroker.java import find_java

@@ -17,7 +17,7 @@ from pathlib import Path
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.folders import write_new
 from rocketmq_spark.client.admin import BaseAdmin, put_topic
-from rocketmq_spark.client.calls import RpcClient
+from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import LocalBrokerError, RocketMQError
 from rocketmq_spark.localbroker import process, servers
 from rocketmq_spark.localbroker.process import Program, Server

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError
-from rocketmq_spark.remoting.endpoint import CANNOT_CONNECT
+from rocketmq_spark.remoting.transport import CANNOT_CONNECT
 from rocketmq_spark.wire.header import Peer
 
 _MAX_LISTED = 3

@@ -22,7 +22,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.budget import Arrivals
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ConnectionLost, RemoteProtocolError
-from rocketmq_spark.remoting.endpoint import TlsSettings, closed_by_peer, connect, to_rocketmq_error
+from rocketmq_spark.remoting.transport import TlsSettings, closed_by_peer, connect, to_rocketmq_error
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command
 

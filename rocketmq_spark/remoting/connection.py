@@ -20,7 +20,15 @@ from rocketmq_spark.base.clock import Deadline, NowAndThen
 from rocketmq_spark.base.codes import Flag
 from rocketmq_spark.base.threads import Failure, attempt, may_wait
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError, copy_of
-from rocketmq_spark.remoting.endpoint import (
+from rocketmq_spark.remoting.protocol import (
+    PUSHED_BYTES,
+    RemotingProtocol,
+    RequestReceived,
+    ResponseDropped,
+    ResponseReceived,
+    peer_after,
+)
+from rocketmq_spark.remoting.transport import (
     DEFAULT_UNDELIVERED,
     TICK_S,
     DropUnsent,
@@ -30,14 +38,6 @@ from rocketmq_spark.remoting.endpoint import (
     closed_by_peer,
     connect,
     to_rocketmq_error,
-)
-from rocketmq_spark.remoting.protocol import (
-    PUSHED_BYTES,
-    RemotingProtocol,
-    RequestReceived,
-    ResponseDropped,
-    ResponseReceived,
-    peer_after,
 )
 from rocketmq_spark.wire.header import Command, Peer
 

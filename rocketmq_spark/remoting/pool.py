@@ -25,8 +25,8 @@ from rocketmq_spark.base.process import Living
 from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError, copy_of
 from rocketmq_spark.remoting.advertised import with_advertised_remedy
 from rocketmq_spark.remoting.connection import Connection, OnRequest, ServerRequest
-from rocketmq_spark.remoting.endpoint import DEFAULT_UNDELIVERED, TlsSettings, UndeliveredPolicy, is_loopback
 from rocketmq_spark.remoting.protocol import PUSHED_BYTES
+from rocketmq_spark.remoting.transport import DEFAULT_UNDELIVERED, TlsSettings, UndeliveredPolicy, is_loopback
 from rocketmq_spark.wire.header import Peer
 
 logger = logging.getLogger(__name__)

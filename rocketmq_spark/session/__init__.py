@@ -18,15 +18,15 @@ from rocketmq_spark.base.budget import WAITING_BYTES, Budget
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.client.broker import RemotingOffsetReader
-from rocketmq_spark.client.calls import RpcClient, credentials_of
+from rocketmq_spark.client.broker_client import BrokerClient, TopicAttributesCache
 from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.instance import ClientInstance, MemberRegistry
+from rocketmq_spark.client.long_polls import LongPolls, RemotingPulls
 from rocketmq_spark.client.member import RemotingMember
-from rocketmq_spark.client.pulls import LongPolls, RemotingPulls
-from rocketmq_spark.client.questions import BrokerClient, TopicAttributesCache
+from rocketmq_spark.client.offsets import RemotingOffsetReader
 from rocketmq_spark.client.replies import AwaitedReplies, RemotingReplies
-from rocketmq_spark.client.route import NameServers, Routes
+from rocketmq_spark.client.routes import NameServers, Routes
+from rocketmq_spark.client.rpc import RpcClient, credentials_of
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.errors import OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.model.admin import RETENTION_NOT_KNOWN
@@ -43,15 +43,15 @@ from rocketmq_spark.ports import (
     Sender,
 )
 from rocketmq_spark.queues.environment import scope_of
-from rocketmq_spark.remoting.endpoint import (
+from rocketmq_spark.remoting.pool import ConnectOptions, Pool
+from rocketmq_spark.remoting.protocol import pushed_limit
+from rocketmq_spark.remoting.transport import (
     DEFAULT_UNDELIVERED,
     UNCONFIRMED_S,
     DropUnsent,
     TlsSettings,
     UndeliveredPolicy,
 )
-from rocketmq_spark.remoting.pool import ConnectOptions, Pool
-from rocketmq_spark.remoting.protocol import pushed_limit
 from rocketmq_spark.session import proxied
 from rocketmq_spark.wire import bodies
 from rocketmq_spark.wire.names import topic_problem

@@ -12,7 +12,7 @@ from rocketmq_spark import Admin, session
 from rocketmq_spark.admin import topics
 from rocketmq_spark.admin.topics import TopicChange
 from rocketmq_spark.base.codes import Request, Response
-from rocketmq_spark.client.calls import RpcClient
+from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, NotSupported, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts

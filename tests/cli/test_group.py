@@ -13,7 +13,7 @@ from rocketmq_spark.admin import brokers, groups, messages, topics
 from rocketmq_spark.admin.groups import UNSEEN
 from rocketmq_spark.cli.cluster import _row
 from rocketmq_spark.cli.command import app
-from rocketmq_spark.client.route import Routes
+from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.model.admin import BrokerState, GroupDescription, OffsetChange, QueueLag, UserAccount

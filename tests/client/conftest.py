@@ -11,15 +11,15 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.client.broker import RemotingOffsetReader
-from rocketmq_spark.client.calls import RpcClient
+from rocketmq_spark.client.broker_client import BrokerClient, TopicAttributesCache
 from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.instance import ClientInstance, MemberRegistry
+from rocketmq_spark.client.long_polls import LongPolls, RemotingPulls
 from rocketmq_spark.client.member import RemotingMember
-from rocketmq_spark.client.pulls import LongPolls, RemotingPulls
-from rocketmq_spark.client.questions import BrokerClient, TopicAttributesCache
+from rocketmq_spark.client.offsets import RemotingOffsetReader
 from rocketmq_spark.client.replies import AwaitedReplies, RemotingReplies
-from rocketmq_spark.client.route import NameServers, Routes
+from rocketmq_spark.client.routes import NameServers, Routes
+from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool

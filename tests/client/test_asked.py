@@ -13,9 +13,9 @@ import pytest
 
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, Request, Response, SysFlag
 from rocketmq_spark.client import instance
-from rocketmq_spark.client.calls import RpcClient
-from rocketmq_spark.client.groups import BrokerRequests, group_membership, with_user_names
+from rocketmq_spark.client.broker_requests import BrokerRequests, group_membership, with_user_names
 from rocketmq_spark.client.instance import MemberRegistry, RegisteredMember
+from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import RemoteProtocolError
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.model.membership import (

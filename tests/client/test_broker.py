@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import Request, Response, SysFlag
-from rocketmq_spark.client import broker as broker_module
-from rocketmq_spark.client.broker import first_offset_since
-from rocketmq_spark.client.questions import TopicAttributesCache
+from rocketmq_spark.client import offsets as broker_module
+from rocketmq_spark.client.broker_client import TopicAttributesCache
+from rocketmq_spark.client.offsets import first_offset_since
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,

@@ -12,8 +12,8 @@ import pytest
 from rocketmq_spark.base.budget import Arrivals
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
-from rocketmq_spark.client import calls
-from rocketmq_spark.client.calls import Credentials, RpcClient, error_from_response
+from rocketmq_spark.client import rpc
+from rocketmq_spark.client.rpc import Credentials, RpcClient, error_from_response
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -151,7 +151,7 @@ def test_without_a_thread_for_each_they_are_asked_in_turn(
 def test_so_many_addresses_are_dialled_at_a_time(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "_MAX_PARALLEL_CONNECTS", 3)
+    monkeypatch.setattr(rpc, "_MAX_PARALLEL_CONNECTS", 3)
     broker.on(PING, ok(b"here"))
     connect_options, most, get = [0], [0], parts.calls.pool.get
 
@@ -222,8 +222,8 @@ def test_who_hangs_is_not_waited_for_nor_asked_twice_and_its_late_answer_serves(
 def test_answers_that_took_long_are_waited_for_longer(monkeypatch: pytest.MonkeyPatch, lasted_s, expected) -> None:
     """Tens of thousands of them; a machine that is busy for a moment is not taken for a broker that hangs."""
     now_s = [100.0]
-    monkeypatch.setattr(calls.time, "monotonic", lambda: now_s[0])
-    answers = calls._PendingAnswers([("a", ping())], Arrivals())
+    monkeypatch.setattr(rpc.time, "monotonic", lambda: now_s[0])
+    answers = rpc._PendingAnswers([("a", ping())], Arrivals())
     now_s[0] += lasted_s
     assert answers._grown(0.2) == pytest.approx(expected)
     assert answers._grown(None) is None
@@ -321,10 +321,10 @@ def test_answers_after_an_interrupted_call_are_not_kept(
     held = Held()
     broker.on(PING, held)
 
-    def interrupted(answers: calls._PendingAnswers, *given: object) -> None:
+    def interrupted(answers: rpc._PendingAnswers, *given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calls._PendingAnswers, "wait", interrupted)
+    monkeypatch.setattr(rpc._PendingAnswers, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         parts.calls.invoke_each([(broker.address, ping())], parts.soon)
     held.wait(1)[0].answer(ok(bytes(1000)))

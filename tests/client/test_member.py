@@ -86,7 +86,7 @@ def test_1_7_queues_are_asked_for_again_after_thirty_seconds(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("rocketmq_spark.client.route.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("rocketmq_spark.client.routes.time", SimpleNamespace(monotonic=lambda: now[0]))
     parts.member.queues("t", parts.soon)
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(3, {"broker-a": broker.address}))
     now[0] += 29.9

@@ -7,8 +7,8 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, COMPACTION, Request, Response
 from rocketmq_spark.base.retry import Retry
-from rocketmq_spark.client.calls import Credentials
-from rocketmq_spark.client.pulls import RemotingPulls
+from rocketmq_spark.client.long_polls import RemotingPulls
+from rocketmq_spark.client.rpc import Credentials
 from rocketmq_spark.errors import AccessDenied, CallTimeout
 from rocketmq_spark.model import MessageQueue
 from tests.client.conftest import Parts
@@ -39,7 +39,7 @@ def test_a_read_asks_again_soon_for_its_topic_may_have_been_made_again(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("rocketmq_spark.client.questions.time.monotonic", lambda: now)
+    monkeypatch.setattr("rocketmq_spark.client.broker_client.time.monotonic", lambda: now)
     assert not parts.pulls.batched(QUEUE)
     broker.on(Request.GET_TOPIC_CONFIG, topic_config(queue_type=BATCH_QUEUE))
     now = 0.9

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.client.questions import BrokerCommand, first_queues
+from rocketmq_spark.client.broker_client import BrokerCommand, first_queues
 from rocketmq_spark.errors import BrokerBusy, BrokerNotFound, RocketMQError
 from rocketmq_spark.model import MessageQueue
 from rocketmq_spark.wire import rpc

@@ -19,8 +19,8 @@ from rocketmq_spark import options as options_table
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.base.process import Living
-from rocketmq_spark.client import route as route_room
-from rocketmq_spark.client.route import NameServers
+from rocketmq_spark.client import routes as route_room
+from rocketmq_spark.client.routes import NameServers
 from rocketmq_spark.errors import (
     BrokerNotFound,
     ConnectionLost,

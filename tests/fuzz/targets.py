@@ -10,10 +10,10 @@ from google.protobuf.message import DecodeError as ProtobufError
 
 from rocketmq_spark.admin.brokers import policies_in, user_in, users_in
 from rocketmq_spark.base.codes import Request, Response, SysFlag
-from rocketmq_spark.client.calls import RpcClient, error_from_response
-from rocketmq_spark.client.groups import BrokerRequests
-from rocketmq_spark.client.pulls import to_pull_answer
+from rocketmq_spark.client.broker_requests import BrokerRequests
+from rocketmq_spark.client.long_polls import to_pull_answer
 from rocketmq_spark.client.replies import AwaitedReplies
+from rocketmq_spark.client.rpc import RpcClient, error_from_response
 from rocketmq_spark.client.transactions import HalfChecks
 from rocketmq_spark.columnar.decode import rows as careful
 from rocketmq_spark.columnar.decode.decoder import Decoder, batch_of
@@ -32,9 +32,9 @@ from rocketmq_spark.model.pull import PullRequest
 from rocketmq_spark.model.send import TransactionState
 from rocketmq_spark.pull.answers import Fetched, Piece
 from rocketmq_spark.remoting.connection import ServerRequest
-from rocketmq_spark.remoting.endpoint import parse_address
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.remoting.protocol import RemotingProtocol, RequestReceived
+from rocketmq_spark.remoting.transport import parse_address
 from rocketmq_spark.session.proxied import unpack
 from rocketmq_spark.spool.records import Record, RecordState, SpoolOwner, Totals
 from rocketmq_spark.spool.spool import record_of, send_of

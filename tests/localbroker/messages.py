@@ -5,10 +5,10 @@ from __future__ import annotations
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.client.calls import RpcClient
+from rocketmq_spark.client.broker_client import TopicAttributesCache
 from rocketmq_spark.client.instance import ClientInstance, MemberRegistry
-from rocketmq_spark.client.questions import TopicAttributesCache
-from rocketmq_spark.client.route import NameServers, Routes
+from rocketmq_spark.client.routes import NameServers, Routes
+from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool

@@ -13,8 +13,8 @@ from rocketmq_spark.errors import BrokerNotFound, ConnectionLost, RouteNotFound
 from rocketmq_spark.pull import requests as replica_module
 from rocketmq_spark.pull.requests import Replica
 from rocketmq_spark.remoting.advertised import remedy
-from rocketmq_spark.remoting.endpoint import TlsSettings
 from rocketmq_spark.remoting.pool import ConnectOptions
+from rocketmq_spark.remoting.transport import TlsSettings
 from tests.client.conftest import Parts
 from tests.mockbroker import MockBroker, refuse
 from tests.source.scripted import route

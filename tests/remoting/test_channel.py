@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.remoting.endpoint import SocketChannel
+from rocketmq_spark.remoting.transport import SocketChannel
 
 LONG = bytes(range(256)) * 8192
 

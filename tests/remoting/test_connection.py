@@ -19,8 +19,8 @@ from rocketmq_spark.errors import CallTimeout, ConnectionLost, RemoteProtocolErr
 from rocketmq_spark.remoting import connection as connection_module
 from rocketmq_spark.remoting import protocol
 from rocketmq_spark.remoting.connection import TICK_S, Connection, ServerRequest, batch_writes
-from rocketmq_spark.remoting.endpoint import SocketChannel
 from rocketmq_spark.remoting.protocol import RemotingProtocol
+from rocketmq_spark.remoting.transport import SocketChannel
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command, Peer
 from tests import mockbroker as mb

@@ -18,7 +18,7 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Flag
 from rocketmq_spark.errors import ConnectionLost, RemoteProtocolError
-from rocketmq_spark.remoting import endpoint
+from rocketmq_spark.remoting import transport
 from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.wire import header
 from rocketmq_spark.wire.header import Command
@@ -73,7 +73,7 @@ def interrupted(at: int, call: Callable[[], object]) -> bool:
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
         code = frame.f_code
-        if code not in WRITING and code.co_filename != endpoint.__file__:
+        if code not in WRITING and code.co_filename != transport.__file__:
             return None
         line = linecache.getline(code.co_filename, frame.f_lineno).strip()
         if event == "line" and not line.startswith(UNPARTED) and not unlike_ctrl_c(frame) and next(left) == 0:

@@ -14,8 +14,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout
 from rocketmq_spark.remoting import connection as connection_module
 from rocketmq_spark.remoting.connection import Connection
-from rocketmq_spark.remoting.endpoint import DropUnsent, UndeliveredPolicy
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
+from rocketmq_spark.remoting.transport import DropUnsent, UndeliveredPolicy
 from rocketmq_spark.wire.header import Command
 from tests.helpers import awaited
 from tests.mockbroker import PING, MockBroker, ok, ping
@@ -27,7 +27,7 @@ CHILD = f"""
 import sys, time
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.remoting.connection import Connection
-from rocketmq_spark.remoting.endpoint import Drops, Undelivered
+from rocketmq_spark.remoting.transport import Drops, Undelivered
 from rocketmq_spark.wire.header import Command
 connection = Connection(sys.argv[1], Deadline.after(30), undelivered=Undelivered(drops=Drops[sys.argv[2]]))
 connection.call_each([(Command({int(PING)}, body=bytes({LARGE})), print)], Deadline.after(0.5))

@@ -29,9 +29,9 @@ from rocketmq_spark.errors import (
     RocketMQError,
 )
 from rocketmq_spark.options import paths
-from rocketmq_spark.remoting import endpoint
+from rocketmq_spark.remoting import transport
 from rocketmq_spark.remoting.connection import Connection
-from rocketmq_spark.remoting.endpoint import TlsSettings, is_loopback, parse_address, ssl_context
+from rocketmq_spark.remoting.transport import TlsSettings, is_loopback, parse_address, ssl_context
 from rocketmq_spark.wire.header import Command
 from tests.fix_clusters import certificates
 from tests.helpers import awaited
@@ -66,7 +66,7 @@ def test_what_is_no_address_is_said_so(address: str) -> None:
 
 
 def connect_to(address: str, tls: TlsSettings | None = None) -> None:
-    endpoint.connect(address, Deadline.after(30.0), tls).close()
+    transport.connect(address, Deadline.after(30.0), tls).close()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_all_addresses_of_a_host_share_one_timeout(monkeypatch: pytest.MonkeyPat
     resolved(monkeypatch, *[deaf] * 10)
     began = time.monotonic()
     with pytest.raises(CallTimeout, match="cannot connect"):
-        endpoint.connect("many.example:1", Deadline.after(0.3), None)
+        transport.connect("many.example:1", Deadline.after(0.3), None)
     assert 0.2 < time.monotonic() - began < 1.5
 
 
@@ -132,9 +132,9 @@ def test_an_address_that_is_silent_leaves_time_for_the_next(
     broker: MockBroker, monkeypatch: pytest.MonkeyPatch, deaf: tuple[str, int]
 ) -> None:
     resolved(monkeypatch, deaf, parse_address(broker.address))
-    endpoint.connect("two.example:1", Deadline.after(1.0), None).close()
+    transport.connect("two.example:1", Deadline.after(1.0), None).close()
     resolved(monkeypatch, free_place(), parse_address(broker.address))
-    endpoint.connect("two.example:1", Deadline.after(30.0), None).close()
+    transport.connect("two.example:1", Deadline.after(30.0), None).close()
 
 
 def free_place() -> tuple[str, int]:
@@ -151,10 +151,10 @@ def test_a_host_refuses_only_at_all_of_its_addresses(
     places = [deaf, free_place()]
     resolved(monkeypatch, *(places if first == "silent" else places[::-1]))
     with pytest.raises(CallTimeout, match="cannot connect"):
-        endpoint.connect("two.example:1", Deadline.after(0.3), None)
+        transport.connect("two.example:1", Deadline.after(0.3), None)
     resolved(monkeypatch, free_place(), free_place())
     with pytest.raises(ConnectionLost, match="cannot connect: Connection refused"):
-        endpoint.connect("two.example:1", Deadline.after(30.0), None)
+        transport.connect("two.example:1", Deadline.after(30.0), None)
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -172,14 +172,14 @@ def test_a_family_that_the_machine_lacks_is_no_sign_of_a_server(monkeypatch: pyt
 
     monkeypatch.setattr(socket, "socket", made)
     with pytest.raises(ConnectionLost) as caught:
-        endpoint.connect("two.example:1", Deadline.after(30.0), None)
+        transport.connect("two.example:1", Deadline.after(30.0), None)
     assert isinstance(caught.value.__cause__, ConnectionRefusedError)
 
 
 def test_a_host_without_an_address_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved(monkeypatch)
     with pytest.raises(ConnectionLost, match=r"none\.example has no address"):
-        endpoint.connect("none.example:1", Deadline.after(1.0), None)
+        transport.connect("none.example:1", Deadline.after(1.0), None)
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])
@@ -198,7 +198,7 @@ def test_no_host_can_have_that_name(host: str) -> None:
     ],
 )
 def test_errors_of_the_operating_system(error: OSError, kind: type[RocketMQError], text: str) -> None:
-    made = endpoint.to_rocketmq_error(error, "h:1", "pulling")
+    made = transport.to_rocketmq_error(error, "h:1", "pulling")
     assert type(made) is kind
     assert text in str(made)
     assert made.retriable
@@ -264,7 +264,7 @@ class TestTls:
 
     def test_a_server_that_never_shakes_hands_costs_the_deadline(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.raises(CallTimeout, match="handshake"):
-            endpoint.connect(f"127.0.0.1:{deaf.getsockname()[1]}", Deadline.after(0.1), TlsSettings())
+            transport.connect(f"127.0.0.1:{deaf.getsockname()[1]}", Deadline.after(0.1), TlsSettings())
 
     def test_a_plain_client_at_a_tls_server_is_told_about_tls(
         self, server_tls: ssl.SSLContext, connect: Callable[..., Connection]
@@ -294,26 +294,26 @@ def test_rotated_tls_files_are_read_again(tmp_path: Path) -> None:
             connect_to(broker.address, tls)
         put(ca, certs.ca)
         connect_to(broker.address, tls)
-        good = endpoint.ssl_context(tls)
-        assert endpoint.ssl_context(tls) is good
+        good = transport.ssl_context(tls)
+        assert transport.ssl_context(tls) is good
         put(key, certs.key("elsewhere"))
-        assert endpoint.ssl_context(tls) is good
+        assert transport.ssl_context(tls) is good
         put(cert, certs.cert("elsewhere"))
         connect_to(broker.address, tls)
-        assert endpoint.ssl_context(tls) is not good
+        assert transport.ssl_context(tls) is not good
         cert.unlink()
         connect_to(broker.address, tls)
 
 
 def test_files_that_are_spelled_in_many_ways_have_few_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[TlsSettings] = []
-    monkeypatch.setattr(endpoint, "_context", lambda tls: (made.append(tls), object())[1])
+    monkeypatch.setattr(transport, "_context", lambda tls: (made.append(tls), object())[1])
     often = ssl_context(TlsSettings(f"{tmp_path}/ca.pem"))
     for n in range(1, 200):
         ssl_context(TlsSettings(f"{tmp_path}/{'./' * n}ca.pem"))
         assert ssl_context(TlsSettings(f"{tmp_path}/ca.pem")) is often
     assert len(made) == len(set(made)) == 200
-    assert endpoint._reloaded.cache_info().currsize <= 64
+    assert transport._reloaded.cache_info().currsize <= 64
 
 
 @pytest.fixture
@@ -410,7 +410,7 @@ class TestNames:
 DIES = """
 import os, signal, sys
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.remoting.endpoint import Undelivered, connect
+from rocketmq_spark.remoting.transport import Undelivered, connect
 
 sock = connect(sys.argv[1], Deadline.after(30), None, Undelivered(1.0))
 sock.setblocking(False)

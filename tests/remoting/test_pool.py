@@ -17,8 +17,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Living
 from rocketmq_spark.errors import CallTimeout, ClosedError, ConnectionLost
 from rocketmq_spark.remoting import pool as pool_module
-from rocketmq_spark.remoting.endpoint import UndeliveredPolicy
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
+from rocketmq_spark.remoting.transport import UndeliveredPolicy
 from rocketmq_spark.wire.header import Peer
 from tests import mockbroker as mb
 from tests.mockbroker import PING, MockBroker, eventually, ok, ping

@@ -12,7 +12,7 @@ from typing import Any
 from rocketmq_spark.base.codes import CLEANUP_POLICY, QUEUE_TYPE, Perm
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed, ok
 from rocketmq_spark.cli.lag_view import duration, waiting, went_back
-from rocketmq_spark.client.questions import is_compacted
+from rocketmq_spark.client.broker_client import is_compacted
 from rocketmq_spark.consumer.group_health import POP, POP_REMEDY
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -25,7 +25,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import BrokerData, Filter, TopicRoute
 from rocketmq_spark.model.admin import RETENTION_NOT_KNOWN, QueueLag, total
 from rocketmq_spark.options.names import of_kafka_port
-from rocketmq_spark.remoting.endpoint import CANNOT_CONNECT
+from rocketmq_spark.remoting.transport import CANNOT_CONNECT
 from rocketmq_spark.spark.checkpoints.rewind import Drift, DriftState
 from rocketmq_spark.wire import bodies
 

@@ -14,7 +14,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import OffsetError, OptionError, RocketMQError, RouteNotFound
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message
-from rocketmq_spark.remoting import endpoint
+from rocketmq_spark.remoting import transport
 from tests.helpers import told
 from tests.mockbroker import eventually
 from tests.reading import Run, bodies, data_source, feed, names, post, read
@@ -41,13 +41,13 @@ def dialled(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """Every address that is connected to while the test runs; there is at least one."""
     session.close_all()
     found: set[str] = set()
-    connect = endpoint._connect_any
+    connect = transport._connect_any
 
     def noted(host: str, port: int, deadline: Deadline) -> object:
         found.add(f"{host}:{port}")
         return connect(host, port, deadline)
 
-    monkeypatch.setattr(endpoint, "_connect_any", noted)
+    monkeypatch.setattr(transport, "_connect_any", noted)
     yield found
     session.close_all()
 

@@ -17,10 +17,10 @@ from rocketmq_spark.base.clock import LONGEST_S, Deadline
 from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response, SysFlag
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.base.threads import Aside, Failure, attempt, never_waiting
-from rocketmq_spark.client.calls import RpcClient, error_from_response
-from rocketmq_spark.client.groups import with_user_names
-from rocketmq_spark.client.questions import TopicAttributesCache, is_batched, is_compacted
-from rocketmq_spark.client.route import Routes
+from rocketmq_spark.client.broker_client import TopicAttributesCache, is_batched, is_compacted
+from rocketmq_spark.client.broker_requests import with_user_names
+from rocketmq_spark.client.routes import Routes
+from rocketmq_spark.client.rpc import RpcClient, error_from_response
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, DecodeError, OptionError, RocketMQError
 from rocketmq_spark.model import (
     MASTER_ID,

@@ -14,7 +14,7 @@ from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.base.java import LONG_MAX
-from rocketmq_spark.client.questions import (
+from rocketmq_spark.client.broker_client import (
     AttributesByTopic,
     BrokerClient,
     BrokerCommand,

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from rocketmq_spark.base.codes import RETRY_PREFIX, Property, Request
 from rocketmq_spark.client.admin import BaseAdmin, consume_progress
-from rocketmq_spark.client.calls import RpcClient
-from rocketmq_spark.client.route import require_brokers
+from rocketmq_spark.client.routes import require_brokers
+from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
 from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage, TopicRoute
 from rocketmq_spark.model.membership import (

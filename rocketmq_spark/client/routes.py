@@ -17,7 +17,7 @@ from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, MAX_QUEUES, Response
 from rocketmq_spark.base.process import Living
-from rocketmq_spark.client.calls import RpcClient, error_from_response
+from rocketmq_spark.client.rpc import RpcClient, error_from_response
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,

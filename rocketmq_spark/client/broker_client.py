@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import FIRST_WITH_TIMERS, TIMER_MAX_DELAY_S, Response
-from rocketmq_spark.client.calls import RpcClient, error_from_response
-from rocketmq_spark.client.route import Routes
+from rocketmq_spark.client.routes import Routes
+from rocketmq_spark.client.rpc import RpcClient, error_from_response
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, CallTimeout, NotSupported, RocketMQError
 from rocketmq_spark.model import NO_FILTER, MessageQueue
 from rocketmq_spark.model.send import BatchStorage
