@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rocketmq_spark import options
-from rocketmq_spark.client.rpc import credentials_of
+from rocketmq_spark.client.credentials import credentials_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.queues.environment import scope_of
 

@@ -21,7 +21,7 @@ from rocketmq_spark.base.tls_files import check_authorities
 from rocketmq_spark.cli import group as group_commands
 from rocketmq_spark.cli import kafka_lines
 from rocketmq_spark.cli.output import Text
-from rocketmq_spark.client.sender import retry_copy
+from rocketmq_spark.client.send_back import retry_copy
 from rocketmq_spark.consumer.offsets import cluster_folder
 from rocketmq_spark.errors import LocalProtocolError
 from rocketmq_spark.model import Message, ReceivedMessage

@@ -72,7 +72,8 @@ ORDER = {
     "stored": "ends look",
     "base": "codes logs extras exposition process budget clock folders java threads arguments complaints tls_files dropped copies"
     " retry",
-    "client": "rpc routes broker_client offsets instance transactions sender replies admin broker_requests long_polls committer member",
+    "client": "credentials rpc name_servers routes broker_client topic_attributes offsets instance transactions sender send_back"
+    " replies admin broker_requests topic_readers pull_source pulled_messages long_polls committer member",
     "spool": "records changes files owner_rights database pending lanes recovery store redelivery spool owner_reader"
     " copying",
     "options": "names paths parsing topic_names transport table typed",
@@ -148,8 +149,8 @@ OUTSIDE = {
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
     "time": "base.clock base.threads base.retry base.tls_files remoting.transport remoting.connection remoting.pool client.rpc"
-    " client.routes client.broker_client delay.node delay.stream grpc_proxy.channel grpc_proxy.proxy grpc_proxy.sender client.instance"
-    " client.sender spool.spool consumer.broker_requests session.telemetry localbroker cli spark.monitoring.metrics_listener aio",
+    " client.routes client.topic_attributes delay.node delay.stream grpc_proxy.channel grpc_proxy.proxy grpc_proxy.sender client.instance"
+    " client.send_back spool.spool consumer.broker_requests session.telemetry localbroker cli spark.monitoring.metrics_listener aio",
     "asyncio": "aio",
     "multiprocessing": "",
 }
@@ -335,7 +336,7 @@ def test_what_spark_imports_is_light(package):
 
 # Modules, classes and functions where an OSError is a file's or a process's, not a socket's.
 _FILES = [
-    "client.rpc.from_file",
+    "client.credentials.from_file",
     "consumer.offsets",
     "consumer.broker_requests.stacks_of_threads",
     "spark.checkpoints",

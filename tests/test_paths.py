@@ -15,7 +15,7 @@ import pytest
 from rocketmq_spark import Consumer, options, session
 from rocketmq_spark.base import folders
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.client.rpc import credentials_of
+from rocketmq_spark.client.credentials import credentials_of
 from rocketmq_spark.consumer.push import RunningConsumer
 from rocketmq_spark.consumer.settings import ConsumerSettings
 from rocketmq_spark.errors import OptionError

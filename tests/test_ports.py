@@ -15,9 +15,9 @@ from rocketmq_spark import ports, session
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Perm
 from rocketmq_spark.client.committer import RemotingCommitter
-from rocketmq_spark.client.long_polls import RemotingPulls
 from rocketmq_spark.client.member import RemotingMember
 from rocketmq_spark.client.offsets import RemotingOffsetReader
+from rocketmq_spark.client.pull_source import RemotingPulls
 from rocketmq_spark.client.replies import RemotingReplies
 from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.sender import RemotingSender

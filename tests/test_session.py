@@ -8,7 +8,7 @@ import pytest
 
 from rocketmq_spark import Producer, options, session
 from rocketmq_spark.base.codes import Request
-from rocketmq_spark.client.rpc import Credentials
+from rocketmq_spark.client.credentials import Credentials
 from rocketmq_spark.consumer.listener import Context, with_replier
 from rocketmq_spark.errors import ClosedError, OptionError, RocketMQError, ServerFault
 from rocketmq_spark.model import Message, MessageQueue, OffsetRange

@@ -10,7 +10,7 @@ from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
 from rocketmq_spark.base import arguments
 from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.codes import DLQ_PREFIX, RETRY_PREFIX, Response
-from rocketmq_spark.client import broker_requests
+from rocketmq_spark.client import topic_readers
 from rocketmq_spark.client.routes import masters_of, require_brokers
 from rocketmq_spark.client.rpc import with_proxy_remedy
 from rocketmq_spark.errors import (
@@ -86,7 +86,7 @@ def new_group(group: str, topics: Sequence[str] = ()) -> str:
 def near_groups(tools: AdminTools, group: str) -> str:
     """A hint with similar group names; empty if brokers know the group, or no similar one."""
     try:
-        known = broker_requests.groups(tools.calls, tools.admin)
+        known = topic_readers.groups(tools.calls, tools.admin)
     except RocketMQError:  # without the hint, the error is still complete
         return ""
     near = nearest(group, known, 3, 0.6) if group not in known else []
@@ -306,7 +306,7 @@ def warn_of_unseen(tools: AdminTools, group: str, queues: Iterable[MessageQueue]
 
 def names(tools: AdminTools) -> list[str]:
     """All groups that brokers know, sorted, without RocketMQ's own."""
-    return broker_requests.groups(tools.calls, tools.admin)
+    return topic_readers.groups(tools.calls, tools.admin)
 
 
 def describe(tools: AdminTools, group: str) -> GroupDescription:

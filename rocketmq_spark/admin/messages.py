@@ -13,7 +13,8 @@ from rocketmq_spark.admin import AdminTools, ask_each, deadline, with_kept
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.broker_client import PULLED, BrokerClient, BrokerCommand
 from rocketmq_spark.client.broker_requests import as_stored, with_user_names
-from rocketmq_spark.client.long_polls import pull_command, requested_messages, to_pull_answer
+from rocketmq_spark.client.long_polls import pull_command, to_pull_answer
+from rocketmq_spark.client.pulled_messages import requested_messages
 from rocketmq_spark.errors import LocalProtocolError, NotFound, OptionError
 from rocketmq_spark.model import MessageQueue, PullAnswer, PullRequest, ReceivedMessage
 from rocketmq_spark.model.admin import GROUP

@@ -16,7 +16,7 @@ from rocketmq_spark.cli.numbers import IntRange
 from rocketmq_spark.cli.output import Output, moment
 
 if TYPE_CHECKING:
-    from rocketmq_spark.client.broker_requests import GroupReader
+    from rocketmq_spark.client.topic_readers import GroupReader
     from rocketmq_spark.model import MessageQueue
     from rocketmq_spark.model.admin import TopicQueues
     from rocketmq_spark.options import Options
@@ -274,7 +274,7 @@ def show(output: Output, target: Target, topic: str) -> None:
     Readers are reported by the members of consumer groups. A group without members is shown at the queues for which it has
     committed offsets.
     """
-    from rocketmq_spark.client.broker_requests import readers
+    from rocketmq_spark.client.topic_readers import readers
 
     options, client = target.options(), target.client()
     route = client.admin.routes.get_existing(topic, 0.0)

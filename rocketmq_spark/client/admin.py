@@ -11,8 +11,9 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, BATCH_QUEUE, FIRST_WITH_ATTRIBUTES, QUEUE_TYPE, Perm
 from rocketmq_spark.base.process import Closing
 from rocketmq_spark.client.broker_client import BrokerClient
+from rocketmq_spark.client.name_servers import NameServers
 from rocketmq_spark.client.offsets import RemotingOffsetReader
-from rocketmq_spark.client.routes import NameServers, Routes, masters_of, require_brokers
+from rocketmq_spark.client.routes import Routes, masters_of, require_brokers
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import (
     CallTimeout,

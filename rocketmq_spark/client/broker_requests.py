@@ -7,16 +7,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from rocketmq_spark.base.codes import RETRY_PREFIX, Property, Request
-from rocketmq_spark.client.admin import BaseAdmin, consume_progress
-from rocketmq_spark.client.routes import require_brokers
 from rocketmq_spark.client.rpc import RpcClient
-from rocketmq_spark.errors import BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError, RocketMQError
-from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage, TopicRoute
+from rocketmq_spark.model import Filter, MessageQueue, ReceivedMessage
 from rocketmq_spark.model.membership import (
     Answer,
     Asked,
@@ -34,7 +31,7 @@ from rocketmq_spark.wire import bodies, member_bodies, rpc
 from rocketmq_spark.wire.bodies import GroupMembership
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import only_message
-from rocketmq_spark.wire.names import Scope, is_user_group
+from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import Subscription, parse_subscription
 
 logger = logging.getLogger(__name__)
@@ -152,100 +149,3 @@ def as_stored(message: ReceivedMessage, scope: Scope) -> ReceivedMessage:
     queue = message.queue._replace(topic=scope.plain(message.queue.topic))
     same = (queue, queue.topic) == (message.queue, message.topic)
     return message if same else replace(message, queue=queue, topic=queue.topic)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupReader:
-    """A member of a group and the queues of the topic that it has; None where it did not say.
-
-    A group without members is a reader without ``member``: it has the queues in which it has an offset. ``is_in_scope`` says
-    whether the group is of the client's own namespace and environment.
-    """
-
-    group: str
-    member: str | None
-    queues: tuple[MessageQueue, ...] | None
-    is_in_scope: bool = True
-
-
-def readers(calls: RpcClient, admin: BaseAdmin, topic: str) -> list[GroupReader]:
-    """All of a topic, by group and member."""
-    route = admin.route(topic)
-    masters = {data.broker_name: data.master for data in route.brokers.values() if data.master}
-    groups: set[str] = set()
-    for name, address in masters.items():
-        command = rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=calls.on_wire(topic), bname=name)
-        groups.update(bodies.group_list(calls.request(address, command).body))
-    return [reader for group in sorted(groups) for reader in _readers_of_group(calls, route, group, masters)]
-
-
-def groups(calls: RpcClient, admin: BaseAdmin) -> list[str]:
-    """All consumer groups that brokers know, by the user's names, without RocketMQ's own and those of other namespaces."""
-    group_names: set[str] = set()
-    for name, data in require_brokers(admin.cluster()).items():
-        if address := data.replica("hint"):  # a slave has the groups of its master
-            answer = calls.request(address, rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG.request(bname=name))
-            group_names |= bodies.subscription_groups(answer.body).keys()
-    return sorted(
-        calls.scope.plain(group) for group in group_names if is_user_group(group) and calls.scope.contains(group)
-    )
-
-
-def _readers_of_group(
-    calls: RpcClient, route: TopicRoute, group: str, masters: Mapping[str, str]
-) -> Iterator[GroupReader]:
-    plain, inside = calls.scope.plain(group), calls.scope.holds(group)
-    members = _members(calls, group, masters)
-    for member, address in sorted(members.items()):
-        yield GroupReader(plain, member, _queues_of_member(calls, route.topic, (group, member), address), inside)
-    if not members:
-        progress = consume_progress(calls, route, group)
-        yield GroupReader(plain, None, tuple(sorted(q for q, at in progress.items() if at.consumer_offset > 0)), inside)
-
-
-def _members(calls: RpcClient, group: str, masters: Mapping[str, str]) -> dict[str, str]:
-    """The address of a broker that each member is connected to."""
-    broker_of_member: dict[str, str] = {}
-    for address in masters.values():
-        command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(consumerGroup=group)
-        try:
-            broker_of_member |= dict.fromkeys(bodies.consumer_ids(calls.request(address, command).body), address)
-        except BrokerError:  # so a broker says that it knows no member
-            continue
-    return broker_of_member
-
-
-def member_subscriptions(calls: RpcClient, admin: BaseAdmin, group: str) -> dict[str, dict[str, Filter] | None]:
-    """What each member of a group wants of each topic, by the user's names; None of one that did not say."""
-    subscriptions: dict[str, dict[str, Filter] | None] = {}
-    on_wire = calls.on_wire(group)
-    masters = {name: data.master for name, data in admin.cluster().items() if data.master}
-    for member, address in sorted(_members(calls, on_wire, masters).items()):
-        command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=on_wire, clientId=member, jstackEnable=False)
-        try:
-            filters = bodies.member_filters(calls.request(address, command).body)
-        except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
-            _log_unknown_member(e, member)
-            subscriptions[member] = None
-        else:
-            plain = {calls.scope.plain(topic): f for topic, f in filters.items() if calls.scope.reaches(topic)}
-            subscriptions[member] = {topic: f for topic, f in plain.items() if not topic.startswith(RETRY_PREFIX)}
-    return subscriptions
-
-
-def _queues_of_member(
-    calls: RpcClient, topic: str, group_and_member: tuple[str, str], address: str
-) -> tuple[MessageQueue, ...] | None:
-    group, member = group_and_member
-    command = rpc.GET_CONSUMER_RUNNING_INFO.request(consumerGroup=group, clientId=member, jstackEnable=False)
-    try:
-        queues = bodies.held_queues(calls.request(address, command).body)
-    except (BrokerError, CallTimeout, ConnectionLost, RemoteProtocolError) as e:
-        _log_unknown_member(e, member)
-        return None
-    on_wire = calls.on_wire(topic)
-    return tuple(queue._replace(topic=topic) for queue in queues if queue.topic == on_wire)
-
-
-def _log_unknown_member(error: RocketMQError, member: str) -> None:
-    logger.info("cannot determine what member %s reads: %s", member, error)

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-from rocketmq_spark.base.clock import LONGEST_S, Deadline
-from rocketmq_spark.base.codes import OFFSET_RESET, RETRY_PREFIX, PullSysFlag, Response, SysFlag
-from rocketmq_spark.base.retry import Retry
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import OFFSET_RESET, PullSysFlag, Response
 from rocketmq_spark.base.threads import Aside, Failure, attempt, never_waiting
-from rocketmq_spark.client.broker_client import TopicAttributesCache, is_batched, is_compacted
-from rocketmq_spark.client.broker_requests import with_user_names
+from rocketmq_spark.client.pulled_messages import requested_messages
 from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.rpc import RpcClient, error_from_response
+from rocketmq_spark.client.topic_attributes import TopicAttributesCache, is_batched, is_compacted
 from rocketmq_spark.errors import AccessDenied, BrokerNotFound, ConnectionLost, DecodeError, OptionError, RocketMQError
 from rocketmq_spark.model import (
     MASTER_ID,
@@ -30,72 +29,13 @@ from rocketmq_spark.model import (
     PullAnswer,
     PullRequest,
     PullStatus,
-    ReceivedMessage,
-    TopicRoute,
 )
-from rocketmq_spark.model.pull import OffsetWindow
 from rocketmq_spark.wire import rpc
-from rocketmq_spark.wire.header import Bytes, Command
-from rocketmq_spark.wire.messages import DecodeRoom, DecodeSettings, Stored, decode_one, portion, stored_in
+from rocketmq_spark.wire.header import Command
+from rocketmq_spark.wire.messages import portion
 from rocketmq_spark.wire.names import Scope
-from rocketmq_spark.wire.properties import parse_subscription
-from rocketmq_spark.wire.stored_fields import usual_messages
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-# A topic may be deleted and created again with another type; the offsets of a read are then those of the new topic.
-ATTRIBUTES_MAX_AGE_S = 1.0
-
-
-class RemotingPulls:
-    """Implements ``ports.PullSource``."""
-
-    def __init__(self, calls: RpcClient, routes: Routes, kinds: TopicAttributesCache, retry: Retry) -> None:
-        self._calls = calls
-        self._routes = routes
-        self._attributes = kinds
-        self._retry = retry
-
-    def on_wire(self, name: str) -> str:
-        return self._calls.on_wire(name)
-
-    def keys(self) -> tuple[str, str, str | None] | None:
-        if self._calls.credentials is None:
-            return None
-        keys = self._calls.credentials.current()
-        return keys.access_key, keys.secret_key, keys.security_token
-
-    def route(self, topic: str, deadline: Deadline) -> TopicRoute:
-        return self._routes.get(topic, 0.0, deadline.within(self._calls.request_timeout_s))
-
-    def compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
-        remedy = "Offsets without messages were found, which is right for compaction topics only"
-        attributes = self._fetch_with_retries(
-            lambda soon: self._attributes.attributes(queue.topic, queue.broker_name, soon, ATTRIBUTES_MAX_AGE_S),
-            remedy,
-            deadline,
-        )
-        return is_compacted(attributes)
-
-    def batched(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
-        remedy = "Brokers do not filter the messages of a batch topic, or of a compaction topic, one by one"
-        batched = self._fetch_with_retries(
-            lambda soon: self._attributes.stores_batches(queue, soon, ATTRIBUTES_MAX_AGE_S), remedy, deadline
-        )
-        return batched or self.compacted(queue, deadline)
-
-    def _fetch_with_retries(self, fetch: Callable[[Deadline], T], remedy: str, deadline: Deadline | None) -> T:
-        """``remedy`` becomes the remedy of ``AccessDenied``."""
-        overall_deadline = deadline or Deadline.after(LONGEST_S)
-        try:
-            return self._retry.run(
-                lambda: fetch(overall_deadline.within(self._calls.request_timeout_s)), overall_deadline
-            )
-        except AccessDenied as e:
-            e.remedy = f"{remedy}; to tell what it is, the reader needs Get on the topic's configuration"
-            raise
 
 
 OnPulled = Callable[[PullAnswer | RocketMQError], None]
@@ -259,94 +199,3 @@ def to_pull_answer(request: PullRequest, answer: Command, address: str, scope: S
     return replace(
         empty, messages=messages, next_offset=empty.next_offset if first_left is None else first_left.queue_offset
     )
-
-
-def requested_messages(
-    request: PullRequest, stored: Bytes, scope: Scope, end: int, room: DecodeRoom | None = None
-) -> Iterable[ReceivedMessage]:
-    """The requested messages of an answer, with the user's names. ``end``: the next offset according to the broker.
-
-    A broker compares tags by their hashes, and returns whole inner batches. Messages that cannot be decoded are returned raw,
-    so that they stop no reader.
-
-    Messages get different, increasing offsets from the requested one to below ``end``, because commits and the next pull depend
-    on them. The offset stored in a message may be wrong if the message is damaged or the index of the queue was shifted.
-    """
-    queue = request.queue
-    tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
-    is_retry_topic = queue.topic.startswith(RETRY_PREFIX)
-    data, settings = bytes(stored), DecodeSettings(queue.broker_name, queue=queue, room=room)
-    undamaged = usual_messages(data, request.offset, end, queue)
-    messages = undamaged or _with_valid_offsets(data, stored_in(data), request.offset, end, settings)
-    if tags is None and not is_retry_topic:
-        return messages
-    return (
-        with_user_names(message, scope) if is_retry_topic else message
-        for message in messages
-        if tags is None or tags.accepts(message.tags) or (message.decode_error is not None and _has_no_tag(message))
-    )
-
-
-def _has_no_tag(message: ReceivedMessage) -> bool:
-    """Whether its tag is unknown, perhaps because of damage, or it is a batch, in which each message has a tag."""
-    return message.tags is None or bool(message.sys_flag & SysFlag.INNER_BATCH)
-
-
-def _with_valid_offsets(
-    data: bytes, stored: Sequence[Stored], start: int, end: int, settings: DecodeSettings
-) -> Iterator[ReceivedMessage]:
-    """The messages from ``start`` on. An impossible offset is replaced by the first possible one."""
-    stored = _merge_damaged(data, stored, end - start, settings)
-    next_offset, remaining = start, len(stored)
-    for stored_message, max_offset in zip(stored, _max_offsets(stored, next_offset, end), strict=True):
-        remaining -= 1
-        *_, is_batch = stored_message
-        if is_batch:
-            settings = settings._replace(
-                window=OffsetWindow(start, end, next_offset if next_offset > start else None, end - remaining)
-            )
-        for message in decode_one(data, stored_message, settings):
-            is_decoded_batch = is_batch and message.decode_error is None
-            if is_decoded_batch and message.queue_offset < start:
-                continue
-            # With a later one, a commit would skip messages that are not consumed.
-            if not is_decoded_batch and not next_offset <= message.queue_offset <= max_offset:
-                message = replace(message, queue_offset=next_offset)
-            next_offset = message.queue_offset + 1
-            yield message
-
-
-def _merge_damaged(data: bytes, stored: Sequence[Stored], max_count: int, settings: DecodeSettings) -> Sequence[Stored]:
-    """At most as many messages as offsets: a damaged size splits a message in two, which would take the offsets of others."""
-    if not 0 < max_count < len(stored):
-        return stored
-    merged, was_broken = list(stored[:1]), _is_broken(data, stored[0], settings)
-    for number, stored_message in enumerate(stored[1:], 1):
-        broken = _is_broken(data, stored_message, settings)
-        if broken and was_broken and len(merged) + len(stored) - number > max_count:
-            merged[-1] = (merged[-1][0], stored_message[1], None, False)
-        else:
-            merged.append(stored_message)
-        was_broken = broken
-    last = merged[max_count - 1 :]
-    return [*merged[: max_count - 1], (last[0][0], last[-1][1], None, False)] if len(last) > 1 else merged
-
-
-def _is_broken(data: bytes, stored_message: Stored, settings: DecodeSettings) -> bool:
-    """Whether a message cannot even be split into its parts."""
-    first = next(
-        iter(decode_one(data, stored_message, settings._replace(queue=None, max_body_bytes=None, room=None))), None
-    )
-    return first is not None and first.decode_error is not None and not first.topic
-
-
-def _max_offsets(stored: Sequence[Stored], start: int, end: int) -> list[int]:
-    """The highest possible offset of each message: every message after it needs one, its own if that is possible."""
-    max_offsets: list[int] = []
-    for number in range(len(stored) - 1, -1, -1):
-        end -= 1
-        stored_offset = stored[number][2]
-        if stored_offset is not None and start + number <= stored_offset < end:
-            end = stored_offset
-        max_offsets.append(end)
-    return max_offsets[::-1]

@@ -16,7 +16,8 @@ from rocketmq_spark.client.instance import ClientInstance, RegisteredMember
 from rocketmq_spark.client.long_polls import LongPolls, OnPulled
 from rocketmq_spark.client.offsets import RemotingOffsetReader
 from rocketmq_spark.client.routes import Routes
-from rocketmq_spark.client.sender import RemotingSendBack, RemotingSender
+from rocketmq_spark.client.send_back import RemotingSendBack
+from rocketmq_spark.client.sender import RemotingSender
 from rocketmq_spark.errors import (
     BrokerNotFound,
     GroupNotFound,

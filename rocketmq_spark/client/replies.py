@@ -26,7 +26,7 @@ from rocketmq_spark.base.codes import (
 from rocketmq_spark.client.instance import LOG_PAUSE_S, ClientInstance, RegisteredMember
 from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.rpc import RpcClient
-from rocketmq_spark.client.sender import COMPRESS_ABOVE_BYTES
+from rocketmq_spark.client.send_back import COMPRESS_ABOVE_BYTES
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,

@@ -7,31 +7,27 @@ import itertools
 import logging
 import math
 import operator
-import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rocketmq_spark.base.arguments import nearest
 from rocketmq_spark.base.clock import Deadline, backoff
-from rocketmq_spark.base.codes import AUTO_CREATE_TOPIC, MAX_QUEUES, Response
+from rocketmq_spark.base.codes import MAX_QUEUES, Response
 from rocketmq_spark.base.process import Living
-from rocketmq_spark.client.rpc import RpcClient, error_from_response
+from rocketmq_spark.client.name_servers import NameServers, route_request
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
     ConnectionLost,
     NotSupported,
-    OptionError,
     RemoteProtocolError,
     RocketMQError,
     RouteNotFound,
-    ServerFault,
     TopicNotFound,
 )
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueData, TopicRoute
-from rocketmq_spark.options.names import of_kafka_port
 from rocketmq_spark.wire import bodies, names, rpc
 from rocketmq_spark.wire.header import Command, Peer
 
@@ -43,126 +39,7 @@ ROUTE_AGE_S = 30.0
 # hangs.
 UNLISTED_S = 90.0
 
-_NAME_SERVER_REMEDY = "Check option 'nameServer' and that the name server runs"
 _SILENT_SERVERS_REMEDY = "Start the name servers that do not answer, or remove them from option 'nameServer'"
-_TIMEOUT_REMEDY = "Allow more time, or check that the name server runs and has this address"
-
-
-class NameServers:
-    """The list of name servers: one is used as long as it answers, then the next."""
-
-    def __init__(self, calls: RpcClient, addresses: Sequence[str], rng: random.Random | None = None) -> None:
-        self.addresses = tuple(address.strip() for address in addresses if address.strip())
-        if not self.addresses:
-            raise OptionError("no name server is given", remedy="Set option 'nameServer' to host:port")
-        self.calls = calls
-        calls.pool.note_name_servers(self.addresses)
-        self._current = (rng or random.Random()).randrange(len(self.addresses))
-
-    def request(self, make: Callable[[], Command], deadline: Deadline | None = None) -> Command:
-        return self.request_with_address(make, deadline)[1]
-
-    def request_with_address(
-        self, make: Callable[[], Command], deadline: Deadline | None = None
-    ) -> tuple[str, Command]:
-        """Ask the servers in turn. Returns the first answer and the address of its server.
-
-        Each server has the time of one request, and at most its share of the time that is left. Servers do not know of each
-        other, so the others are also asked for a topic that one server does not have. If none answers, raises the last error,
-        with all addresses. Raises ``OptionError`` if all of them are brokers.
-        """
-        first = self._current
-        topic_not_found: TopicNotFound | None = None
-        last_error: RocketMQError | None = None
-        silent: list[str] = []
-        not_name_server: OptionError | None = None
-        for i in range(len(self.addresses)):
-            index = (first + i) % len(self.addresses)
-            try:
-                answer = self._request_with_retry(
-                    self.addresses[index], make, self._server_deadline(deadline, len(self.addresses) - i)
-                )
-            except TopicNotFound as e:
-                topic_not_found = topic_not_found or e
-            except (ConnectionLost, CallTimeout, RemoteProtocolError) as e:
-                last_error = e
-                silent.append(self.addresses[index])
-            except NotSupported:
-                if self.calls.pool.is_proxy(self.addresses[index]):
-                    raise
-                if self.serves_routes(self.addresses[index], deadline):
-                    # The answer about the route has shown whether the server is a Proxy, and the next error names this cause.
-                    return self.addresses[index], self.calls.request(
-                        self.addresses[index], make(), self._server_deadline(deadline)
-                    )
-                not_name_server = _error_for_broker_address(self.addresses[index])
-            else:
-                self._current = index
-                return self.addresses[index], answer
-        if topic_not_found is not None:
-            topic_not_found.silent = silent
-            raise topic_not_found
-        if last_error is None:
-            assert not_name_server is not None
-            raise not_name_server
-        if deadline is not None and deadline.expired and isinstance(last_error, CallTimeout):
-            remedy = of_kafka_port(self.addresses) or _TIMEOUT_REMEDY
-            raise CallTimeout(
-                "no name server answered in time", ";".join(self.addresses), remedy=remedy
-            ) from last_error
-        raise type(last_error)(
-            f"no name server answers: {last_error.message}",
-            ";".join(self.addresses),
-            remedy=of_kafka_port(self.addresses) or last_error.remedy or _NAME_SERVER_REMEDY,
-        ) from last_error
-
-    def _request_with_retry(self, address: str, make: Callable[[], Command], deadline: Deadline | None) -> Command:
-        """Ask once more after a fault: encoding a route that changes at that moment fails (ConcurrentModificationException)."""
-        try:
-            return self.calls.request(address, make(), deadline)
-        except ServerFault:
-            return self.calls.request(address, make(), deadline)
-
-    def serves_routes(self, address: str, deadline: Deadline | None = None) -> bool:
-        """Whether the server at this address answers requests for routes: a name server or a Proxy does, a broker does not."""
-        try:
-            self.calls.request(address, route_request(AUTO_CREATE_TOPIC), self._server_deadline(deadline))
-        except NotSupported:
-            return False
-        except RocketMQError:
-            pass
-        return True
-
-    def request_many(
-        self, commands: Sequence[Command], deadline: Deadline | None = None
-    ) -> tuple[str, list[Command | None]]:
-        """Send several requests to the current server at once. Returns its address and the answers.
-
-        An answer is None if the request failed; ``request`` can then try the other servers.
-        """
-        deadline = deadline or Deadline.after(self.calls.request_timeout_s)
-        server = self.addresses[self._current]
-        answers = self.calls.invoke_each([(server, command) for command in commands], deadline)
-        return server, [
-            answer if not isinstance(answer, RocketMQError) and answer.code == Response.SUCCESS else None
-            for answer in answers
-        ]
-
-    def request_at_all(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:
-        """Ask every server at once, because they do not know of each other; raises the first error when all have answered."""
-        limit = self._server_deadline(deadline) or Deadline.after(self.calls.request_timeout_s)
-        answers = self.calls.invoke_each([(address, make()) for address in self.addresses], limit)
-        for address, answer in zip(self.addresses, answers, strict=True):
-            if isinstance(answer, RocketMQError):
-                raise answer
-            if answer.code != Response.SUCCESS:
-                raise error_from_response(answer, address)
-
-    def _server_deadline(self, deadline: Deadline | None, servers: int = 1) -> Deadline | None:
-        """For one of ``servers`` that are still to be asked."""
-        if deadline is None:
-            return None
-        return deadline.within(min(self.calls.request_timeout_s, deadline.remaining() / servers))
 
 
 # Routes of deleted topics that are remembered for the addresses in them: all of the last ``UNLISTED_S`` seconds, because a name
@@ -691,17 +568,6 @@ def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> R
     hint = f"Did you mean {', '.join(similar)}? " if similar else ""
     remedy = (hint + (error.remedy or remedy)).rstrip()
     return RouteNotFound(error.message, error.addr, error.broker_code, error.topic, remedy=remedy or None)
-
-
-def route_request(topic_on_wire: str) -> Command:
-    return rpc.GET_ROUTEINFO_BY_TOPIC.request(topic=topic_on_wire, acceptStandardJsonOnly=True)
-
-
-def _error_for_broker_address(address: str) -> OptionError:
-    return OptionError(
-        f"option 'nameServer' names {address}, which is not a name server: it answers like a broker, and has no routes",
-        remedy="Give host and port of the name server, 9876 unless it was changed",
-    )
 
 
 def _newest_brokers(*tables: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:

@@ -7,18 +7,11 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import (
     AUTO_CREATE_TOPIC,
-    COMPRESSION_MASK,
-    FIRST_RETRY_LEVEL,
-    MAX_BODY_BYTES,
-    MAX_INT,
-    MAX_PROPERTIES_BYTES,
-    RETRY_PREFIX,
     SENDABLE_SYS_FLAGS,
     Perm,
     Property,
@@ -26,26 +19,25 @@ from rocketmq_spark.base.codes import (
     SysFlag,
 )
 from rocketmq_spark.base.threads import Aside
-from rocketmq_spark.client import broker_client, transactions
-from rocketmq_spark.client.broker_client import BrokerClient, BrokerCommand, TopicAttributesCache
+from rocketmq_spark.client import topic_attributes, transactions
 from rocketmq_spark.client.instance import ClientInstance, RegisteredMember
 from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.rpc import RpcClient, error_from_response
+from rocketmq_spark.client.topic_attributes import TopicAttributesCache
 from rocketmq_spark.errors import (
     BrokerNotFound,
     CallTimeout,
     ConnectionLost,
     LocalProtocolError,
-    MessageRefused,
     RocketMQError,
     RouteNotFound,
 )
-from rocketmq_spark.model import MessageQueue, ReceivedMessage, SendRequest, SendResult, SendStatus
+from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import BatchStorage, HalfCheck, HalfPlace, TransactionState
-from rocketmq_spark.wire import compression, rpc
+from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Bytes, Command
 from rocketmq_spark.wire.messages import encode_item
-from rocketmq_spark.wire.properties import encode_properties, is_reserved
+from rocketmq_spark.wire.properties import encode_properties
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +107,11 @@ class RemotingSender:
 
     def timers(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         masters = {name: address for name, address in self._routes.masters().items() if name in set(brokers)}
-        return broker_client.max_timer_delays_ms(self._calls, topic, masters, deadline)
+        return topic_attributes.max_timer_delays_ms(self._calls, topic, masters, deadline)
 
     def consumed(self, topic: str, deadline: Deadline) -> bool:
         masters = [data.master for data in self._routes.recent(topic, deadline).brokers.values() if data.master]
-        return broker_client.has_online_consumer(self._calls, topic, masters, deadline)
+        return topic_attributes.has_online_consumer(self._calls, topic, masters, deadline)
 
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
         try:
@@ -319,125 +311,4 @@ def _result(queue: MessageQueue, request: SendRequest, answer: Command, address:
         transaction_id=fields["transactionId"],
         recall_handle=fields["recallHandle"],
         region_id=None if fields[Property.TRACE_ON] is False else fields[Property.MSG_REGION],
-    )
-
-
-INNER_GROUP = "CLIENT_INNER_PRODUCER"
-SEND_BACK_ATTEMPTS, COMPRESS_ABOVE_BYTES = 3, 4096
-
-# RocketMQ's own properties that a copy keeps. The others hold for the original only, or a broker acts on them: it does not look
-# at those of a message of a batch, so its sender could choose some because of which no copy of it is ever stored.
-_COPIED_PROPERTIES = frozenset({
-    Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY, Property.INSTANCE_ID,
-    Property.ORIGIN_MESSAGE_ID, Property.ORIGIN_GROUP, Property.MSG_REGION, Property.TRACE_ON, Property.TRACE_CONTEXT,
-    Property.BORN_HOST, Property.BORN_TIMESTAMP, Property.CLUSTER, Property.MESSAGE_TYPE, Property.CORRELATION_ID,
-    Property.REPLY_TO_CLIENT, Property.TTL, Property.BUYER_ID, Property.TRANSACTION_ID,
-    Property.DLQ_ORIGIN_TOPIC, Property.DLQ_ORIGIN_MESSAGE_ID,
-})  # fmt: skip
-# So that no number below, which a sender may choose, is more than brokers read.
-_MAX_RECONSUME_TIMES = MAX_INT - FIRST_RETRY_LEVEL - 1
-
-
-class RemotingSendBack:
-    """Gives messages back over the connections of a client."""
-
-    def __init__(self, broker_client: BrokerClient, sender: RemotingSender) -> None:
-        self._broker_client = broker_client
-        self._sender = sender
-
-    def send_back(
-        self, group: str, message: ReceivedMessage, delay_level: int, max_reconsume_times: int, deadline: Deadline
-    ) -> None:
-        """Asks the master that has the message to move it."""
-        on_wire = self._broker_client.calls.on_wire
-        command = rpc.CONSUMER_SEND_MSG_BACK.request(
-            offset=message.commit_log_offset,
-            group=on_wire(group),
-            delayLevel=delay_level,
-            originMsgId=message.msg_id,
-            originTopic=on_wire(message.topic),
-            unitMode=False,
-            maxReconsumeTimes=max_reconsume_times,
-            bname=message.broker_name,
-        )
-        broker_command = BrokerCommand(message.broker_name, command, message.queue.topic, message.queue)
-        self._broker_client.request_all([broker_command], deadline)
-
-    def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
-        """Tries several brokers, where there are several."""
-        request = retry_copy(
-            group, message, max_reconsume_times, self._broker_client.calls.on_wire, time.time_ns() // 1_000_000
-        )
-        queues = list(self._sender.publish_queues(RETRY_PREFIX + group, deadline))
-        start = message.queue_offset % len(queues)
-        in_order = [queues[(start + i) % len(queues)] for i in range(len(queues))]
-        other_brokers_first = sorted(in_order, key=lambda queue: queue.broker_name == message.broker_name)
-        last_error: RocketMQError = CallTimeout("there was no time to send the message back", topic=message.topic)
-        for queue in (other_brokers_first * SEND_BACK_ATTEMPTS)[:SEND_BACK_ATTEMPTS]:
-            if deadline.expired:
-                break
-            try:
-                self._sender.send(queue, request, deadline)
-            except RocketMQError as e:
-                last_error = e
-            else:
-                return
-        raise last_error
-
-
-# What a copy adds to the properties of a message, and what each of RocketMQ's own may have if they do not fit.
-_ADDED_BYTES, _MAX_OWN_BYTES = 1024, 1024
-
-
-def _sendable(properties: dict[str, str], message: ReceivedMessage) -> dict[str, str]:
-    """Properties that a copy can have. A message of a batch may have separators in a value, and more bytes than a single one; the
-    queue must not wait for it for ever.
-    """
-    clean = {name: value.replace("\x01", "?").replace("\x02", "?") for name, value in properties.items()}
-    size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in clean.items())
-    if size <= MAX_PROPERTIES_BYTES - _ADDED_BYTES:
-        return clean
-    logger.warning(
-        "%s: the properties of the message at offset %d have %d bytes; its copy has only RocketMQ's own", message.queue,
-        message.queue_offset, size,
-    )  # fmt: skip
-    return {n: v for n, v in clean.items() if is_reserved(n) and len(v.encode()) <= _MAX_OWN_BYTES}
-
-
-def retry_copy(
-    group: str, message: ReceivedMessage, max_reconsume_times: int, on_wire: Callable[[str], str], now_ms: int
-) -> SendRequest:
-    """The message once more, to be delivered to ``group`` after the delay of its next level. One that cannot be decoded is copied
-    as it is stored. Raises ``MessageRefused`` for one of which no broker takes a copy.
-    """
-    properties_to_copy = {
-        name: value for name, value in message.properties.items() if name in _COPIED_PROPERTIES or not is_reserved(name)
-    }
-    copied = _sendable(properties_to_copy, message)
-    reconsume_times = min(max(0, message.reconsume_times), _MAX_RECONSUME_TIMES)
-    max_times = min(max_reconsume_times, _MAX_RECONSUME_TIMES)
-    properties: dict[str, str | None] = {
-        **copied,
-        Property.ORIGIN_MESSAGE_ID: copied.get(Property.ORIGIN_MESSAGE_ID) or message.msg_id,
-        Property.RETRY_TOPIC: on_wire(message.topic),
-        Property.RECONSUME_TIME: str(reconsume_times + 1),
-        Property.MAX_RECONSUME_TIMES: str(max_times),
-        Property.DELAY: str(FIRST_RETRY_LEVEL + reconsume_times),
-    }
-    body, sys_flag = message.body, message.sys_flag & int(SysFlag.COMPRESSED | COMPRESSION_MASK)
-    if not sys_flag & SysFlag.COMPRESSED:
-        sys_flag = 0
-        if len(body) > COMPRESS_ABOVE_BYTES and (packed := compression.smaller(body)) is not None:
-            body, sys_flag = packed, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
-    if not 0 < len(body) <= MAX_BODY_BYTES:
-        raise MessageRefused(f"its {len(body)} bytes are more than a broker accepts, or none", queue=str(message.queue))
-    return SendRequest(
-        INNER_GROUP,
-        body,
-        encode_properties(properties),
-        sys_flag,
-        message.flag,
-        now_ms,
-        reconsume_times=reconsume_times + 1,
-        max_reconsume_times=max_times,
     )

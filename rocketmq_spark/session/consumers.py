@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from rocketmq_spark.base import extras
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.process import Owner
-from rocketmq_spark.client.long_polls import requested_messages
+from rocketmq_spark.client.pulled_messages import requested_messages
 from rocketmq_spark.consumer import pull, simple
 from rocketmq_spark.consumer import push as group_consumer
 from rocketmq_spark.consumer.assigned import FetchedPart

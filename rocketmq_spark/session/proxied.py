@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rocketmq_spark.base import extras, process
 from rocketmq_spark.base.codes import SysFlag
-from rocketmq_spark.client.rpc import credentials_of
+from rocketmq_spark.client.credentials import credentials_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import SendRequest
 from rocketmq_spark.model.send import SentMessage

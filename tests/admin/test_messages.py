@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.admin import messages
 from rocketmq_spark.base.codes import Request, Response, SysFlag
-from rocketmq_spark.client.long_polls import requested_messages
+from rocketmq_spark.client.pulled_messages import requested_messages
 from rocketmq_spark.errors import AccessDenied, NotFound, OptionError
 from rocketmq_spark.model import MessageQueue, PullRequest
 from rocketmq_spark.model.admin import GROUP

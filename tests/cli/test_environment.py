@@ -12,9 +12,9 @@ from click.testing import Result
 
 from rocketmq_spark import Admin, Consumer, Producer, PullConsumer
 from rocketmq_spark.cli.topic import _shown
-from rocketmq_spark.client import broker_requests
+from rocketmq_spark.client import topic_readers
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.client.broker_requests import GroupReader
+from rocketmq_spark.client.topic_readers import GroupReader
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import Message, MessageQueue, QueueBounds, ReceivedMessage
 from tests.cli.conftest import COMMAND, documents
@@ -80,7 +80,7 @@ def test_readers_that_do_not_answer_or_are_outside_are_told_as_such(
         GroupReader("others", "m2", (queue,), False),
         GroupReader("silent", "m3", None, True),
     ]
-    monkeypatch.setattr(broker_requests, "readers", lambda *asked: found)
+    monkeypatch.setattr(topic_readers, "readers", lambda *asked: found)
     monkeypatch.setattr(BaseAdmin, "describe_topic", lambda self, name: {queue: QueueBounds(4, 9, 0)})
     asked = ("environment", "show", topic, "--environment", "dev", "-o", "environmentMode=suffix")
     (row,) = documents(run(*asked, "--json").stdout)

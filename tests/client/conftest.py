@@ -11,16 +11,19 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request
 from rocketmq_spark.base.retry import Retry
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.client.broker_client import BrokerClient, TopicAttributesCache
+from rocketmq_spark.client.broker_client import BrokerClient
 from rocketmq_spark.client.committer import RemotingCommitter
 from rocketmq_spark.client.instance import ClientInstance, MemberRegistry
-from rocketmq_spark.client.long_polls import LongPolls, RemotingPulls
+from rocketmq_spark.client.long_polls import LongPolls
 from rocketmq_spark.client.member import RemotingMember
+from rocketmq_spark.client.name_servers import NameServers
 from rocketmq_spark.client.offsets import RemotingOffsetReader
+from rocketmq_spark.client.pull_source import RemotingPulls
 from rocketmq_spark.client.replies import AwaitedReplies, RemotingReplies
-from rocketmq_spark.client.routes import NameServers, Routes
+from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.client.sender import RemotingSender
+from rocketmq_spark.client.topic_attributes import TopicAttributesCache
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from tests.mockbroker import MockBroker, route, topic_config

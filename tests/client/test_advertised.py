@@ -116,7 +116,7 @@ class TestUnreachable:
     def test_every_later_caller_is_told_too(self, plain: Parts, nobody: str) -> None:
         first = failed(plain)
         with pytest.raises(ConnectionLost) as caught:
-            plain.pool.get(nobody, Deadline.after(60), patient=False)
+            plain.pool.get(nobody, Deadline.after(60), wait_for_backoff=False)
         assert caught.value.remedy == first.remedy
 
     def test_not_while_another_broker_is_connected(self, proxy: MockBroker, plain: Parts, nobody: str) -> None:

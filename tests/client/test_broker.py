@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.codes import Request, Response, SysFlag
 from rocketmq_spark.client import offsets as broker_module
-from rocketmq_spark.client.broker_client import TopicAttributesCache
 from rocketmq_spark.client.offsets import first_offset_since
+from rocketmq_spark.client.topic_attributes import TopicAttributesCache
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,

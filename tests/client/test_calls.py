@@ -13,7 +13,8 @@ from rocketmq_spark.base.budget import Arrivals
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client import rpc
-from rocketmq_spark.client.rpc import Credentials, RpcClient, error_from_response
+from rocketmq_spark.client.credentials import Credentials
+from rocketmq_spark.client.rpc import RpcClient, error_from_response
 from rocketmq_spark.errors import (
     AccessDenied,
     BrokerBusy,
@@ -155,12 +156,12 @@ def test_so_many_addresses_are_dialled_at_a_time(
     broker.on(PING, ok(b"here"))
     connect_options, most, get = [0], [0], parts.calls.pool.get
 
-    def slow(address: str, deadline: Deadline, patient: bool = True) -> Connection:
+    def slow(address: str, deadline: Deadline, wait_for_backoff: bool = True) -> Connection:
         connect_options[0] += 1
         most[0] = max(most[0], connect_options[0])
         try:
             threading.Event().wait(0.005)
-            return get(broker.address, deadline, patient)
+            return get(broker.address, deadline, wait_for_backoff)
         finally:
             connect_options[0] -= 1
 
@@ -200,7 +201,7 @@ def test_who_hangs_is_not_waited_for_nor_asked_twice_and_its_late_answer_serves(
         assert len(held.wait(4)) == 4
         for call in held.calls[2:]:
             call.answer(ok(b"old"))
-        eventually(lambda: not parts.calls._owes(deaf.address))
+        eventually(lambda: not parts.calls._is_late(deaf.address))
         deaf.on(PING, ok(b"new"))
         found = parts.calls.invoke_with_grace(first(), far_off, 60.0)
         assert [bytes(each.body) for each in found if isinstance(each, Command)] == [b"new", b"quick", b"new"]
@@ -210,7 +211,7 @@ def test_who_hangs_is_not_waited_for_nor_asked_twice_and_its_late_answer_serves(
         assert len(held.wait(6)) == 6
         for call in held.calls[4:]:
             call.answer(ok(b"to another question"))
-        eventually(lambda: not parts.calls._owes(deaf.address))
+        eventually(lambda: not parts.calls._is_late(deaf.address))
         assert bodies() == [b"quick", None, None]
         deaf.on(PING, ok(b"3"))
         for call in held.wait(8)[6:]:
@@ -253,10 +254,10 @@ def test_nobody_waits_while_another_is_dialled(
     broker.on(PING, ok(b"quick"))
     get, may_go = parts.pool.get, threading.Event()
 
-    def slow(address: str, deadline: Deadline, patient: bool = True) -> Connection:
+    def slow(address: str, deadline: Deadline, wait_for_backoff: bool = True) -> Connection:
         if address != broker.address:
             assert may_go.wait(60)
-        return get(address, deadline, patient)
+        return get(address, deadline, wait_for_backoff)
 
     monkeypatch.setattr(Pool, "get", lambda _, *given, **named: slow(*given, **named))
     asked = [("127.0.0.1:1", ping()), (broker.address, ping())]

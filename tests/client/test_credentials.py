@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.client import rpc
-from rocketmq_spark.client.rpc import Credentials, RotatingCredentials, from_file, from_provider
+from rocketmq_spark.client import credentials, rpc
+from rocketmq_spark.client.credentials import Credentials, RotatingCredentials, from_file, from_provider
 from rocketmq_spark.errors import LocalProtocolError, OptionError
 from rocketmq_spark.wire.header import Command
 from tests.client.conftest import Parts
@@ -45,7 +45,7 @@ def test_keys_go_on_while_nobody_gives_new_ones(
     assert [rotating.sign(ping()).ext["AccessKey"] for _ in range(3)] == ["old"] * 3
     assert caplog.text.count("the previous keys stay in use: ") == 1
     store.append(Credentials("new", "secret"))
-    now[0] += rpc.FETCH_RETRY_S + 1
+    now[0] += credentials.FETCH_RETRY_S + 1
     assert rotating.current().access_key == "new"
 
 

@@ -69,7 +69,7 @@ def parts(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Parts:
     """Nothing is asked of brokers, and time stands still."""
     time = Time()
     monkeypatch.setattr(parts.instance, "_make_timer", lambda name: ManualTimer(time))
-    monkeypatch.setattr(parts.instance, "_tell", lambda *given: None)
+    monkeypatch.setattr(parts.instance, "_send_all", lambda *given: None)
     return parts
 
 
@@ -89,7 +89,7 @@ def test_a_member_that_ctrl_c_kept_from_leaving_leaves_again(parts: Parts, monke
     one = RegisteredMember("g", membership=lambda: GroupMembership("g", {}))
     told: list[Any] = []
     monkeypatch.setattr(parts.instance, "_addresses", lambda slaves, everywhere: [("b", "b:1")])
-    monkeypatch.setattr(parts.instance, "_tell", lambda asked, deadline: told.extend(asked))
+    monkeypatch.setattr(parts.instance, "_send_all", lambda asked, deadline: told.extend(asked))
     for at in itertools.count():
         parts.instance.join(one)
         told.clear()

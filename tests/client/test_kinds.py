@@ -7,8 +7,8 @@ import pytest
 from rocketmq_spark.base import codes
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, Request, Response
-from rocketmq_spark.client import broker_client
-from rocketmq_spark.client.broker_client import TopicAttributesCache, is_batched
+from rocketmq_spark.client import topic_attributes
+from rocketmq_spark.client.topic_attributes import TopicAttributesCache, is_batched
 from rocketmq_spark.errors import AccessDenied, BrokerBusy
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue
@@ -27,7 +27,7 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 @pytest.fixture
 def stale(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known is at once too old."""
-    monkeypatch.setattr(broker_client, "ATTRIBUTES_AGE_S", -1.0)
+    monkeypatch.setattr(topic_attributes, "ATTRIBUTES_AGE_S", -1.0)
 
 
 def batched(parts: Parts) -> bool:
@@ -82,7 +82,7 @@ def test_who_may_not_ask_is_told_so_and_does_not_ask_again(broker: MockBroker, p
 def test_the_first_broker_that_answers_says_it_for_a_sender(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_client, "REFUSED_WITHIN_S", 0.0)
+    monkeypatch.setattr(topic_attributes, "REFUSED_WITHIN_S", 0.0)
     with MockBroker() as other:
         broker.on(Request.GET_ROUTEINFO_BY_TOPIC, route(2, {"broker-a": broker.address, "broker-b": other.address}))
         broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
@@ -109,8 +109,8 @@ def test_a_broker_that_fails_at_once_is_asked_again_soon(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It costs no time, and the kind must be known when a spool sends its batches: that is when the broker is back."""
-    monkeypatch.setattr(broker_client, "REFUSED_PAUSE_S", 0.0)
-    monkeypatch.setattr(broker_client, "REFUSED_WITHIN_S", 1e9)
+    monkeypatch.setattr(topic_attributes, "REFUSED_PAUSE_S", 0.0)
+    monkeypatch.setattr(topic_attributes, "REFUSED_WITHIN_S", 1e9)
     broker.on(CONFIG, refuse(Response.SYSTEM_BUSY))
     assert parts.sender.batch_storage("t", parts.soon) is None
     broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
@@ -144,7 +144,7 @@ def test_while_nobody_says_it_the_storage_is_not_known_and_asked_about_later(
     broker.on(CONFIG, Command(int(Response.REQUEST_CODE_NOT_SUPPORTED), version=codes.VERSION))  # a proxy
     assert [parts.sender.batch_storage("t", parts.soon) for _ in range(2)] == [BatchStorage()] * 2
     assert len(broker.seen(CONFIG)) == 1
-    monkeypatch.setattr(broker_client, "ATTRIBUTES_AGE_S", -1.0)
+    monkeypatch.setattr(topic_attributes, "ATTRIBUTES_AGE_S", -1.0)
     broker.on(CONFIG, topic_config(queue_type=BATCH_QUEUE))
     assert parts.sender.batch_storage("t", parts.soon) == WHOLE
     broker.on(Request.GET_ROUTEINFO_BY_TOPIC, refuse(Response.TOPIC_NOT_EXIST))

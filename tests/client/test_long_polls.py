@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, PullSysFlag, Request, Response, SysFlag
 from rocketmq_spark.client import long_polls
-from rocketmq_spark.client.long_polls import LongPolls, _with_valid_offsets, pull_command, replica, requested_messages
+from rocketmq_spark.client.long_polls import LongPolls, pull_command, replica
+from rocketmq_spark.client.pulled_messages import _with_valid_offsets, requested_messages
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.errors import (
     BrokerBusy,
@@ -200,7 +201,7 @@ def test_an_answer_that_cannot_be_decoded_now_is_an_error(
     """For want of memory for instance. Nobody would pull the queue again if this were told to no one."""
     broker.on(Request.PULL_MESSAGE, ok(SAME_HASH, **BOUNDS))
     with monkeypatch.context() as short_of_memory:
-        short_of_memory.setattr(long_polls, "usual_messages", raising(MemoryError()))
+        short_of_memory.setattr(pulled_messages, "usual_messages", raising(MemoryError()))
         error = pull(parts)
     assert isinstance(error, DecodeError)
     assert "MemoryError" in str(error)

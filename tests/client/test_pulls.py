@@ -7,8 +7,8 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, COMPACTION, Request, Response
 from rocketmq_spark.base.retry import Retry
-from rocketmq_spark.client.long_polls import RemotingPulls
-from rocketmq_spark.client.rpc import Credentials
+from rocketmq_spark.client.credentials import Credentials
+from rocketmq_spark.client.pull_source import RemotingPulls
 from rocketmq_spark.errors import AccessDenied, CallTimeout
 from rocketmq_spark.model import MessageQueue
 from tests.client.conftest import Parts

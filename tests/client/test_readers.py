@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.client.broker_requests import GroupReader, groups, member_subscriptions, readers
+from rocketmq_spark.client.topic_readers import GroupReader, groups, member_subscriptions, readers
 from rocketmq_spark.model import Filter, MessageQueue
 from rocketmq_spark.wire.names import Scope
 from tests.client.conftest import Parts

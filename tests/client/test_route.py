@@ -20,7 +20,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.base.process import Living
 from rocketmq_spark.client import routes as route_room
-from rocketmq_spark.client.routes import NameServers
+from rocketmq_spark.client.name_servers import NameServers
 from rocketmq_spark.errors import (
     BrokerNotFound,
     ConnectionLost,
@@ -424,9 +424,9 @@ class TestRoutes:
         for n in range(200):
             parts.routes.get(f"t{n}")
             parts.routes.forget(f"t{n}")
-        assert parts.routes.held_bytes <= 10_000
-        assert "t199" in parts.routes._gone
-        assert parts.routes._gone.keys() == parts.routes._gone_at.keys()
+        assert parts.routes.cached_bytes <= 10_000
+        assert "t199" in parts.routes._forgotten
+        assert parts.routes._forgotten.keys() == parts.routes._forgotten_at.keys()
 
     @pytest.mark.parametrize("number", [0, 1, 3])
     def test_any_replica_shows_that_a_broker_is_there(self, broker: MockBroker, parts: Parts, number: int) -> None:
@@ -542,7 +542,7 @@ class TestRoutes:
                 parts.routes.get(f"t{n}")
                 parts.routes.forget(f"t{n}")
             assert "t" in parts.routes._unlisted_brokers  # a name server may have lost all topics just now
-            parts.routes._gone_at["t"] -= route_room.UNLISTED_S
+            parts.routes._forgotten_at["t"] -= route_room.UNLISTED_S
             parts.routes.get("t100")
             parts.routes.forget("t100")
         assert parts.routes._unlisted_brokers == {}
@@ -552,7 +552,7 @@ class TestRoutes:
         for number in range(200):
             parts.routes.get(f"t{number}")
             parts.routes.forget(f"t{number}")
-            parts.routes._gone_at[f"t{number}"] -= route_room.UNLISTED_S
+            parts.routes._forgotten_at[f"t{number}"] -= route_room.UNLISTED_S
         assert parts.routes.address("of-t199") == parts.routes.address("of-t136") == "a:1"
         with pytest.raises(BrokerNotFound):
             parts.routes.address("of-t135")
@@ -708,14 +708,14 @@ class TestMemory:
         idle, busy = Parts(broker.address), Parts(broker.address)
         for one in (idle, busy):
             one.routes.get("t0")
-            assert one.routes.held_bytes > 200_000 * route_room._QUEUE_BYTES
+            assert one.routes.cached_bytes > 200_000 * route_room._QUEUE_BYTES
         idle.routes._used_at -= 99
         busy.routes.get("t1")
         assert idle.routes.cached_topics() == ["t0"]
         idle.routes._used_at -= 2
         busy.routes.get("t2")
         assert idle.routes.cached_topics() == []
-        assert 0 < idle.routes.held_bytes < 1000  # of the broker
+        assert 0 < idle.routes.cached_bytes < 1000  # of the broker
         assert busy.routes.cached_topics() == ["t0", "t1", "t2"]
         assert idle.routes.address("b") == "h:1"
         assert len(idle.routes.get("t0").readable()) == 200_000
@@ -747,7 +747,7 @@ class TestMemory:
         broker.on(Request.GET_BROKER_CLUSTER_INFO, mb.cluster({f"b{n}": {"0": "h:1"} for n in range(10)}))
         for one in many:
             one.routes.cluster()
-        monkeypatch.setattr(route_room, "_MAX_PROCESS_BYTES", sum(one.routes.held_bytes for one in many))
+        monkeypatch.setattr(route_room, "_MAX_PROCESS_BYTES", sum(one.routes.cached_bytes for one in many))
         assert len(user.routes.get("t").readable()) > 0
         for one in (*many, user):
             one.close()
@@ -787,18 +787,18 @@ class TestMemory:
         names = itertools.count()
         broker.on(ROUTE, lambda call: route(1, {f"b{next(names)}": "h:1" for _ in range(8)}))
         parts.routes.get("t", 0.0)
-        alone = parts.routes.held_bytes
+        alone = parts.routes.cached_bytes
         for _ in range(2):
             parts.routes.get("t", 0.0)
-        assert parts.routes.held_bytes > alone + 16 * route_room._QUEUE_BYTES
+        assert parts.routes.cached_bytes > alone + 16 * route_room._QUEUE_BYTES
         most = 0
         for n in range(4, 9):
             parts.routes.get("t", 0.0)
-            most = most or parts.routes.held_bytes + 1000
+            most = most or parts.routes.cached_bytes + 1000
             unlisted = parts.routes._unlisted_brokers["t"]
             assert len(unlisted) == 20
             assert {f"b{8 * (n - 2) + 7}", f"b{8 * (n - 3) + 7}"} <= unlisted.keys()  # the newest
-            assert parts.routes.held_bytes < most
+            assert parts.routes.cached_bytes < most
         broker.on(ROUTE, lambda call: route(50_000, {f"b{next(names)}": "h:1"}))
         for _ in range(8):
             parts.routes.get("t", 0.0)
@@ -814,7 +814,7 @@ class TestMemory:
         held = []
         for _ in range(3):
             parts.routes.cluster()
-            held.append(parts.routes.held_bytes)
+            held.append(parts.routes.cached_bytes)
         assert held[0] < held[1]
         assert held[2] < 2000
         with pytest.raises(RemoteProtocolError, match="4097"):
@@ -907,6 +907,6 @@ class TestMemory:
         greedy.routes.get("t2", 0.0)  # what it has, it may have again
         assert len(small.routes.get("t0").readable()) == 20_000
         assert (greedy.routes.cached_topics(), other.routes.cached_topics()) == ([], ["t0"])  # who had most makes room
-        assert sum(one.routes.held_bytes for one in (greedy, other, small)) < route_room._MAX_PROCESS_BYTES
+        assert sum(one.routes.cached_bytes for one in (greedy, other, small)) < route_room._MAX_PROCESS_BYTES
         for one in (greedy, other, small):
             one.close()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rocketmq_spark.base.codes import DELAY_LEVELS, Request, Response, SysFlag
-from rocketmq_spark.client.sender import retry_copy
+from rocketmq_spark.client.send_back import retry_copy
 from rocketmq_spark.errors import MessageRefused, NotFound, RocketMQError
 from rocketmq_spark.model import MessageQueue, ReceivedMessage
 from rocketmq_spark.wire.compression import decompress

@@ -251,7 +251,7 @@ def test_another_message_with_the_id_changes_no_answer_about_a_committed_one(
 
 def copies_of(parts: Parts) -> Any:
     """The questions of the only group."""
-    (answering,) = [member.asked.__self__ for _, member in parts.groups.one_per_group()]  # type: ignore[union-attr]
+    (answering,) = [member.request_handler.__self__ for _, member in parts.groups.one_per_group()]  # type: ignore[union-attr]
     return answering._copies
 
 
@@ -491,7 +491,7 @@ def test_what_cannot_be_sent_for_lack_of_threads_is_asked_again(
         return COMMIT
 
     tenant.sender.join("pg", 0, lambda message, place: function)
-    (answering,) = [member.asked.__self__ for _, member in tenant.groups.one_per_group()]  # type: ignore[union-attr]
+    (answering,) = [member.request_handler.__self__ for _, member in tenant.groups.one_per_group()]  # type: ignore[union-attr]
     for thread, said in (
         ("rocketmq-aside-('", "are left to their next repetition"),
         ("rocketmq-127", "could not be sent"),

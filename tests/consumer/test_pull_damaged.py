@@ -9,7 +9,7 @@ import pytest
 
 from rocketmq_spark.base.clock import Clock
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
-from rocketmq_spark.client.long_polls import requested_messages
+from rocketmq_spark.client.pulled_messages import requested_messages
 from rocketmq_spark.consumer.assigned import FetchedPart
 from rocketmq_spark.consumer.prefetch import BacklogReader
 from rocketmq_spark.consumer.pull import BasePullConsumer

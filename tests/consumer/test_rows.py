@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rocketmq_spark import Consumer
 from rocketmq_spark.base import extras
 from rocketmq_spark.base.codes import INNER_BATCH_MASK, SysFlag
-from rocketmq_spark.client.long_polls import requested_messages
+from rocketmq_spark.client.pulled_messages import requested_messages
 from rocketmq_spark.columnar.decode.rows import batch_of_messages
 from rocketmq_spark.consumer import rows
 from rocketmq_spark.consumer.assigned import FetchedPart

@@ -5,11 +5,12 @@ from __future__ import annotations
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.client.admin import BaseAdmin
-from rocketmq_spark.client.broker_client import TopicAttributesCache
 from rocketmq_spark.client.instance import ClientInstance, MemberRegistry
-from rocketmq_spark.client.routes import NameServers, Routes
+from rocketmq_spark.client.name_servers import NameServers
+from rocketmq_spark.client.routes import Routes
 from rocketmq_spark.client.rpc import RpcClient
 from rocketmq_spark.client.sender import RemotingSender
+from rocketmq_spark.client.topic_attributes import TopicAttributesCache
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.remoting.pool import ConnectOptions, Pool
 from rocketmq_spark.wire import rpc

@@ -262,7 +262,7 @@ class Stream:
         self.model.max_filled = max(self.model.max_filled, self.filled)
         return found, others
 
-    def turn(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
+    def compact(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
         kept = list(keep)
         need = sum(end - begin for begin, end in kept) + max(map(self._size, self._pending), default=0)
         size = self.model.buffer_bytes

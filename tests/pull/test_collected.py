@@ -20,7 +20,7 @@ class Buffer:
         self.filled, self.room, self.full = filled, room, full
         self.turns = 0
 
-    def turn(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
+    def compact(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
         moved = {}
         self.turns, self.filled = self.turns + 1, 0
         for begin, end in keep:

@@ -248,7 +248,7 @@ def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> No
     wire.feed((256 << 20).to_bytes(4, "big") + bytes(wire.stream.room - 4))
     while wire.stream.full:
         wire.stream.compact(())
-        while wire.stream.room and not wire.stream._lost:
+        while wire.stream.room and not wire.stream._out_of_memory:
             wire.feed(bytes(min(1000, wire.stream.room)))
     with pytest.raises(ConnectionLost, match="others that arrive"):
         wire.stream.receive(1.0)
@@ -315,7 +315,7 @@ class Taken:
         self.held: dict[int, tuple[int, int]] = {}
         self.bodies: dict[int, bytes] = {}
 
-    def turn(self) -> None:
+    def compact(self) -> None:
         for i in [i for i in self.held if self.rng.random() < 0.5]:
             self.take(i)
         moved = self.wire.stream.compact(self.held.values())

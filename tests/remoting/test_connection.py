@@ -157,7 +157,7 @@ def test_an_answer_that_is_being_handed_over_when_the_time_ends_is_waited_for(
     def too_late(opaque: int) -> None:
         held.wait(1)[0].answer(ok(a="1"))
 
-    monkeypatch.setattr(connection._protocol, "give_up", too_late)
+    monkeypatch.setattr(connection._protocol, "cancel", too_late)
     assert connection.call(ping(), soon(0.05)).ext == {"a": "1"}
 
 

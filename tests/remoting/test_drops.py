@@ -29,7 +29,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.remoting.connection import Connection
 from rocketmq_spark.remoting.transport import Drops, Undelivered
 from rocketmq_spark.wire.header import Command
-connection = Connection(sys.argv[1], Deadline.after(30), undelivered=Undelivered(drops=Drops[sys.argv[2]]))
+connection = Connection(sys.argv[1], Deadline.after(30), undelivered=Undelivered(drop_unsent=Drops[sys.argv[2]]))
 connection.call_each([(Command({int(PING)}, body=bytes({LARGE})), print)], Deadline.after(0.5))
 print("blocked", flush=True)
 sys.stdin.read()
@@ -66,7 +66,7 @@ def ends_with_reset(peer: socket.socket) -> bool:
 def test_a_connection_that_is_closed_while_requests_wait(
     slow: socket.socket, connect: Connect, drops: DropUnsent, cut: bool
 ) -> None:
-    connection = connect(address(slow), undelivered=UndeliveredPolicy(drops=drops))
+    connection = connect(address(slow), undelivered=UndeliveredPolicy(drop_unsent=drops))
     peer, _ = slow.accept()
     with peer:
         connection.call_each([(Command(PING, body=bytes(LARGE)), lambda outcome: None)], Deadline.after(0.1))
@@ -80,7 +80,7 @@ def test_a_request_that_was_given_up_counts_as_one_that_waits(
 ) -> None:
     """By its caller, that is: the thread that reads, which would do so at the same moment, has other work."""
     monkeypatch.setattr(connection_module, "TICK_S", 60.0)
-    connection = connect(address(slow), undelivered=UndeliveredPolicy(drops=DropUnsent.ON_CLOSE))
+    connection = connect(address(slow), undelivered=UndeliveredPolicy(drop_unsent=DropUnsent.ON_CLOSE))
     peer, _ = slow.accept()
     with peer:
         with pytest.raises(CallTimeout):
@@ -91,7 +91,7 @@ def test_a_request_that_was_given_up_counts_as_one_that_waits(
 
 
 def test_what_expects_no_answer_is_still_sent(slow: socket.socket, connect: Connect) -> None:
-    connection = connect(address(slow), undelivered=UndeliveredPolicy(drops=DropUnsent.ON_CLOSE))
+    connection = connect(address(slow), undelivered=UndeliveredPolicy(drop_unsent=DropUnsent.ON_CLOSE))
     peer, _ = slow.accept()
     with peer:
         connection.send_oneway(Command(PING, body=bytes(100_000)), Deadline.after(5.0))
@@ -117,7 +117,7 @@ def test_a_process_that_dies(slow: socket.socket, drops: DropUnsent, cut: bool) 
 
 
 def test_a_pool_that_hangs_up_goes_on_with_other_connections(broker: MockBroker) -> None:
-    pool, soon = Pool(ConnectOptions(undelivered=UndeliveredPolicy(drops=DropUnsent.ON_EXIT))), Deadline.after(5.0)
+    pool, soon = Pool(ConnectOptions(undelivered=UndeliveredPolicy(drop_unsent=DropUnsent.ON_EXIT))), Deadline.after(5.0)
     broker.on(PING, ok())
     first = pool.get(broker.address, soon)
     pool.close_connections()

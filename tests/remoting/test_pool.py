@@ -160,7 +160,7 @@ def test_who_is_not_patient_gets_the_earlier_error_at_once(
     monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: 100.0, sleep=slept.append))
     for _ in range(3):
         with pytest.raises(ConnectionLost, match="refused"):
-            pool.get(dead, soon(), patient=False)
+            pool.get(dead, soon(), wait_for_backoff=False)
     assert slept == []
     assert pool._slots[dead].attempts == 1
 
@@ -182,7 +182,7 @@ def test_who_is_not_patient_does_not_wait_for_one_who_is(
         assert rests.wait(60)
         try:
             with pytest.raises(ConnectionLost, match="refused"):
-                pool.get(dead, soon(1), patient=False)
+                pool.get(dead, soon(1), wait_for_backoff=False)
         finally:
             over.set()
         assert isinstance(patient.exception(60), ConnectionLost)
@@ -194,7 +194,7 @@ def test_a_server_that_is_back_is_found_and_its_rest_forgotten(pool: Pool, dead:
     host, port = dead.split(":")
     with socket.create_server((host, int(port))):
         assert not pool.get(dead, soon()).closed
-        assert pool._slots[dead].rest_until == 0.0
+        assert pool._slots[dead].backoff_until == 0.0
 
 
 def test_addresses_are_mapped(broker: MockBroker) -> None:
@@ -296,7 +296,7 @@ def test_at_the_limit_the_longest_idle_connection_is_closed(
     assert (kept.closed, longest_idle.closed) == (False, True)
     for server in servers * 5:
         assert few.get(server.address, soon()).call(ping(), soon()).code == 0
-    assert sum(few.live(server.address) for server in servers) == 2
+    assert sum(few.is_connected(server.address) for server in servers) == 2
     assert caplog.text.count("maxConnections") == 1
     assert few.get(fourth.address, soon()).call(ping(), soon()).code == 0
 
@@ -349,7 +349,7 @@ def test_many_threads_at_the_limit_get_answers_and_no_errors(few: Pool, servers:
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(4) as threads:
         patch.setattr(pool_module, "MIN_IDLE_S", 0.2)
         assert set(threads.map(call, range(40))) == {0}
-    assert sum(few.live(server.address) for server in servers) <= 3
+    assert sum(few.is_connected(server.address) for server in servers) <= 3
 
 
 def test_addresses_of_routes_are_not_kept_without_limit(

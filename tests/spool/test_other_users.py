@@ -20,7 +20,7 @@ from rocketmq_spark.base import folders, process
 from rocketmq_spark.base.tls_files import Reloaded
 from rocketmq_spark.cli.command import app
 from rocketmq_spark.cli.spool import _collected
-from rocketmq_spark.client.rpc import RotatingCredentials
+from rocketmq_spark.client.credentials import RotatingCredentials
 from rocketmq_spark.delay.node import NodeSettings, open_node
 from rocketmq_spark.errors import OptionError, SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend

@@ -30,7 +30,7 @@ from rocketmq_spark.cli.doctor import findings, servers
 from rocketmq_spark.cli.doctor.findings import Finding, advice, broken, failed
 from rocketmq_spark.cli.lag_view import under_way
 from rocketmq_spark.cli.output import Output, width_of, wrapped
-from rocketmq_spark.client import broker_requests
+from rocketmq_spark.client import topic_readers
 from rocketmq_spark.client.rpc import error_from_response
 from rocketmq_spark.errors import (
     AccessDenied,
@@ -273,7 +273,7 @@ def of_readers(target: Target, client: Client, subject: Subject) -> Iterator[Fin
 def _of_group(client: Client, group: str, topics: Sequence[str]) -> Iterator[Finding]:
     subscribed: set[str] = set()
     try:
-        wanted = broker_requests.member_subscriptions(client.calls, client.admin, group)
+        wanted = topic_readers.member_subscriptions(client.calls, client.admin, group)
     except NotSupported as e:
         yield servers.unknown_members(group, e)
     else:

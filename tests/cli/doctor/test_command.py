@@ -16,7 +16,7 @@ from rocketmq_spark.cli.connection import Target
 from rocketmq_spark.cli.doctor import command
 from rocketmq_spark.cli.doctor.command import Subject, lines
 from rocketmq_spark.cli.doctor.findings import advice, broken, ok
-from rocketmq_spark.client import broker_requests
+from rocketmq_spark.client import topic_readers
 from rocketmq_spark.errors import AccessDenied, CallTimeout, RocketMQError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.session import Client
@@ -104,7 +104,7 @@ def test_every_topic_is_examined_and_the_group_in_those(monkeypatch: pytest.Monk
     monkeypatch.setattr(command, "of_name_servers", lambda *given: [(bad, False), (well, True)])
     monkeypatch.setattr(command, "of_brokers", lambda *given: [])
     monkeypatch.setattr(command, "of_topic", lambda client, options, *given: asked.append(given) or [])
-    monkeypatch.setattr(broker_requests, "member_subscriptions", lambda *given: {})
+    monkeypatch.setattr(topic_readers, "member_subscriptions", lambda *given: {})
     monkeypatch.setattr(command, "of_group", lambda client, *given: asked.append(given) or {})
     monkeypatch.setattr(command, "look_at", lambda *given: QueuePositions([]))
     found = list(command.of_cluster(Target({"name_server": "h:2;h:1"}), Subject(("t", "u"), "g")))

@@ -1,0 +1,72 @@
+"""The ``PullSource`` port over remoting: the routes, keys and topic types that reads of offset ranges need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from rocketmq_spark.base.clock import LONGEST_S, Deadline
+from rocketmq_spark.base.retry import Retry
+from rocketmq_spark.client.routes import Routes
+from rocketmq_spark.client.rpc import RpcClient
+from rocketmq_spark.client.topic_attributes import TopicAttributesCache, is_compacted
+from rocketmq_spark.errors import AccessDenied
+from rocketmq_spark.model import (
+    MessageQueue,
+    TopicRoute,
+)
+
+T = TypeVar("T")
+
+
+# A topic may be deleted and created again with another type; the offsets of a read are then those of the new topic.
+ATTRIBUTES_MAX_AGE_S = 1.0
+
+
+class RemotingPulls:
+    """Implements ``ports.PullSource``."""
+
+    def __init__(self, calls: RpcClient, routes: Routes, kinds: TopicAttributesCache, retry: Retry) -> None:
+        self._calls = calls
+        self._routes = routes
+        self._attributes = kinds
+        self._retry = retry
+
+    def on_wire(self, name: str) -> str:
+        return self._calls.on_wire(name)
+
+    def keys(self) -> tuple[str, str, str | None] | None:
+        if self._calls.credentials is None:
+            return None
+        keys = self._calls.credentials.current()
+        return keys.access_key, keys.secret_key, keys.security_token
+
+    def route(self, topic: str, deadline: Deadline) -> TopicRoute:
+        return self._routes.get(topic, 0.0, deadline.within(self._calls.request_timeout_s))
+
+    def compacted(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
+        remedy = "Offsets without messages were found, which is right for compaction topics only"
+        attributes = self._fetch_with_retries(
+            lambda soon: self._attributes.attributes(queue.topic, queue.broker_name, soon, ATTRIBUTES_MAX_AGE_S),
+            remedy,
+            deadline,
+        )
+        return is_compacted(attributes)
+
+    def batched(self, queue: MessageQueue, deadline: Deadline | None = None) -> bool:
+        remedy = "Brokers do not filter the messages of a batch topic, or of a compaction topic, one by one"
+        batched = self._fetch_with_retries(
+            lambda soon: self._attributes.stores_batches(queue, soon, ATTRIBUTES_MAX_AGE_S), remedy, deadline
+        )
+        return batched or self.compacted(queue, deadline)
+
+    def _fetch_with_retries(self, fetch: Callable[[Deadline], T], remedy: str, deadline: Deadline | None) -> T:
+        """``remedy`` becomes the remedy of ``AccessDenied``."""
+        overall_deadline = deadline or Deadline.after(LONGEST_S)
+        try:
+            return self._retry.run(
+                lambda: fetch(overall_deadline.within(self._calls.request_timeout_s)), overall_deadline
+            )
+        except AccessDenied as e:
+            e.remedy = f"{remedy}; to tell what it is, the reader needs Get on the topic's configuration"
+            raise

@@ -1,0 +1,243 @@
+"""Facts about topics, from their brokers: cached attributes, the longest timer delay, and whether a consumer is online."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rocketmq_spark.base import codes
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.codes import FIRST_WITH_TIMERS, TIMER_MAX_DELAY_S, Response
+from rocketmq_spark.client.broker_client import SWEEP_ABOVE_ENTRIES, Attributes
+from rocketmq_spark.client.routes import Routes
+from rocketmq_spark.client.rpc import RpcClient, error_from_response
+from rocketmq_spark.errors import AccessDenied, BrokerNotFound, CallTimeout, NotSupported, RocketMQError
+from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.model.send import BatchStorage
+from rocketmq_spark.wire import bodies, rpc
+from rocketmq_spark.wire.header import Command
+
+logger = logging.getLogger(__name__)
+
+
+def is_compacted(attributes: Attributes | None) -> bool:
+    """Whether it is a compaction topic, according to the known attributes."""
+    return (attributes or {}).get(codes.CLEANUP_POLICY) == codes.COMPACTION
+
+
+ATTRIBUTES_AGE_S = 30.0
+
+
+# A broker that refuses connections does so at once, and may be back in a moment.
+REFUSED_WITHIN_S, REFUSED_PAUSE_S = 0.1, 1.0
+
+
+_Attributes = Attributes | AccessDenied | None
+
+
+_CACHED_NAMES = (codes.QUEUE_TYPE, codes.CLEANUP_POLICY)  # a broker could have any number of others
+
+
+class _CachedAnswer(NamedTuple):
+    answer: _Attributes
+    fetched_s: float
+
+    def is_younger(self, seconds: float) -> bool:
+        return time.monotonic() - self.fetched_s < seconds
+
+
+class TopicAttributesCache:
+    """Cached attributes of the topics of one client."""
+
+    def __init__(self, calls: RpcClient, routes: Routes) -> None:
+        self._calls = calls
+        self._routes = routes
+        self._cached: dict[tuple[str, str], _CachedAnswer] = {}
+        self._sweep_above = SWEEP_ABOVE_ENTRIES
+        self._unanswered_until: dict[tuple[str, str], Deadline] = {}
+        self._hanging_until: dict[str, Deadline] = {}
+
+    def attributes(
+        self, topic: str, broker_name: str, deadline: Deadline, max_age_s: float | None = None
+    ) -> Attributes | None:
+        """The topic's attributes on a broker; None if a Proxy answers for it, which does not have them.
+
+        While the broker does not answer, the cached attributes are returned.
+        """
+        key = topic, broker_name
+        cached = self._cached.get(key)
+        if cached is None or not cached.is_younger(ATTRIBUTES_AGE_S if max_age_s is None else max_age_s):
+            answer = self._fetch_or_cached(topic, broker_name, deadline, cached)
+            if len(self._cached) > self._sweep_above:
+                routed = self._routes.cached_topic_brokers()
+                for unrouted in [cached_key for cached_key in list(self._cached) if cached_key not in routed]:
+                    self._cached.pop(unrouted, None)
+                self._sweep_above = SWEEP_ABOVE_ENTRIES + 2 * len(self._cached)
+            cached = self._cached[key] = _CachedAnswer(answer, time.monotonic())
+        if isinstance(cached.answer, AccessDenied):
+            raise copy.copy(cached.answer)
+        return cached.answer
+
+    def stores_batches(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
+        """Whether brokers compare the tags of whole batches only, as they do for a batch topic.
+
+        True also at a Proxy, which does not report this, so that no topic is missed.
+        """
+        return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
+
+    def batch_storage(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> BatchStorage | None:
+        """Return how batches of the topic are stored, according to the first of ``brokers`` that answers; None without an answer.
+        If the user may not ask, it counts as an ordinary topic, because an answer never comes.
+
+        A broker that did not answer is skipped for a while, so that it does not delay every task, and asked last about other
+        topics. Each gets a share of the time, so that one that hangs leaves some for the others.
+        """
+        silent = {
+            name for (of, name), until in list(self._unanswered_until.items()) if of == topic and not until.expired
+        }
+        broker_names, denied = sorted((name for name in brokers if name not in silent), key=self._is_hanging), False
+        for number, name in enumerate(broker_names):
+            share, started = deadline.within(deadline.remaining() / (len(broker_names) - number)), time.monotonic()
+            try:
+                attributes = self.attributes(topic, name, share)
+            except AccessDenied:
+                denied = True
+            except RocketMQError as e:
+                logger.info("cannot determine from broker %s how batches of topic %s are stored: %s", name, topic, e)
+                _drop_expired(self._unanswered_until)
+                self._unanswered_until[topic, name] = Deadline.after(
+                    REFUSED_PAUSE_S if time.monotonic() - started < REFUSED_WITHIN_S else ATTRIBUTES_AGE_S
+                )
+            else:
+                return BatchStorage(is_batched(attributes) is True, is_compacted(attributes))
+        return BatchStorage() if denied else None
+
+    def _is_hanging(self, broker_name: str) -> bool:
+        return (until := self._hanging_until.get(broker_name)) is not None and not until.expired
+
+    def is_cached(self, queue: MessageQueue) -> bool:
+        """Whether ``attributes`` would answer from the cache."""
+        cached = self._cached.get((queue.topic, queue.broker_name))
+        return cached is not None and cached.is_younger(ATTRIBUTES_AGE_S)
+
+    def _fetch_or_cached(
+        self, topic: str, broker_name: str, deadline: Deadline, cached: _CachedAnswer | None
+    ) -> _Attributes:
+        try:
+            return self._fetch(topic, broker_name, deadline)
+        except AccessDenied as e:
+            logger.info("the kind of topic %s stays unknown: %s", topic, e)
+            return e
+        except RocketMQError as e:
+            if isinstance(e, CallTimeout):
+                _drop_expired(self._hanging_until)
+                self._hanging_until[broker_name] = Deadline.after(ATTRIBUTES_AGE_S)
+            if cached is None or not e.retriable:
+                raise
+            return cached.answer
+
+    def _fetch(self, topic: str, broker_name: str, deadline: Deadline) -> Attributes | None:
+        address = self._address(topic, broker_name, deadline)
+        command = rpc.GET_TOPIC_CONFIG.request(topic=self._calls.on_wire(topic), bname=broker_name)
+        answer = self._calls.invoke(address, command, deadline.within(self._calls.request_timeout_s))
+        if answer.code == codes.Response.SUCCESS:
+            attributes = bodies.topic_config(answer.body).attributes
+            return {name: attributes[name] for name in _CACHED_NAMES if name in attributes}
+        error = error_from_response(answer, address, topic)
+        if not isinstance(error, NotSupported):
+            raise error
+        return {} if answer.version < codes.FIRST_WITH_ATTRIBUTES else None
+
+    def _address(self, topic: str, broker_name: str, deadline: Deadline) -> str:
+        try:
+            return self._routes.address(broker_name, "hint")
+        except BrokerNotFound:
+            self._routes.get(topic, 0.0, deadline)
+            return self._routes.address(broker_name, "hint")
+
+
+def _drop_expired(until: dict[Any, Deadline]) -> None:
+    if len(until) > SWEEP_ABOVE_ENTRIES:
+        for key in [key for key, deadline in list(until.items()) if deadline.expired]:
+            until.pop(key, None)
+
+
+def is_batched(attributes: Attributes | None) -> bool | None:
+    """Whether a topic with these attributes stores batches whole; None if they are unknown."""
+    return None if attributes is None else attributes.get(codes.QUEUE_TYPE) == codes.BATCH_QUEUE
+
+
+def max_timer_delays_ms(calls: RpcClient, topic: str, masters: Mapping[str, str], deadline: Deadline) -> dict[str, int]:
+    """The longest delay, in ms, of each of ``masters``, addresses by broker name, that answers; 0 without timers."""
+    topic_on_wire = calls.on_wire(topic)
+    requests = [
+        (address, rpc.GET_MAX_OFFSET.request(topic=topic_on_wire, queueId=0, bname=name))
+        for name, address in masters.items()
+    ]
+    answers = dict(zip(masters, calls.invoke_each(requests, _first_half(deadline)), strict=True))
+    versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
+    delays_ms = dict.fromkeys(versions, 0)
+    with_timers = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
+    # The configuration contains passwords. If the network could read it, it is not requested, and the default is assumed, as for
+    # a broker that does not report its configuration.
+    delays_ms |= {name: 1000 * TIMER_MAX_DELAY_S for name in with_timers if not calls.is_private(masters[name])}
+    with_timers = [name for name in with_timers if calls.is_private(masters[name])]
+    configs = [(masters[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in with_timers]
+    for name, config in zip(with_timers, calls.invoke_each(configs, deadline), strict=True):
+        if isinstance(config, Command):
+            delays_ms[name] = _max_timer_delay_ms(config)
+        else:
+            del delays_ms[name]
+    return delays_ms
+
+
+def has_online_consumer(calls: RpcClient, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
+    """Whether a member of any group that is online at one of ``masters``, addresses, has subscribed to the topic.
+
+    Raises the error of a broker that does not answer, if no other broker has a member.
+    """
+    topic_on_wire = calls.on_wire(topic)
+    by_broker = calls.invoke_each(
+        [(address, rpc.QUERY_TOPIC_CONSUME_BY_WHO.request(topic=topic_on_wire)) for address in masters],
+        _first_half(deadline),
+    )
+    answers = [_success(answer, address, topic) for answer, address in zip(by_broker, masters, strict=True)]
+    groups = [
+        (address, rpc.GET_CONSUMER_CONNECTION_LIST.request(consumerGroup=group))
+        for address, answer in zip(masters, answers, strict=True)
+        if isinstance(answer, Command)
+        for group in bodies.group_list(answer.body)
+    ]
+    of_groups = calls.invoke_each(groups, deadline)
+    for members in of_groups:
+        if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
+            continue  # no member of the group is online
+        if topic_on_wire in bodies.group_filters(members.body):
+            return True
+    for answer in (*answers, *of_groups):
+        if isinstance(answer, RocketMQError):
+            raise answer
+    return False
+
+
+def _first_half(deadline: Deadline) -> Deadline:
+    """The deadline of the first of two questions: a broker that hangs leaves time for the second one."""
+    return deadline.within(deadline.remaining() / 2)
+
+
+def _max_timer_delay_ms(config: Command) -> int:
+    """In ms, 0 with disabled timers; RocketMQ's default if the broker does not report its configuration."""
+    answer = bodies.read_config(config.body) if config.code == Response.SUCCESS else {}
+    if answer.get("timerWheelEnable", "true") != "true":
+        return 0
+    seconds = bodies.setting_number(answer, "timerMaxDelaySec")
+    return 1000 * (TIMER_MAX_DELAY_S if seconds is None else seconds)
+
+
+def _success(answer: Command | RocketMQError, address: str, topic: str) -> Command | RocketMQError:
+    if isinstance(answer, RocketMQError) or answer.code == Response.SUCCESS:
+        return answer
+    return error_from_response(answer, address, topic)
