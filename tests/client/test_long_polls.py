@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import BATCH_QUEUE, PullSysFlag, Request, Response, SysFlag
-from rocketmq_spark.client import long_polls
+from rocketmq_spark.client import pulled_messages
 from rocketmq_spark.client.long_polls import LongPolls, pull_command, replica
 from rocketmq_spark.client.pulled_messages import _with_valid_offsets, requested_messages
 from rocketmq_spark.client.rpc import RpcClient

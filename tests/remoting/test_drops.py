@@ -117,7 +117,10 @@ def test_a_process_that_dies(slow: socket.socket, drops: DropUnsent, cut: bool) 
 
 
 def test_a_pool_that_hangs_up_goes_on_with_other_connections(broker: MockBroker) -> None:
-    pool, soon = Pool(ConnectOptions(undelivered=UndeliveredPolicy(drop_unsent=DropUnsent.ON_EXIT))), Deadline.after(5.0)
+    pool, soon = (
+        Pool(ConnectOptions(undelivered=UndeliveredPolicy(drop_unsent=DropUnsent.ON_EXIT))),
+        Deadline.after(5.0),
+    )
     broker.on(PING, ok())
     first = pool.get(broker.address, soon)
     pool.close_connections()
