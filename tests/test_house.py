@@ -149,8 +149,8 @@ OUTSIDE = {
     "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
     " session.telemetry",
     "time": "base.clock base.threads base.retry base.tls_files remoting.transport remoting.connection remoting.pool"
-    " client.credentials client.rpc client.routes client.topic_attributes delay.node delay.stream grpc_proxy.channel grpc_proxy.proxy"
-    " grpc_proxy.sender client.instance client.send_back spool.spool consumer.broker_requests session.telemetry"
+    " client.credentials client.rpc client.routes client.topic_attributes delay.node delay.stream grpc_proxy.channel"
+    " grpc_proxy.proxy grpc_proxy.sender client.instance client.send_back spool.spool consumer.broker_requests session.telemetry"
     " localbroker cli spark.monitoring.metrics_listener aio",
     "asyncio": "aio",
     "multiprocessing": "",
