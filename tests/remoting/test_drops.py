@@ -27,9 +27,9 @@ CHILD = f"""
 import sys, time
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.remoting.connection import Connection
-from rocketmq_spark.remoting.transport import Drops, Undelivered
+from rocketmq_spark.remoting.transport import DropUnsent, UndeliveredPolicy
 from rocketmq_spark.wire.header import Command
-connection = Connection(sys.argv[1], Deadline.after(30), undelivered=Undelivered(drop_unsent=Drops[sys.argv[2]]))
+connection = Connection(sys.argv[1], Deadline.after(30), undelivered=UndeliveredPolicy(drop_unsent=DropUnsent[sys.argv[2]]))
 connection.call_each([(Command({int(PING)}, body=bytes({LARGE})), print)], Deadline.after(0.5))
 print("blocked", flush=True)
 sys.stdin.read()

@@ -410,9 +410,9 @@ class TestNames:
 DIES = """
 import os, signal, sys
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.remoting.transport import Undelivered, connect
+from rocketmq_spark.remoting.transport import UndeliveredPolicy, connect
 
-sock = connect(sys.argv[1], Deadline.after(30), None, Undelivered(1.0))
+sock = connect(sys.argv[1], Deadline.after(30), None, UndeliveredPolicy(1.0))
 sock.setblocking(False)
 sent = 0
 try:
