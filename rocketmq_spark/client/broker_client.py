@@ -10,7 +10,6 @@ cached: ``queue.type`` cannot change, but a topic can be deleted and created aga
 from __future__ import annotations
 
 import bisect
-import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,8 +24,6 @@ from rocketmq_spark.model import NO_FILTER, MessageQueue
 from rocketmq_spark.wire import bodies, rpc
 from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import stamp
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -33,8 +32,6 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import only_message
 from rocketmq_spark.wire.names import Scope
 from rocketmq_spark.wire.properties import Subscription, parse_subscription
-
-logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 

@@ -23,8 +23,6 @@ from rocketmq_spark.wire import rpc
 from rocketmq_spark.wire.header import Command
 
 _NAME_SERVER_REMEDY = "Check option 'nameServer' and that the name server runs"
-
-
 _TIMEOUT_REMEDY = "Allow more time, or check that the name server runs and has this address"
 
 

@@ -6,7 +6,6 @@ Keys are fixed, or come from a file or function that is read again regularly.
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 import time
 from collections import deque
@@ -37,9 +36,6 @@ from rocketmq_spark.remoting.connection import Connection, OnResponse
 from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.header import Command, Peer
-
-logger = logging.getLogger(__name__)
-
 
 # Temporary conditions that a broker reports with the code of its internal exceptions: sends before a configured time, too few
 # slaves, no space for the next file, and too many timers for one second.

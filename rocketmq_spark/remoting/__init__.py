@@ -1,1 +1,1 @@
-"""Commands over TCP, blocking: knows connections and request numbers, nothing of topics and groups."""
+"""RocketMQ's Remoting protocol over TCP: connections and numbered requests. Topics and groups belong to ``client/``."""

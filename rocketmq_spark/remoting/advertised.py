@@ -1,7 +1,7 @@
-"""What errors say about an advertised address that cannot be connected from this machine.
+"""The remedy in errors if this machine cannot connect to an advertised address.
 
-Brokers and Proxies tell clients their own addresses, through routes. Inside containers these are often addresses that only
-other containers reach.
+Brokers and Proxies advertise their own addresses in routes. Inside containers, these are often addresses that only other
+containers can reach.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BROKER_REMEDY = (
 
 
 def remedy(addresses: Collection[str], peer: Peer = Peer.UNKNOWN) -> str:
-    """What to do if none of the advertised addresses can be connected. ``peer`` is the kind of the server that reported them."""
+    """Return the remedy if no advertised address can be connected to. ``peer`` is the kind of server that reported them."""
     listed = ", ".join(sorted(addresses)[:_MAX_LISTED])
     more = f" and {len(addresses) - _MAX_LISTED} more" if len(addresses) > _MAX_LISTED else ""
     server, ways = "name server", _BROKER_REMEDY
@@ -36,7 +36,7 @@ def remedy(addresses: Collection[str], peer: Peer = Peer.UNKNOWN) -> str:
 def with_advertised_remedy(
     error: RocketMQError, addresses: Collection[str], peer: Peer = Peer.UNKNOWN
 ) -> RocketMQError:
-    """Return ``error``, with the remedy if it says that an advertised address cannot be connected."""
+    """Return ``error``, with the remedy added if an advertised address cannot be connected to."""
     unreached = isinstance(error, ConnectionLost | CallTimeout) and error.message.startswith(CANNOT_CONNECT)
     if unreached and error.remedy is None:
         error.remedy = remedy(addresses, peer)

@@ -1,8 +1,8 @@
-"""A stream of pipelined pulls: one connection, one thread, and only a tuple per answer.
+"""A stream of pipelined pulls: one connection, one thread, and one tuple per answer.
 
-Requests are formatted from a template with three placeholders. Answers are received into one large buffer, in which only the
-positions of frames are recorded. The owner of the stream reads the bodies in place, and says which of them to keep when the
-buffer is reused. docs/design.md gives the reason why this is not a ``Connection``.
+Requests are formatted from a template with three placeholders. Answers are received into one large buffer, and only the
+positions of their bodies are recorded. The owner of the stream reads the bodies in place, and passes those to keep to
+``compact``, which reuses the buffer. docs/design.md explains why this is not a ``Connection``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PREFIX_BYTES = 8
 _NO_WAIT = getattr(socket, "MSG_DONTWAIT", 0)
 _MAX_FRAME = 256 << 20
 BUFFER_BYTES = 16 << 20
-# Stays free after the last body, so that decoders may read a few words beyond its end without leaving the buffer.
+# Free bytes after the last body: decoders may read a few words beyond its end.
 SLACK_BYTES = 64
 _ACCOUNT_CHECK_S = 0.5
 
@@ -50,7 +50,7 @@ _FOUND_HEADER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class EmptyAnswer:
-    """An answer without messages: its code and text, and the offset and replica that it suggests."""
+    """An answer without messages: code, remark, and the suggested offset and replica."""
 
     code: int
     remark: str
@@ -66,7 +66,7 @@ Keys = tuple[str, str, str | None]
 
 
 class PullTemplate:
-    """Formats the frames of pulls that differ only in request number, offset and count; signs them if there are credentials."""
+    """Formats the frames of pulls that differ only in request number, offset and count, and signs them with credentials."""
 
     def __init__(self, pull: Command, credentials: Keys | Callable[[], Keys] | None = None) -> None:
         self._pull = pull
@@ -75,7 +75,7 @@ class PullTemplate:
         self._set_header(pull, self._keys)
 
     def renew(self) -> bool:
-        """Read the keys again, because they may expire during a long task; returns whether they have changed."""
+        """Read the keys again, because they may expire during a long task. Returns whether they have changed."""
         if self._read_keys is None or (keys := self._read_keys()) == self._keys:
             return False
         self._keys = keys
@@ -124,7 +124,7 @@ FoundAnswer = tuple[int, int, int, int, int, bytes]
 
 
 def _uninitialised(size: int) -> npt.NDArray[np.uint8]:
-    import numpy as np  # here, because only bulk reads need it; other users of ``remoting`` may not have it
+    import numpy as np  # here, because only bulk reads need numpy; it may not be installed
 
     return np.empty(size, np.uint8)
 
@@ -132,8 +132,8 @@ def _uninitialised(size: int) -> npt.NDArray[np.uint8]:
 class BulkStream:
     """The connection with its receive buffer. ``received`` is the number of bytes received so far.
 
-    The buffer grows with what arrives, whatever size a frame announces. What it has beyond its first size and ``spare_bytes``
-    must find room in ``arriving``, the account of the client.
+    The buffer grows with the bytes that arrive, not with the announced size of a frame. Bytes beyond its first size and
+    ``spare_bytes`` count against ``arriving``, the budget of the client.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class BulkStream:
         self.address = address
         self._sock: socket.socket = connect(address, deadline, tls)
         self._sock.settimeout(None)
-        # Encrypted sockets take no flags.
+        # Encrypted sockets do not support flags.
         self._is_nonblocking = bool(_NO_WAIT) and tls is None
         self._buffer_bytes = buffer_bytes
         self.buffer: npt.NDArray[np.uint8] = _uninitialised(buffer_bytes + SLACK_BYTES)
@@ -171,7 +171,7 @@ class BulkStream:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more fits: call ``compact`` first. If that found no memory, ``receive`` raises."""
+        """Whether the buffer is full, and ``compact`` must make room. Without memory for it, ``receive`` raises instead."""
         return self.room == 0 and not self._out_of_memory
 
     @property
@@ -193,12 +193,12 @@ class BulkStream:
         """Read once into the buffer; False if nothing arrived in time. Call only while not ``full``."""
         if self._out_of_memory:
             what = f"an answer to a pull was dropped after {self._filled - self._scanned} bytes"
-            raise ConnectionLost(f"{what}: others that arrive fill the memory that they may have", self.address)
+            raise ConnectionLost(f"{what}: other arriving frames fill the memory limit", self.address)
         room = self._view[self._filled : len(self.buffer) - SLACK_BYTES]
         try:
             count = self._try_nonblocking(lambda: self._sock.recv_into(room, 0, _NO_WAIT))
             if count is None:
-                # A stream that has memory of the others' looks often whether they need it.
+                # A stream that uses the shared budget checks often whether others need it.
                 with self._waiting(min(timeout_s, _ACCOUNT_CHECK_S) if self._account.size else timeout_s):
                     count = self._sock.recv_into(room)
         except TimeoutError:
@@ -214,7 +214,7 @@ class BulkStream:
         return True
 
     def _try_nonblocking(self, call: Callable[[], int]) -> int | None:
-        """Try ``call`` without waiting, as one system call: a call with a timeout takes three. None if it would block."""
+        """Call without waiting, which is one system call: with a timeout it is three. Returns None if the call would block."""
         if not self._is_nonblocking:
             return None
         try:
@@ -231,7 +231,7 @@ class BulkStream:
             self._sock.settimeout(None)
 
     def scan(self) -> tuple[list[FoundAnswer], list[tuple[int, EmptyAnswer]]]:
-        """Return the frames that are now complete: answers with messages, and all others by request number."""
+        """Return the newly completed answers: those with messages, and the others with their request numbers."""
         found: list[FoundAnswer] = []
         others: list[tuple[int, EmptyAnswer]] = []
         view, at, filled = self._view, self._scanned, self._filled
@@ -274,16 +274,16 @@ class BulkStream:
             others.append((command.opaque, answer))
 
     def compact(self, keep: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """Reuse the buffer: move the bodies to ``keep``, and the incomplete frame at its end, to the beginning.
+        """Move the bodies in ``keep``, and the incomplete last frame, to the beginning of the buffer, and free the rest.
 
-        Returns the new start of each body by its old start. Everything else in the buffer is overwritten.
+        Returns the new start of each body by its old start.
         """
         kept = sorted(keep)
         incomplete_bytes = self._filled - self._scanned
         kept_bytes = sum(end - start for start, end in kept) + incomplete_bytes
         size = max(
             self._buffer_bytes, kept_bytes + incomplete_bytes + (self._buffer_bytes >> 2)
-        )  # at most as much again of the frame
+        )  # the incomplete frame may double
         self._growth_refused = not self._account.resize(max(0, size - self._buffer_bytes - self._spare_bytes))
         if self._growth_refused:
             size = max(self._buffer_bytes, kept_bytes)
@@ -304,7 +304,7 @@ class BulkStream:
 
     def close(self) -> None:
         self._sock.close()
-        # Errors have references to the stream, and with it to its memory.
+        # Errors may refer to the stream, so free its memory now.
         self.buffer = _uninitialised(SLACK_BYTES)
         self._view = memoryview(self.buffer.data)
         self._filled = self._scanned = 0

@@ -1,9 +1,9 @@
 """A connection: one socket, one daemon thread that reads, and one mutex around the ``RemotingProtocol``.
 
-Callers of any thread share a connection; answers are delivered outside the mutex. The socket does not block: reader
-and writers wait with ``poll`` and hold the lock only while bytes move, so that TLS, which allows one user at a time,
-works the same way. A writer waits no longer than its own deadline; the reader sends the bytes that it could not write, even
-from the middle of a frame. A writer that Ctrl-C interrupts ends the connection. No module above this one sees an ``OSError``.
+All threads share a connection. Callbacks run outside of the mutex. The socket does not block: the reader and the writers wait
+with ``poll`` and hold the channel's lock only while they read or write, so that TLS, which allows one user at a time, works
+the same way. A writer waits until its own deadline; the reader then sends the remaining bytes, even from the middle of a
+frame. Ctrl-C during a write closes the connection. No module above this one sees an ``OSError``.
 """
 
 from __future__ import annotations
@@ -50,13 +50,15 @@ _PROXY_TIMEOUT_REMEDY = (
     + OTHER_TRANSPORTS
 )
 RECEIVE_BYTES = 256 << 10
-# If a server accepts no byte for this time, or sends nothing while requests time out, the connection is closed.
+# A connection is closed if its server accepts no byte for ``STALL_S``, or sends nothing for ``SILENCE_S`` while requests time
+# out.
 STALL_S = 15.0
 SILENCE_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
-# Bytes of answers that wait because the server reads nothing; more are dropped. Besides its body, an answer counts this much.
+# While a server reads nothing, answers of this client wait, up to this many bytes; more are dropped. An answer counts
+# ``_ANSWER_BYTES`` besides its body.
 UNREAD_BYTES, _ANSWER_BYTES = 8 << 20, 500
-LOG_PAUSE_S = 10.0  # pause between log lines about requests of the server that were rejected for their size
+LOG_PAUSE_S = 10.0  # pause between log lines about rejected requests of the server
 
 OnResponse = Callable[[Command | RocketMQError], None]
 
@@ -74,7 +76,7 @@ _delayed = _DelayedWrites()
 
 @contextlib.contextmanager
 def batch_writes() -> Iterator[None]:
-    """Delay the asynchronous requests of this thread to the end of the block, to send them in as few writes as possible."""
+    """Delay this thread's asynchronous requests to the end of the block, and send them in as few writes as possible."""
     if _delayed.connections is not None:
         yield
         return
@@ -89,9 +91,9 @@ def batch_writes() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """A request of a server. It may be answered on any thread; nothing is sent for a one-way request.
+    """A request of a server. Any thread may answer; for a one-way request, no answer is sent.
 
-    The handler must call ``answer`` or ``reject``, also for a one-way request: until then its bytes count as waiting.
+    The handler must call ``answer`` or ``reject`` even for a one-way request: until then its bytes count against the limit.
     """
 
     address: str
@@ -108,7 +110,7 @@ class ServerRequest:
             self.release()
 
     def reject(self) -> None:
-        """Reject the request: no handler takes it."""
+        """Answer that no handler accepts the request."""
         try:
             if self.rejection is not None:
                 self.send(self.rejection)
@@ -116,7 +118,7 @@ class ServerRequest:
             self.release()
 
 
-# Returns whether a handler took the request and will answer it, now or later. Called on the reader's thread.
+# Called on the reader's thread. Returns whether a handler accepted the request and will answer it, now or later.
 OnRequest = Callable[[ServerRequest], bool]
 
 
@@ -142,10 +144,10 @@ class _ReaderThread(threading.Thread):
 
 
 class Connection:
-    """A connected conversation. Thread-safe; ``close`` fails all waiting requests.
+    """An open connection. Thread-safe; ``close`` fails all waiting requests.
 
-    ``peer`` is the kind of server that answers have shown, or that the caller knows. Each later answer has it, too.
-    ``arriving`` and ``waiting`` are the budgets of the client's frames that arrive, and of requests that wait.
+    ``peer`` is the kind of server, from the caller or from answers; each answer gets it as ``Command.peer``. ``arriving`` and
+    ``waiting`` are the client's memory budgets for arriving frames, and for requests of servers that wait.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class Connection:
         self.peer = peer
         self._channel = SocketChannel(connect(address, deadline, tls, undelivered))
         self._drops = undelivered.drop_unsent is not DropUnsent.NEVER
-        self._may_have_unsent = False  # whether a request timed out that may not be sent yet
+        self._may_have_unsent = False  # whether a request timed out before all its bytes were surely sent
         self._on_request = on_request
         self._lock = threading.Lock()
         self._write_lock = threading.RLock()  # reentrant: its owner can be checked
@@ -200,7 +202,7 @@ class Connection:
         return bool(self.waiting or self._protocol.has_outgoing or self._channel.has_unsent)
 
     def call(self, command: Command, deadline: Deadline) -> Command:
-        """Send and wait for the answer, of any code. Raises ``ConnectionLost`` or ``CallTimeout``."""
+        """Send a request and return its answer, with any code. Raises ``ConnectionLost`` or ``CallTimeout``."""
         arrived = threading.Lock()
         arrived.acquire()
         result: list[Command | RocketMQError] = []
@@ -225,7 +227,7 @@ class Connection:
         return result[0]
 
     def call_each(self, calls: Sequence[tuple[Command, OnResponse]], deadline: Deadline) -> None:
-        """Send all, in as few writes as possible. Never raises.
+        """Send all requests in as few writes as possible. Never raises.
 
         Each ``done`` gets the answer or the error, once: on the reader's thread, or before this returns if nothing was sent.
         """
@@ -251,7 +253,7 @@ class Connection:
         self._flush(deadline)
 
     def close(self) -> None:
-        """Close the connection. When this returns, the socket is closed, unless a callback for an answer hangs."""
+        """Close the connection, and wait up to ``CLOSE_TIMEOUT_S`` until the reader has closed the socket."""
         self.close_nowait()
         if threading.current_thread() is not self._reader:
             self._reader.join(CLOSE_TIMEOUT_S)
@@ -283,7 +285,7 @@ class Connection:
             return  # called by a signal handler during a write, which includes these bytes
         writing = False
         try:
-            # If not, the current writer, or else the reader, writes these bytes.
+            # Otherwise the current writer, or the reader, writes these bytes.
             if self._write_lock.acquire(timeout=deadline.remaining()):
                 writing = True
                 while self._error is None and self._fill_channel() and self._channel.write(deadline):
@@ -293,12 +295,12 @@ class Connection:
                 to_rocketmq_error(e, self.address, "the connection broke while writing", not self._has_answered), e
             )
         except BaseException as e:
-            # Ctrl-C: it is unknown how much of a frame was sent, and the next bytes would be read as its rest.
+            # Ctrl-C: a part of a frame may have been sent, and the server would read the next bytes as its rest.
             if writing:
                 self._fail(ConnectionLost("a write was interrupted", self.address), e)
             raise
         finally:
-            # Not by the result of ``acquire``: Ctrl-C may have replaced it.
+            # Do not trust the result of ``acquire``: Ctrl-C may have come between the call and the assignment.
             if self._write_lock._is_owned():  # type: ignore[attr-defined]
                 self._write_lock.release()
 
@@ -394,7 +396,7 @@ class Connection:
         self._flush(_NO_WAIT)
 
     def _tick(self) -> None:
-        """Work that is done from time to time, and not at every answer."""
+        """Expire requests and check for stalls, every ``TICK_S``."""
         now = time.monotonic()
         if now < self._next_tick:
             return
@@ -404,7 +406,7 @@ class Connection:
         with self._lock:
             dropped = self._protocol.tick()
         self._dispatch(dropped)
-        if self._protocol.has_outgoing:  # its writer timed out before its turn
+        if self._protocol.has_outgoing:  # the writer timed out while another one was writing
             self._flush(_NO_WAIT)
         blocked_since = self._channel.blocked_since
         if blocked_since is not None and now - blocked_since > STALL_S:
@@ -423,13 +425,13 @@ class Connection:
         return CallTimeout(message, self.address, remedy=_PROXY_TIMEOUT_REMEDY if self.peer is Peer.PROXY else None)
 
     def _check_silence(self) -> None:
-        """Called when a request timed out: decide whether the server is gone."""
+        """After a request has timed out: close the connection if the server has sent nothing for ``SILENCE_S``."""
         silent_since = self._silent_since
         if silent_since is not None and time.monotonic() - silent_since > SILENCE_S:
             self._fail(ConnectionLost(f"the server sent nothing for {SILENCE_S:g} s", self.address))
 
     def _fail(self, error: RocketMQError, cause: BaseException | None = None) -> None:
-        """Close the connection. All waiters get the error now, later callers when they call."""
+        """Close the connection. Waiters get the error now, and later calls raise it."""
         if cause is not None:
             error.__cause__ = cause
         with self._lock:

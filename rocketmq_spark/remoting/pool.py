@@ -1,13 +1,13 @@
 """Connections by address: created on first use, shared, replaced when they break, closed when idle.
 
-Decisions are made with the lock; connecting and closing happen without it. After a failed attempt, the pool does not connect to
-this address for a pause (it *rests*), which doubles with each failure, so that not every caller connects to a broker that is
+The lock guards decisions; connections are opened and closed without it. After a failed attempt, the pool waits before it
+connects to the address again (*backoff*). The pause doubles with each failure, so that callers do not flood a broker that is
 down. Callers that waited for a failed attempt get its error.
 
 A name server decides how many addresses there are, so the number of connections is limited. At the limit, the connection that has
 been idle for longest is closed for a new one. While all are in use, a caller waits.
 
-A pool that nobody uses any more, because its options were used once, closes no connection. So the pools in use do it for all.
+A pool closes idle connections when it is used. Pools in use also close those of pools that are no longer used.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ IDLE_S = 100.0
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
 MAX_CONNECTIONS = 1024
-# A connection that was handed out less than this time ago is not closed for a new one: perhaps its caller has not sent its
+# A connection that ``get`` returned less than this time ago is not closed for a new one: its caller may not have sent its
 # request yet.
 MIN_IDLE_S = 0.2
-_POLL_S = 0.02  # how often a waiting caller looks for an idle connection
-# Above the first number, unused addresses without a connection are forgotten; above the second one, all addresses of routes. One
-# route may have half as many.
+_POLL_S = 0.02  # how often a caller that waits at the limit checks for an idle connection
+# Above ``_MAX_SLOTS``, addresses without a connection are forgotten once they are idle. Above ``_MAX_ADVERTISED``, all
+# advertised addresses are; one route may have half as many.
 _MAX_SLOTS, _MAX_ADVERTISED = 8 * MAX_CONNECTIONS, 32_768
 
 
@@ -84,7 +84,7 @@ class ConnectOptions:
     allow_plain_text: bool = False
     max_pushed_bytes: int = PUSHED_BYTES
     max_connections: int = MAX_CONNECTIONS
-    # Of the client alone: servers that other options of the process name take nothing of them.
+    # Budgets of this client alone: servers of other clients in the process cannot use them up.
     arriving: Arrivals = field(default_factory=Arrivals, compare=False, repr=False)
     waiting: Budget = field(default_factory=lambda: Budget(WAITING_BYTES), compare=False, repr=False)
 
@@ -92,19 +92,19 @@ class ConnectOptions:
         return self.address_map.get(address, address)
 
     def is_private(self, address: str) -> bool:
-        """Whether the network cannot read what is sent to an advertised address: TLS encrypts it, or it stays on this machine."""
+        """Whether traffic to an advertised address is encrypted or stays on this machine, so that the network cannot read it."""
         return self.tls is not None or is_loopback(self.reachable(address))
 
 
 class Pool:
-    """At most one connection per address, besides those that are retired and still wait for answers."""
+    """At most one connection per address, besides retired connections that still wait for answers."""
 
     def __init__(self, connect_options: ConnectOptions, on_request: OnRequest | None = None) -> None:
         self.connect_options = connect_options
         self._on_request = on_request
         self._slots: dict[str, _Slot] = {}
         self._advertised: dict[str, Peer] = {}  # addresses in routes, with the kind of their server
-        self._advertised_reachable: set[str] = set()  # the same, after ``address_map``
+        self._advertised_reachable: set[str] = set()  # advertised addresses after ``address_map`` was applied
         self._name_servers: frozenset[str] = frozenset()
         self._retired: list[Connection] = []
         self._connecting = 0  # connections that are being opened
@@ -131,7 +131,7 @@ class Pool:
         if connection is not None:
             return connection
         if not wait_for_backoff:
-            slot.raise_during_backoff()  # otherwise it would wait for a patient caller, which holds the gate while it rests
+            slot.raise_during_backoff()  # otherwise this caller would wait for one that holds ``connect_lock`` during its backoff
         if not slot.connect_lock.acquire(timeout=deadline.remaining()):
             raise CallTimeout("the connection was not established in time", address)
         try:
@@ -146,20 +146,20 @@ class Pool:
             slot.connect_lock.release()
 
     def is_connected(self, address: str) -> bool:
-        """Whether ``get`` would return at once with a live connection."""
+        """Whether the address has an open connection, so that ``get`` returns at once."""
         with self._lock:
             slot = self._slots.get(address)
             return slot is not None and slot.live is not None
 
     def is_proxy(self, address: str) -> bool:
-        """Whether a Proxy answers at the address: its answers, or a Proxy's route with the address, have shown it."""
+        """Whether a Proxy answers at the address, according to its answers or to a Proxy's route that has the address."""
         with self._lock:
             slot = self._slots.get(address)
             connected = slot is not None and slot.connection is not None and slot.connection.peer is Peer.PROXY
             return connected or self._advertised.get(address) is Peer.PROXY
 
     def advertise(self, addresses: Iterable[str], peer: Peer) -> None:
-        """Note the addresses of a route. ``peer`` answered with the route: the routes of a Proxy lead only to Proxies."""
+        """Record the addresses of a route that a server of the kind ``peer`` returned. Routes of a Proxy lead only to Proxies."""
         kind = peer if peer is Peer.PROXY else Peer.UNKNOWN
         with self._lock:
             if len(self._advertised) > _MAX_ADVERTISED:
@@ -173,13 +173,13 @@ class Pool:
                     slot.connection.peer = kind
 
     def note_name_servers(self, addresses: Iterable[str]) -> None:
-        """Note the addresses of name servers, which may not send requests to members of groups."""
+        """Record the addresses of name servers, which may not send requests to group members."""
         with self._lock:
             self._name_servers |= frozenset(addresses)
 
     def may_send_requests(self, address: str) -> bool:
-        """Whether the server at the address may send requests. A server that is only a name server may not. A Proxy may, because
-        routes lead to it, too.
+        """Whether the server at the address may send requests to this client. A plain name server may not. A Proxy may, because
+        routes also contain its address.
         """
         with self._lock:
             if address not in self._name_servers or self.connect_options.at_name_server:
@@ -187,7 +187,7 @@ class Pool:
             return self.connect_options.reachable(address) in self._advertised_reachable
 
     def attempts(self, address: str) -> int:
-        """The number of attempts to connect to the address so far. If it has changed, so has the connection."""
+        """The number of attempts to connect to the address. While it is unchanged, so is the connection."""
         with self._lock:
             slot = self._slots.get(address)
             return slot.attempts if slot is not None else 0
@@ -209,7 +209,7 @@ class Pool:
                 self._connecting -= 1
 
     def _reserve(self, address: str, deadline: Deadline) -> None:
-        """Count one more connection. At the limit, close the one that has been idle for longest, or wait for an idle one."""
+        """Count one more connection. At the limit, close the connection that has been idle for longest, or wait for one."""
         max_connections = self.connect_options.max_connections
         while True:
             with self._lock:
@@ -239,8 +239,8 @@ class Pool:
                 deadline.pause(_POLL_S)
 
     def _remove_longest_idle_locked(self, slots: Iterable[_Slot], before: float) -> Connection | None:
-        """Remove and return a retired connection without requests, otherwise the one that has been idle for longest, and since
-        ``before`` at the latest. Call with the lock.
+        """Remove and return a retired connection without requests, or else the connection that has been idle for longest; None if
+        all were used after ``before``.
         """
         for retired in self._retired:
             if not retired.busy:
@@ -284,11 +284,11 @@ class Pool:
         raise _closed(address)
 
     def _on_server_request(self, on_request: OnRequest, address: str, request: ServerRequest) -> bool:
-        """Passes on a request with the address that callers know, which may differ from the dialled one."""
+        """Pass on a request with the advertised address, which may differ from the one that is connected to."""
         return self.may_send_requests(address) and on_request(replace(request, address=address))
 
     def _add_remedy(self, error: RocketMQError, address: str, slot: _Slot) -> None:
-        """Add the remedy for advertised addresses, unless one of them is connected, or this one was: then its server is down."""
+        """Add the remedy for advertised addresses, unless one of them is or this one was connected: then the server is down."""
         with self._lock:
             peer = self._advertised.get(address)
             if peer is None or slot.was_connected:
@@ -298,7 +298,7 @@ class Pool:
                 with_advertised_remedy(error, self._advertised, peer)
 
     def _wait_for_backoff(self, slot: _Slot, deadline: Deadline, wait_for_backoff: bool) -> None:
-        """Wait until the rest is over. If there is not enough time, raise the error of the last attempt."""
+        """Wait until the backoff is over. If the deadline is earlier, raise the error of the last attempt."""
         remaining_s = slot.backoff_until - time.monotonic()
         if remaining_s <= 0:
             return
@@ -326,11 +326,11 @@ class Pool:
         return removed
 
     def close_idle(self) -> None:
-        """Close the connections that have been idle for ``IDLE_S``. ``get`` does so, too. Does not wait, because clients of other
-        options do this.
+        """Close the connections that have been idle for ``IDLE_S``, as ``get`` does. Does not wait for the lock or for sockets,
+        because other pools call this.
         """
         if not self._lock.acquire(blocking=False):
-            return  # it is in use
+            return  # another thread uses the pool, and closes them
         try:
             idle = self._remove_idle_locked(time.monotonic())
         finally:
@@ -343,7 +343,7 @@ class Pool:
             raise _closed(address)
 
     def close_connections(self) -> None:
-        """Close all current connections. Later calls create new ones."""
+        """Close all connections. Later calls of ``get`` open new ones."""
         with self._lock:
             connections = self._retired + [slot.connection for slot in self._slots.values() if slot.connection]
             self._retired = []

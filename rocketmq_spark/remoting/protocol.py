@@ -1,8 +1,8 @@
-"""The conversation on one connection, without sockets, threads or clocks.
+"""The Remoting protocol on one connection, without sockets, threads or clocks.
 
-Bytes received go in, events come out; requests to send go in, bytes to write come out. The flag of a frame, not its number,
-decides whether it is an answer: a server numbers its own requests, so a number may equal one of the client's. A broken
-stream or a lost connection fails every waiting request at once, each with its own copy of the error.
+``receive`` turns received bytes into events, and ``send`` turns requests into bytes to write. The flag of a frame, not its
+number, decides whether the frame is an answer: a server numbers its own requests, so its numbers may equal the client's. A
+broken stream or a lost connection fails every waiting request at once, each with its own copy of the error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _NAME_SERVER_REQUESTS = {
 }
 _NAME_SERVER_ANSWERS = {codes.Response.SUCCESS, codes.Response.TOPIC_NOT_EXIST}
 
-# How a gRPC server begins: a SETTINGS frame of HTTP/2 of fewer than 256 bytes, on stream 0. Here: the parts around the length.
+# A gRPC server first sends a SETTINGS frame of HTTP/2 with fewer than 256 bytes, on stream 0. These are the bytes before and
+# after the last byte of its length.
 _HTTP2_SETTINGS = (b"\x00\x00", b"\x04\x00\x00\x00\x00\x00")
 _HTTP2_BYTES = 9
 _GRPC_PORT_REMEDY = (
@@ -51,8 +52,8 @@ _PROPERTIES_BYTES = 256 << 10  # more than a request contains besides the body o
 # Estimated memory of a server's request, besides its body: for itself, for each field, and for each character of its header.
 _REQUEST_BYTES, _FIELD_BYTES, _CHARACTER_BYTES = 2000, 200, 4
 
-# Larger frames are looked at when they begin to arrive. Of such a frame, this much more must arrive each time that
-# ``QUIET_TICKS`` ticks pass.
+# The header of a larger frame is checked before its body arrives. At least this many bytes of such a frame must arrive in each
+# period of ``QUIET_TICKS`` ticks.
 LARGE_BYTES = 1 << 20
 QUIET_TICKS = 150
 SMALL_BODY = 16 << 10
@@ -68,10 +69,10 @@ class ResponseReceived(NamedTuple, Generic[W]):
 
 
 class RequestReceived(NamedTuple):
-    """A request of the server. ``reply`` is the answer if no handler takes it; None for one-way requests.
+    """A request of the server. ``reply`` is the answer if no handler accepts the request; None for one-way requests.
 
     ``held_bytes`` is the memory that the request needs while it waits. It is None for a request that was dropped while it
-    arrived, whose ``command`` may lack its body; ``drop_reason`` is the reason.
+    arrived; ``drop_reason`` says why, and ``command`` may lack its body.
     """
 
     command: Command
@@ -88,13 +89,13 @@ class ResponseDropped(NamedTuple, Generic[W]):
 
 
 _TOO_LARGE = "it is too large"
-_NO_ROOM = "others that arrive fill the memory that they may have"
+_NO_ROOM = "other arriving frames fill the memory limit"
 _TOO_SLOW = f"less than {LARGE_BYTES >> 20} MiB of it arrived in 15 s"
 
 
 @dataclass(slots=True)
 class _LargeFrame:
-    """A large frame that is arriving. ``progress_bytes`` had arrived when it last made progress, ``quiet_ticks`` ago."""
+    """A large frame that is arriving. The last time that ``LARGE_BYTES`` more had arrived, it had ``progress_bytes``."""
 
     command: Command
     size: int
@@ -112,10 +113,10 @@ def pushed_limit(max_message_bytes: int) -> int:
 
 
 class RemotingProtocol(Generic[W]):
-    """Request numbers and their waiters. ``W`` is any object that the caller gets back with the answer.
+    """Matches answers to requests by number. ``W`` is the type of the waiters that callers pass with requests.
 
-    A large frame is kept while it arrives only if somebody waits for it, ``account`` has room for what has arrived of it, and it
-    gets on.
+    An arriving large frame is dropped if no request waits for it, if ``account`` has no room for its bytes, or if it makes no
+    progress.
     """
 
     def __init__(self, max_frame: int, max_pushed_bytes: int = PUSHED_BYTES, account: Arriving | None = None) -> None:
@@ -125,7 +126,7 @@ class RemotingProtocol(Generic[W]):
         self._large: _LargeFrame | None = None
         self._first_bytes = b""  # the first bytes that the server sent
         self._waiters: dict[int, W] = {}
-        self._max_body_bytes: dict[int, int | None] = {}  # bytes of the answer to each request that waits
+        self._max_body_bytes: dict[int, int | None] = {}  # limits of the answers' bodies, by number of the request
         self._next_opaque = 0
         self._outgoing: list[bytes | bytearray | memoryview] = []
 
@@ -167,13 +168,13 @@ class RemotingProtocol(Generic[W]):
             self._first_bytes += bytes(data[: _HTTP2_BYTES - len(self._first_bytes)])
             if is_grpc(self._first_bytes):
                 raise RemoteProtocolError("the server speaks gRPC, not the Remoting protocol", remedy=_GRPC_PORT_REMEDY)
-        # All are decoded before the first is dispatched: a malformed frame must fail all waiters.
+        # Decode all frames before the first event: a malformed frame must fail all waiters.
         frames = self._splitter.feed(data)
         commands = [header.decode(frame) for frame in frames]
         events: list[ResponseReceived[W] | RequestReceived | ResponseDropped[W]] = []
         for frame, command in zip(frames, commands, strict=True):
             if command.is_response:
-                # An unknown number is that of a late answer to a request that has timed out.
+                # An unknown number belongs to a request that has timed out.
                 max_bytes = self._max_body_bytes.get(command.opaque)
                 waiter = self._remove_waiter(command.opaque)
                 if waiter is not None:
@@ -206,9 +207,9 @@ class RemotingProtocol(Generic[W]):
         return events
 
     def tick(self) -> list[RequestReceived | ResponseDropped[W]]:
-        """Drop a large frame that does not get on. To be called from time to time: ``QUIET_TICKS`` are its time.
+        """Drop a large frame that has made no progress for ``QUIET_TICKS`` calls of this method.
 
-        Ticks and not seconds, because a process that was stopped itself has read nothing meanwhile.
+        Calls are counted instead of seconds, because a suspended process reads nothing while time passes.
         """
         large = self._large
         if large is None:
@@ -236,7 +237,7 @@ class RemotingProtocol(Generic[W]):
         return self._waiters.pop(opaque, None)
 
     def _drop_large(self, large: _LargeFrame, reason: str) -> list[RequestReceived | ResponseDropped[W]]:
-        """Discard what has arrived, and will arrive, of a large frame."""
+        """Discard the received bytes of a large frame, and skip the rest."""
         self._splitter.skip()
         self._release_large()
         if large.answered_opaque is None:
@@ -247,13 +248,13 @@ class RemotingProtocol(Generic[W]):
         return [ResponseDropped(waiter, ConnectionLost(f"an answer of {large.size} bytes was dropped: {reason}"))]
 
     def _release_large(self) -> None:
-        """No large frame is kept any more."""
+        """Forget the large frame and release its memory."""
         if self._large is not None:
             self._large = None
             self._account.resize(0)
 
     def cancel(self, opaque: int) -> W | None:
-        """Remove a request that has timed out; returns its waiter, None if the answer has arrived meanwhile."""
+        """Remove a request that has timed out. Returns its waiter, or None if the answer has already arrived."""
         waiter = self._remove_waiter(opaque)
         self._drop_large_without_waiter()
         return waiter
@@ -266,7 +267,7 @@ class RemotingProtocol(Generic[W]):
         return removed
 
     def _drop_large_without_waiter(self) -> None:
-        """Discard what has arrived, and will arrive, of an answer for which nobody waits any more."""
+        """Drop the large frame if it answers a request that no longer waits."""
         large = self._large
         if large is not None and large.answered_opaque is not None and large.answered_opaque not in self._waiters:
             self._drop_large(large, "")
@@ -280,7 +281,7 @@ class RemotingProtocol(Generic[W]):
         return bool(self._outgoing)
 
     def connection_lost(self, error: RocketMQError) -> list[tuple[W, RocketMQError]]:
-        """Return every waiter with its own copy of ``error``: a shared exception would collect the tracebacks of all callers."""
+        """Remove and return all waiters, each with its own copy of ``error``: a shared exception would collect all tracebacks."""
         lost = [(waiter, copy_of(error)) for waiter in self._waiters.values()]
         self._waiters.clear()
         self._max_body_bytes.clear()
@@ -300,7 +301,7 @@ def is_grpc(first_bytes: bytes) -> bool:
 
 
 def peer_after(before: Peer, request_code: int, answer: Command) -> Peer:
-    """The kind of server that this answer and earlier ones show. A Proxy may be known only from its second answer on."""
+    """The kind of server according to this answer and earlier ones. The first answer of a Proxy may not show that it is one."""
     if before is Peer.PROXY or (request_code not in _SEND_REQUESTS and answer.ext.keys() >= _PROXY_FIELDS):
         return Peer.PROXY
     is_name_server = request_code in _NAME_SERVER_REQUESTS and answer.code in _NAME_SERVER_ANSWERS

@@ -1,6 +1,6 @@
-"""Addresses of servers and the sockets to them: connecting, TLS, and reading and writing without blocking.
+"""Sockets to servers: connecting, TLS, and reading and writing without blocking.
 
-Only this file, ``connection`` and ``bulk`` see ``OSError``; ``to_rocketmq_error`` turns it into a ``RocketMQError``. A
+Only this module, ``connection`` and ``bulk`` see ``OSError``; ``to_rocketmq_error`` turns it into a ``RocketMQError``. A
 ``SocketChannel`` is used by one thread at a time, with or without TLS.
 """
 
@@ -31,22 +31,22 @@ from rocketmq_spark.options import paths
 # If the peer's machine confirms no bytes for this time, the connection is treated as broken. Otherwise the operating system
 # retries for a quarter of an hour. Linux only; on other systems ``STALL_S`` of ``connection`` applies.
 UNCONFIRMED_S = 15.0
-# The begin of an error's message if there is no TCP connection.
+# The message of an error begins with this if there is no TCP connection.
 CANNOT_CONNECT = "cannot connect"
 
 
 class DropUnsent(enum.Enum):
-    """In which cases the operating system drops unsent bytes when the connection is closed. Otherwise it still sends them, over
-    a slow network for as long as that takes.
+    """When the operating system drops the unsent bytes of a closed connection. Otherwise it keeps sending them, however slow the
+    network is.
     """
 
     NEVER = "never"
-    ON_CLOSE = "where a request has no answer when this side closes it"
-    ON_EXIT = "also when this process dies"
+    ON_CLOSE = "this side closes it while a request has no answer"
+    ON_EXIT = "also when this process ends"
 
 
 class UndeliveredPolicy(NamedTuple):
-    """When the operating system drops bytes: ``unconfirmed_s`` without a confirmation by the peer's machine, and at the close."""
+    """When bytes are dropped: after ``unconfirmed_s`` without a confirmation by the peer's machine, and at the close."""
 
     unconfirmed_s: float = UNCONFIRMED_S
     drop_unsent: DropUnsent = DropUnsent.NEVER
@@ -94,9 +94,9 @@ def parse_address(address: str) -> tuple[str, int]:
         or not (port.isascii() and port.isdecimal() and len(port) <= 5)
         or int(port) > 65535
     ):
-        # Addresses in options were checked before. A server reported this one and may soon report another, so it is retriable.
+        # Options are checked earlier, so a server reported this address. It may report another one later: the error is retriable.
         raise ConnectionLost(
-            f"{address!r} is no address of the form host:port", remedy="Check the address that brokers register"
+            f"{address!r} is not an address of the form host:port", remedy="Check the address that brokers register"
         )
     return host, int(port)
 
@@ -112,7 +112,7 @@ def is_loopback(address: str) -> bool:
     return (mapped_v4 or ip).is_loopback
 
 
-# Who gives options may spell the paths of files in any number of ways; a context of large files has several megabytes.
+# The same file can have any number of paths, and the context of large files takes several megabytes.
 _MAX_CONTEXTS = 64
 
 
@@ -122,11 +122,10 @@ def _reloaded(tls: TlsSettings) -> Reloaded[ssl.SSLContext]:
 
 
 def ssl_context(tls: TlsSettings) -> ssl.SSLContext:
-    """Return the context for these settings. The 64 that were used last are cached until a file is replaced, because
-    certificates are rotated while programs run. ``Reloaded`` describes what happens while files cannot be read; a context that
-    others have driven out of the cache has no last content to use then.
+    """Return the TLS context for these settings. The chain of certificates is always checked, the host name unless disabled.
 
-    The settings can disable the check of host names; the chain is always checked.
+    The last 64 contexts are cached, and loaded again when a file is replaced, because certificates are rotated while programs
+    run. While files cannot be read, a cached context stays in use (``Reloaded``); one that left the cache cannot.
     """
     try:
         return _reloaded(tls).get()
@@ -146,7 +145,7 @@ def _context(tls: TlsSettings) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=ca)
         context.check_hostname = tls.check_hostname
         if cert:
-            # Without a password, OpenSSL would ask for it on the terminal of the process, and ignore all signals meanwhile.
+            # Without a password, OpenSSL would prompt for one on the terminal and ignore signals while it waits.
             context.load_cert_chain(cert, key, tls.key_password or "")
     return context
 
@@ -221,12 +220,12 @@ def _connect_any(host: str, port: int, deadline: Deadline) -> socket.socket:
     raise max(reversed(failures), key=_significance, default=OSError(f"{host} has no address"))
 
 
-# This machine cannot use such an address, which says nothing about the server.
+# Errors of an address that this machine cannot use. They say nothing about the server.
 _UNUSABLE_ADDRESS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
 
 
 def _significance(failure: OSError) -> int:
-    """How much a failure to connect says about the server: most if it may listen at the address."""
+    """How much a failure to connect says about the server: a timeout says more than a refusal, which may be of one address."""
     if failure.errno in _UNUSABLE_ADDRESS:
         return 0
     return 1 if isinstance(failure, ConnectionRefusedError) else 2
@@ -238,8 +237,8 @@ _NAME_MISMATCH = (62, 64)
 
 def _remedy_for_name(address: str, deadline: Deadline, tls: TlsSettings) -> str:
     """Return the remedy for a certificate with another name. OpenSSL checks the name before signatures and dates, so a second
-    handshake without that check shows whether only the name differs. Without ``tlsCaFile``, the remedy never disables the check:
-    everybody can get a certificate of a public authority.
+    handshake without that check shows whether only the name differs. Without ``tlsCaFile``, the remedy does not suggest to
+    disable the check: anybody can get a certificate of a public authority.
     """
     remedy = "Connect to a name in the certificate (options 'nameServer' and 'addressMap')"
     if tls.ca_file is None:
@@ -256,7 +255,7 @@ def _drop_unsent(sock: socket.socket) -> None:
 
 
 def to_rocketmq_error(error: OSError, address: str, what: str, first: bool = False) -> RocketMQError:
-    """Return the ``RocketMQError`` for an ``OSError``. ``first``: the connection has not received any answer yet."""
+    """Return the ``RocketMQError`` for an ``OSError``. ``first`` says that the connection has not received an answer yet."""
     if isinstance(error, TimeoutError):
         return CallTimeout(f"{what}: no progress in time", address)
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -272,12 +271,12 @@ def to_rocketmq_error(error: OSError, address: str, what: str, first: bool = Fal
 
 
 def closed_by_peer(address: str, first: bool) -> ConnectionLost:
-    """The error at the end of the stream. At the first request it usually means that only one of the two sides uses TLS."""
+    """The error if the server closes the connection. At the first request, usually only one of the two sides uses TLS."""
     remedy = "If the server demands TLS or a client certificate, set option 'tls' and its files" if first else None
     return ConnectionLost("the server closed the connection without an answer", address, remedy=remedy)
 
 
-# The longest delay until an expired asynchronous request, or a change by another thread, is noticed.
+# How often expired asynchronous requests, and changes by other threads, are checked for.
 TICK_S = 0.1
 
 
@@ -302,7 +301,7 @@ class SocketChannel:
         self._unsent += map(memoryview, frames)
 
     def write(self, deadline: Deadline) -> bool:
-        """Write once what the socket accepts; False if the deadline passes first. Raises ``OSError``."""
+        """Write the bytes that the socket accepts now. Returns False if the deadline passes first. Raises ``OSError``."""
         data = self._unsent[0]
         try:
             with self._lock:
@@ -320,7 +319,7 @@ class SocketChannel:
         return True
 
     def wait(self, timeout_s: float) -> tuple[bool, bool]:
-        """Wait until there are bytes to read, or blocked bytes can be written; returns whether each is the case."""
+        """Wait until bytes can be read, or blocked bytes can be written. Returns whether they can be read, and written."""
         if self._pending():
             return True, False
         blocked = self.blocked_since is not None
@@ -344,12 +343,12 @@ class SocketChannel:
             return 0
 
     def drop_unsent(self) -> None:
-        """Have the operating system drop unsent bytes at the close. Raises ``OSError`` as ``shutdown`` does."""
+        """Make the operating system drop unsent bytes at the close. Raises ``OSError`` as ``shutdown`` does."""
         _drop_unsent(self._sock)
 
     def shutdown(self) -> None:
         """Wake the thread that waits for bytes. Raises ``OSError`` if the socket was closed already."""
-        # Not the method of SSLSocket, which first switches back to plain text.
+        # Not SSLSocket.shutdown, which first switches back to plain text.
         socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -358,7 +357,7 @@ class SocketChannel:
 
 
 def _wait(sock: socket.socket, events: int, timeout_s: float) -> int:
-    """Wait for ``events``; returns those that are possible, as bits of ``poll``, 0 after ``timeout_s``."""
+    """Wait for ``events``. Returns the bits of ``poll`` that are ready, 0 after ``timeout_s``."""
     poller = select.poll()
     try:
         poller.register(sock, events)

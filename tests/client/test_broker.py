@@ -503,7 +503,7 @@ def test_statistics_of_brokers_that_left_the_route_are_forgotten(broker: MockBro
         parts.kinds.stores_batches(queues[0], parts.soon)
         assert len(parts.brokers._stats) <= 7
     assert ("b69", "t") in parts.brokers._stats
-    assert len(parts.kinds._known) < 70
+    assert len(parts.kinds._cached) < 70
 
 
 def test_statistics_of_topics_without_a_route_are_forgotten(
@@ -521,8 +521,8 @@ def test_statistics_of_topics_without_a_route_are_forgotten(
         if n != 7:
             parts.routes.forget(f"t{n}")
     assert ("broker-a", "t7") in parts.brokers._stats
-    assert ("t7", "broker-a") in parts.kinds._known
-    assert max(len(parts.brokers._stats), len(parts.kinds._known)) < 100
+    assert ("t7", "broker-a") in parts.kinds._cached
+    assert max(len(parts.brokers._stats), len(parts.kinds._cached)) < 100
 
 
 def test_of_attributes_of_topics_only_those_that_are_used_are_kept(broker: MockBroker, routed: Parts) -> None:

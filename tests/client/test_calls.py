@@ -226,8 +226,8 @@ def test_answers_that_took_long_are_waited_for_longer(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rpc.time, "monotonic", lambda: now_s[0])
     answers = rpc._PendingAnswers([("a", ping())], Arrivals())
     now_s[0] += lasted_s
-    assert answers._grown(0.2) == pytest.approx(expected)
-    assert answers._grown(None) is None
+    assert answers._extended(0.2) == pytest.approx(expected)
+    assert answers._extended(None) is None
 
 
 def test_a_dead_one_does_not_hurry_the_others(broker: MockBroker, parts: Parts) -> None:

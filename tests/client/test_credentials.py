@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.client import credentials, rpc
+from rocketmq_spark.client import credentials
 from rocketmq_spark.client.credentials import Credentials, RotatingCredentials, from_file, from_provider
 from rocketmq_spark.errors import LocalProtocolError, OptionError
 from rocketmq_spark.wire.header import Command
@@ -37,7 +37,7 @@ def test_keys_go_on_while_nobody_gives_new_ones(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now, store = [1000.0], [Credentials("old", "secret")]
-    monkeypatch.setattr(rpc, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(credentials, "time", SimpleNamespace(monotonic=lambda: now[0]))
     rotating = RotatingCredentials(lambda: store[0])
     assert rotating.current().access_key == "old"
     store.clear()

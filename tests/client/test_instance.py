@@ -398,7 +398,10 @@ def test_the_group_of_a_check_is_read_without_opening_its_body(broker: MockBroke
     bomb = bytes(store(topic="t", body=packed, properties=text, sys_flag=int(SysFlag.COMPRESSED | SysFlag.ZLIB)))
     parts.routes.get("t")
     parts.instance.join(RegisteredMember("pg", request_handler=Inbox(ok())))
-    assert peak_bytes(lambda: parts.groups._check(ServerRequest("a:1", Command(39, {}, bomb), print, None))) < 4 << 20
+    assert (
+        peak_bytes(lambda: parts.groups._dispatch_check(ServerRequest("a:1", Command(39, {}, bomb), print, None)))
+        < 4 << 20
+    )
 
 
 def test_requests_wait_within_a_budget_of_bytes_and_leave_it(
@@ -538,7 +541,7 @@ class TestWhoMayAsk:
             request.answer(Command(Response.SUCCESS))
             return True
 
-        parts.groups._replies = takes
+        parts.groups._on_reply = takes
         inbox = Inbox(ok())
         parts.instance.join(consumer("cg", inbox))
         parts.instance.join(RegisteredMember("pg", request_handler=inbox))

@@ -39,7 +39,7 @@ def test_a_read_asks_again_soon_for_its_topic_may_have_been_made_again(
     broker: MockBroker, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("rocketmq_spark.client.broker_client.time.monotonic", lambda: now)
+    monkeypatch.setattr("rocketmq_spark.client.topic_attributes.time.monotonic", lambda: now)
     assert not parts.pulls.batched(QUEUE)
     broker.on(Request.GET_TOPIC_CONFIG, topic_config(queue_type=BATCH_QUEUE))
     now = 0.9

@@ -39,7 +39,7 @@ class TestAskAll:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        answers = routed.questions.request_all(questions(50), routed.soon)
+        answers = routed.broker_client.request_all(questions(50), routed.soon)
         thread.join()
         assert [int(a.ext["offset"]) for a in answers] == list(range(50))
 
@@ -52,7 +52,7 @@ class TestAskAll:
 
         broker.on(Request.GET_MAX_OFFSET, answer)
         with pytest.raises(BrokerBusy, match="busy 1") as caught:
-            routed.questions.request_all(questions(5), routed.soon)
+            routed.broker_client.request_all(questions(5), routed.soon)
         assert (caught.value.topic, caught.value.queue) == ("t", "t/broker-a/1")
         assert len(ended) == 5
 
@@ -60,19 +60,19 @@ class TestAskAll:
         broker.on(Request.GET_MAX_OFFSET, ok(offset=1))
         stray = BrokerCommand("nowhere", rpc.GET_MAX_OFFSET.request(topic="t", queueId=0, bname="nowhere"), "t")
         with pytest.raises(BrokerNotFound, match="nowhere"):
-            routed.questions.request_all([*questions(1), stray], routed.soon)
+            routed.broker_client.request_all([*questions(1), stray], routed.soon)
 
     def test_codes_that_are_answers(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_MAX_OFFSET, refuse(22))
-        assert routed.questions.request_all(questions(1), routed.soon, (0, 22))[0].code == 22
+        assert routed.broker_client.request_all(questions(1), routed.soon, (0, 22))[0].code == 22
 
     def test_no_questions(self, routed: Parts) -> None:
-        assert routed.questions.request_all([], routed.soon) == []
+        assert routed.broker_client.request_all([], routed.soon) == []
 
     def test_a_connection_that_breaks_fails_those_that_wait(self, broker: MockBroker, routed: Parts) -> None:
         broker.on(Request.GET_MAX_OFFSET, [ok(offset=1), mb.never, mb.close])
         with pytest.raises(RocketMQError, match="closed the connection"):
-            routed.questions.request_all(questions(3), routed.soon)
+            routed.broker_client.request_all(questions(3), routed.soon)
 
 
 def test_the_lowest_queue_of_each_broker_and_topic() -> None:
@@ -84,5 +84,5 @@ def test_many_questions_at_once(real: Parts, topic: str) -> None:
     queue = real.sender.publish_queues(topic, real.soon)[0]
     row = rpc.GET_MAX_OFFSET.request
     many = [BrokerCommand(queue.broker_name, row(topic=topic, queueId=i % 8, bname="x"), topic) for i in range(500)]
-    answers = real.questions.request_all(many, real.soon)
+    answers = real.broker_client.request_all(many, real.soon)
     assert json.dumps([a.ext["offset"] for a in answers]).count('"0"') == 500

@@ -61,7 +61,7 @@ def test_members_say_what_they_have_and_groups_without_them_have_offsets(
         GroupReader("away", None, one),
         GroupReader("g", "m1", one),
         GroupReader("g", "m2", None),
-        GroupReader("other", "m3", one, inside=False),
+        GroupReader("other", "m3", one, is_in_scope=False),
     ]
     parts.close()
     (line,) = caplog.messages
@@ -75,7 +75,7 @@ def test_a_group_outside_without_members_is_asked_about_by_its_own_name(asked: M
     asked.on(Request.GET_CONSUMER_LIST_BY_GROUP, refuse(Response.SYSTEM_ERROR, "no consumer"))
     parts = Parts(asked.address, scope=Scope(suffix="dev"))
     one = (MessageQueue("t", "broker-a", 1),)
-    assert readers(parts.calls, parts.admin, "t") == [GroupReader("gone", None, one, inside=False)]
+    assert readers(parts.calls, parts.admin, "t") == [GroupReader("gone", None, one, is_in_scope=False)]
     (command,) = asked.seen(Request.GET_CONSUME_STATS)
     assert (command.ext["consumerGroup"], command.ext["topic"]) == ("gone", "t_dev")
     assert len(asked.seen(Request.GET_ROUTEINFO_BY_TOPIC)) == 1

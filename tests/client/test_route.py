@@ -498,9 +498,9 @@ class TestRoutes:
         with pytest.raises(ConnectionLost):
             parts.pool.get(address, parts.soon)
         rests = parts.pool._slots[address]
-        rests.rest_until = time.monotonic() + 60
+        rests.backoff_until = time.monotonic() + 60
         assert parts.routes.unlisted("t", Deadline.after(0.2)) == [MessageQueue("t", "b", 0)]
-        rests.rest_until = 0.0
+        rests.backoff_until = 0.0
         assert parts.routes.unlisted("t", parts.soon) == []
 
     def test_a_broker_with_another_name_at_the_address_is_another(self, broker: MockBroker, parts: Parts) -> None:

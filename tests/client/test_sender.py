@@ -343,7 +343,7 @@ def test_11_19_a_thread_that_cannot_be_started_is_an_outcome(
     outcomes: list[object] = []
     parts.sender.send_async(MessageQueue("t", "elsewhere", 0), SendRequest("g", b"x"), parts.soon, outcomes.append)
     assert "can't start new thread" in str(outcomes)
-    assert not parts.sender._aside.busy("elsewhere")
+    assert not parts.sender._executor.busy("elsewhere")
 
 
 def test_11_19_a_connection_whose_thread_cannot_be_started_is_an_outcome(

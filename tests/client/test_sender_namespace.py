@@ -118,7 +118,7 @@ def test_topic_and_group_of_what_readers_ask(broker: MockBroker, tenant: Parts) 
     assert not brokers.is_proxy("t", "broker-a", soon)
     assert brokers.read_queues("t", "broker-a", soon) is not None
     assert tenant.kinds.attributes("t", "broker-a", soon) == {}
-    tenant.questions.attributes([("broker-a", "t")], soon)
+    tenant.broker_client.attributes([("broker-a", "t")], soon)
     brokers.check_filter("broker-a", "g", "t", "a > 1", soon)
     brokers.sample("g", QUEUE, 0, soon)
     kinds = [command.ext["topic"] for command in broker.seen(Request.GET_TOPIC_CONFIG)]

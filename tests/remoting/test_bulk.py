@@ -250,7 +250,7 @@ def test_an_answer_to_a_pull_must_find_room_among_what_arrives(wire: Wire) -> No
         wire.stream.compact(())
         while wire.stream.room and not wire.stream._out_of_memory:
             wire.feed(bytes(min(1000, wire.stream.room)))
-    with pytest.raises(ConnectionLost, match="others that arrive"):
+    with pytest.raises(ConnectionLost, match="other arriving frames"):
         wire.stream.receive(1.0)
     assert not other.revoked
     wire.stream.close()
@@ -266,7 +266,7 @@ def test_a_stream_whose_room_others_need_ends(wire: Wire) -> None:
     assert others.of("other").resize(99_000) is False
     assert wire.stream._account.resize(90_000)
     assert others.of("other").resize(20_000)
-    with pytest.raises(ConnectionLost, match="others that arrive"):
+    with pytest.raises(ConnectionLost, match="other arriving frames"):
         wire.stream.receive(1.0)
 
 

@@ -593,5 +593,5 @@ def test_an_answer_whose_room_others_need_fails_its_call(broker: MockBroker, con
         assert len(connect(broker.address, arriving=arriving).call(ping(), soon(30.0)).body) == 3 << 20
         (lost,) = got.wait()
     assert isinstance(lost, ConnectionLost)
-    assert "others that arrive" in str(lost)
+    assert "other arriving frames" in str(lost)
     eventually(lambda: arriving.used == 0)

@@ -105,7 +105,7 @@ def test_a_dead_address_is_dialled_once_for_all_who_wait(pool: Pool, monkeypatch
         calls = [threads.submit(pool.get, "h:1", soon())]
         eventually(lambda: len(dialled) == 1)
         slot: Any = pool._slots["h:1"]
-        gate = slot.gate = Gate(slot.gate)
+        gate = slot.connect_lock = Gate(slot.connect_lock)
         calls += [threads.submit(pool.get, "h:1", soon()) for _ in range(7)]
         eventually(lambda: gate.came == 7)
         go.set()
@@ -125,7 +125,7 @@ def test_who_waits_for_another_s_dialling_keeps_its_own_deadline(pool: Pool, mon
     monkeypatch.setattr(pool_module, "Connection", connection)
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(pool.get, "h:1", soon())
-        eventually(lambda: "h:1" in pool._slots and pool._slots["h:1"].gate.locked())
+        eventually(lambda: "h:1" in pool._slots and pool._slots["h:1"].connect_lock.locked())
         with pytest.raises(CallTimeout):
             pool.get("h:1", soon(0.05))
         go.set()
