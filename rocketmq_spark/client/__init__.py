@@ -1,1 +1,1 @@
-"""The verbs of brokers and name servers over remoting: knows topics, routes and groups, nothing of Spark."""
+"""The ports over the Remoting protocol: requests to brokers and name servers about topics, routes and groups."""

@@ -50,8 +50,8 @@ FETCH_RETRY_S = 5.0
 
 
 class RotatingCredentials:
-    """Credentials that are fetched again when they are a minute old, because they may be temporary. If the fetch fails, as while
-    a file is being written, the old ones stay in use: servers reject keys that are no longer valid.
+    """Credentials that are fetched again when they are a minute old, because they may be temporary. If a fetch fails, for example
+    while the file is being written, the previous ones stay in use: servers reject keys that are no longer valid.
     """
 
     def __init__(self, fetch: Callable[[], Credentials], max_age_s: float = 60.0) -> None:
@@ -81,8 +81,8 @@ class RotatingCredentials:
         if isinstance(result.error, RocketMQError):
             raise result.error
         raise OptionError(
-            f"credentials cannot be had: {type(result.error).__name__}",
-            remedy="Look at option 'credentialsProvider' or 'credentialsFile'",
+            f"the credentials cannot be fetched: {type(result.error).__name__}",
+            remedy="Check option 'credentialsProvider' or 'credentialsFile'",
         ) from result.error
 
     def sign(self, command: Command) -> Command:
@@ -118,7 +118,7 @@ def from_file(path: Path) -> Credentials:
 
 
 def credentials_of(options: Options) -> Credentials | RotatingCredentials | None:
-    """Keys from the options, or from a file or function that is read again regularly."""
+    """Return the keys that the options give, or a file or function that they name; None without keys."""
     if options.credentials_provider is not None:
         provider = resolve(options.credentials_provider, "credentialsProvider")
         return RotatingCredentials(lambda: from_provider(provider()))

@@ -27,7 +27,7 @@ _TIMEOUT_REMEDY = "Allow more time, or check that the name server runs and has t
 
 
 class NameServers:
-    """The list of name servers: one is used as long as it answers, then the next."""
+    """The list of name servers. One is used while it answers; then the next one is."""
 
     def __init__(self, calls: RpcClient, addresses: Sequence[str], rng: random.Random | None = None) -> None:
         self.addresses = tuple(address.strip() for address in addresses if address.strip())
@@ -43,11 +43,11 @@ class NameServers:
     def request_with_address(
         self, make: Callable[[], Command], deadline: Deadline | None = None
     ) -> tuple[str, Command]:
-        """Ask the servers in turn. Returns the first answer and the address of its server.
+        """Send the request to one server after the other. Returns the address of the first that answers, and its answer.
 
-        Each server has the time of one request, and at most its share of the time that is left. Servers do not know of each
-        other, so the others are also asked for a topic that one server does not have. If none answers, raises the last error,
-        with all addresses. Raises ``OptionError`` if all of them are brokers.
+        Each server gets the request timeout, but no more than its share of the remaining time. Name servers do not
+        replicate, so the others are also asked for a topic that one does not know. If none answers, raises the last error, with
+        all addresses. Raises ``OptionError`` if all addresses are brokers.
         """
         first = self._current
         topic_not_found: TopicNotFound | None = None
@@ -69,7 +69,7 @@ class NameServers:
                 if self.calls.pool.is_proxy(self.addresses[index]):
                     raise
                 if self.serves_routes(self.addresses[index], deadline):
-                    # The answer about the route has shown whether the server is a Proxy, and the next error names this cause.
+                    # A Proxy: its answer about the route has shown that, so the next error says so.
                     return self.addresses[index], self.calls.request(
                         self.addresses[index], make(), self._server_deadline(deadline)
                     )
@@ -95,14 +95,14 @@ class NameServers:
         ) from last_error
 
     def _request_with_retry(self, address: str, make: Callable[[], Command], deadline: Deadline | None) -> Command:
-        """Ask once more after a fault: encoding a route that changes at that moment fails (ConcurrentModificationException)."""
+        """Repeat a request after a fault: a name server cannot encode a route that changes (ConcurrentModificationException)."""
         try:
             return self.calls.request(address, make(), deadline)
         except ServerFault:
             return self.calls.request(address, make(), deadline)
 
     def serves_routes(self, address: str, deadline: Deadline | None = None) -> bool:
-        """Whether the server at this address answers requests for routes: a name server or a Proxy does, a broker does not."""
+        """Whether the server answers requests for routes: name servers and Proxies do, brokers do not."""
         try:
             self.calls.request(address, route_request(AUTO_CREATE_TOPIC), self._server_deadline(deadline))
         except NotSupported:
@@ -114,9 +114,9 @@ class NameServers:
     def request_many(
         self, commands: Sequence[Command], deadline: Deadline | None = None
     ) -> tuple[str, list[Command | None]]:
-        """Send several requests to the current server at once. Returns its address and the answers.
+        """Send several requests at once to the current server. Returns its address and the answers.
 
-        An answer is None if the request failed; ``request`` can then try the other servers.
+        An answer is None if the request failed; callers then use ``request``, which tries the other servers.
         """
         deadline = deadline or Deadline.after(self.calls.request_timeout_s)
         server = self.addresses[self._current]
@@ -127,7 +127,7 @@ class NameServers:
         ]
 
     def request_at_all(self, make: Callable[[], Command], deadline: Deadline | None = None) -> None:
-        """Ask every server at once, because they do not know of each other; raises the first error when all have answered."""
+        """Send the request to all servers at once, because they do not replicate. Raises the first error at the end."""
         limit = self._server_deadline(deadline) or Deadline.after(self.calls.request_timeout_s)
         answers = self.calls.invoke_each([(address, make()) for address in self.addresses], limit)
         for address, answer in zip(self.addresses, answers, strict=True):
@@ -137,7 +137,7 @@ class NameServers:
                 raise error_from_response(answer, address)
 
     def _server_deadline(self, deadline: Deadline | None, servers: int = 1) -> Deadline | None:
-        """For one of ``servers`` that are still to be asked."""
+        """The deadline of the next request, if ``servers`` servers share the remaining time."""
         if deadline is None:
             return None
         return deadline.within(min(self.calls.request_timeout_s, deadline.remaining() / servers))
@@ -149,6 +149,6 @@ def route_request(topic_on_wire: str) -> Command:
 
 def _error_for_broker_address(address: str) -> OptionError:
     return OptionError(
-        f"option 'nameServer' names {address}, which is not a name server: it answers like a broker, and has no routes",
+        f"option 'nameServer' names {address}, which is not a name server: it answers as a broker and has no routes",
         remedy="Give host and port of the name server, 9876 unless it was changed",
     )

@@ -1,4 +1,4 @@
-"""The list of name servers (``NameServers``), and the routes that they return, cached by topic (``Routes``)."""
+"""The routes that name servers return, cached by topic."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ UNLISTED_S = 90.0
 _SILENT_SERVERS_REMEDY = "Start the name servers that do not answer, or remove them from option 'nameServer'"
 
 
-# Routes of deleted topics that are remembered for the addresses in them: all of the last ``UNLISTED_S`` seconds, because a name
-# server that has just started knows no topic, and the newest of those before.
+# Forgotten routes that are kept for their addresses: all of the last ``UNLISTED_S``, because a name server that has just started
+# knows no topic, and at most this many older ones.
 _MAX_FORGOTTEN = 64
-# Bytes of the answers whose routes are kept: in memory they take about seven times as much. 10,000 topics on 30 brokers each have
-# 75 MiB. A queue counts, too: 200 bytes may announce 200,000, each of which becomes an object. A million of them fill this.
-# Routes are asked for in parts, because all answers of a part are held.
+# ``_MAX_BYTES`` limits the encoded size of the cached routes, which take about seven times as much memory. 10,000 topics on 30
+# brokers have 75 MiB. Each queue adds ``_QUEUE_BYTES``: 200 bytes may announce 200,000 queues, and each becomes an object.
+# Routes are refreshed ``_MAX_PARALLEL`` at a time, because all answers of one round are in memory.
 _MAX_BYTES, _MAX_PARALLEL, _MAX_SHOWN_CHARACTERS = 128 << 20, 64, 127
 _QUEUE_BYTES = 128
 
 
-# The routes of all clients of a process are limited, too: each set of options has a client, which stays. Above the first number
-# of bytes, clients without calls for ``_IDLE_S`` forget their routes. Above the second, those with most do.
+# The routes of all clients of a process are limited, too, because the client of each set of options stays. Above
+# ``_MAX_IDLE_BYTES``, clients without calls for ``_IDLE_S`` forget their routes. Above ``_MAX_PROCESS_BYTES``, the largest do.
 _IDLE_S, _MAX_IDLE_BYTES, _MAX_PROCESS_BYTES = 100.0, 16 << 20, 2 * _MAX_BYTES
-# What a client keeps then, in bytes: addresses of brokers, for which a consumer that pauses asks first; and as many bytes of
-# routes whose queues have numbers, which must not change unnoticed.
+# A client that forgets its routes keeps this many bytes of broker addresses, which a paused consumer needs first, and as many
+# bytes of routes with numbered queues, whose numbers must not change unnoticed.
 _MAX_ADDRESS_BYTES = 1 << 16
-_CLUSTER_KEY = ""  # no topic: the list of all brokers in the account of what is held
+_CLUSTER_KEY = ""  # the key of the list of all brokers in ``_sizes``; not a topic
 
 
 def _has_topic(topic: str, broker_name: str, answer: Command | RocketMQError) -> bool | None:
-    """Whether a broker that name servers do not list has queues of the topic, by the ``answer`` of a replica; None if that does
-    not say.
+    """Whether a broker that name servers do not list has the topic, according to the ``answer`` of a replica; None if that is
+    unknown.
     """
     if isinstance(answer, RocketMQError):
         return None
@@ -79,11 +79,11 @@ def _has_topic(topic: str, broker_name: str, answer: Command | RocketMQError) ->
 
 
 def _is_connection_refused(answer: Command | RocketMQError) -> bool:
-    """Whether nothing listens at an address."""
+    """Whether the address refused the connection: no process listens there."""
     return isinstance(answer, RocketMQError) and isinstance(answer.__cause__, ConnectionRefusedError)
 
 
-# What newer routes of a topic lack of older ones, by broker, and since when.
+# Brokers that older routes of a topic have and the newest lacks, by name: since when, the queues, and the addresses.
 _Unlisted = dict[str, tuple[float, QueueData, BrokerData]]
 
 
@@ -108,8 +108,8 @@ def _unlisted_bytes(unlisted: _Unlisted) -> int:
 class Routes:
     """Caches routes by topic, with their age. Implements ``ports.RouteReader``, whose docstrings also hold here.
 
-    Thread-safe. The lock is not held while a server is asked: threads that need the same topic at the same time each ask for it,
-    and the last answer is kept.
+    Thread-safe. The lock is not held during requests: threads that need the same topic at the same time all request it, and the
+    last answer is cached.
     """
 
     def __init__(self, name_servers: NameServers) -> None:
@@ -117,17 +117,22 @@ class Routes:
         self.on_wire, self.scope = name_servers.calls.on_wire, name_servers.calls.scope
         self.recent_s = ROUTE_AGE_S
         self._lock = threading.Lock()
+        # By topic, with the time when the route was fetched.
         self._routes: dict[str, tuple[float, TopicRoute]] = {}
-        self._forgotten: dict[str, tuple[float, TopicRoute]] = {}  # the last that was forgotten is the last
+        # The same for topics that name servers no longer have, in the order in which they were forgotten, and when.
+        self._forgotten: dict[str, tuple[float, TopicRoute]] = {}
         self._forgotten_at: dict[str, float] = {}
+        # By topic: brokers of earlier routes that the newest lacks.
         self._unlisted_brokers: dict[str, _Unlisted] = {}
-        self._numbered_topics: set[str] = set()  # kept topics, of which somebody asked what is ``unlisted``
-        self._sizes: dict[str, int] = {}  # of all this, by topic, and of the list of all brokers
-        self._cached_bytes = 0  # their sum: see ``_set_size_locked``
-        self._brokers_by_name: dict[str, BrokerData] | None = None  # by name, as routes say now: each pull asks for one
-        self._cluster_brokers: dict[
-            str, BrokerData
-        ] = {}  # of the last list of all brokers; for those that no route names
+        # Topics for which ``unlisted`` was called: their queues are numbered.
+        self._numbered_topics: set[str] = set()
+        # Bytes of each topic, and of the list of all brokers; and their sum.
+        self._sizes: dict[str, int] = {}
+        self._cached_bytes = 0
+        # From the newest routes, None until needed. Each pull reads it.
+        self._brokers_by_name: dict[str, BrokerData] | None = None
+        # From the last list of all brokers. Used for brokers without a route.
+        self._cluster_brokers: dict[str, BrokerData] = {}
         self._used_at = time.monotonic()
         _all_routes.add(self)
 
@@ -143,10 +148,10 @@ class Routes:
         return self._store(topic, *self._fetch_with_size(topic, deadline))
 
     def recent(self, topic: str, deadline: Deadline, refresh: bool = False) -> TopicRoute:
-        """Returns a route of the last 30 s (``recent_s``). If no name server answers, returns an older one from the cache, unless
-        ``refresh`` demands a new one.
+        """Return a route that is at most 30 s old (``recent_s``), or a new one with ``refresh``. If no name server answers,
+        returns an older cached route, unless ``refresh`` is set.
 
-        With a cached route, name servers get half of the deadline, so that the caller can still use the route.
+        If a route is cached, name servers get half of the time, so that the caller can still use the route.
         """
         has_cached = not refresh and topic in self.cached_topics()
         first_deadline = deadline.within(deadline.remaining() / 2) if has_cached else deadline
@@ -159,7 +164,7 @@ class Routes:
             return self.get(topic, math.inf, deadline)
 
     def _store(self, topic: str, route: TopicRoute, size: int, peer: Peer) -> TopicRoute:
-        """Keep a route of this ``size``. A name server decides how many topics there are, and what a route has."""
+        """Cache a route of this ``size``. The size is limited, because a name server decides how large routes are."""
         self._used_at = time.monotonic()
         with self._lock:
             growth = size + _unlisted_bytes(self._unlisted_after_locked(topic, route)) - self._sizes.get(topic, 0)
@@ -168,7 +173,7 @@ class Routes:
             unlisted = self._unlisted_after_locked(topic, route)
             size += _unlisted_bytes(unlisted)
             self._check_room_locked(topic, size, has_room)
-            cached = self._routes.get(topic)  # of another thread, perhaps, that asked at the same time
+            cached = self._routes.get(topic)  # perhaps by another thread, after ``get`` had read the cache
             if cached is not None and cached[1] == route:
                 route = cached[1]
             self._forgotten.pop(topic, None)
@@ -183,14 +188,14 @@ class Routes:
         return route
 
     def _set_size_locked(self, key: str, size: int) -> None:
-        """Note the size of all that is kept of a topic, or of the list of all brokers."""
+        """Record the bytes that are cached for a topic, or for the list of all brokers."""
         self._cached_bytes += size - self._sizes.pop(key, 0)
         if size:
             self._sizes[key] = size
 
     def _check_room_locked(self, key: str, size: int, process_has_room: bool) -> None:
-        """Raise ``RemoteProtocolError`` if there is no room for so many bytes of a topic, or of the list of all brokers.
-        ``process_has_room``: the process has room. Deleted topics are forgotten for it.
+        """Raise ``RemoteProtocolError`` if ``size`` bytes do not fit, for a topic or for the list of all brokers. Forgotten
+        routes are discarded to make room. ``process_has_room`` says whether the process has room.
         """
         other_bytes = self._cached_bytes - self._sizes.get(key, 0)
         description = f"that of {key[:_MAX_SHOWN_CHARACTERS]}" if key else "the list of all brokers"
@@ -216,7 +221,7 @@ class Routes:
             )
 
     def _unlisted_after_locked(self, topic: str, route: TopicRoute) -> _Unlisted:
-        """What a new route lacks of earlier ones: the newest brokers, no more than a route may have."""
+        """The brokers that earlier routes have and ``route`` lacks: the newest, and no more than a route may have."""
         earlier, now = self._routes.get(topic) or self._forgotten.get(topic), time.monotonic()
         unlisted = self._unlisted_brokers.get(topic, {})
         if earlier is not None and earlier[1] is not route:
@@ -233,8 +238,8 @@ class Routes:
 
     def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
         """See ``ports.RouteReader``. A broker has left if its addresses refuse connections, if it does not know the topic, or if
-        a broker with another name answers there. It is there if one of its replicas has the topic. A broker that gives no clear
-        answer is asked again until ``deadline``, and then counts as one that is there. Proxies are left out.
+        a broker with another name answers. It is present if one of its replicas has the topic. If its state is unclear, the broker
+        is asked again until ``deadline``, and then counts as present. Proxies are left out.
         """
         with self._lock:
             unlisted, now = dict(self._unlisted_brokers.get(topic, {})), time.monotonic()
@@ -261,7 +266,7 @@ class Routes:
     def _find_unlisted(
         self, topic: str, brokers: Sequence[tuple[QueueData, BrokerData]], deadline: Deadline
     ) -> Iterator[bool | None]:
-        """Whether each of the brokers has queues of the topic, by one question to each replica; None if that is not clear."""
+        """Whether each broker has the topic, after one request to each of its replicas; None if that is unclear."""
         calls = self._name_servers.calls
         replicas = [(data.broker_name, address) for data, broker in brokers for address in broker.replicas]
         attempts = [calls.pool.attempts(address) for _, address in replicas]
@@ -270,7 +275,7 @@ class Routes:
             [(address, rpc.GET_TOPIC_STATS_INFO.request(topic=on_wire, bname=name)) for name, address in replicas],
             deadline,
         )
-        # An address that rests returns the error of an earlier attempt, which says nothing about now.
+        # During a backoff, the error is that of an earlier attempt, which says nothing about the present.
         is_new_attempt = [
             calls.pool.attempts(address) != earlier for (_, address), earlier in zip(replicas, attempts, strict=True)
         ]
@@ -278,7 +283,7 @@ class Routes:
         for data, broker in brokers:
             broker_answers = list(itertools.islice(of_replicas, len(broker.replicas)))
             states = [_has_topic(topic, data.broker_name, answer) for answer, _ in broker_answers]
-            # A master without an address may be starting where nobody has looked.
+            # Without a known address of the master, it may be starting elsewhere.
             is_down = [
                 broker.master is not None and is_new and _is_connection_refused(answer)
                 for answer, is_new in broker_answers
@@ -287,10 +292,10 @@ class Routes:
             yield True if any(states) else False if broker_answers and is_gone else None
 
     def refresh(self, topics: Iterable[str], max_age_s: float, deadline: Deadline | None = None) -> frozenset[str]:
-        """Fetch the routes older than ``max_age_s`` seconds with parallel requests, 64 at a time; returns the topics whose routes
-        came.
+        """Fetch the routes that are older than ``max_age_s`` seconds in parallel, 64 at a time. Returns the topics that it
+        refreshed.
 
-        Fetches nothing if only one is older. That one, and all that failed, are left to ``get``.
+        Fetches nothing if only one route is older. A single route, and those that failed, are left to ``get``.
         """
         oldest = time.monotonic() - max_age_s
         with self._lock:
@@ -348,15 +353,15 @@ class Routes:
         return {name: replace(data, addresses=dict.fromkeys(data.addresses, server)) for name, data in brokers.items()}
 
     def _advertise(self, brokers: Mapping[str, BrokerData], peer: Peer) -> None:
-        """Note the addresses in the pool, so that a later connection is known to lead to a Proxy."""
+        """Pass the addresses to the pool, which then knows whether a later connection leads to a Proxy."""
         addresses = (address for data in brokers.values() for address in data.addresses.values())
         self._name_servers.calls.pool.advertise(addresses, peer)
 
     def _with_acting_masters(self, route: TopicRoute, deadline: Deadline | None) -> TopicRoute:
-        """Returns the route with ``acting`` corrected: a broker is an acting master if the cluster's list names another master.
+        """Return the route with ``acting`` corrected: a broker is an acting master if the list of all brokers has another master.
 
-        The route alone does not distinguish acting masters from masters of a topic that is not writable. If the list cannot be
-        had now, all that look like acting masters stay so; if servers cannot list brokers, none does.
+        A route does not distinguish an acting master from the master of a topic that is not writable. If the list cannot be
+        fetched now, brokers that look like acting masters count as such; if servers cannot list brokers, none does.
         """
         maybe_acting = [data for data in route.brokers.values() if data.acting]
         if not maybe_acting:
@@ -375,8 +380,8 @@ class Routes:
         return route_request(self.on_wire(topic))
 
     def forget(self, topic: str) -> None:
-        """Remove the route of a topic. The addresses of its brokers are kept: a name server that has just started may not know
-        them yet.
+        """Remove the route of a topic. The addresses of its brokers are kept, because a name server that has just started may not
+        know them yet.
         """
         with self._lock:
             if topic in self._routes:
@@ -391,12 +396,12 @@ class Routes:
 
     @property
     def cached_bytes(self) -> int:
-        """The size of all that is kept: routes, what newer ones lack, and the list of all brokers."""
+        """The bytes of all cached routes, of brokers that newer ones lack, and of the list of all brokers."""
         return self._cached_bytes
 
     def forget_all(self, idle_at: float | None = None, most_addresses: int = _MAX_ADDRESS_BYTES) -> None:
-        """Forget all routes; with a time ``idle_at`` only if none was asked for in the ``_IDLE_S`` before it. A few brokers stay
-        known, with ``most_addresses`` bytes, and a few routes whose queues have numbers, to compare the next ones with.
+        """Forget all routes; with a time ``idle_at``, only if the cache was not used in the ``_IDLE_S`` before it. Keeps up to
+        ``most_addresses`` bytes of broker addresses, and a few routes with numbered queues, to compare the next routes with.
         """
         with self._lock:
             if idle_at is not None and idle_at - self._used_at < _IDLE_S:
@@ -418,7 +423,7 @@ class Routes:
             self._forgotten_at = dict.fromkeys(self._forgotten, self._used_at)
 
     def _discard_forgotten_locked(self, topic: str) -> None:
-        """Forget a deleted topic."""
+        """Discard a forgotten route."""
         del self._forgotten[topic], self._forgotten_at[topic]
         self._unlisted_brokers.pop(topic, None)
         self._numbered_topics.discard(topic)
@@ -429,7 +434,7 @@ class Routes:
             return sorted(self._routes)
 
     def cached_topic_brokers(self) -> set[tuple[str, str]]:
-        """The topic and the broker's name of all queues in the routes at hand."""
+        """Pairs of topic and broker name, from the cached routes."""
         with self._lock:
             return {
                 (topic, queue_data.broker_name)
@@ -438,7 +443,7 @@ class Routes:
             }
 
     def address(self, broker_name: str, read_from: str = "master") -> str:
-        """A broker's master (``replica`` with another ``read_from``), as the newest route that names it says.
+        """The address of a broker's master, or of the replica that ``read_from`` selects, from the newest route with the broker.
 
         Raises ``BrokerNotFound``.
         """
@@ -452,7 +457,7 @@ class Routes:
         return address
 
     def broker(self, broker_name: str) -> BrokerData | None:
-        """A broker as the newest route that names it says, or else the last list of all."""
+        """A broker's data, from the newest route with it, or else from the last list of all brokers."""
         self._used_at = time.monotonic()
         brokers = self._brokers_by_name
         if brokers is None:
@@ -461,19 +466,19 @@ class Routes:
         return brokers.get(broker_name) or self._cluster_brokers.get(broker_name)
 
     def masters(self) -> dict[str, str]:
-        """Broker name to address of all masters in the routes at hand."""
+        """The addresses of all masters in the cached routes, by broker name."""
         return {data.broker_name: data.master for data in self.brokers() if data.master}
 
     def brokers(self) -> list[BrokerData]:
-        """All brokers of the routes at hand, by name."""
+        """All brokers of the cached routes, sorted by name."""
         with self._lock:
             newest = _newest_brokers(self._routes)
         return [data for _, data in sorted(newest.items())]
 
     def topics(self, deadline: Deadline | None = None) -> list[str]:
-        """See ``ports.RouteReader``. In a namespace or environment only the topics in it, by the user's names.
+        """See ``ports.RouteReader``. With a namespace or environment, returns only its topics, by the user's names.
 
-        A topic whose short name would resolve to another topic is left out.
+        Leaves out a topic whose short name would resolve to another topic.
         """
         answer = self._name_servers.request(rpc.GET_ALL_TOPIC_LIST_FROM_NAMESERVER.request, deadline)
         scope = self._name_servers.calls.scope
@@ -493,21 +498,21 @@ class Routes:
         return dict(brokers)
 
     def any_broker(self) -> bool:
-        """Whether a broker is registered; true for a Proxy, which cannot list brokers."""
+        """Whether a broker is registered. True at a Proxy, which cannot list brokers."""
         try:
             return bool(self.cluster())
         except NotSupported:
             return True
 
     def any_master(self) -> bool:
-        """Whether a master is registered; true for a Proxy, which cannot list brokers."""
+        """Whether a master is registered. True at a Proxy, which cannot list brokers."""
         try:
             return any(broker.master is not None for broker in self.cluster().values())
         except NotSupported:
             return True
 
     def get_existing(self, topic: str, max_age_s: float = 30.0) -> TopicRoute:
-        """``get`` for callers that do not create the topic: ``RouteNotFound`` names the nearest topics."""
+        """As ``get``, for callers that do not create the topic: ``RouteNotFound`` names similar topics."""
         try:
             return self.get(topic, max_age_s)
         except RouteNotFound as e:
@@ -524,12 +529,12 @@ _all_routes: Living[Routes] = Living()
 
 
 def _make_room(requester: Routes, growth: int) -> bool:
-    """Make room for ``growth`` bytes of a client in the routes of all clients of this process. Where there is none, the client
-    with most forgets its routes, each at most once; return False if that is not enough, or if the asking one would be next.
+    """Make room for ``growth`` bytes of a client within the limits of the process. If there is none, other clients forget their
+    routes, those with the most bytes first. Returns False if that is not enough, or if the requester would be next.
     """
     all_routes, now = _all_routes.all(), time.monotonic()
-    needed_bytes = max(0, growth)  # what it has, it may have again
-    # What very many clients keep of addresses must leave room.
+    needed_bytes = max(0, growth)  # a smaller route always fits
+    # With very many clients, the addresses that they keep must leave room.
     most_addresses = min(_MAX_ADDRESS_BYTES, _MAX_PROCESS_BYTES // 4 // max(1, len(all_routes)))
     if _total_bytes(all_routes) + needed_bytes > _MAX_IDLE_BYTES:
         for routes in all_routes:
@@ -555,7 +560,7 @@ def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> R
     similar: list[str] = []
     is_legal = names.read_problem(error.topic or "", routes.scope) is None
     if not is_legal:
-        remedy = ""  # the message has a legal name
+        remedy = ""  # the error's message says what a legal name is
     elif routes.is_proxy(error.addr):
         remedy += " (at the brokers' name server: a Proxy does not forward this)"
     try:
@@ -571,7 +576,7 @@ def _with_similar_topics(routes: Routes, error: RouteNotFound, remedy: str) -> R
 
 
 def _newest_brokers(*tables: Mapping[str, tuple[float, TopicRoute]]) -> dict[str, BrokerData]:
-    """Each broker as the newest of the routes says that name it, those of the first mapping before all others."""
+    """Each broker's data from the newest route with the broker. Routes of an earlier mapping come first."""
     newest: dict[str, BrokerData] = {}
     for routes in tables:
         for _, route in sorted(routes.values(), key=operator.itemgetter(0), reverse=True):
@@ -581,7 +586,7 @@ def _newest_brokers(*tables: Mapping[str, tuple[float, TopicRoute]]) -> dict[str
 
 
 def format_queue_counts(queues: Mapping[str, QueueData]) -> str:
-    """How many queues a topic has, for messages: ``8 on broker-a, 8 (4 for writing) on broker-b``."""
+    """Describe how many queues a topic has, as in ``8 on broker-a, 8 (4 for writing) on broker-b``."""
     return ", ".join(
         f"{data.read_queues}{'' if data.read_queues == data.write_queues else f' ({data.write_queues} for writing)'} on {name}"
         for name, data in sorted(queues.items())
@@ -589,7 +594,7 @@ def format_queue_counts(queues: Mapping[str, QueueData]) -> str:
 
 
 def require_brokers(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
-    """Returns ``cluster``; raises ``BrokerNotFound`` if it is empty, because then a missing topic proves nothing."""
+    """Return ``cluster``. Raises ``BrokerNotFound`` if it is empty: without brokers, a missing topic proves nothing."""
     if not cluster:
         remedy = "Start one, or look into the logs of those that should be there"
         raise BrokerNotFound("no broker is registered", remedy=remedy)
@@ -597,7 +602,7 @@ def require_brokers(cluster: dict[str, BrokerData]) -> dict[str, BrokerData]:
 
 
 def masters_of(cluster: Mapping[str, BrokerData], brokers: Sequence[str] | None = None) -> dict[str, str]:
-    """Addresses of the masters of ``brokers`` (default: all), each of which must be registered."""
+    """Return the masters' addresses of ``brokers`` (default: all). Raises ``BrokerNotFound`` if a master is not registered."""
     names = sorted(cluster) if brokers is None else list(brokers)
     masters = {name: cluster[name].master for name in names if name in cluster}
     missing = [name for name in names if not masters.get(name)] if names else ["any"]

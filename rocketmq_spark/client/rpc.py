@@ -1,7 +1,4 @@
-"""One request to one address: signature, deadline, and the error for the broker's response code.
-
-Keys are fixed, or come from a file or function that is read again regularly.
-"""
+"""Requests to addresses: signature, deadline, many requests at once, and the error for a response code."""
 
 from __future__ import annotations
 
@@ -37,15 +34,15 @@ from rocketmq_spark.remoting.pool import Pool
 from rocketmq_spark.wire import names
 from rocketmq_spark.wire.header import Command, Peer
 
-# Temporary conditions that a broker reports with the code of its internal exceptions: sends before a configured time, too few
-# slaves, no space for the next file, and too many timers for one second.
+# Beginnings of remarks of temporary conditions that brokers report with the code of internal errors: sends before a configured
+# time, too few slaves, no space for the next file, and too many timers for one second.
 _TRANSIENT_FAULTS: Mapping[str, type[BrokerError]] = {
     "broker unable to service": ServiceNotAvailable,
     "in-sync replicas not enough": ServiceNotAvailable,
     "create mapped file failed": ServiceNotAvailable,
     "timer message is under flow control": BrokerBusy,
 }
-# The message and the remedy if a server other than a broker does not know a request, by kind of server.
+# The message and the remedy if a name server or a Proxy does not support a request.
 _NOT_SUPPORTED = {
     Peer.NAME_SERVER: (
         "the server is a name server, which answers no requests for brokers",
@@ -61,7 +58,7 @@ _NOT_SUPPORTED = {
 
 @contextmanager
 def with_proxy_remedy(remedy: str) -> Iterator[None]:
-    """Replace the remedy of requests that a Proxy does not forward: the usual remedy names another server."""
+    """In the block, replace the remedy of errors for requests that a Proxy does not forward."""
     try:
         yield
     except NotSupported as e:
@@ -76,16 +73,16 @@ _DENIED = (
 )
 
 
-# A route may name thousands of addresses.
+# A route may name thousands of addresses; this many threads connect at once.
 _MAX_PARALLEL_CONNECTS = 64
-_FIELD_BYTES = 6  # bytes, besides name and value
+_FIELD_BYTES = 6  # estimated memory of a header field, besides its name and value
 
 
 class _PendingAnswers:
     """Requests that were sent together, and their answers; None for an answer that has not arrived.
 
-    Complete answers stay in the account of what arrives, by address, until they are released: the first of many waits for the
-    last one. If others need the room, all answers of an address become errors.
+    Answers count against the client's memory budget, by address, until they are released, because the first of many waits for the
+    last one. If other connections need the memory, all answers of an address become errors.
     """
 
     def __init__(
@@ -110,7 +107,7 @@ class _PendingAnswers:
     def record(self, i: int, answer: Command | RocketMQError) -> None:
         if isinstance(answer, Command):
             answer.received_s = Deadline.after(0).at
-        self.outcomes[i] = answer  # before it is counted: then whoever revokes the account finds it
+        self.outcomes[i] = answer  # first, so that ``_drop`` finds the answer if the account is revoked now
         if isinstance(answer, Command):
             address = self.requests[i][0]
             account = self._accounts[address]
@@ -122,13 +119,13 @@ class _PendingAnswers:
         self.stop_waiting_for(1)
 
     def _drop(self, address: str) -> None:
-        """Others need the room of an address's answers."""
+        """Replace the answers of an address by errors, because other connections need the memory."""
         for i in self._indexes[address]:
             if isinstance(self.outcomes[i], Command):
                 self.outcomes[i] = _answer_dropped(address)
 
     def release(self, keep: Container[str] = ()) -> None:
-        """Forget the answers of all addresses ``keep`` these, and take them out of the account."""
+        """Discard the answers of all addresses but those in ``keep``, and release their memory."""
         for address, account in self._accounts.items():
             if address not in keep:
                 with self._lock:
@@ -150,8 +147,8 @@ class _PendingAnswers:
     def wait(self, grace_s: float | None = None, max_missing: int = 0) -> None:
         """Wait for all answers. With ``grace_s``, return when none arrives for that long and fewer than ``max_missing`` are left.
 
-        Addresses that refuse at once do not show how soon the others can answer. If tens of thousands of answers take
-        seconds, ``grace_s`` grows with them, so that a machine that is busy for a moment does not make brokers appear to hang.
+        At least one real answer is needed for that: an address that refuses at once does not show how fast others answer. The
+        grace grows with the time that the answers take, so that a busy machine does not make brokers appear to hang.
         """
         missing = self._missing
         while not self._all_answered.wait(self._extended(grace_s)):
@@ -168,22 +165,22 @@ def _memory_of(answer: Command) -> int:
 
 
 def _answer_dropped(address: str) -> ConnectionLost:
-    return ConnectionLost("an answer was dropped: others that arrive fill the memory that they may have", address)
+    return ConnectionLost("an answer was dropped: other arriving frames fill the memory limit", address)
 
 
 @dataclass(frozen=True, slots=True)
 class RpcClient:
-    """Requests over a pool of connections."""
+    """Sends requests over a pool of connections."""
 
     pool: Pool
     request_timeout_s: float = 3.0
     credentials: Credentials | RotatingCredentials | None = None
     scope: names.Scope = names.NO_SCOPE
-    # Addresses that did not answer in time, with the requests that they may still answer.
+    # Requests without an answer when ``invoke_with_grace`` returned, by address. The only state of this class.
     late_answers: dict[str, _PendingAnswers] = field(default_factory=dict, compare=False, repr=False)
 
     def on_wire(self, name: str) -> str:
-        """The name of a topic or group on brokers. Rooms that use this one have only the user's names."""
+        """The name of a topic or group on brokers. Callers of this package use the user's names only."""
         return self.scope.on_wire(name)
 
     def is_private(self, address: str) -> bool:
@@ -214,14 +211,14 @@ class RpcClient:
         deadline: Deadline | None = None,
         accept: Container[int] = (Response.SUCCESS,),
     ) -> Command:
-        """Return the answer if its code is in ``accept``; otherwise raise the error for the code."""
+        """Send a request. Returns the answer if its code is in ``accept``; otherwise raises the error for the code."""
         answer = self.invoke(address, command, deadline or Deadline.after(self.request_timeout_s))
         if answer.code not in accept:
             raise error_from_response(answer, address)
         return answer
 
     def invoke(self, address: str, command: Command, deadline: Deadline) -> Command:
-        """Return the answer, with any code."""
+        """Send a request and return its answer, with any code."""
         try:
             command = self._signed(command)
             connection = self.pool.get(address, deadline)
@@ -233,7 +230,7 @@ class RpcClient:
         return answer
 
     def invoke_async(self, address: str, command: Command, deadline: Deadline, done: OnResponse) -> None:
-        """Call ``done`` once with the answer (any code) or the error, on any thread. Connecting may block."""
+        """Send a request; call ``done`` once, on any thread, with the answer (any code) or the error. Connecting may block."""
         self._invoke_on(address, [(command, done)], deadline)
 
     def invoke_each(self, requests: Sequence[tuple[str, Command]], deadline: Deadline) -> list[Command | RocketMQError]:
@@ -249,10 +246,11 @@ class RpcClient:
     def invoke_with_grace(
         self, requests: Sequence[tuple[str, Command]], deadline: Deadline, grace_s: float
     ) -> list[Command | RocketMQError | None]:
-        """The same, but stop waiting for addresses that do not answer within ``grace_s`` after the last answer of the others.
+        """As ``invoke_each``, but does not wait for addresses that are more than ``grace_s`` slower than the others.
 
-        The result has None for such an address. Later calls send it no request and have None, too, until it has answered
-        or ``deadline`` has passed. A later call with the same request gets the late answer if its own is late again.
+        The result has None for the requests to such an address. Until it answers or ``deadline`` passes, later calls send it
+        nothing and return None, too. After that, the next call with the same requests sends them again, and returns the late
+        answers if the new ones are late again.
         """
         answers = _PendingAnswers(requests, self.pool.connect_options.arriving, deadline)
         of_address: dict[str, list[int]] = {}
@@ -267,7 +265,7 @@ class RpcClient:
                 earlier_answers |= self._late_answers_of(answers, indexes, address)
                 to_send += indexes
         for address, late in list(self.late_answers.items()):
-            if late.deadline.expired and address not in of_address:  # it may have left the routes
+            if late.deadline.expired and address not in of_address:  # the address may have left the routes
                 self._forget_late(address, late)
         outcomes: list[Command | RocketMQError | None] = []
         late_addresses: set[str] = set()
@@ -282,7 +280,7 @@ class RpcClient:
         return [earlier_answers.get(i) if outcome is None else outcome for i, outcome in enumerate(outcomes)]
 
     def _is_late(self, address: str) -> bool:
-        """Whether an address has not answered an earlier request."""
+        """Whether an address has not answered all requests of an earlier ``invoke_with_grace``."""
         earlier = self.late_answers.get(address)
         return earlier is not None and any(
             outcome is None for (a, _), outcome in zip(earlier.requests, earlier.outcomes, strict=True) if a == address
@@ -291,7 +289,7 @@ class RpcClient:
     def _late_answers_of(
         self, answers: _PendingAnswers, indexes: Sequence[int], address: str
     ) -> dict[int, Command | RocketMQError]:
-        """Late answers of an address to earlier requests that are equal to these."""
+        """Take the late answers of an address, by index, if the earlier requests equal the new ones."""
         earlier = self.late_answers.get(address)
         if earlier is None:
             return {}
@@ -312,7 +310,7 @@ class RpcClient:
             answers.release(keep=[a for a, other in list(self.late_answers.items()) if other is answers])
 
     def _send_each(self, answers: _PendingAnswers, indexes: Iterable[int], deadline: Deadline) -> None:
-        """Send to every address. Up to a few dozen addresses without a connection are connected to in parallel."""
+        """Send the requests with these indexes. Connects to up to ``_MAX_PARALLEL_CONNECTS`` addresses in parallel."""
         of_address: dict[str, list[tuple[Command, OnResponse]]] = {}
         for i in indexes:
             address, command = answers.requests[i]
@@ -366,20 +364,20 @@ class RpcClient:
         return self.credentials.sign(command) if self.credentials else command
 
     def _on_answer(self, answer: Command, address: str, connection: Connection) -> None:
-        """Drop the connection of a server that is shutting down: it rejects every request on it, but not on a new one."""
+        """Retire the connection of a server that shuts down: it rejects requests on this connection, but not on new ones."""
         if answer.code == Response.GO_AWAY:
             self.pool.retire(address, connection)
 
 
 def _request_content(command: Command) -> tuple[int, dict[str, str], bytes]:
-    """The content of a request without its number, to compare requests."""
+    """A request without its number, for comparisons."""
     return command.code, command.ext, bytes(command.body)
 
 
 def error_from_response(
     answer: Command, address: str, topic: str | None = None, queue: str | None = None
 ) -> RocketMQError:
-    """The error for an unsuccessful answer."""
+    """Return the error for an answer without success."""
     error_class = error_for(answer.code, answer.remark or "")
     if answer.code == Response.REQUEST_CODE_NOT_SUPPORTED and answer.peer in _NOT_SUPPORTED:
         message, remedy = _NOT_SUPPORTED[answer.peer]

@@ -225,7 +225,7 @@ _UNUSABLE_ADDRESS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
 
 
 def _significance(failure: OSError) -> int:
-    """How much a failure to connect says about the server: a timeout says more than a refusal, which may be of one address."""
+    """2 if the server may listen at the address, 1 if the address refuses, 0 if this machine cannot use the address."""
     if failure.errno in _UNUSABLE_ADDRESS:
         return 0
     return 1 if isinstance(failure, ConnectionRefusedError) else 2

@@ -513,7 +513,7 @@ def test_statistics_of_topics_without_a_route_are_forgotten(
         Request.GET_TOPIC_STATS_INFO, lambda call: statistics({MessageQueue(call.ext("topic"), "broker-a", 0): (0, 1)})
     )
     monkeypatch.setattr(broker_module, "_SWEEP_ABOVE_QUEUES", 32)
-    parts.brokers._most = 32
+    parts.brokers._sweep_above = 32
     for n in range(300):
         parts.routes.get(f"t{n}")
         parts.brokers.bounds([MessageQueue(f"t{n}", "broker-a", 0)], parts.soon)

@@ -308,7 +308,7 @@ def test_an_answer_is_no_longer_than_its_request_allows(request_code: int, most:
     exact = talk.send(Command(request_code), "c")
     (event,) = talk.receive(answer(exact, bytes(most)))
     assert isinstance(event, ResponseReceived)
-    assert talk._most == {}
+    assert talk._max_body_bytes == {}
 
 
 # --- large frames that answer no request
