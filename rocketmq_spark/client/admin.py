@@ -1,4 +1,4 @@
-"""Topics, groups and statistics, for commands and tests. Needs more rights than reading and writing do."""
+"""Administration of topics, groups and brokers, for commands and tests. Needs more permissions than reading and writing."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from rocketmq_spark.wire.header import Command
 from rocketmq_spark.wire.messages import DecodeRoom, decode_leniently
 
 _ROUTE_POLL_S = 0.01
-# Brokers register a change with the version of the moment, and name servers leave out changes of a topic that they know if they
-# have that version: of two changes at once (another topic, a group that begins) one may never show.
+# Brokers register a change with their current version, and name servers ignore changes of a known topic with a version that they
+# have. Of two changes at once, for example of another topic, one may never appear, so it is registered again after this time.
 _REGISTER_AGAIN_S = 3.0
-# More a broker does not give unless it is configured to.
+# The most messages that a broker returns for a key by default, and the limit of their decoded size.
 _MAX_MESSAGES_OF_KEY, _MAX_DECODED_BYTES = 32, 16 << 20
 
 
 class BaseAdmin(Closing):
-    """Administration over connections of its own, or over those of ``calls``, which ``close`` leaves open."""
+    """Sends administrative requests, over its own connections or over those of ``calls``, which ``close`` leaves open."""
 
     def __init__(self, name_server: str | Sequence[str], calls: RpcClient | None = None) -> None:
         addresses = name_server.replace(",", ";").split(";") if isinstance(name_server, str) else name_server
@@ -61,7 +61,7 @@ class BaseAdmin(Closing):
         return self.routes.cluster()
 
     def topics(self) -> list[str]:
-        """All topics, system ones too."""
+        """All topics, including system topics."""
         return self.routes.topics()
 
     def route(self, topic: str) -> TopicRoute:
@@ -81,7 +81,7 @@ class BaseAdmin(Closing):
     ) -> TopicRoute:
         """Create or change a topic on the masters of ``brokers`` (default: all), and wait until the route shows it.
 
-        Those of a batch topic are ``batch_attributes()``.
+        A batch topic has the attributes ``batch_attributes()``.
         """
         _check(names.topic_problem(topic, self._calls.scope))
         deadline, masters = Deadline.after(timeout_s), masters_of(self.cluster(), brokers)
@@ -92,7 +92,7 @@ class BaseAdmin(Closing):
         for name, address, answer in _configure_topic(self._calls, topic, configs, masters, deadline):
             if attributes and answer.version < FIRST_WITH_ATTRIBUTES:
                 raise NotSupported(
-                    f"broker {name} is older than RocketMQ 5.0 and leaves attributes out: {', '.join(sorted(attributes))}",
+                    f"broker {name} is older than RocketMQ 5.0 and ignored the attributes {', '.join(sorted(attributes))}",
                     address,
                     topic=topic,
                     remedy="The topic is an ordinary one there now; use newer brokers, or delete it",
@@ -100,14 +100,14 @@ class BaseAdmin(Closing):
         return self._await_route(topic, configs, deadline)
 
     def queues_of(self, topic: str, brokers: Sequence[str] | None = None) -> dict[str, QueueData]:
-        """How many queues a topic has on each of ``brokers`` (default: all); those where it is not are left out."""
+        """The numbers of queues of a topic on each of ``brokers`` (default: all). Omits brokers without the topic."""
         route = _route_or_none(self.routes, topic)
         queues = route.queues if route is not None else ()
         return {data.broker_name: data for data in queues if brokers is None or data.broker_name in brokers}
 
     def resize_topic(self, topic: str, queues: int, brokers: Sequence[str], timeout_s: float = 30.0) -> TopicRoute:
-        """Give a topic so many queues on each of ``brokers``, where it is, and wait until the route shows them. What lies in
-        queues that it has no more is not read until it has them again.
+        """Set the number of a topic's queues on each of ``brokers``, and wait until the route shows it. Messages in removed
+        queues are not read until the queues are back.
         """
         current = {name: self.topic_config(topic, name) for name in brokers}
         resized = {
@@ -117,7 +117,7 @@ class BaseAdmin(Closing):
         return self.change_topic(topic, resized, timeout_s)
 
     def change_topic(self, topic: str, configs: Mapping[str, TopicConfig], timeout_s: float = 30.0) -> TopicRoute:
-        """Give a topic these configurations, by the names of brokers that have it, and wait until the route shows them.
+        """Set the configurations of a topic, by broker, and wait until the route shows them.
 
         Attributes that a configuration does not name stay as they are.
         """
@@ -127,7 +127,7 @@ class BaseAdmin(Closing):
         return self._await_route(topic, configs, deadline)
 
     def _await_route(self, topic: str, configs: Mapping[str, TopicConfig], deadline: Deadline) -> TopicRoute:
-        """Until it shows the queues for reading and writing, and the permissions, as far as a broker has them itself."""
+        """Wait until the route shows the numbers of queues and the permissions that brokers report for the topic."""
         requested = {name: _shape(config) for name, config in configs.items()}
         expected, checked, next_registration = dict(requested), set[str](), deadline.within(_REGISTER_AGAIN_S)
         while True:
@@ -142,10 +142,10 @@ class BaseAdmin(Closing):
                     and in_route[name] != expected[name]
                 ):
                     checked.add(name)
-                    with suppress(RocketMQError, ValueError):  # it is only to know earlier
+                    with suppress(RocketMQError, ValueError):  # only shortens the wait
                         expected[name] = reads, writes, perm & _broker_permission(self, name)
             if deadline.expired:
-                remedy = "Brokers have taken it; mqadmin addWritePerm opens one that is closed for writers on name servers alone"
+                remedy = "The brokers have applied the change; if a name server withholds write permission: mqadmin addWritePerm"
                 raise CallTimeout("the name server does not show the topic in time", topic=topic, remedy=remedy)
             if next_registration.expired:
                 missing = {name: in_route.get(name) for name, shape in expected.items() if in_route.get(name) != shape}
@@ -154,11 +154,11 @@ class BaseAdmin(Closing):
             deadline.pause(_ROUTE_POLL_S)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic and its data, on masters, then on slaves, then on name servers. Absent topics raise ``RouteNotFound``;
-        an error of a slave or a name server is raised when all the others are done.
+        """Delete a topic and its data: on masters, then on slaves, then on name servers. Raises ``RouteNotFound`` if it is
+        absent. The error of a slave or a name server is raised at the end.
 
-        A slave drops the topic with its master, but not the index, which a topic of the same name would inherit there
-        (DeleteTopicSubCommand asks both kinds, too).
+        A slave deletes the topic with its master, but keeps its index, which a new topic of the same name would inherit. So
+        slaves are asked, too, as by DeleteTopicSubCommand.
         """
         self.route(topic)
         on_wire = self._calls.on_wire(topic)
@@ -179,7 +179,7 @@ class BaseAdmin(Closing):
         try:
             self.name_servers.request_at_all(lambda: rpc.DELETE_TOPIC_IN_NAMESRV.request(topic=on_wire))
         except RocketMQError as e:
-            note = f"Topic {topic} is deleted on all masters, but this name server may show it"
+            note = f"Topic {topic} is deleted on all masters, but this server may still have it"
             e.remedy = f"{note}. {e.remedy}" if e.remedy else note
             failed.append(e)
         self.routes.forget(topic)
@@ -187,7 +187,7 @@ class BaseAdmin(Closing):
             raise failed[0]
 
     def describe_topic(self, topic: str) -> dict[MessageQueue, QueueBounds]:
-        """Offsets of every queue, whether or not it may be read now."""
+        """The bounds of every queue, including queues without read permission."""
         return self.brokers.bounds(self.route(topic).kept(), Deadline.after(10.0))
 
     def topic_config(self, topic: str, broker: str) -> TopicConfig:
@@ -196,7 +196,7 @@ class BaseAdmin(Closing):
             return bodies.topic_config(
                 self._ask(broker, rpc.GET_TOPIC_CONFIG.request(topic=on_wire, bname=broker)).body
             )
-        except NotSupported:  # brokers before 5.0 tell of all topics at once; a Proxy says neither
+        except NotSupported:  # brokers before 5.0 only report all topics at once; a Proxy reports none
             return bodies.topic_config(self._ask(broker, rpc.GET_ALL_TOPIC_CONFIG.request(bname=broker)).body, on_wire)
 
     def create_group(
@@ -216,8 +216,8 @@ class BaseAdmin(Closing):
             pass
 
     def messages_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> list[ReceivedMessage]:
-        """Messages of a topic with a key, stored in this time, as the indexes of its brokers have them: some of many, most of
-        them as they are stored: callers need ids. Where a master is away its slave is asked.
+        """Return messages of a topic with a key that were stored in this period, from the indexes of its brokers. If there are
+        many, returns some of them, most as they are stored: callers identify them by id. If a master is down, its slave is asked.
         """
         messages: list[ReceivedMessage] = []
         room = DecodeRoom(_MAX_DECODED_BYTES)
@@ -237,14 +237,14 @@ class BaseAdmin(Closing):
                 messages += decode_leniently(answer.body, name, room=room)
             except NotFound:
                 continue
-        return [message for message in messages if key in message.keys]  # what an index finds has its hash
+        return [message for message in messages if key in message.keys]  # the index only compares hashes
 
     def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeProgress]:
-        """How far a group is, over all brokers of the topic."""
+        """The progress of a group in all queues of the topic."""
         return consume_progress(self._calls, self.route(topic), self._calls.on_wire(group))
 
     def consumed_topics(self, group: str) -> list[str]:
-        """Topics of which brokers keep offsets of a group, its retry topic among them; a slave while its master is away."""
+        """Topics for which brokers have offsets of a group, with its retry topic. If a master is down, its slave is asked."""
         topics: set[str] = set()
         for name, broker in require_brokers(self.cluster()).items():
             if address := broker.replica("hint"):
@@ -272,7 +272,7 @@ class BaseAdmin(Closing):
 
 
 def consume_progress(calls: RpcClient, route: TopicRoute, group_on_wire: str) -> dict[MessageQueue, ConsumeProgress]:
-    """How far a group is, by its name on brokers: one outside the namespace or environment has no other."""
+    """The progress of a group in a topic. The group has its name on brokers, so it may be in another namespace."""
     progress: dict[MessageQueue, ConsumeProgress] = {}
     for name, broker in route.brokers.items():
         if broker.master:
@@ -292,16 +292,18 @@ def _configure_topic(
 
 
 def _register_topic(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None], deadline: Deadline) -> None:
-    """Tell name servers what these brokers have, until it is what they have still: a broker that is put what it has already does
-    not (``registerSingleTopicAll`` of a broker's ``enableSingleTopicRegister`` is the same request). ``shown`` is what they say.
+    """Register the topic at name servers on behalf of its brokers, which do not register a change that changes nothing. Repeats
+    until their configurations stay the same. ``shown`` is what name servers have, by broker.
+
+    A broker with ``enableSingleTopicRegister`` sends the same request (``registerSingleTopicAll``).
     """
     registered, on_wire = dict[str, TopicConfig](), admin._calls.on_wire(topic)
     while not deadline.expired and (configs := _configs_to_register(admin, topic, shown, registered)) != registered:
-        with suppress(RocketMQError):  # it is only to show earlier, and those before 5.0 do not know the request
+        with suppress(RocketMQError):  # only shortens the wait; servers before 5.0 do not support it
             make_request = partial(rpc.REGISTER_TOPIC_IN_NAMESRV.request, bodies.topic_queues(configs), topic=on_wire)
             if (
                 not configs and not _shapes_in_route(_route_or_none(admin.routes, topic)).keys() - registered.keys()
-            ):  # it has been deleted
+            ):  # the topic has been deleted
                 make_request = partial(rpc.DELETE_TOPIC_IN_NAMESRV.request, topic=on_wire)
             admin.name_servers.request_at_all(make_request, deadline)
         registered = configs
@@ -310,7 +312,7 @@ def _register_topic(admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | N
 def _configs_to_register(
     admin: BaseAdmin, topic: str, shown: Mapping[str, _Shape | None], registered: Mapping[str, TopicConfig]
 ) -> dict[str, TopicConfig]:
-    """Without brokers that somebody may have closed for writers on the name server (``wipeWritePerm``)."""
+    """The current configurations to register, without brokers whose write permission ``wipeWritePerm`` may have removed."""
     configs = dict[str, TopicConfig]()
     for name, shown_shape in shown.items():
         try:
@@ -318,7 +320,7 @@ def _configs_to_register(
             config = replace(current, perm=current.perm & _broker_permission(admin, name))
             if name in registered or shown_shape != _shape(replace(config, perm=config.perm & ~Perm.WRITE)):
                 configs[name] = config
-        except (RocketMQError, ValueError) as e:  # nobody can know what it has, unless it has nothing
+        except (RocketMQError, ValueError) as e:  # unknown: keep what was registered, unless the topic is gone
             configs |= {} if name not in registered or isinstance(e, TopicNotFound) else {name: registered[name]}
     return configs
 
@@ -327,14 +329,14 @@ _Shape = tuple[int, int, int]
 
 
 def _shape(of: TopicConfig | QueueData) -> _Shape:
-    """How many queues for reading and writing, and the permission."""
+    """The numbers of queues for reading and writing, and the permission."""
     return of.read_queues, of.write_queues, of.perm
 
 
 def _change_each(
     masters: Mapping[str, str], change: Callable[[str, str], Command]
 ) -> Iterator[tuple[str, str, Command]]:
-    """Name, address and answer of each that has done it, one by one. The error of one that has not names those."""
+    """Change one master after the other; yields name, address and answer. An error names the masters that have changed."""
     done: list[str] = []
     for name, address in masters.items():
         try:
@@ -351,9 +353,9 @@ def _change_each(
 
 
 def add_partial_result(error: RocketMQError, done: Sequence[str], others: Mapping[str, RocketMQError | None]) -> None:
-    """Where some brokers have taken a change, or perhaps, its error names all, so that nobody takes it for none.
+    """Add to the remedy of ``error`` which brokers have applied a change, which may have, and which have not.
 
-    ``others`` are the others, with their errors: one that was asked and did not answer may have it.
+    ``others`` are the brokers that are not ``done``, with their errors. A broker that did not answer may have applied the change.
     """
     perhaps = [
         name for name, error_of_broker in others.items() if isinstance(error_of_broker, CallTimeout | ConnectionLost)
@@ -370,14 +372,14 @@ def _partial_result(done: Sequence[str], perhaps: Sequence[str], rest: Sequence[
 
 
 def _broker_permission(admin: BaseAdmin, broker: str) -> int:
-    """What a broker lets routes show of any topic's permission: all of it, unless it is closed for readers or writers."""
+    """The permission of a broker, which limits those of its topics in routes; -1 if it limits nothing."""
     both = Perm.READ | Perm.WRITE
     permission = bodies.setting_number(admin.broker_config(broker), "brokerPermission")
     return -1 if permission is None or permission & both == both else permission
 
 
 def put_topic(topic_on_wire: str, broker: str, config: TopicConfig) -> Command:
-    """The request that makes a topic on a broker, or changes it. Attributes that are not named stay as they are."""
+    """Return the request that creates or changes a topic on a broker. Attributes without a value stay as they are."""
     return rpc.UPDATE_AND_CREATE_TOPIC.request(
         topic=topic_on_wire,
         defaultTopic=AUTO_CREATE_TOPIC,
@@ -393,7 +395,7 @@ def put_topic(topic_on_wire: str, broker: str, config: TopicConfig) -> Command:
 
 
 def batch_attributes(attributes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """``attributes`` with the one that makes a topic store batches whole."""
+    """Return ``attributes`` with the type of a batch topic, which stores batches whole."""
     merged = dict(attributes or {})
     if merged.setdefault(QUEUE_TYPE, BATCH_QUEUE) != BATCH_QUEUE:
         raise OptionError(

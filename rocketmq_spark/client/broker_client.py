@@ -1,10 +1,7 @@
-"""Requests for information about queues, many at a time, and about a topic.
+"""Requests to brokers by name, many at a time.
 
-A request about a queue goes to the broker of the queue, and one that fails does not affect others. Every request names the
-broker (``bname``): brokers ignore it for ordinary topics, a Proxy needs it.
-
-Information about a topic: its type, the longest delay of its brokers, and whether any consumer reads it. Attributes are
-cached: ``queue.type`` cannot change, but a topic can be deleted and created again.
+A request about a queue goes to the broker of the queue, and a failure does not affect the others. Every request names the
+broker (``bname``): brokers ignore the field for ordinary topics, a Proxy needs it.
 """
 
 from __future__ import annotations
@@ -27,14 +24,14 @@ from rocketmq_spark.wire.messages import stamp
 
 T = TypeVar("T")
 
-# Response codes of a pull that has an outcome, even if there is no message.
+# Response codes of answers to pulls; with the others a pull has failed.
 PULLED = (Response.SUCCESS, Response.PULL_NOT_FOUND, Response.PULL_RETRY_IMMEDIATELY, Response.PULL_OFFSET_MOVED)
 _RESET = Response.PULL_OFFSET_MOVED, codes.OFFSET_RESET
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerCommand:
-    """A request for one broker and the function that interprets the answer."""
+    """A request for the broker with this name. Errors name ``topic`` and ``queue``."""
 
     broker_name: str
     command: Command
@@ -47,14 +44,14 @@ AttributesByTopic = Mapping[tuple[str, str], Attributes | RocketMQError]
 
 
 class BrokerClient:
-    """Asks brokers by name, over the connections and with the routes of a client."""
+    """Sends requests to brokers by name, whose addresses come from the routes of a client."""
 
     def __init__(self, calls: RpcClient, routes: Routes) -> None:
         self.calls = calls
         self._routes = routes
 
     def for_queue(self, row: rpc.Row, queue: MessageQueue, **fields: Any) -> BrokerCommand:
-        """The request of a row of ``wire/rpc`` about a queue."""
+        """Return the request of a row of ``wire/rpc`` about a queue."""
         command = row.request(
             topic=self.calls.on_wire(queue.topic), queueId=queue.queue_id, bname=queue.broker_name, **fields
         )
@@ -75,7 +72,7 @@ class BrokerClient:
     def request_pulls(
         self, pulls: Sequence[BrokerCommand], deadline: Deadline, read_from: str = "master"
     ) -> list[Command | RocketMQError]:
-        """As ``request_each``. A broker reports an operator's reset in one answer, without a result: such a pull is repeated."""
+        """As ``request_each``. Repeats a pull whose answer only reports that an operator reset the offset."""
         answers = self.request_each(pulls, deadline, PULLED, read_from)
         while reset := [i for i, a in enumerate(answers) if isinstance(a, Command) and (a.code, a.remark) == _RESET]:
             repeated = self.request_each([pulls[i] for i in reset], deadline, PULLED, read_from)
@@ -84,7 +81,7 @@ class BrokerClient:
         return answers
 
     def attributes(self, keys: Iterable[tuple[str, str]], deadline: Deadline) -> AttributesByTopic:
-        """Current attributes of topics on brokers, or the error. ``keys`` are pairs of broker and topic."""
+        """Request the attributes of topics on brokers. ``keys`` are pairs of broker and topic; a failure is a value, too."""
         commands = [
             BrokerCommand(broker, rpc.GET_TOPIC_CONFIG.request(topic=self.calls.on_wire(topic), bname=broker), topic)
             for broker, topic in sorted(keys)
@@ -97,8 +94,8 @@ class BrokerClient:
         }
 
     def first_kept(self, group: str, queue: MessageQueue, time_ms: int, deadline: Deadline) -> int:
-        """The first kept offset of a compaction topic that was stored at or after a time, even if messages are missing there, or
-        below the minimum of its index.
+        """Return the first offset of a compaction topic's messages that were stored at or after a time. It may be below the
+        minimum offset, and messages between may be missing.
         """
 
         def next_ms(offset: int) -> int:
@@ -112,7 +109,7 @@ class BrokerClient:
         return bisect.bisect_left(range(rpc.GET_MAX_OFFSET.answer(answer)["offset"]), time_ms, key=next_ms)
 
     def broker_config(self, broker_name: str, deadline: Deadline) -> Command | RocketMQError | None:
-        """Return a master's answer with its settings, or the error; None if the network could read the passwords in it."""
+        """Return a master's answer with its configuration, or the error; None if the network could read the passwords in it."""
         try:
             address = self._routes.address(broker_name)
         except RocketMQError as e:
@@ -124,13 +121,13 @@ class BrokerClient:
         return _checked(answer, command, address, (Response.SUCCESS,))
 
     def remove_unrouted(self, table: dict[tuple[str, str], T]) -> None:
-        """Forget what is kept by broker and topic if no route has the broker for the topic."""
+        """Remove the entries of ``table`` whose key, broker and topic, is in no cached route."""
         routed = self._routes.cached_topic_brokers()
         for key in [key for key in list(table) if key[::-1] not in routed]:
             table.pop(key, None)
 
     def late_brokers(self) -> frozenset[str]:
-        """Brokers that have not answered yet, and for which calls no longer wait."""
+        """Brokers that still owe an answer to ``request_with_grace``."""
         late_addresses = self.calls.late_answers
         if not late_addresses:
             return frozenset()
@@ -139,7 +136,7 @@ class BrokerClient:
         )
 
     def connection(self, broker_name: str) -> tuple[str, int] | None:
-        """Address of the broker's master and the number of connections made to it; None while no route has the broker."""
+        """The address of the broker's master and the number of attempts to connect; None while no route has the broker."""
         try:
             address = self._routes.address(broker_name, "master")
         except RocketMQError:
@@ -153,7 +150,7 @@ class BrokerClient:
         accept: Container[int] = (Response.SUCCESS,),
         read_from: str = "master",
     ) -> list[Command]:
-        """Ask all at once; return answers in order. After all have ended, raises the error of the first that failed."""
+        """Send all requests at once. Returns the answers in order, or raises the first error after all have ended."""
         answers = []
         for answer in self.request_each(commands, deadline, accept, read_from):
             if isinstance(answer, RocketMQError):
@@ -168,7 +165,7 @@ class BrokerClient:
         accept: Container[int] = (Response.SUCCESS,),
         read_from: str = "master",
     ) -> list[Command | RocketMQError]:
-        """Ask all at once; return answers and errors in order."""
+        """Send all requests at once. Returns answers and errors in order."""
         answers = self.request_with_grace(commands, deadline, read_from, accept=accept)
         return [answer for answer in answers if answer is not None]
 
@@ -180,7 +177,7 @@ class BrokerClient:
         grace_s: float | None = None,
         accept: Container[int] = (Response.SUCCESS,),
     ) -> list[Command | RocketMQError | None]:
-        """Answers and errors in order; with ``grace_s``, None for each question without an answer after that time."""
+        """As ``request_each``. With ``grace_s``, returns None for brokers that are so much slower than the others."""
         address_of: dict[str, str | RocketMQError] = {}
         for name in {broker_command.broker_name for broker_command in commands}:
             try:
@@ -202,18 +199,18 @@ class BrokerClient:
         ]
 
 
-# So many entries about topics may be kept before those that no route has are looked for.
+# Above this number of entries about topics, those that no route has are removed.
 SWEEP_ABOVE_ENTRIES = 64
 
 
 def has_attribute(attributes: AttributesByTopic, queue: MessageQueue, name: str, value: str) -> bool | None:
-    """Whether the topic of a queue has an attribute; None if its broker does not report attributes."""
+    """Whether the topic of a queue has this value of an attribute; None if its broker did not report attributes."""
     of_topic = attributes[queue.broker_name, queue.topic]
     return None if isinstance(of_topic, RocketMQError) else of_topic.get(name) == value
 
 
 def raise_if_retriable(attributes: AttributesByTopic) -> AttributesByTopic:
-    """Return ``attributes``. Raises a broker's error if the broker may answer later."""
+    """Return ``attributes``. Raises the first error among them that is retriable."""
     for of_topic in attributes.values():
         if isinstance(of_topic, RocketMQError) and of_topic.retriable:
             raise of_topic
@@ -221,7 +218,7 @@ def raise_if_retriable(attributes: AttributesByTopic) -> AttributesByTopic:
 
 
 def first_queues(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], MessageQueue]:
-    """The lowest queue of every broker and topic."""
+    """The first queue of every broker and topic."""
     return {(queue.broker_name, queue.topic): queue for queue in sorted(queues, reverse=True)}
 
 

@@ -1,8 +1,4 @@
-"""Consumer groups over remoting: requests that brokers send to members, and the readers of a topic.
-
-``BrokerRequests`` turns commands from brokers into values of ``model/membership`` and answers back into commands.
-``readers`` lists the consumers of a topic.
-"""
+"""Requests that brokers send to group members: decoded to values of ``model/membership``, and the answers encoded."""
 
 from __future__ import annotations
 
@@ -37,7 +33,7 @@ Value = TypeVar("Value")
 
 
 def group_membership(group: str, membership: Membership) -> GroupMembership:
-    """What heartbeats say, in the user's names."""
+    """Return what heartbeats report about a consumer, in the user's names."""
     return GroupMembership(
         group,
         {topic: _subscription(topic_filter) for topic, topic_filter in membership.subscriptions.items()},
@@ -74,7 +70,7 @@ class BrokerRequests:
         }
 
     def __call__(self, address: str, command: Command) -> Command | None:
-        """None refuses the request: it is unknown here, or needs no answer."""
+        """Handle a request. Returns the answer; None if the request is unknown or has no answer."""
         parse = self._parsers.get(command.code)
         if parse is None:
             return None
@@ -103,7 +99,7 @@ class BrokerRequests:
 
     def _parse_direct(self, command: Command) -> BrokerRequest:
         fields = rpc.CONSUME_MESSAGE_DIRECTLY.arguments(command)
-        # The body stays compressed until the member accepts the message: 64 KiB could become gigabytes.
+        # The body stays compressed until the member accepts the message: 64 KiB may expand to gigabytes.
         broker = fields["brokerName"] or ""
         message, scope = only_message(command.body, broker, "to be consumed directly"), self._calls.scope
         # Without the prefix of its namespace, a topic of another namespace would look like a topic of this one.

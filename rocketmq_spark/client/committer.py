@@ -26,9 +26,9 @@ from rocketmq_spark.wire import bodies, rpc
 
 @dataclass(frozen=True, slots=True)
 class OffsetCommit:
-    """Stores offsets of a group on brokers, at the replicas that ``read_from`` selects. Returns the errors by queue.
+    """Commits offsets of a group, at the replicas that ``read_from`` selects. ``grace_s`` is as in ``OffsetReader.bounds``.
 
-    ``grace_s`` is the one of ``OffsetReader.bounds``.
+    The object is a function of the offsets that returns the errors by queue.
     """
 
     broker_client: BrokerClient
@@ -38,11 +38,11 @@ class OffsetCommit:
     read_from: str = "master"
 
     def __call__(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, RocketMQError]:
-        """Store one queue of each topic and broker before the other queues.
+        """Commit the first queue of each topic and broker, then the other queues.
 
-        A broker creates the group's table of a topic at the first offset. If two requests create the table at the same time, one
-        offset is lost (ConsumerOffsetManager.commitOffset in 5.5.0). If the first queue fails, the others of its topic and broker
-        get the same error. The first queues have half of the time, so that a broker that hangs leaves the rest to other brokers.
+        A broker creates the group's table of a topic at its first commit. If two commits create the table at the same time, one
+        is lost (ConsumerOffsetManager.commitOffset in 5.5.0). If the first queue fails, the others of its topic and broker get
+        the same error. The first queues get half of the time, so that a broker that hangs leaves time for the others.
         """
         first_by_topic = first_queues(offsets)
         half = self.deadline.within(self.deadline.remaining() / 2)
@@ -86,11 +86,14 @@ class RemotingCommitter:
         return OffsetCommit(self._broker_client, group, deadline, grace_s)(offsets)
 
     def members(self, group: str, broker_name: str, deadline: Deadline) -> list[str]:
-        """Ids of clients that consume as ``group`` now, as one broker knows them."""
+        """See ``ports.OffsetCommitter``."""
         command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(
             consumerGroup=self._broker_client.calls.on_wire(group), bname=broker_name
         )
-        accept = (Response.SUCCESS, Response.SYSTEM_ERROR)  # brokers answer an empty group as an error
+        accept = (
+            Response.SUCCESS,
+            Response.SYSTEM_ERROR,
+        )  # a broker without members of the group answers with an error
         (answer,) = self._broker_client.request_all([BrokerCommand(broker_name, command, "")], deadline, accept)
         return bodies.consumer_ids(answer.body) if answer.code == Response.SUCCESS else []
 
@@ -112,7 +115,9 @@ class RemotingCommitter:
                         "a Proxy does not let it be created, nor does its broker (autoCreateSubscriptionGroup=false)"
                     )
                     raise _not_created(group, error, problem) from e
-                if error.retriable and not isinstance(error, NotReadable | TopicNotFound):  # these follow the creation
+                if error.retriable and not isinstance(
+                    error, NotReadable | TopicNotFound
+                ):  # a new group may get these errors
                     raise error from e
 
     def create_retry_topic(self, group: str, timeout_s: float) -> None:

@@ -1,10 +1,8 @@
-"""One client instance, as RocketMQ's ``MQClientInstance``: the members of groups in this process, and their heartbeats.
+"""The client instance, as RocketMQ's ``MQClientInstance``: the group members of this process, and their heartbeats.
 
-All producers and consumers of a process that share connections share an instance. It has the client id, reports to brokers
-all groups in one heartbeat, and passes requests of brokers to the members concerned. Each group has a thread for its requests
-while there are any; none is handled on the thread that reads answers.
-
-This module does not know what members do with a request, nor whether they are producers or consumers.
+Producers and consumers that share connections share an instance. It has the client id, reports all groups in one heartbeat, and
+passes requests of brokers to the members of the group. Each group handles its requests on a thread of its own, never on the
+thread that reads answers. What members do with a request is up to them.
 """
 
 from __future__ import annotations
@@ -39,13 +37,14 @@ logger = logging.getLogger(__name__)
 
 FIRST_HEARTBEAT_S = 1.0
 TIMEOUT_S = 3.0
-# Longer than one name server that hangs may take, and far less than the 120 s after which brokers forget a client.
+# The deadline of the list of brokers: longer than one name server that hangs takes, and far below the 120 s after which brokers
+# forget a client.
 CLUSTER_TIMEOUT_S = 10.0
 _MAX_LINGERING = 50
 _MAX_PARALLEL = 64  # brokers that are contacted in parallel
 LOG_PAUSE_S = 10.0  # how often a rejected request is logged
-_tracebacks = Tracebacks()  # a server may send thousands of requests that cannot be read
-_MAX_WAITING_REQUESTS = 1000  # requests of brokers that may wait for one group; more are rejected
+_tracebacks = Tracebacks()  # limits the log: a server may send thousands of requests that fail
+_MAX_WAITING_REQUESTS = 1000  # waiting requests of brokers per group; more are rejected
 
 # Requests of brokers to consumers, with the field that names the group. Requests to producers name it in the message.
 _GROUP_FIELDS = {
@@ -66,7 +65,7 @@ ReplyHandler = Callable[[ServerRequest, Callable[[Callable[[], None]], None]], b
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RegisteredMember:
-    """A producer or, with ``membership``, a consumer, whose subscriptions are in every heartbeat.
+    """A member of a group: a consumer if it has a ``membership``, whose subscriptions are in every heartbeat; else a producer.
 
     ``request_handler`` handles requests of brokers. With ``heartbeat_s`` 0, the member needs no heartbeat. With ``all_brokers``,
     heartbeats go to all brokers of the cluster, because any of them may send requests. With ``receives_replies``, brokers forward
@@ -86,18 +85,18 @@ class RegisteredMember:
 
 
 class MemberRegistry:
-    """Members by group name on the wire, and the requests of brokers to them."""
+    """The members by their group's name on brokers. Passes requests of brokers to members. Thread-safe."""
 
     def __init__(self, on_reply: ReplyHandler | None = None) -> None:
         self._on_reply = on_reply
         self._lock = threading.Lock()
-        self._members: dict[tuple[bool, str], tuple[RegisteredMember, ...]] = {}  # never empty, even after Ctrl-C
+        self._members: dict[tuple[bool, str], tuple[RegisteredMember, ...]] = {}  # no value is empty, even after Ctrl-C
         self._executor = Aside(_MAX_WAITING_REQUESTS)
-        self._reply_executor = Aside()  # needs no limit: each reply in it belongs to a waiting request
+        self._reply_executor = Aside()  # needs no limit: each reply belongs to a waiting request
         self._log_limit = NowAndThen(LOG_PAUSE_S)
 
     def add(self, on_wire: str, member: RegisteredMember) -> None:
-        """A group may have several producers, but only one consumer: two with one client id would read the same queues."""
+        """Add a member. A group may have several producers here but one consumer: two with one client id read the same queues."""
         with self._lock:
             key = member.consumes, on_wire
             members = self._members.get(key, ())
@@ -135,12 +134,12 @@ class MemberRegistry:
         return min(filter(None, intervals), default=0.0)
 
     def needs_all_brokers(self) -> bool:
-        """Whether any member wants all brokers to know its group."""
+        """Whether any member sends heartbeats to all brokers."""
         with self._lock:
             return any(member.all_brokers for members in self._members.values() for member in members)
 
     def reply_groups(self) -> list[str]:
-        """The wire name of one group with a member to which brokers forward messages, or an empty list."""
+        """One group, by its name on brokers, whose member receives replies; empty without such a member."""
         with self._lock:
             return [
                 name
@@ -149,10 +148,10 @@ class MemberRegistry:
             ][:1]
 
     def on_request(self, request: ServerRequest) -> bool:
-        """Handles a request of a broker, on the thread that reads answers. Returns False if no member takes it."""
+        """Dispatch a request of a broker; runs on the thread that reads answers. Returns False if no member accepts it."""
         code, ext = request.command.code, request.command.ext
         try:
-            if code == Request.CHECK_TRANSACTION_STATE:  # the group is in its message
+            if code == Request.CHECK_TRANSACTION_STATE:  # its message has the group's name
                 if not self._has_transaction_check():
                     return False
                 self._executor.run(code, functools.partial(self._dispatch_check, request))
@@ -177,7 +176,7 @@ class MemberRegistry:
     def _dispatch_check(self, request: ServerRequest) -> None:
         dispatched = False
         try:
-            # Only the properties are needed, which name the group. So the body stays compressed.
+            # The properties have the group's name, so the body stays compressed.
             messages = itertools.islice(decode_leniently(request.command.body, max_body_bytes=None), 2)
             groups = [message.properties.get(Property.PRODUCER_GROUP, "") for message in messages]
             dispatched = len(groups) == 1 and self._dispatch((False, groups[0]), request)
@@ -196,7 +195,7 @@ class MemberRegistry:
             handlers = [member for member in self._members.get(key, ()) if member.request_handler is not None]
         if not handlers:
             return False
-        # A listener may take long, or hang, with a message that an operator sent to it (``consumeMessageDirectly``).
+        # On its own thread: a listener may hang with a message that an operator sent (``consumeMessageDirectly``).
         is_direct = request.command.code == Request.CONSUME_MESSAGE_DIRECTLY
         self._executor.run((key, is_direct), functools.partial(_answer, handlers[0], request))
         return True
@@ -205,7 +204,7 @@ class MemberRegistry:
 def _answer(member: RegisteredMember, request: ServerRequest) -> None:
     assert member.request_handler is not None
     reply = attempt(member.request_handler, request.address, request.command)
-    if isinstance(reply, Failure):  # the broker must not wait for an answer that never comes
+    if isinstance(reply, Failure):  # answer with the error, so that the broker does not wait until it times out
         text, traceback = "group %s could not handle request %s: %s", _tracebacks.due(reply)
         attempt(logger.error, text, member.group, request.command.code, str(reply), exc_info=traceback)
         reply = Command(Response.SYSTEM_ERROR, remark=str(reply))
@@ -216,7 +215,7 @@ def _answer(member: RegisteredMember, request: ServerRequest) -> None:
 
 
 class ClientInstance:
-    """Sends heartbeats for the members of this process, while there are any."""
+    """Registers the members of this process at brokers, and sends their heartbeats. Thread-safe."""
 
     def __init__(
         self,
@@ -233,20 +232,20 @@ class ClientInstance:
         self._make_timer = make_timer
         self._lock = threading.Lock()
         self._cluster: Mapping[str, BrokerData] = {}
-        self._registration_lock = threading.Lock()  # so that no heartbeat registers a group again that has just left
-        self._lingering: dict[str, None] = {}  # groups without producers here that are still registered on brokers
-        self._request_groups: set[str] = (
-            set()
-        )  # groups of producers to which brokers send requests while they are registered
-        self._reply_connection_lost = False  # brokers dropped the connection when the last group was unregistered
+        # Held by heartbeats and leaves, so that no heartbeat registers a group that has just left.
+        self._registration_lock = threading.Lock()
+        self._lingering: dict[str, None] = {}  # groups whose last producer has left and that are still registered
+        self._request_groups: set[str] = set()  # producer groups that brokers send transaction checks to
+        self._reply_connection_lost = False  # whether brokers forward no replies: the last group was unregistered
         self._timer: Timer | None = None
         self._due_ms = math.inf
 
     def join(self, member: RegisteredMember) -> None:
-        """Include ``member`` in heartbeats, the first one soon. A group may have only one consumer with this client id."""
+        """Add ``member``, and send its first heartbeat soon. Raises ``LocalProtocolError`` if the group has a consumer here."""
         on_wire = self._calls.on_wire(member.group)
         if member.consumes and self._groups.has_consumer(on_wire):
-            dropped.settle(Deadline.after(TIMEOUT_S))  # the other consumer may have been dropped without close()
+            # The earlier consumer may have been dropped without close(), and not be collected yet.
+            dropped.settle(Deadline.after(TIMEOUT_S))
         try:
             self._groups.add(on_wire, member)
             if member.request_handler is not None and not member.consumes:
@@ -255,14 +254,14 @@ class ClientInstance:
                 with self._lock:
                     self._timer = self._timer or self._make_timer("rocketmq-instance")
                     self._schedule(self._timer, FIRST_HEARTBEAT_S)
-        except BaseException:  # Ctrl-C, too: the caller would get no function to leave
+        except BaseException:  # also Ctrl-C: the caller gets no function to leave with
             self._groups.remove(on_wire, member)
             self._stop_timer(unless_needed=True)
             raise
 
     def leave(self, member: RegisteredMember, deadline: Deadline) -> None:
-        """Remove ``member``. The last member unregisters the group, perhaps later. Failures of single brokers are logged. The
-        call may be repeated after an interruption.
+        """Remove ``member``. The last member unregisters the group, perhaps later. Failures of single brokers are logged.
+        After an interruption, the call may be repeated.
         """
         on_wire = self._calls.on_wire(member.group)
         is_last = self._groups.remove(on_wire, member)
@@ -276,7 +275,9 @@ class ClientInstance:
                 self._leave_producers(on_wire, deadline)
 
     def _leave_producers(self, on_wire: str, deadline: Deadline) -> None:
-        """Groups to which brokers send no requests stay registered while replies may be in flight, which would be lost."""
+        """Unregister a producer group. While members await replies, groups without transaction checks stay registered for a
+        while, because unregistering makes brokers lose replies in flight.
+        """
         reply_groups = self._groups.reply_groups()
         if reply_groups and on_wire not in self._request_groups and len(self._lingering) < _MAX_LINGERING:
             self._lingering[on_wire] = None
@@ -285,7 +286,7 @@ class ClientInstance:
         left_groups = [name for name in {on_wire: None, **self._lingering} if name not in others]
         self._reply_connection_lost = True
         self._reregister([*left_groups, *reply_groups], deadline)
-        self._lingering.clear()  # only now: after an interruption heartbeats must continue
+        self._lingering.clear()  # only now: after an interruption, heartbeats must still include them
         self._request_groups.difference_update(left_groups)
         self._reply_connection_lost = not reply_groups  # see ``register_connection``
 
@@ -295,11 +296,11 @@ class ClientInstance:
             self._heartbeat(deadline)
 
     def register_connection(self, deadline: Deadline, up_to_date: Container[str] | None) -> bool:
-        """Make brokers note the current connection, even if they should have done so already; not those in ``up_to_date``.
-        Returns False if there was only time for a plain heartbeat.
+        """Make brokers forward replies over the current connection, except the brokers in ``up_to_date``. Returns False if there
+        was only time for a plain heartbeat.
 
-        Brokers forward messages over a connection that they noted when a group of producers was new on it. They drop it when any
-        of the client's groups is unregistered, and when an older connection ends; other heartbeats do not restore it.
+        Brokers forward replies over the connection on which a producer group was new. They forget the connection when any of the
+        client's groups is unregistered, or when an older connection ends; plain heartbeats do not restore it.
         """
         if not self._registration_lock.acquire(timeout=deadline.remaining() / 2):  # a broker hangs in another thread
             self._send_heartbeats(self._groups.reply_groups(), [], self._addresses(False, True), deadline)
@@ -317,9 +318,9 @@ class ClientInstance:
         return True
 
     def _reregister(self, groups: Sequence[str], deadline: Deadline, up_to_date: Container[str] = ()) -> None:
-        """Unregister groups of producers, except at ``up_to_date``, then send a heartbeat of the others if a member is addressed.
+        """Unregister producer groups, except at brokers in ``up_to_date``, and send a heartbeat if a member receives replies.
 
-        Between the two a broker forwards no replies, so each broker gets its heartbeat without waiting for other brokers.
+        Between the two, a broker forwards no replies. So each broker gets its heartbeat without waiting for other brokers.
         """
 
         def reregister_at(name_and_address: tuple[str, str]) -> None:
@@ -371,7 +372,7 @@ class ClientInstance:
         )
 
     def close(self) -> None:
-        """Sends no more heartbeats, and unregisters nothing."""
+        """Stop heartbeats. Groups stay registered until brokers forget them."""
         self._stop_timer()
 
     def _membership(self, on_wire: str, member: RegisteredMember) -> GroupMembership:
@@ -379,7 +380,7 @@ class ClientInstance:
         return replace(member.membership().on_wire(self._calls.on_wire), group=on_wire)
 
     def refresh_cluster(self, deadline: Deadline) -> None:
-        """Ask for the brokers of the cluster, if any member registers its group on all of them."""
+        """Fetch the list of all brokers, if any member sends heartbeats to all of them."""
         if not self._groups.needs_all_brokers():
             return
         try:
@@ -397,15 +398,15 @@ class ClientInstance:
         ]
 
     def _schedule(self, timer: Timer, in_s: float) -> None:
-        """Call with the lock. Several callers share the next heartbeat."""
+        """Schedule a heartbeat, unless an earlier one is due. The caller holds the lock."""
         due_ms = timer.now_ms() + 1000 * in_s
         if due_ms < self._due_ms:
             timer.later(in_s, functools.partial(self._heartbeat_tick, timer, due_ms))
-            self._due_ms = due_ms  # only now: without a thread no call is due
+            self._due_ms = due_ms  # only now: ``later`` raises if no thread can start
 
     def _heartbeat_tick(self, timer: Timer, due_ms: float) -> None:
         with self._lock:
-            if due_ms != self._due_ms:  # an earlier one is due
+            if due_ms != self._due_ms:  # another heartbeat was scheduled instead
                 return
         try:
             self.refresh_cluster(Deadline.after(CLUSTER_TIMEOUT_S))  # its own deadline: a name server may hang
@@ -427,7 +428,7 @@ class ClientInstance:
             timer.close()
 
     def _send_all(self, requests: Sequence[tuple[str, Command]], deadline: Deadline) -> None:
-        """Send all requests at once, so that a broker that hangs does not delay others. Failures are logged."""
+        """Send all requests at once, so that a broker that hangs does not delay the others. Logs failures."""
         answers = self._calls.invoke_each(requests, deadline.within(self._calls.request_timeout_s))
         for (address, command), answer in zip(requests, answers, strict=True):
             if isinstance(answer, Command) and answer.code == Response.SUCCESS:

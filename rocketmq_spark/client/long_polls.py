@@ -1,8 +1,7 @@
-"""Pulls over remoting: the ``PullSource`` port for reads of offset ranges, and the long polls of group members.
+"""The long polls of group members: chooses the replica of each pull, sends it and interprets the answer.
 
-``RemotingPulls`` provides what a read needs besides its pulls: routes, keys, and types of topics. ``LongPolls`` sends the
-pulls of group members, chooses the replica for each and interprets the answer. It mirrors ``PullAPIWrapper`` and
-``MQClientAPIImpl.processPullResponse``, and never blocks the calling thread: connections are opened on other threads.
+Mirrors ``PullAPIWrapper`` and ``MQClientAPIImpl.processPullResponse``. Never blocks the calling thread: connections are opened on
+other threads.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _STATUS = {
 
 
 class LongPolls:
-    """Pulls over the connections of a client."""
+    """Sends long polls over the connections of a client."""
 
     def __init__(self, calls: RpcClient, routes: Routes, kinds: TopicAttributesCache) -> None:
         self._calls = calls
@@ -67,9 +66,9 @@ class LongPolls:
             send = functools.partial(self._send, address, broker_id == MASTER_ID, deadline, done)
             knows_attributes = not request.filter or self._attributes.is_cached(request.queue)
             if knows_attributes and self._calls.pool.is_connected(address) and not self._executor.busy(address):
-                with never_waiting():  # a socket may accept no bytes, and this thread also sends other pulls
+                with never_waiting():  # the socket may be blocked, and this thread also sends other pulls
                     send(request)
-            else:  # sent later, when a reset or the next owner may have stored another offset
+            else:  # no commit: until it is sent, a reset or the next owner may store another offset
                 self._executor.run(address, functools.partial(send, replace(request, commit_offset=None)))
         except RocketMQError as e:
             done(e)
@@ -81,7 +80,7 @@ class LongPolls:
     ) -> list[RocketMQError]:
         """Pull as a group: brokers with ``autoCreateSubscriptionGroup`` create a group at its first pull. Returns the errors.
 
-        The pulls have a filter: if a group has no members at a Proxy, the Proxy does not forward its pulls without a filter.
+        The pulls have a filter: a Proxy does not forward pulls without one for a group without members.
         """
         requests = []
         for queue in {queue.broker_name: queue for queue in offsets}.values():
@@ -106,7 +105,9 @@ class LongPolls:
         self._calls.invoke_async(address, command, deadline, functools.partial(self._on_answer, request, address, done))
 
     def _request_for_broker(self, request: PullRequest, deadline: Deadline) -> PullRequest:
-        """The request to the broker. In a batch topic it would drop whole batches, so tags are compared only here."""
+        """Return the request for the broker. The broker would drop whole batches of a batch topic, so only this client compares
+        their tags.
+        """
         queue, requested_filter = request.queue, request.filter
         try:
             attributes = self._attributes.attributes(queue.topic, queue.broker_name, deadline)
@@ -118,7 +119,7 @@ class LongPolls:
         if batched or is_compacted(attributes):
             raise OptionError(
                 f"sql is {requested_filter.expression!r}, but {queue.topic} is a batch topic, or a compaction topic: "
-                "brokers filter none",
+                "brokers do not filter their messages",
                 topic=queue.topic,
                 remedy="Subscribe with tags, or filter in the listener",
             )
@@ -133,13 +134,13 @@ class LongPolls:
             done(result)
         elif isinstance(result.error, RocketMQError):
             done(result.error)
-        else:  # without memory for instance: who hears of it pulls again
+        else:  # for example out of memory; the caller pulls again
             result.log(logger, "an answer to the pull of %s could not be decoded", request.queue)
             done(DecodeError(f"the answer could not be decoded: {result}", queue=str(request.queue)))
 
 
 def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
-    """Id and address of the replica to ask: the wanted one, the next one if that is a slave that is gone, or else any.
+    """Return id and address of the replica to pull from: ``broker_id``, or the next id if that slave is gone, or else any.
 
     Mirrors ``MQClientInstance.findBrokerAddressInSubscribe``.
     """
@@ -151,7 +152,7 @@ def replica(broker: BrokerData, broker_id: int) -> tuple[int, str]:
 
 
 def pull_command(request: PullRequest, calls: RpcClient, to_master: bool) -> Command:
-    """The request on the wire. Only a master stores the offset in it."""
+    """Return the command of a pull. Only a master stores the committed offset in it."""
     commits = to_master and request.commit_offset is not None
     sys_flag = PullSysFlag(0)
     sys_flag |= PullSysFlag.COMMIT_OFFSET if commits else 0
@@ -176,7 +177,7 @@ def pull_command(request: PullRequest, calls: RpcClient, to_master: bool) -> Com
 
 
 def to_pull_answer(request: PullRequest, answer: Command, address: str, scope: Scope) -> PullAnswer:
-    """Interpret an answer. Raises the error for a code that is none of the four outcomes of a pull."""
+    """Interpret an answer. Raises the error of the code, unless the code is one of the four outcomes of a pull."""
     status = _STATUS.get(Response(answer.code)) if answer.code in _STATUS else None
     if status is None:
         raise error_from_response(answer, address, request.queue.topic, str(request.queue))

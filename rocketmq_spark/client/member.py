@@ -1,4 +1,4 @@
-"""The ``GroupMember`` port over remoting: membership of a group, its offsets, pulls, locks, and messages sent back."""
+"""The ``GroupMember`` port over remoting: membership, offsets, pulls, locks, and messages that are sent back."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RemotingMember:
         self._polls = polls
         self._send_back = RemotingSendBack(broker_client, sender)
         self._rng = rng or random.Random()
-        self._lock_complaints = Complaints()  # of brokers that did not answer the last request for locks
+        self._lock_complaints = Complaints()  # log levels for brokers that fail to lock
 
     # --- the group
 
@@ -77,7 +77,7 @@ class RemotingMember:
     ) -> Callable[[Deadline], None]:
         broker_requests = BrokerRequests(self._calls, group, asked)
         member = RegisteredMember(group, heartbeat_s, broker_requests, lambda: group_membership(group, membership()))
-        leave = functools.partial(self._instance.leave, member)  # created first: nothing may fail once it is a member
+        leave = functools.partial(self._instance.leave, member)  # created first: nothing may fail after ``join``
         self._instance.join(member)
         return leave
 
@@ -88,12 +88,12 @@ class RemotingMember:
         try:
             answer = self._request_from_any(topic, rpc.GET_CONSUMER_LIST_BY_GROUP, group, deadline)
         except ServerFault as e:
-            # A Proxy forgets members if it does not reach the brokers of their topics.
+            # A Proxy forgets the members whose brokers it cannot reach.
             if self._calls.pool.is_proxy(e.addr or ""):
                 remark = None if e.remark and "is null" in e.remark else e.remark
                 message = "the Proxy knows no member of the group"
                 raise ServerFault(message, e.addr, e.broker_code, topic, remark=remark, remedy=UNKNOWN_AT_PROXY) from e
-            # A broker that does not create groups accepts the heartbeats of an unknown group, too.
+            # A broker accepts the heartbeats of an unknown group even if it does not create groups.
             raise ServerFault(e.message, e.addr, e.broker_code, topic, remark=e.remark, remedy=UNKNOWN_GROUP) from e
         return bodies.consumer_ids(answer.body)
 
@@ -132,11 +132,11 @@ class RemotingMember:
     def _request_from_any(
         self, topic: str, row: rpc.Row, group: str, deadline: Deadline, broker_name: str = ""
     ) -> Command:
-        """Ask this broker of the topic, or a random one: all receive the same heartbeats of the group's members of this topic."""
+        """Send a request to this broker of the topic, or to a random one: all brokers of a topic get the same heartbeats."""
         routed = self._routes.recent(topic, deadline).brokers.values()
         brokers = [data for data in routed if data.addresses and broker_name in ("", data.broker_name)]
         if not brokers:
-            problem = f"{broker_name} is no broker of the topic that" if broker_name else "no broker of the topic"
+            problem = f"{broker_name} is not a broker of the topic that" if broker_name else "no broker of the topic"
             raise BrokerNotFound(f"{problem} has an address", topic=topic)
         chosen = self._rng.choice(brokers)
         address = chosen.master or self._rng.choice(chosen.slaves)
@@ -155,7 +155,7 @@ class RemotingMember:
         offset = self._offsets.committed_of_member(group, [queue], deadline, zero_if_in_memory, "hint")[queue]
         if offset is None and is_slave:
             raise BrokerNotFound(
-                "the master is away, and its slave may not have the group's offset yet", queue=str(queue)
+                "the master is down, and its slave may not have the group's offset yet", queue=str(queue)
             )
         return offset
 

@@ -1,7 +1,4 @@
-"""Requests to brokers with typed results: offsets and statistics of queues, many at a time.
-
-Every request names the broker (``bname``): brokers ignore it for ordinary topics, a Proxy needs it.
-"""
+"""The ``OffsetReader`` port over remoting: offsets and store times of queues, many at a time."""
 
 from __future__ import annotations
 
@@ -44,13 +41,13 @@ _LOG_STATE_KEYS = (
 )
 
 
-# Statistics of so many queues may be kept before those are looked for that no route has.
+# Above this number of queues with cached statistics, those that no route has are removed.
 _SWEEP_ABOVE_QUEUES = 4096
 
 
 class _Stats(NamedTuple):
-    """Statistics of a topic on a broker: those of the queues that were ``queues`` for. The next answer is compared with the
-    ``digest`` of this one, whose body may be large.
+    """Cached statistics of a topic on a broker, of the ``queues`` that callers have requested. An answer with an equal ``digest``
+    is not parsed again: its body may be large.
     """
 
     digest: bytes
@@ -59,7 +56,7 @@ class _Stats(NamedTuple):
 
 
 class RemotingOffsetReader:
-    """Questions about queues, asked of the masters. Implements ``ports.OffsetReader``."""
+    """Implements ``ports.OffsetReader``. Requests go to masters, unless ``read_from`` selects other replicas."""
 
     def __init__(self, broker_client: BrokerClient) -> None:
         self.broker_client = broker_client
@@ -68,7 +65,7 @@ class RemotingOffsetReader:
         self._queue_count, self._sweep_above = (
             0,
             _SWEEP_ABOVE_QUEUES,
-        )  # about how many have statistics, and how many may
+        )  # about how many queues have statistics, and when to remove some
 
     @property
     def late(self) -> frozenset[str]:
@@ -85,12 +82,11 @@ class RemotingOffsetReader:
         read_from: str = "master",
         grace_s: float | None = None,
     ) -> dict[MessageQueue, QueueBounds]:
-        """Minimum and maximum offset of each queue: one question per topic and broker, all at once.
+        """See ``ports.OffsetReader``. Sends one request per topic and broker, all at once.
 
-        A queue that its broker does not report (read queues were reduced) is missing from the result; with ``on_error``
-        so are those whose question failed, and the error names one of them.
-        With ``grace_s``, the call does not wait for a broker that is much slower than the others: its previous answer is
-        used until it answers or fails. A Proxy does not support the request, so the offsets are requested queue by queue.
+        A queue that its broker does not report, because read queues were reduced, is missing from the result. If the request
+        for a topic and broker fails, ``on_error`` gets the error with one of the queues. A Proxy does not support the request:
+        then the offsets are requested queue by queue.
         """
         sorted_queues = sorted(dict.fromkeys(queues))
         firsts = first_queues(sorted_queues)
@@ -129,9 +125,10 @@ class RemotingOffsetReader:
     def _bounds_from(
         self, command: BrokerCommand, body: Bytes, requested: set[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds] | BrokerNotFound:
-        """Reuses earlier results, because most topics have nothing new. Answers name the broker with each queue.
+        """Parse an answer, or reuse the cached result of an equal one, because most topics have no new messages.
 
-        A broker could name any number of queues: only what somebody has asked for is kept.
+        Answers name the broker with each queue, which shows another broker at the address. A broker may report any number of
+        queues, so only requested ones are cached.
         """
         key = command.broker_name, command.topic
         cached, digest = self._stats.get(key), hashlib.blake2b(body).digest()
@@ -143,7 +140,7 @@ class RemotingOffsetReader:
                 return BrokerNotFound(message, topic=command.topic)
             kept_queues = requested if cached is None or requested >= cached.queues else requested | cached.queues
             kept_stats = {queue: of for queue, of in stats.items() if queue in kept_queues}
-            # The same objects, so that all callers that keep them share them.
+            # Reuse the queue objects, so that callers that keep them share them.
             keys = cached.bounds if cached is not None and list(cached.bounds) == list(kept_stats) else kept_stats
             bounds = {queue: with_valid_bounds(of) for queue, of in zip(keys, kept_stats.values(), strict=True)}
             self._queue_count += len(kept_queues) - (0 if cached is None else len(cached.queues))
@@ -162,7 +159,7 @@ class RemotingOffsetReader:
         deadline: Deadline,
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
     ) -> dict[MessageQueue, QueueBounds]:
-        """The same by two requests per queue, which a Proxy supports and whose answers are current."""
+        """As ``bounds``, by two requests per queue. A Proxy supports them, and their answers are never cached."""
         rows = rpc.GET_MIN_OFFSET, rpc.GET_MAX_OFFSET
         commands = [self.broker_client.for_queue(row, queue) for queue in queues for row in rows]
         answers = iter(self.broker_client.request_each(commands, deadline))
@@ -177,7 +174,7 @@ class RemotingOffsetReader:
                     raise answer
                 elif queue.broker_name not in reported:
                     reported.add(queue.broker_name)
-                    # A Proxy that could not reach a broker answers so.
+                    # A Proxy reports a broker that it cannot reach as a fault.
                     on_error(ServiceNotAvailable(*answer.args) if isinstance(answer, ServerFault) else answer, queue)
             if len(numbers) == len(rows):
                 low, high = numbers
@@ -191,7 +188,7 @@ class RemotingOffsetReader:
         deadline: Deadline,
         on_error: Callable[[RocketMQError, MessageQueue], None],
     ) -> dict[MessageQueue, int]:
-        """The first offset that a pull finds in queues of compaction topics, whose statistics omit kept messages."""
+        """See ``ports.OffsetReader``. The statistics of a compaction topic omit messages that it keeps, so it is pulled."""
         attributes = self.broker_client.attributes(first_queues(queues), deadline)
         compacted = [
             queue for queue in queues if has_attribute(attributes, queue, codes.CLEANUP_POLICY, codes.COMPACTION)
@@ -231,16 +228,15 @@ class RemotingOffsetReader:
         on_error: Callable[[RocketMQError, MessageQueue], None] | None = None,
         group: str | None = None,
     ) -> dict[MessageQueue, int]:
-        """First offset stored at or after each queue's time; the maximum when all messages are older.
+        """See ``ports.OffsetReader``. The result is the end offset if all messages are older.
 
-        Brokers before 5.1.4 take the message that is nearest to the time; all take the last batch of a batch topic where all
-        are older, and the last of those that were stored in one millisecond at the end: with a ``group`` their answers are
-        corrected by looks at messages, as that group. With ``on_error``, queues whose request failed are missing from the
-        result, and each error is passed to it with its queue.
+        Some answers of brokers are wrong. Brokers before 5.1.4 return the message that is nearest to the time. If all messages of
+        a batch topic are older, brokers return its last batch; if several messages of the last millisecond match, they return the
+        last. With a ``group``, messages are pulled as that group to correct such answers.
         After old files were deleted, the answer may be below the minimum: callers clamp it.
         """
         commands = [
-            # No message is as young as Java's last time, and brokers fail with a larger number.
+            # Brokers fail with a number above Java's largest long; no message is that young.
             self.broker_client.for_queue(
                 rpc.SEARCH_OFFSET_BY_TIMESTAMP, queue, timestamp=min(ms, LONG_MAX), boundaryType="LOWER"
             )
@@ -275,9 +271,9 @@ class RemotingOffsetReader:
     def committed_of_member(
         self, group: str, queues: Sequence[MessageQueue], deadline: Deadline, zero_if_in_memory: bool, read_from: str
     ) -> dict[MessageQueue, int | None]:
-        """The group's offset of each queue, None where there is none.
+        """Return the group's offset of each queue, None for a queue without one.
 
-        With ``zero_if_in_memory``, 0 instead of None if the queue's first message is in the broker's memory.
+        With ``zero_if_in_memory``, returns 0 instead of None if the queue's first message is in the broker's memory.
         """
         zero = None if zero_if_in_memory else False
         wire = self.calls.on_wire(group)
@@ -293,7 +289,7 @@ class RemotingOffsetReader:
         }
 
     def store_time_ms(self, group: str, queue: MessageQueue, offset: int, deadline: Deadline) -> int | None:
-        """When the message at ``offset`` was stored; None when there is none at exactly that offset."""
+        """See ``ports.OffsetReader``."""
         return _stored_ms(self._pull(group, queue, offset, 1, deadline), offset)
 
     def store_times_ms(
@@ -329,7 +325,7 @@ class RemotingOffsetReader:
         return len(answer.body), max(1, end - begin)
 
     def _pull(self, group: str, queue: MessageQueue, offset: int, count: int, deadline: Deadline) -> Command | None:
-        """The answer to one pull, None if the broker has no message there."""
+        """Return the answer to one pull; None if the broker has no message at the offset."""
         (answer,) = self.broker_client.request_pulls(
             [self.broker_client.pull_at(group, queue, offset, count)], deadline
         )
@@ -363,7 +359,7 @@ class RemotingOffsetReader:
         return isinstance(answer, Command) and answer.by_proxy
 
     def check_filter(self, broker_name: str, group: str, topic: str, sql: str, deadline: Deadline) -> bool:
-        """Without this check, a broker would answer pulls with an invalid expression by returning every message."""
+        """See ``ports.OffsetReader``. Without this check, a broker answers pulls with an invalid expression with all messages."""
         body = bodies.client_config(self.calls.on_wire(group), self.calls.on_wire(topic), sql)
         command = rpc.CHECK_CLIENT_CONFIG.request(body, bname=broker_name)
         (answer,) = self.broker_client.request_all([BrokerCommand(broker_name, command, topic)], deadline)
@@ -371,7 +367,7 @@ class RemotingOffsetReader:
 
 
 def _retriable(error: RocketMQError) -> RocketMQError:
-    """Make the error of a broker retriable that has just started: its statistics have no sample yet."""
+    """Make a fault retriable: a broker that has just started fails because its statistics have no sample yet."""
     return ServiceNotAvailable(*error.args) if isinstance(error, ServerFault) else error
 
 
@@ -392,7 +388,7 @@ def _corrections(
     times_ms: Mapping[MessageQueue, int],
     deadline: Deadline,
 ) -> Iterator[tuple[MessageQueue, int]]:
-    """Corrections of the offsets that were found for times. ``nearest`` are queues of brokers that return the nearest message."""
+    """Yield corrected offsets for times. ``nearest`` are the queues of brokers that return the nearest message."""
     attributes = raise_if_retriable(brokers.broker_client.attributes(first_queues(offsets), deadline))
     compacted = {q for q in offsets if has_attribute(attributes, q, codes.CLEANUP_POLICY, codes.COMPACTION)}
     for queue in compacted:
@@ -414,9 +410,9 @@ def _doubtful_queues(
     attributes: AttributesByTopic,
     deadline: Deadline,
 ) -> list[MessageQueue]:
-    """Queues of batch topics with an older message at the offset that was found for a time, or a younger one before it.
+    """Return queues of batch topics whose offset for a time is wrong: its message is older, or the one before it is not.
 
-    If a broker does not report the type of a topic, errors of these look-ups raise no doubt.
+    If the type of a topic is unknown, permanent errors of these pulls are ignored.
     """
 
     def failed(error: RocketMQError, queue: MessageQueue) -> None:
@@ -438,20 +434,20 @@ def _doubtful_queues(
 
 
 def with_valid_bounds(bounds: QueueBounds) -> QueueBounds:
-    """A store that never had the queue reports -1, which is no offset; use 0."""
+    """Replace -1, which a broker reports for a queue without a store, by 0."""
     return bounds if bounds.min_offset >= 0 else QueueBounds(0, max(0, bounds.max_offset), bounds.last_update_ms)
 
 
 def _stored_ms(answer: Command | None, offset: int) -> int | None:
-    """Store time of the message at ``offset``, which may be a batch that begins before it."""
+    """The store time of the message at ``offset``, or of the batch with that offset; None without a message."""
     first = stamp(answer.body) if answer is not None and answer.code == Response.SUCCESS else None
     return first.stored_ms if first is not None and first.offset <= offset else None
 
 
 def first_offset_since(store_time_ms: Callable[[int], int | None], near: int, time_ms: int) -> int:
-    """The first offset whose message was stored at or after a time, found with few calls of ``store_time_ms`` around ``near``.
+    """Return the first offset whose message was stored at or after a time, with few calls of ``store_time_ms`` around ``near``.
 
-    ``store_time_ms`` returns the store time of a message, None if there is none: before the first one, and at the end.
+    ``store_time_ms`` returns None for offsets without a message, which are before the first one and at the end.
     """
     stored_ms = store_time_ms(near)
     if stored_ms is None:

@@ -19,7 +19,7 @@ from rocketmq_spark.model import (
 T = TypeVar("T")
 
 
-# A topic may be deleted and created again with another type; the offsets of a read are then those of the new topic.
+# A topic may be deleted and created again with another type, so attributes for a read must be this recent.
 ATTRIBUTES_MAX_AGE_S = 1.0
 
 
@@ -61,12 +61,12 @@ class RemotingPulls:
         return batched or self.compacted(queue, deadline)
 
     def _fetch_with_retries(self, fetch: Callable[[Deadline], T], remedy: str, deadline: Deadline | None) -> T:
-        """``remedy`` becomes the remedy of ``AccessDenied``."""
+        """Call ``fetch`` with retries. ``AccessDenied`` gets ``remedy``."""
         overall_deadline = deadline or Deadline.after(LONGEST_S)
         try:
             return self._retry.run(
                 lambda: fetch(overall_deadline.within(self._calls.request_timeout_s)), overall_deadline
             )
         except AccessDenied as e:
-            e.remedy = f"{remedy}; to tell what it is, the reader needs Get on the topic's configuration"
+            e.remedy = f"{remedy}; to determine the type of the topic, the reader needs the permission Get on it"
             raise

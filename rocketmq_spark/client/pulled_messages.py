@@ -22,13 +22,13 @@ from rocketmq_spark.wire.stored_fields import usual_messages
 def requested_messages(
     request: PullRequest, stored: Bytes, scope: Scope, end: int, room: DecodeRoom | None = None
 ) -> Iterable[ReceivedMessage]:
-    """The requested messages of an answer, with the user's names. ``end``: the next offset according to the broker.
+    """Return the requested messages of an answer, with the user's names. ``end`` is the next offset according to the broker.
 
-    A broker compares tags by their hashes, and returns whole inner batches. Messages that cannot be decoded are returned raw,
-    so that they stop no reader.
+    Brokers compare tags by their hashes and return whole inner batches, so tags are compared again. Messages that cannot be
+    decoded are returned with their stored bytes, so that they stop no reader.
 
-    Messages get different, increasing offsets from the requested one to below ``end``, because commits and the next pull depend
-    on them. The offset stored in a message may be wrong if the message is damaged or the index of the queue was shifted.
+    Messages get distinct, increasing offsets between the requested one and ``end``, because commits and the next pull depend on
+    them. The stored offset may be wrong if a message is damaged, or if the offsets of the queue were shifted.
     """
     queue = request.queue
     tags = parse_subscription(request.filter.expression) if request.filter.kind == "TAG" and request.filter else None
@@ -46,14 +46,14 @@ def requested_messages(
 
 
 def _has_no_tag(message: ReceivedMessage) -> bool:
-    """Whether its tag is unknown, perhaps because of damage, or it is a batch, in which each message has a tag."""
+    """Whether the tag is unknown, perhaps because of damage, or the message is a batch, whose messages have their own tags."""
     return message.tags is None or bool(message.sys_flag & SysFlag.INNER_BATCH)
 
 
 def _with_valid_offsets(
     data: bytes, stored: Sequence[Stored], start: int, end: int, settings: DecodeSettings
 ) -> Iterator[ReceivedMessage]:
-    """The messages from ``start`` on. An impossible offset is replaced by the first possible one."""
+    """Yield the messages from ``start`` on. Replaces an impossible offset by the first possible one."""
     stored = _merge_damaged(data, stored, end - start, settings)
     next_offset, remaining = start, len(stored)
     for stored_message, max_offset in zip(stored, _max_offsets(stored, next_offset, end), strict=True):
@@ -67,7 +67,7 @@ def _with_valid_offsets(
             is_decoded_batch = is_batch and message.decode_error is None
             if is_decoded_batch and message.queue_offset < start:
                 continue
-            # With a later one, a commit would skip messages that are not consumed.
+            # With a later offset, a commit would skip messages that were not consumed.
             if not is_decoded_batch and not next_offset <= message.queue_offset <= max_offset:
                 message = replace(message, queue_offset=next_offset)
             next_offset = message.queue_offset + 1
@@ -75,7 +75,9 @@ def _with_valid_offsets(
 
 
 def _merge_damaged(data: bytes, stored: Sequence[Stored], max_count: int, settings: DecodeSettings) -> Sequence[Stored]:
-    """At most as many messages as offsets: a damaged size splits a message in two, which would take the offsets of others."""
+    """Merge parts of damaged messages until there are at most ``max_count``: a damaged size splits a message in two, and the
+    second part would take the offset of another message.
+    """
     if not 0 < max_count < len(stored):
         return stored
     merged, was_broken = list(stored[:1]), _is_broken(data, stored[0], settings)
@@ -91,7 +93,7 @@ def _merge_damaged(data: bytes, stored: Sequence[Stored], max_count: int, settin
 
 
 def _is_broken(data: bytes, stored_message: Stored, settings: DecodeSettings) -> bool:
-    """Whether a message cannot even be split into its parts."""
+    """Whether a message is so damaged that its fields cannot be located."""
     first = next(
         iter(decode_one(data, stored_message, settings._replace(queue=None, max_body_bytes=None, room=None))), None
     )
@@ -99,7 +101,7 @@ def _is_broken(data: bytes, stored_message: Stored, settings: DecodeSettings) ->
 
 
 def _max_offsets(stored: Sequence[Stored], start: int, end: int) -> list[int]:
-    """The highest possible offset of each message: every message after it needs one, its own if that is possible."""
+    """Return the highest possible offset of each message. Messages after it need offsets, their stored ones if possible."""
     max_offsets: list[int] = []
     for number in range(len(stored) - 1, -1, -1):
         end -= 1

@@ -1,6 +1,6 @@
-"""Request and reply over remoting: the requests that wait for replies, and sending a reply to its requester.
+"""The ``Replies`` port over remoting: requests that wait for replies, and replies to requests of others.
 
-A request is an ordinary message with an id for its reply and the client id of its sender. The reply is sent to a broker, which
+A request is an ordinary message with a correlation id and the client id of its sender. The reply is sent to a broker, which
 forwards it over the connection of the requester's heartbeats. Mirrors ``RequestFutureHolder``,
 ``ClientRemotingProcessor.receiveReplyMessage`` and ``MessageUtil.createReplyMessage``. One deliberate difference: a reply
 goes to the broker of the request first, and to others of its topic if that one cannot forward it; Java chooses any broker.
@@ -50,7 +50,7 @@ from rocketmq_spark.wire.properties import (
 
 logger = logging.getLogger(__name__)
 
-_MAX_LOGGED = 5  # replies of a kind that are logged in ``LOG_PAUSE_S``
+_MAX_LOGGED = 5  # log lines about each kind of bad reply in ``LOG_PAUSE_S``
 # Java's MixAll.REPLY_MESSAGE_FLAG, the message type of a reply.
 _REPLY_TYPE = "reply"
 _REQUESTER_GONE_REMEDY = "Perhaps the requester has ended, or stopped waiting"
@@ -59,15 +59,15 @@ OnReply = Callable[[Reply | RocketMQError], object]
 
 
 class AwaitedReplies:
-    """The requests of this process that wait for replies, by the reply's id."""
+    """The requests of this process that wait for replies, by correlation id. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, tuple[OnReply, int]] = {}  # with the number of replies that had arrived before
+        self._waiting: dict[
+            str, tuple[OnReply, int]
+        ] = {}  # with the number of replies that had arrived before the request
         self._reply_count = 0
-        self._last_reply_of: dict[
-            str, int
-        ] = {}  # brokers that forwarded replies, and the number of replies at the last one
+        self._last_reply_of: dict[str, int] = {}  # by address of a broker: the number of its last reply
         self._forwarding_brokers: frozenset[str] | None = None
         self._has_sent_request = False
         self._unreadable_log_limit, self._late_log_limit = (
@@ -82,13 +82,13 @@ class AwaitedReplies:
         return lambda: self._cancel(correlation_id)
 
     def take_forwarding_brokers(self) -> frozenset[str] | None:
-        """Brokers that forwarded replies during or after a wait that timed out; None without such a wait. Resets itself."""
+        """Return and reset the brokers that forwarded replies during or after a timed-out wait; None if no wait timed out."""
         with self._lock:
             brokers, self._forwarding_brokers = self._forwarding_brokers, None
             return brokers
 
     def record_timeout(self, brokers: frozenset[str]) -> None:
-        """A wait timed out, while these brokers forwarded other replies."""
+        """Record that a wait timed out while these brokers forwarded other replies."""
         with self._lock:
             self._forwarding_brokers = (
                 brokers if self._forwarding_brokers is None else self._forwarding_brokers & brokers
@@ -102,11 +102,11 @@ class AwaitedReplies:
             self.record_timeout(frozenset(address for address, last_reply in last_replies if last_reply > waiting[1]))
 
     def on_reply(self, request: ServerRequest, run_later: Callable[[Callable[[], None]], None]) -> bool:
-        """Handle a forwarded reply on the thread that reads answers; ``run_later`` runs the rest of the work on another thread.
+        """Handle a forwarded reply on the thread that reads answers; ``run_later`` runs a function on another thread.
 
-        Any client of the cluster can send replies to this one, so the body is read only if a request waits for the reply. If no
-        request waits for it any more, the broker gets a success, as in Java. Returns False, which rejects the reply, if this
-        client has never sent a request.
+        Any client of the cluster can send replies to this one, so the body is decoded only if a request waits for the reply.
+        Otherwise the broker gets a success, as in Java. Returns False, which rejects the reply, if this client has never sent a
+        request.
         """
         if not self._has_sent_request:
             return False
@@ -128,12 +128,12 @@ class AwaitedReplies:
         if waiting is None:
             request.answer(rpc.PUSH_REPLY_MESSAGE_TO_CLIENT.reply(request.command))
             if self._late_log_limit.due():
-                text = "a reply from %s comes too late, or again, and is ignored: %s"
+                text = "a reply from %s is ignored, because no request waits for it: %s"
                 logger.info(text, request.address, correlation_id)
             return True
         try:
             run_later(functools.partial(_complete, request, fields, properties, waiting[0]))
-        except RuntimeError:  # no more threads: the reply is rejected, and its sender may send it again
+        except RuntimeError:  # no thread can start: the reply is rejected, and its sender may send it again
             with self._lock:
                 self._waiting[correlation_id] = waiting
             raise
@@ -214,7 +214,7 @@ class RemotingReplies:
         raise last_error
 
     def _addresses(self, to: ReceivedMessage, deadline: Deadline) -> list[tuple[str, str]]:
-        """The request's broker first, because the sender has a connection to it."""
+        """Masters of the request's topic. The broker of the request comes first, because the requester is connected to it."""
         brokers = self._routes.recent(to.topic, deadline).brokers.values()
         masters = [(data.broker_name, data.master) for data in brokers if data.master]
         if not masters:

@@ -238,8 +238,8 @@ class Routes:
 
     def unlisted(self, topic: str, deadline: Deadline) -> list[MessageQueue]:
         """See ``ports.RouteReader``. A broker has left if its addresses refuse connections, if it does not know the topic, or if
-        a broker with another name answers. It is present if one of its replicas has the topic. If its state is unclear, the broker
-        is asked again until ``deadline``, and then counts as present. Proxies are left out.
+        a broker with another name answers. It is present if one of its replicas has the topic. If its state is unclear, it is
+        asked again until ``deadline``, and then counts as present. Proxies are left out.
         """
         with self._lock:
             unlisted, now = dict(self._unlisted_brokers.get(topic, {})), time.monotonic()

@@ -36,8 +36,8 @@ INNER_GROUP = "CLIENT_INNER_PRODUCER"
 SEND_BACK_ATTEMPTS, COMPRESS_ABOVE_BYTES = 3, 4096
 
 
-# RocketMQ's own properties that a copy keeps. The others hold for the original only, or a broker acts on them: it does not look
-# at those of a message of a batch, so its sender could choose some because of which no copy of it is ever stored.
+# RocketMQ's own properties that a copy keeps. The others describe the original, or make a broker act. Brokers do not check those
+# of messages in a batch, so a sender could set properties with which no copy is ever stored.
 _COPIED_PROPERTIES = frozenset({
     Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY, Property.INSTANCE_ID,
     Property.ORIGIN_MESSAGE_ID, Property.ORIGIN_GROUP, Property.MSG_REGION, Property.TRACE_ON, Property.TRACE_CONTEXT,
@@ -47,12 +47,12 @@ _COPIED_PROPERTIES = frozenset({
 })  # fmt: skip
 
 
-# So that no number below, which a sender may choose, is more than brokers read.
+# Senders choose the number of attempts. Brokers read no larger numbers than these lead to.
 _MAX_RECONSUME_TIMES = MAX_INT - FIRST_RETRY_LEVEL - 1
 
 
 class RemotingSendBack:
-    """Gives messages back over the connections of a client."""
+    """Returns messages to their brokers, or to the retry topic."""
 
     def __init__(self, broker_client: BrokerClient, sender: RemotingSender) -> None:
         self._broker_client = broker_client
@@ -61,7 +61,7 @@ class RemotingSendBack:
     def send_back(
         self, group: str, message: ReceivedMessage, delay_level: int, max_reconsume_times: int, deadline: Deadline
     ) -> None:
-        """Asks the master that has the message to move it."""
+        """See ``ports.GroupMember``."""
         on_wire = self._broker_client.calls.on_wire
         command = rpc.CONSUMER_SEND_MSG_BACK.request(
             offset=message.commit_log_offset,
@@ -77,7 +77,7 @@ class RemotingSendBack:
         self._broker_client.request_all([broker_command], deadline)
 
     def send_to_retry(self, group: str, message: ReceivedMessage, max_reconsume_times: int, deadline: Deadline) -> None:
-        """Tries several brokers, where there are several."""
+        """See ``ports.GroupMember``. Tries up to ``SEND_BACK_ATTEMPTS`` queues, those of other brokers first."""
         request = retry_copy(
             group, message, max_reconsume_times, self._broker_client.calls.on_wire, time.time_ns() // 1_000_000
         )
@@ -98,13 +98,13 @@ class RemotingSendBack:
         raise last_error
 
 
-# What a copy adds to the properties of a message, and what each of RocketMQ's own may have if they do not fit.
+# Room for the properties that a copy adds; and the limit of each of RocketMQ's own properties if not all of them fit.
 _ADDED_BYTES, _MAX_OWN_BYTES = 1024, 1024
 
 
 def _sendable(properties: dict[str, str], message: ReceivedMessage) -> dict[str, str]:
-    """Properties that a copy can have. A message of a batch may have separators in a value, and more bytes than a single one; the
-    queue must not wait for it for ever.
+    """Return properties that a broker accepts. A message of a batch may have separators in values, and more bytes than a single
+    message may; such a message must not block its queue for ever.
     """
     clean = {name: value.replace("\x01", "?").replace("\x02", "?") for name, value in properties.items()}
     size = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in clean.items())
@@ -120,8 +120,8 @@ def _sendable(properties: dict[str, str], message: ReceivedMessage) -> dict[str,
 def retry_copy(
     group: str, message: ReceivedMessage, max_reconsume_times: int, on_wire: Callable[[str], str], now_ms: int
 ) -> SendRequest:
-    """The message once more, to be delivered to ``group`` after the delay of its next level. One that cannot be decoded is copied
-    as it is stored. Raises ``MessageRefused`` for one of which no broker takes a copy.
+    """Return a copy of the message for the retry topic of ``group``, with the delay level of its next attempt. A message that
+    cannot be decoded is copied with its stored bytes. Raises ``MessageRefused`` if no broker would accept the copy.
     """
     properties_to_copy = {
         name: value for name, value in message.properties.items() if name in _COPIED_PROPERTIES or not is_reserved(name)
@@ -143,7 +143,9 @@ def retry_copy(
         if len(body) > COMPRESS_ABOVE_BYTES and (packed := compression.smaller(body)) is not None:
             body, sys_flag = packed, int(SysFlag.COMPRESSED | SysFlag.ZLIB)
     if not 0 < len(body) <= MAX_BODY_BYTES:
-        raise MessageRefused(f"its {len(body)} bytes are more than a broker accepts, or none", queue=str(message.queue))
+        raise MessageRefused(
+            f"the message has {len(body)} bytes; expected 1 to {MAX_BODY_BYTES}", queue=str(message.queue)
+        )
     return SendRequest(
         INNER_GROUP,
         body,

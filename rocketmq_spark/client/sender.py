@@ -1,7 +1,4 @@
-"""The ``Sender`` port over remoting: one attempt per call, to the given queue. Also returns failed messages to the retry topic.
-
-A failed message is sent back by the broker, or as a copy to the retry topic: ``DefaultMQPushConsumerImpl.sendMessageBack``.
-"""
+"""The ``Sender`` port over remoting: one attempt per call, to the given queue."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 OnSent = Callable[[SendResult | RocketMQError], None]
 
-# A broker without an address is not looked for more often than this.
+# The route of a broker without an address is not requested more often than this.
 ROUTE_REQUEST_PAUSE_S = 1.0
 
 _STATUS = {
@@ -52,7 +49,7 @@ _STATUS = {
     Response.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
     Response.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
 }
-# Their queue offset is the internal topic's.
+# With these properties, the queue offset in the answer is that of an internal topic.
 _DELAY_PROPERTIES = tuple(
     f"\x02{name}\x01"
     for name in (Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
@@ -60,7 +57,7 @@ _DELAY_PROPERTIES = tuple(
 
 
 class ItemEncoder:
-    """Implements ``model.send.MessageEncoder``: a batch is bytes in the layout that brokers read."""
+    """Implements ``model.send.MessageEncoder``: a batch is the encoded messages, one after the other."""
 
     def item(self, topic: str, body: Bytes, properties: str, flag: int, born_ms: int) -> bytes:
         return encode_item(body, properties, flag)
@@ -116,7 +113,7 @@ class RemotingSender:
     def batch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
         try:
             brokers = dict.fromkeys(queue.broker_name for queue in self.publish_queues(topic, deadline))
-        except RocketMQError:  # the sends that follow say it better
+        except RocketMQError:  # the next send will report this error
             return None
         return self._attributes.batch_storage(topic, brokers, deadline)
 
@@ -147,7 +144,7 @@ class RemotingSender:
             send = functools.partial(self._send_async, queue, request, command, deadline, done)
             if _is_connected(self._calls, self._routes, queue) and not self._executor.busy(queue.broker_name):
                 send()
-            else:  # the queues of other brokers must not wait while one is looked for and connected to
+            else:  # sends to other brokers must not wait while this one is looked up and connected to
                 self._executor.run(queue.broker_name, send)
         except RocketMQError as e:
             done(e)
@@ -252,7 +249,7 @@ def _is_connected(calls: RpcClient, routes: Routes, queue: MessageQueue) -> bool
 
 
 def _address(routes: Routes, queue: MessageQueue, deadline: Deadline) -> str:
-    """Where to send. Who names a queue may do so before anybody asked for its route: then it is asked for once."""
+    """The address of the queue's broker. If the user named a queue whose route is not cached, the route is requested once."""
     try:
         return routes.address(queue.broker_name)
     except BrokerNotFound:
@@ -261,11 +258,11 @@ def _address(routes: Routes, queue: MessageQueue, deadline: Deadline) -> str:
 
 
 def _command(calls: RpcClient, queue: MessageQueue, request: SendRequest, oneway: bool = False) -> Command:
-    # A broker does not clear the bits that describe a stored message: it acknowledges, loses the message, and its
-    # queue is shifted for ever.
-    if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # of a flag, ~ keeps to the bits that have names
+    # A broker does not clear bits that describe a stored message: it would acknowledge the message, lose it, and shift the
+    # offsets of the queue for ever.
+    if request.sys_flag & ~int(SENDABLE_SYS_FLAGS):  # int(): ~ of a flag covers only the named bits
         raise LocalProtocolError(
-            f"sysFlag {request.sys_flag:#x} has bits that no request may carry", topic=queue.topic, queue=str(queue)
+            f"sysFlag {request.sys_flag:#x} has bits that a request must not have", topic=queue.topic, queue=str(queue)
         )
     group, properties = calls.on_wire(request.group), request.properties
     if request.sys_flag & SysFlag.TRANSACTION_PREPARED:

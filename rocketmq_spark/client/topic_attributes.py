@@ -24,21 +24,24 @@ logger = logging.getLogger(__name__)
 
 
 def is_compacted(attributes: Attributes | None) -> bool:
-    """Whether it is a compaction topic, according to the known attributes."""
+    """Whether these are the attributes of a compaction topic."""
     return (attributes or {}).get(codes.CLEANUP_POLICY) == codes.COMPACTION
 
 
 ATTRIBUTES_AGE_S = 30.0
 
 
-# A broker that refuses connections does so at once, and may be back in a moment.
+# A broker that refuses connections within the first time may be restarting: it is asked again after the second.
 REFUSED_WITHIN_S, REFUSED_PAUSE_S = 0.1, 1.0
 
 
 _Attributes = Attributes | AccessDenied | None
 
 
-_CACHED_NAMES = (codes.QUEUE_TYPE, codes.CLEANUP_POLICY)  # a broker could have any number of others
+_CACHED_NAMES = (
+    codes.QUEUE_TYPE,
+    codes.CLEANUP_POLICY,
+)  # only these are cached: a broker may report any number of attributes
 
 
 class _CachedAnswer(NamedTuple):
@@ -63,9 +66,9 @@ class TopicAttributesCache:
     def attributes(
         self, topic: str, broker_name: str, deadline: Deadline, max_age_s: float | None = None
     ) -> Attributes | None:
-        """The topic's attributes on a broker; None if a Proxy answers for it, which does not have them.
+        """Return the topic's attributes on a broker; None if a Proxy answers, which does not report them.
 
-        While the broker does not answer, the cached attributes are returned.
+        While the broker does not answer, older cached attributes are returned.
         """
         key = topic, broker_name
         cached = self._cached.get(key)
@@ -82,18 +85,18 @@ class TopicAttributesCache:
         return cached.answer
 
     def stores_batches(self, queue: MessageQueue, deadline: Deadline, max_age_s: float | None = None) -> bool:
-        """Whether brokers compare the tags of whole batches only, as they do for a batch topic.
+        """Whether the topic is a batch topic, in which brokers compare the tags of whole batches only.
 
-        True also at a Proxy, which does not report this, so that no topic is missed.
+        True also at a Proxy, which does not report the type: then clients compare the tags.
         """
         return is_batched(self.attributes(queue.topic, queue.broker_name, deadline, max_age_s)) is not False
 
     def batch_storage(self, topic: str, brokers: Iterable[str], deadline: Deadline) -> BatchStorage | None:
         """Return how batches of the topic are stored, according to the first of ``brokers`` that answers; None without an answer.
-        If the user may not ask, it counts as an ordinary topic, because an answer never comes.
+        Without permission to ask, the topic counts as an ordinary one.
 
-        A broker that did not answer is skipped for a while, so that it does not delay every task, and asked last about other
-        topics. Each gets a share of the time, so that one that hangs leaves some for the others.
+        A broker that did not answer is skipped for a while, so that it does not delay every task, and is asked last about other
+        topics. Each broker gets a share of the time, so that one that hangs leaves time for the others.
         """
         silent = {
             name for (of, name), until in list(self._unanswered_until.items()) if of == topic and not until.expired
@@ -119,7 +122,7 @@ class TopicAttributesCache:
         return (until := self._hanging_until.get(broker_name)) is not None and not until.expired
 
     def is_cached(self, queue: MessageQueue) -> bool:
-        """Whether ``attributes`` would answer from the cache."""
+        """Whether ``attributes`` would return without a request."""
         cached = self._cached.get((queue.topic, queue.broker_name))
         return cached is not None and cached.is_younger(ATTRIBUTES_AGE_S)
 
@@ -129,7 +132,7 @@ class TopicAttributesCache:
         try:
             return self._fetch(topic, broker_name, deadline)
         except AccessDenied as e:
-            logger.info("the kind of topic %s stays unknown: %s", topic, e)
+            logger.info("the type of topic %s stays unknown: %s", topic, e)
             return e
         except RocketMQError as e:
             if isinstance(e, CallTimeout):
@@ -171,7 +174,7 @@ def is_batched(attributes: Attributes | None) -> bool | None:
 
 
 def max_timer_delays_ms(calls: RpcClient, topic: str, masters: Mapping[str, str], deadline: Deadline) -> dict[str, int]:
-    """The longest delay, in ms, of each of ``masters``, addresses by broker name, that answers; 0 without timers."""
+    """Return the longest timer delay in ms, 0 without timers, of the ``masters`` (addresses by name) that answer."""
     topic_on_wire = calls.on_wire(topic)
     requests = [
         (address, rpc.GET_MAX_OFFSET.request(topic=topic_on_wire, queueId=0, bname=name))
@@ -181,8 +184,8 @@ def max_timer_delays_ms(calls: RpcClient, topic: str, masters: Mapping[str, str]
     versions = {name: answer.version for name, answer in answers.items() if not isinstance(answer, RocketMQError)}
     delays_ms = dict.fromkeys(versions, 0)
     with_timers = [name for name, version in versions.items() if version >= FIRST_WITH_TIMERS]
-    # The configuration contains passwords. If the network could read it, it is not requested, and the default is assumed, as for
-    # a broker that does not report its configuration.
+    # The configuration contains passwords. If the network could read them, the default is assumed instead, as for a broker that
+    # does not report its configuration.
     delays_ms |= {name: 1000 * TIMER_MAX_DELAY_S for name in with_timers if not calls.is_private(masters[name])}
     with_timers = [name for name in with_timers if calls.is_private(masters[name])]
     configs = [(masters[name], rpc.GET_BROKER_CONFIG.request(bname=name)) for name in with_timers]
@@ -195,9 +198,9 @@ def max_timer_delays_ms(calls: RpcClient, topic: str, masters: Mapping[str, str]
 
 
 def has_online_consumer(calls: RpcClient, topic: str, masters: Sequence[str], deadline: Deadline) -> bool:
-    """Whether a member of any group that is online at one of ``masters``, addresses, has subscribed to the topic.
+    """Whether a consumer that is online at one of ``masters``, which are addresses, has subscribed to the topic.
 
-    Raises the error of a broker that does not answer, if no other broker has a member.
+    If none is found, raises the error of a broker that did not answer.
     """
     topic_on_wire = calls.on_wire(topic)
     by_broker = calls.invoke_each(
@@ -214,7 +217,7 @@ def has_online_consumer(calls: RpcClient, topic: str, masters: Sequence[str], de
     of_groups = calls.invoke_each(groups, deadline)
     for members in of_groups:
         if isinstance(members, RocketMQError) or members.code != Response.SUCCESS:
-            continue  # no member of the group is online
+            continue  # the group has no member online
         if topic_on_wire in bodies.group_filters(members.body):
             return True
     for answer in (*answers, *of_groups):
@@ -224,12 +227,12 @@ def has_online_consumer(calls: RpcClient, topic: str, masters: Sequence[str], de
 
 
 def _first_half(deadline: Deadline) -> Deadline:
-    """The deadline of the first of two questions: a broker that hangs leaves time for the second one."""
+    """The deadline of the first of two requests: a broker that hangs leaves time for the second one."""
     return deadline.within(deadline.remaining() / 2)
 
 
 def _max_timer_delay_ms(config: Command) -> int:
-    """In ms, 0 with disabled timers; RocketMQ's default if the broker does not report its configuration."""
+    """The longest timer delay in ms: 0 if timers are disabled, the default if the broker does not report its configuration."""
     answer = bodies.read_config(config.body) if config.code == Response.SUCCESS else {}
     if answer.get("timerWheelEnable", "true") != "true":
         return 0

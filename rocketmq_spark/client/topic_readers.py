@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GroupReader:
-    """A member of a group and the queues of the topic that it has; None where it did not say.
+    """A member of a group, and its queues of the topic; ``queues`` is None if the member did not report them.
 
-    A group without members is a reader without ``member``: it has the queues in which it has an offset. ``is_in_scope`` says
-    whether the group is of the client's own namespace and environment.
+    A group without members is a reader without ``member``, with the queues for which it has offsets. ``is_in_scope`` says
+    whether the group belongs to the client's namespace and environment.
     """
 
     group: str
@@ -33,7 +33,7 @@ class GroupReader:
 
 
 def readers(calls: RpcClient, admin: BaseAdmin, topic: str) -> list[GroupReader]:
-    """All of a topic, by group and member."""
+    """Return all readers of a topic, sorted by group and member."""
     route = admin.route(topic)
     masters = {data.broker_name: data.master for data in route.brokers.values() if data.master}
     groups: set[str] = set()
@@ -44,10 +44,10 @@ def readers(calls: RpcClient, admin: BaseAdmin, topic: str) -> list[GroupReader]
 
 
 def groups(calls: RpcClient, admin: BaseAdmin) -> list[str]:
-    """All consumer groups that brokers know, by the user's names, without RocketMQ's own and those of other namespaces."""
+    """Return the consumer groups of all brokers, by the user's names, without internal ones and those of other namespaces."""
     group_names: set[str] = set()
     for name, data in require_brokers(admin.cluster()).items():
-        if address := data.replica("hint"):  # a slave has the groups of its master
+        if address := data.replica("hint"):  # a slave replicates the groups of its master
             answer = calls.request(address, rpc.GET_ALL_SUBSCRIPTIONGROUP_CONFIG.request(bname=name))
             group_names |= bodies.subscription_groups(answer.body).keys()
     return sorted(
@@ -68,19 +68,19 @@ def _readers_of_group(
 
 
 def _members(calls: RpcClient, group: str, masters: Mapping[str, str]) -> dict[str, str]:
-    """The address of a broker that each member is connected to."""
+    """Return the members of a group, each with the address of a broker that it is connected to."""
     broker_of_member: dict[str, str] = {}
     for address in masters.values():
         command = rpc.GET_CONSUMER_LIST_BY_GROUP.request(consumerGroup=group)
         try:
             broker_of_member |= dict.fromkeys(bodies.consumer_ids(calls.request(address, command).body), address)
-        except BrokerError:  # so a broker says that it knows no member
+        except BrokerError:  # a broker without members of the group answers with an error
             continue
     return broker_of_member
 
 
 def member_subscriptions(calls: RpcClient, admin: BaseAdmin, group: str) -> dict[str, dict[str, Filter] | None]:
-    """What each member of a group wants of each topic, by the user's names; None of one that did not say."""
+    """Return the subscriptions of each member of a group, by the user's names; None for a member that did not report them."""
     subscriptions: dict[str, dict[str, Filter] | None] = {}
     on_wire = calls.on_wire(group)
     masters = {name: data.master for name, data in admin.cluster().items() if data.master}

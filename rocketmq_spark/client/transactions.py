@@ -1,4 +1,4 @@
-"""Half messages over remoting: decisions, and what brokers ask about those without one.
+"""Half messages over remoting: decisions about them, and brokers' checks of undecided ones.
 
 Mirrors ``MQClientAPIImpl.endTransactionOneway`` and ``ClientRemotingProcessor.checkTransactionState``.
 """
@@ -24,7 +24,7 @@ from rocketmq_spark.wire.messages import only_message, opened
 
 logger = logging.getLogger(__name__)
 
-# ``MessageSysFlag`` by decision. A broker does nothing about the last one, and does not answer.
+# ``MessageSysFlag`` by decision. A broker ignores UNKNOWN, and does not answer it.
 _DECISION_FLAGS = {
     TransactionState.COMMIT: int(SysFlag.TRANSACTION_COMMIT),
     TransactionState.ROLLBACK: int(SysFlag.TRANSACTION_ROLLBACK),
@@ -33,23 +33,24 @@ _DECISION_FLAGS = {
 
 
 class _ConfirmedCommits:
-    """Which master confirmed the commit of a half message. What crosses that commit is asked by the same one: another one that
-    asks has taken its place, and may lack the commit.
+    """The master that confirmed the commit of each half message. A check that crosses the commit comes from the same master. A
+    check by another master means that it was promoted meanwhile, and may lack the commit.
     """
 
     def __init__(self) -> None:
         self._masters: OrderedDict[str, tuple[Deadline, str]] = OrderedDict()
 
     def add(self, half_message: str, address: str) -> None:
-        with process.lock():  # garbage collection may come here, and end a block
-            self._masters[half_message] = Deadline.after(2 * CROSSING_S), address  # longer than copies are rolled back
+        with process.lock():  # reentrant: garbage collection may run here and call this method
+            # Longer than checks of copies are answered with ROLLBACK.
+            self._masters[half_message] = Deadline.after(2 * CROSSING_S), address
             self._masters.move_to_end(half_message)
-            with contextlib.suppress(RuntimeError):  # so it would change what is looked through
+            with contextlib.suppress(RuntimeError):  # changed during iteration by garbage collection
                 while len(self._masters) > MOST_ANSWERED or next(iter(self._masters.values()))[0].expired:
                     self._masters.popitem(last=False)
 
     def is_at_other_master(self, half_message: str, address: str) -> bool:
-        """Whether a master confirmed it, and not the one at ``address``."""
+        """Whether another master than the one at ``address`` confirmed the commit."""
         with process.lock():
             return self._masters.get(half_message, (None, address))[1] != address
 
@@ -60,10 +61,10 @@ def _commits() -> _ConfirmedCommits:
 
 def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: TransactionState, deadline: Deadline,
         answers_check: bool = False) -> bool:  # fmt: skip
-    """Send a decision to the master at ``address``; ``request_handler`` if the decision answers a check of the broker.
+    """Send a decision to the master at ``address``. ``answers_check`` says that a check of the broker asked for it.
 
-    Returns whether the answer proves that the broker has the decision. A Proxy answers without waiting for the broker, and before
-    the first check of a message it forwards no decision at all (``TransactionActivity``).
+    Returns whether the broker confirmed the decision. A Proxy answers without waiting for the broker, and forwards no decision
+    at all before the first check of a message (``TransactionActivity``).
     """
     is_decided = decision is not TransactionState.UNKNOWN
     row = rpc.END_TRANSACTION
@@ -87,7 +88,7 @@ def send_decision(calls: RpcClient, address: str, place: HalfPlace, decision: Tr
     return is_confirmed
 
 
-# Who asks, and about which copy.
+# The address of the broker that checks, and the copy of the half message.
 _Copy = tuple[str, HalfPlace]
 
 
@@ -96,11 +97,11 @@ def _asker(copy: _Copy) -> str:
 
 
 class HalfChecks:
-    """What a broker's question does: the answer is a request of its own, to the broker that asked.
+    """Handles checks of half messages: calls the user's function, and sends its decision to the broker that checks.
 
-    User code may be slow, or hang: a broker writes its copies anew every 30 s, and an answer about an earlier one leaves the
-    later one open. So the function is asked once about all copies that came meanwhile, its answer is about the newest, and
-    what comes soon after a commit is rolled back.
+    A broker stores a new copy of an undecided half message every 30 s, and a decision about an earlier copy leaves the new one
+    open. The user's function may be slow. So it is called once for all copies that arrive meanwhile, its decision is sent for
+    the newest one, and a copy that is checked soon after a commit is rolled back.
     """
 
     def __init__(self, calls: RpcClient, group: str, check: HalfCheck) -> None:
@@ -127,7 +128,7 @@ class HalfChecks:
 
     def _decode(self, address: str, command: Command) -> tuple[ReceivedMessage, HalfPlace]:
         fields = rpc.CHECK_TRANSACTION_STATE.arguments(command)
-        max_bytes = self._calls.pool.connect_options.max_pushed_bytes  # also the limit of a body that is decompressed
+        max_bytes = self._calls.pool.connect_options.max_pushed_bytes  # also the limit of a decompressed body
         stored = opened(
             only_message(command.body, command.ext.get("bname", ""), "as a half message", address), max_bytes
         )
@@ -150,14 +151,16 @@ class HalfChecks:
     def _answer(self, copy: _Copy, decision: TransactionState) -> bool:
         address, place = copy
         if decision is TransactionState.ROLLBACK and _commits().is_at_other_master(place.what, address):
-            decision = TransactionState.COMMIT  # which may be the second one: that is better than none
+            decision = (
+                TransactionState.COMMIT
+            )  # a second commit delivers the message twice, which is better than losing it
         try:
             return send_decision(
                 self._calls, address, place, decision, Deadline.after(self._calls.request_timeout_s), answers_check=True
             )
         except RocketMQError as e:
             logger.warning(
-                "the broker at %s will ask again about half message %s: %s did not arrive: %s",
+                "the broker at %s will check half message %s again, because %s did not arrive: %s",
                 address, place.msg_id, decision.value, e,
             )  # fmt: skip
             return False

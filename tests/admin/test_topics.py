@@ -230,7 +230,7 @@ def test_a_name_server_that_is_away_is_said_to_have_a_deleted_topic(kept: Kept, 
     tools.admin.name_servers.addresses = [*tools.admin.name_servers.addresses, "127.0.0.1:1"]
     with pytest.raises(ConnectionLost, match="cannot connect") as caught:
         topics.delete(tools, "t")
-    assert caught.value.remedy == "Topic t is deleted on all masters, but this name server may show it"
+    assert caught.value.remedy == "Topic t is deleted on all masters, but this server may still have it"
 
 
 def test_who_has_it_already_is_said_after_ctrl_c(kept: Kept, tools: Parts, monkeypatch: pytest.MonkeyPatch) -> None:

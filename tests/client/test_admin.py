@@ -456,7 +456,7 @@ def test_attributes_that_an_old_broker_leaves_out_are_reported(broker: MockBroke
     broker.on(Request.UPDATE_AND_CREATE_TOPIC, lambda call: Command(0, version=FIRST_WITH_ATTRIBUTES - 1))
     admin.create_topic("t")
     with pytest.raises(
-        NotSupported, match=r"broker a is older than RocketMQ 5.0 and leaves attributes out: queue.type"
+        NotSupported, match=r"broker a is older than RocketMQ 5.0 and ignored the attributes queue.type"
     ):
         admin.create_topic("t", attributes=batch_attributes())
 

@@ -196,7 +196,7 @@ def test_a_named_broker_says_what_it_heard_itself(broker: MockBroker, parts: Par
         for _ in range(5):
             assert parts.member.filters("g", "t", parts.soon, "broker-a") == {"here": Filter("*")}
             assert parts.member.filters("g", "t", parts.soon, "broker-b") == {"there": Filter("*")}
-        with pytest.raises(BrokerNotFound, match="broker-c is no broker of the topic that has an address"):
+        with pytest.raises(BrokerNotFound, match="broker-c is not a broker of the topic that has an address"):
             parts.member.filters("g", "t", parts.soon, "broker-c")
 
 

@@ -79,7 +79,7 @@ def test_a_queue_that_a_slave_knows_no_offset_of_keeps_no_other_of_its_broker_wa
 
     def committed(port: FakeMember, named: str, queue: MessageQueue, *rest: Any) -> int | None:
         if queue == A:
-            raise BrokerNotFound("the master is away, and its slave may not have the group's offset yet")
+            raise BrokerNotFound("the master is down, and its slave may not have the group's offset yet")
         return real(port, named, queue, *rest)
 
     with pytest.MonkeyPatch.context() as patched:
