@@ -35,7 +35,7 @@ class BatchLimits:
     total_max_bytes: int = 32 * 1024 * 1024
     max_encoded_bytes: int = codes.MAX_BATCH_BYTES
     max_open: int = 1024
-    max_of_queue: int | None = None  # messages of one queue in a batch
+    max_messages_per_queue: int | None = None  # messages of one queue in a batch
 
     def __post_init__(self) -> None:
         problems = [
@@ -51,14 +51,14 @@ class BatchLimits:
             raise OptionError.of(problems)
 
 
-class Key(NamedTuple):
+class BatchKey(NamedTuple):
     """Messages with equal keys share a batch."""
 
     topic: str
     queue: MessageQueue | None
     wait_store_ok: bool
     tag: str | None
-    waits: bool
+    sender_waits: bool
 
 
 class BatchEntry(NamedTuple):
@@ -93,7 +93,7 @@ class MessageBatch:
     the ``entries``, ``plain.seal`` makes the ``sealed`` items of all.
     """
 
-    key: Key
+    key: BatchKey
     owner: Any
     created_ms: int
     due_ms: int
@@ -103,8 +103,8 @@ class MessageBatch:
     keywords: dict[str, None] = field(default_factory=dict)
     keyword_bytes: int = 0
     is_open: bool = True
-    plain: bool = False
-    sealed: list[Sized] | None = None
+    has_plain: bool = False
+    encoded_items: list[Sized] | None = None
 
     def __post_init__(self) -> None:
         self.keyword_bytes = len((self.key.tag or "").encode())
@@ -121,13 +121,13 @@ class MessageBatch:
 
     def items(self) -> list[Sized]:
         """The encoded messages."""
-        return self.sealed or [entry.item for entry in self.entries if isinstance(entry, BatchEntry)]
+        return self.encoded_items or [entry.item for entry in self.entries if isinstance(entry, BatchEntry)]
 
-    def half(self, part: slice) -> MessageBatch:
+    def part(self, part: slice) -> MessageBatch:
         """A closed batch of a part of the messages, which are encoded."""
         half = MessageBatch(self.key, self.owner, self.created_ms, self.due_ms, self.entries[part], is_open=False)
-        half.sealed = self.items()[part]
-        half.encoded_bytes = sum(map(len, half.sealed))
+        half.encoded_items = self.items()[part]
+        half.encoded_bytes = sum(map(len, half.encoded_items))
         for entry in half.entries:
             half._add_keywords(entry.keys)
         return half
@@ -148,22 +148,22 @@ class Accumulator:
 
     def __init__(self, limits: BatchLimits | None = None) -> None:
         self.limits = limits or BatchLimits()
-        self.held_bytes = 0
-        self._open: dict[Key, MessageBatch] = {}
+        self.buffered_bytes = 0
+        self._open: dict[BatchKey, MessageBatch] = {}
         self._by_age: list[tuple[int, int, MessageBatch]] = []
-        self._numbers = itertools.count()
+        self._sequence = itertools.count()
         self.closed: list[MessageBatch] = []
-        self._taken: set[MessageBatch] = set()
-        self._started_ms = 0
+        self._being_sent: set[MessageBatch] = set()
+        self._last_start_ms = 0
 
     @property
     def open_batches(self) -> int:
         return len(self._open)
 
-    def add(self, key: Key, entry: BatchEntry, owner: Any, now_ms: int) -> MessageBatch | None:
+    def add(self, key: BatchKey, entry: BatchEntry, owner: Any, now_ms: int) -> MessageBatch | None:
         """The batch that took the message; None when it must be sent alone: too much waits, or it is too large."""
         limits = self.limits
-        if self.held_bytes >= limits.total_max_bytes or len(entry.item) > limits.max_encoded_bytes:
+        if self.buffered_bytes >= limits.total_max_bytes or len(entry.item) > limits.max_encoded_bytes:
             return None
         batch = self._open.get(key)
         if batch is not None and not batch.add(entry, limits.max_encoded_bytes):
@@ -172,20 +172,20 @@ class Accumulator:
         if batch is None:
             batch = self._start(key, owner, now_ms)
             if len(self._open) > limits.max_open or not batch.add(entry, limits.max_encoded_bytes):
-                self._forget(batch)
+                self._remove_open(batch)
                 return None
-        self.held_bytes += len(entry.item)
-        full = key.queue is not None and len(batch.entries) == limits.max_of_queue
+        self.buffered_bytes += len(entry.item)
+        full = key.queue is not None and len(batch.entries) == limits.max_messages_per_queue
         if full or batch.body_bytes > limits.max_bytes:
             self._close(batch)
         return batch
 
     def add_plain(
-        self, key: Key, entry: PlainEntry, body_bytes: int, size: int, owner: Any, now_ms: int
+        self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: Any, now_ms: int
     ) -> MessageBatch | None:
         """The same for a message without a queue whose keys no batch names; ``size`` is what it adds to a batch."""
         limits = self.limits
-        if self.held_bytes >= limits.total_max_bytes:
+        if self.buffered_bytes >= limits.total_max_bytes:
             return None
         batch = self._open.get(key)
         if batch is not None and batch.encoded_bytes + size > limits.max_encoded_bytes:
@@ -196,10 +196,10 @@ class Accumulator:
                 return None
             batch = self._start(key, owner, now_ms)
         batch.entries.append(entry)
-        batch.plain = True
+        batch.has_plain = True
         batch.body_bytes += body_bytes
         batch.encoded_bytes += size
-        self.held_bytes += size
+        self.buffered_bytes += size
         if batch.body_bytes > limits.max_bytes:
             self._close(batch)
         return batch
@@ -212,16 +212,16 @@ class Accumulator:
             heapq.heappop(by_age)
         return by_age[0][0] if by_age else None
 
-    def ready(self, now_ms: int) -> bool:
+    def has_ready(self, now_ms: int) -> bool:
         """Whether ``take`` would give anything."""
         return bool(self.closed) or ((due_ms := self.due_ms) is not None and due_ms <= now_ms)
 
-    def take(self, now_ms: int) -> list[MessageBatch]:
+    def take_ready(self, now_ms: int) -> list[MessageBatch]:
         """The batches that leave now, oldest first. Each must be given back with ``done`` or ``halve``, once."""
         while (due_ms := self.due_ms) is not None and due_ms <= now_ms:
             self._close(self._by_age[0][2])
         taken, self.closed = self.closed, []
-        self._taken.update(taken)
+        self._being_sent.update(taken)
         return sorted(taken, key=lambda batch: batch.created_ms)
 
     def close_all(self) -> None:
@@ -229,31 +229,31 @@ class Accumulator:
         for batch in list(self._open.values()):
             self._close(batch)
 
-    def done(self, batch: MessageBatch) -> None:
+    def release(self, batch: MessageBatch) -> None:
         """The batch has its answer, good or bad: its bytes are free again. A second call changes nothing."""
-        if batch in self._taken:
-            self._taken.discard(batch)
-            self.held_bytes -= batch.encoded_bytes
+        if batch in self._being_sent:
+            self._being_sent.discard(batch)
+            self.buffered_bytes -= batch.encoded_bytes
 
-    def halve(self, batch: MessageBatch) -> None:
+    def split(self, batch: MessageBatch) -> None:
         """A batch that was taken leaves again at the next ``take``, in two parts."""
-        self._taken.discard(batch)
+        self._being_sent.discard(batch)
         middle = len(batch.entries) // 2
-        self.closed += [batch.half(slice(None, middle)), batch.half(slice(middle, None))]
+        self.closed += [batch.part(slice(None, middle)), batch.part(slice(middle, None))]
 
-    def _start(self, key: Key, owner: Any, now_ms: int) -> MessageBatch:
+    def _start(self, key: BatchKey, owner: Any, now_ms: int) -> MessageBatch:
         # Who waited for the lock may have read the clock before others: batches of one key leave in the order of their start.
-        now_ms = self._started_ms = max(now_ms, self._started_ms)
+        now_ms = self._last_start_ms = max(now_ms, self._last_start_ms)
         batch = MessageBatch(key, owner, now_ms, now_ms + self.limits.max_delay_ms)
         self._open[key] = batch
-        heapq.heappush(self._by_age, (batch.due_ms, next(self._numbers), batch))
+        heapq.heappush(self._by_age, (batch.due_ms, next(self._sequence), batch))
         return batch
 
     def _close(self, batch: MessageBatch) -> None:
-        self._forget(batch)
+        self._remove_open(batch)
         self.closed.append(batch)
 
-    def _forget(self, batch: MessageBatch) -> None:
+    def _remove_open(self, batch: MessageBatch) -> None:
         batch.is_open = False
         del self._open[batch.key]
 

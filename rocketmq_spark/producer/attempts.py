@@ -1,6 +1,6 @@
 """The meaning of an attempt's outcome: whether the send is retried, and whether producers avoid the broker.
 
-``Attempts`` is the loop of ``DefaultMQProducerImpl.sendDefaultImpl`` as decisions. Pure. Synchronous, asynchronous and batched
+``RetryState`` is the loop of ``DefaultMQProducerImpl.sendDefaultImpl`` as decisions. Pure. Synchronous, asynchronous and batched
 sends share it, so that all of them retry alike; in Java an asynchronous send is not retried after a broker's error answer, and
 its retry keeps the queue id although another broker may have fewer queues. Deliberate differences:
 
@@ -65,12 +65,12 @@ RETRY_CODES = frozenset(
     )
 )
 # Retries after errors that are often permanent, even if retries are limited only by time.
-DOUBTFUL_RETRIES = 2
+MAX_UNCERTAIN_RETRIES = 2
 
 # Nothing was sent, and a retry would fail in the same way.
-_OURS = (LocalProtocolError, MessageRefused, OptionError, ClosedError)
+_LOCAL_ERRORS = (LocalProtocolError, MessageRefused, OptionError, ClosedError)
 # Errors that are not retried; after UnprovedError, the message may be stored.
-_FINAL = (*_OURS, UnprovedError)
+_NOT_RETRIED = (*_LOCAL_ERRORS, UnprovedError)
 
 
 class OutOfTime(CallTimeout):
@@ -99,7 +99,7 @@ class RetryAttempt(NamedTuple):
     refresh: bool
 
 
-class Attempts:
+class RetryState:
     """The attempts of one send so far."""
 
     def __init__(self, policy: RetryPolicy, pinned: bool, rng: random.Random | None = None) -> None:
@@ -110,18 +110,18 @@ class Attempts:
         self.count = 0
         self.last_broker: str | None = None
         self.brokers: list[str] = []
-        self._doubtful = 0
-        self._without_route = 0
-        self._first: RocketMQError | None = None
-        self._kept: SendResult | None = None
+        self._uncertain_retries = 0
+        self._route_failures = 0
+        self._first_error: RocketMQError | None = None
+        self._degraded_result: SendResult | None = None
 
     @property
     def more_possible(self) -> bool:
         """Whether another attempt may follow the next one."""
         limit = self._policy.pinned_retries if self._pinned else self._policy.retries
-        return limit is None or self.count - self._without_route < limit
+        return limit is None or self.count - self._route_failures < limit
 
-    def judge(
+    def next_action(
         self,
         queue: MessageQueue | None,
         outcome: SendResult | RocketMQError,
@@ -132,30 +132,30 @@ class Attempts:
 
         ``brokers`` are those that have queues of the topic, ``left_s`` is what is left of the deadline.
         """
-        waits = _no_name_server(queue, outcome)
+        waits = _is_route_failure(queue, outcome)
         may_repeat = self.more_possible or waits
         self.count += 1
-        self._without_route += waits
+        self._route_failures += waits
         if queue is not None:
             self.last_broker = queue.broker_name
             self.brokers.append(queue.broker_name)
         if isinstance(outcome, SendResult):
             if outcome.status is SendStatus.SEND_OK or not self._policy.store_must_be_ok:
                 return outcome
-            self._kept = outcome
+            self._degraded_result = outcome
             refresh = False
         else:
-            if not self._repeatable(outcome):
-                return self._kept or outcome
+            if not self._is_retriable(outcome):
+                return self._degraded_result or outcome
             refresh = outcome.refresh_route
-            self._first = self._first or outcome
-        pause = self._pause(brokers)
+            self._first_error = self._first_error or outcome
+        pause = self._next_pause(brokers)
         if not may_repeat or left_s <= pause:
-            return self._over(outcome, late=may_repeat)
+            return self._give_up(outcome, late=may_repeat)
         return RetryAttempt(pause, refresh)
 
-    def _repeatable(self, error: RocketMQError) -> bool:
-        if isinstance(error, _FINAL):
+    def _is_retriable(self, error: RocketMQError) -> bool:
+        if isinstance(error, _NOT_RETRIED):
             return False
         if isinstance(error, AccessDenied) and self._pinned:
             return False
@@ -167,10 +167,10 @@ class Attempts:
             return False
         if error.retriable:
             return True
-        self._doubtful += 1
-        return self._doubtful <= DOUBTFUL_RETRIES
+        self._uncertain_retries += 1
+        return self._uncertain_retries <= MAX_UNCERTAIN_RETRIES
 
-    def _pause(self, brokers: Collection[str]) -> float:
+    def _next_pause(self, brokers: Collection[str]) -> float:
         fresh = not self._pinned and bool(set(brokers) - set(self.brokers))
         if fresh:
             return 0.0
@@ -178,11 +178,11 @@ class Attempts:
             self._pauses = backoff(self._policy.first_pause_s, self._policy.max_pause_s, self._rng)
         return next(self._pauses)
 
-    def _over(self, outcome: SendResult | RocketMQError, late: bool) -> SendResult | RocketMQError:
-        if self._kept is not None:
-            return self._kept
+    def _give_up(self, outcome: SendResult | RocketMQError, late: bool) -> SendResult | RocketMQError:
+        if self._degraded_result is not None:
+            return self._degraded_result
         assert isinstance(outcome, RocketMQError)
-        assert self._first is not None
+        assert self._first_error is not None
         if self.count == 1 and not late:
             return outcome
         sent = len(self.brokers)
@@ -190,9 +190,9 @@ class Attempts:
         after = f"after {sent} attempt{'' if sent == 1 else 's'}" if sent else "before the first attempt"
         tried = f"; brokers tried: {', '.join(self.brokers)}" if sent else ""
         if isinstance(outcome, OutOfTime):  # says nothing of the cause
-            outcome = self._first
-        differ = self._first.message != outcome.message
-        errors = f"the first error: {self._first.message}; the last error: " if differ else "the error: "
+            outcome = self._first_error
+        differ = self._first_error.message != outcome.message
+        errors = f"the first error: {self._first_error.message}; the last error: " if differ else "the error: "
         failed = SendFailed(
             f"{over} {after}{tried}; {errors}{outcome.message}",
             outcome.addr,
@@ -206,7 +206,7 @@ class Attempts:
         return failed
 
 
-def _no_name_server(queue: MessageQueue | None, outcome: SendResult | RocketMQError) -> bool:
+def _is_route_failure(queue: MessageQueue | None, outcome: SendResult | RocketMQError) -> bool:
     """Whether the attempt ended before there was a queue, because the route was unknown."""
     return (
         queue is None
@@ -216,18 +216,18 @@ def _no_name_server(queue: MessageQueue | None, outcome: SendResult | RocketMQEr
     )
 
 
-class Report(NamedTuple):
+class BrokerReport(NamedTuple):
     """What an outcome says of its broker to the fault table."""
 
     isolated: bool
     reachable: bool
 
 
-def report_of(outcome: SendResult | RocketMQError) -> Report | None:
+def broker_report(outcome: SendResult | RocketMQError) -> BrokerReport | None:
     """An error answer and a broken connection isolate the broker; an error of our own says nothing about it."""
     if isinstance(outcome, SendResult | BrokerNotFound):
-        return Report(isolated=False, reachable=True)
-    return None if isinstance(outcome, _OURS) else Report(isolated=True, reachable=False)
+        return BrokerReport(isolated=False, reachable=True)
+    return None if isinstance(outcome, _LOCAL_ERRORS) else BrokerReport(isolated=True, reachable=False)
 
 
 LATENCIES_MS = (50, 100, 550, 1800, 3000, 5000, 15000)
@@ -270,7 +270,7 @@ PRESETS: Mapping[str, FaultTables] = {"current": CURRENT, "4.x": RELEASE_4}
 
 
 @dataclass(slots=True)
-class Fault:
+class BrokerHealth:
     """What is known of one broker; ``available_at_ms`` is when it may be used again."""
 
     latency_ms: int = 0
@@ -290,7 +290,7 @@ class FaultTable:
         self.tables = tables
         self.enabled = enabled
         self.detecting = detecting
-        self.faults: dict[str, Fault] = {}
+        self.faults: dict[str, BrokerHealth] = {}
         self._lock = threading.Lock()
 
     def report(self, broker: str, latency_ms: int, now_ms: int, isolated: bool = False, reachable: bool = True) -> None:
@@ -299,7 +299,7 @@ class FaultTable:
             return
         duration = self.tables.duration_ms(self.tables.isolated_ms if isolated else latency_ms)
         with self._lock:
-            fault = self.faults.setdefault(broker, Fault())
+            fault = self.faults.setdefault(broker, BrokerHealth())
             fault.latency_ms = latency_ms
             fault.reachable = reachable
             if duration:
@@ -336,7 +336,7 @@ class FaultTable:
                 self.faults[broker].probe_at_ms = now_ms + interval_ms
         return due
 
-    def probed(self, broker: str, answered: bool) -> None:
+    def record_probe(self, broker: str, answered: bool) -> None:
         """Record whether ``broker`` answered a probe. An answer makes the broker reachable again, but does not shorten the time
         for which it is avoided; without an answer, nothing changes.
         """
@@ -355,7 +355,7 @@ def _other_than(last_broker: str | None, good: Callable[[str], bool]) -> Callabl
     return lambda queue: queue.broker_name != last_broker and good(queue.broker_name)
 
 
-def tables(
+def fault_tables(
     preset: str = "current", latency_max_ms: Sequence[int] = (), durations_ms: Sequence[int] = ()
 ) -> FaultTables:
     """The tables of a preset, with either list replaced by the user's."""

@@ -24,21 +24,21 @@ from rocketmq_spark.errors import CallTimeout, ClosedError, MessageIllegal, Rock
 from rocketmq_spark.model import Message, MessageQueue, SendResult
 from rocketmq_spark.model.send import BatchStorage, MessageEncoder
 from rocketmq_spark.producer import encoding, plain
-from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, Key, MessageBatch, PlainEntry, has_key
+from rocketmq_spark.producer.accumulator import Accumulator, BatchEntry, BatchKey, MessageBatch, PlainEntry, has_key
 from rocketmq_spark.producer.encoding import How, Prepared
-from rocketmq_spark.producer.in_flight import Pending, Promise
-from rocketmq_spark.producer.outgoing import Callback, Outcome, split
-from rocketmq_spark.producer.plain import PlainKind
+from rocketmq_spark.producer.in_flight import FutureRegistry, Promise
+from rocketmq_spark.producer.outgoing import Callback, Outcome, split_result
+from rocketmq_spark.producer.plain import PlainTemplate
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import Topics
+from rocketmq_spark.producer.topics import RouteCache
 
 logger = logging.getLogger(__name__)
 
 # A synchronous sender waits this much longer than its batch may take, because the error of the batch is more specific.
-_SLACK_S = 1.0
-_NOT_ASKED = BatchStorage(whole=True)
+_BATCH_ERROR_GRACE_S = 1.0
+_UNKNOWN_STORAGE = BatchStorage(whole=True)
 # Combinations of topic and tag that are cached.
-_MAX_KINDS = 1024
+_MAX_TEMPLATES = 1024
 
 
 class BatchOwner(Protocol):
@@ -47,7 +47,7 @@ class BatchOwner(Protocol):
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
         """Fix the place of ``batch`` in its queue's order, without blocking. False when closed, else ``done`` is called once."""
 
-    def pump(self, soon: bool = False) -> None:
+    def dispatch_ready(self, soon: bool = False) -> None:
         """Send enqueued batches; with ``soon`` on another thread, because this one may be the thread that reads answers."""
 
 
@@ -57,7 +57,7 @@ class Batcher:
     def __init__(self, timer: Timer) -> None:
         self.accumulator = Accumulator()
         self.members = 0
-        self._call_ms: int | None = None  # time of the timer's next call
+        self._next_call_ms: int | None = None  # time of the timer's next call
         self._closed = False
         self._timer = timer
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class Batcher:
             self.members += 1
             self.accumulator.limits = settings.batch_limits(self.accumulator.limits)
 
-    def add(self, key: Key, entry: BatchEntry, owner: BatchOwner) -> MessageBatch | None:
+    def add(self, key: BatchKey, entry: BatchEntry, owner: BatchOwner) -> MessageBatch | None:
         """Return the batch that took the message, which may already be in flight; None if it must be sent directly.
 
         If this raises, a message that was taken stays in its batch, and the promise of one that was not is withdrawn.
@@ -78,19 +78,19 @@ class Batcher:
         try:
             with self._lock:
                 batch = None if self._closed else self.accumulator.add(key, entry, owner, now_ms)
-                ready = self.accumulator.ready(now_ms)
-                started = batch is not None and (len(batch.entries) == 1 or self._call_ms is None)
-                call_s = self._next_call(now_ms) if started else None
+                ready = self.accumulator.has_ready(now_ms)
+                started = batch is not None and (len(batch.entries) == 1 or self._next_call_ms is None)
+                call_s = self._seconds_to_next_call(now_ms) if started else None
         finally:
             if batch is None:
-                entry.promise.pending.forget()
+                entry.promise.registry.discard()
         if call_s is not None:
-            self._call_later(call_s)
+            self._schedule_call(call_s)
         if ready:
             self.flush()
         return batch
 
-    def add_plain(self, key: Key, entry: PlainEntry, body_bytes: int, size: int, owner: BatchOwner) -> bool:
+    def add_plain(self, key: BatchKey, entry: PlainEntry, body_bytes: int, size: int, owner: BatchOwner) -> bool:
         """Whether a batch took the message; otherwise it must be sent directly. Errors as in ``add``."""
         now_ms = self._timer.now_ms()
         batch = call_s = None
@@ -101,13 +101,13 @@ class Batcher:
                     batch = self.accumulator.add_plain(key, entry, body_bytes, size, owner, now_ms)
                 if batch is not None:
                     ready = bool(self.accumulator.closed) or batch.due_ms <= now_ms
-                    if len(batch.entries) == 1 or self._call_ms is None:
-                        call_s = self._next_call(now_ms)
+                    if len(batch.entries) == 1 or self._next_call_ms is None:
+                        call_s = self._seconds_to_next_call(now_ms)
         finally:
             if batch is None:
-                entry.promise.pending.forget()
+                entry.promise.registry.discard()
         if call_s is not None:
-            self._call_later(call_s)
+            self._schedule_call(call_s)
         if ready:
             self.flush()
         return batch is not None
@@ -117,17 +117,17 @@ class Batcher:
 
     def flush(self) -> None:
         """Send the batches that are due."""
-        for owner in self._enqueue():
-            owner.pump()
+        for owner in self._enqueue_due():
+            owner.dispatch_ready()
 
-    def _enqueue(self) -> Iterable[BatchOwner]:
+    def _enqueue_due(self) -> Iterable[BatchOwner]:
         """Fix the places of due batches. Returns the producers that must send them."""
         owners: dict[int, BatchOwner] = {}
         refused = []
         now_ms = self._timer.now_ms()
         with self._lock:  # held until each batch has its place in its queue, so that none overtakes another
-            for batch in self.accumulator.take(now_ms):
-                answered = self._answered(batch)
+            for batch in self.accumulator.take_ready(now_ms):
+                answered = self._completion_of(batch)
                 if batch.owner.enqueue_batch(batch, answered):
                     owners[id(batch.owner)] = batch.owner
                 else:
@@ -166,76 +166,79 @@ class Batcher:
         self.send_all()
         self._timer.close()
 
-    def _due(self) -> None:
+    def _on_timer(self) -> None:
         """Called by the timer."""
         with self._lock:
-            self._call_ms = None
+            self._next_call_ms = None
         try:
             self.flush()
         finally:
             with self._lock:
-                call_s = self._next_call(self._timer.now_ms())
+                call_s = self._seconds_to_next_call(self._timer.now_ms())
             if call_s is not None:
-                self._call_later(call_s)
+                self._schedule_call(call_s)
 
-    def _call_later(self, seconds: float) -> None:
+    def _schedule_call(self, seconds: float) -> None:
         try:
-            self._timer.later(seconds, self._due)
+            self._timer.later(seconds, self._on_timer)
         except BaseException:  # no more threads, or interrupted: the next message tries again
             with self._lock:
-                self._call_ms = None
+                self._next_call_ms = None
             raise
 
-    def _next_call(self, now_ms: int) -> float | None:
+    def _seconds_to_next_call(self, now_ms: int) -> float | None:
         """Seconds until the timer must call; None if its next call is in time. Call with the lock, and act on the result."""
-        due_ms, call_ms = self.accumulator.due_ms, self._call_ms
+        due_ms, call_ms = self.accumulator.due_ms, self._next_call_ms
         if due_ms is None or (call_ms is not None and call_ms <= due_ms):
             return None
-        self._call_ms = due_ms
+        self._next_call_ms = due_ms
         return max(0, due_ms - now_ms) / 1000
 
-    def _answered(self, batch: MessageBatch) -> Callable[[Outcome], None]:
+    def _completion_of(self, batch: MessageBatch) -> Callable[[Outcome], None]:
         def done(outcome: Outcome) -> None:
-            again = _one_of_several(outcome, batch)
+            again = _may_split(outcome, batch)
             with self._lock:
-                (self.accumulator.halve if again else self.accumulator.done)(batch)
+                (self.accumulator.split if again else self.accumulator.release)(batch)
             if again:
-                for owner in self._enqueue():
-                    owner.pump(soon=True)
+                for owner in self._enqueue_due():
+                    owner.dispatch_ready(soon=True)
                 return
-            outcomes, promises = _shares(outcome, batch.entries), [entry.promise for entry in batch.entries]
-            for pending, kept in _by_pending(promises, outcomes).items():
-                handed = attempt(pending.keep, *kept)
+            outcomes, promises = (
+                _outcomes_by_message(outcome, batch.entries),
+                [entry.promise for entry in batch.entries],
+            )
+            for pending, kept in _by_registry(promises, outcomes).items():
+                handed = attempt(pending.resolve, *kept)
                 if isinstance(handed, Failure):  # an error at one sender must not affect the results of others
                     handed.log(logger, "results could not be handed over")
 
         return done
 
 
-class AccumulatorMember:
+class BatchingClient:
     """The messages of one producer in an accumulator. ``owner`` sends the batches that it starts, even if others add to them."""
 
     def __init__(
         self,
         batcher: Batcher,
         owner: BatchOwner,
-        pending: Pending,
-        topics: Topics,
+        pending: FutureRegistry,
+        topics: RouteCache,
         settings: ProducerSettings,
         encoder: MessageEncoder,
     ) -> None:
         self.batcher = batcher
-        self._topics = topics
+        self._routes = topics
         self._owner = owner
-        self._pending = pending
+        self._futures = pending
         self._encoder, self._scope = encoder, settings.scope
         self._send_timeout_s = settings.send_timeout_s
         # Then each message has its own tag, and messages of a group with different tags must stay in order.
-        self._mixed = settings.features.chooses_queues is not None
+        self._mixes_tags = settings.features.chooses_queues is not None
         self._max_body_bytes = settings.max_message_size
-        self._kinds: dict[tuple[str, str | None, bool], PlainKind] = {}
+        self._templates: dict[tuple[str, str | None, bool], PlainTemplate] = {}
 
-    def takes(self, prepared: Prepared, how: How) -> bool:
+    def is_batchable(self, prepared: Prepared, how: How) -> bool:
         """Whether the message may join a batch (``DefaultMQProducer.canBatch``). One with a priority is always a separate
         request. So is one without a key for a compaction topic: its broker refuses the message, but would acknowledge a batch
         and drop the message.
@@ -244,24 +247,24 @@ class AccumulatorMember:
         alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
         if how.timeout_s is not None or alone:
             return False
-        if message.topic not in self._topics.storage:  # who sends the batch must not wait for an answer
-            self._topics.ask_storage(message.topic, Deadline.after(self._send_timeout_s))
-        return has_key(message.keys) or not self._topics.stored_by_key(message.topic)
+        if message.topic not in self._routes.storage:  # who sends the batch must not wait for an answer
+            self._routes.fetch_storage(message.topic, Deadline.after(self._send_timeout_s))
+        return has_key(message.keys) or not self._routes.stored_by_key(message.topic)
 
-    def quick(self, message: Message, callback: Callback | None) -> Promise | None:
+    def try_add_plain(self, message: Message, callback: Callback | None) -> Promise | None:
         """Return the future of a plain message that a batch took; it is encoded with the others when the batch is sent. None if
         ``add`` must handle the message, which also reports what is wrong with it.
         """
         if not isinstance(message, Message):
             return None  # type: ignore[unreachable]  # ``encoding.prepare`` reports it
         body, topic, tag, waits = message.body, message.topic, message.tags, message.wait_store_ok
-        if self._mixed:
+        if self._mixes_tags:
             return None
         try:
-            storage = self._topics.storage.get(topic, _NOT_ASKED)  # None: unknown, treated as an ordinary topic
+            storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)  # None: unknown, treated as an ordinary topic
             if storage is not None and (storage.whole or storage.by_key):
                 return None
-            kind = self._kinds.get((topic, tag, waits)) or self._kind(topic, tag, waits)
+            kind = self._templates.get((topic, tag, waits)) or self._template(topic, tag, waits)
         except TypeError:  # a topic or tag that is not a str
             return None
         if kind is None or type(body) is not bytes or not 0 < len(body) <= self._max_body_bytes:
@@ -269,20 +272,20 @@ class AccumulatorMember:
         text, size = kind.text, kind.size + len(body)
         flag = message.flag
         if message.keys or message.properties or flag or type(flag) is not int or message.priority is not None:
-            found = plain.plain_text(message, kind)
+            found = plain.encode_plain_properties(message, kind)
             if found is None:
                 return None
             text, more = found
             size += more
-        promise = self._pending.expect(callback)
+        promise = self._futures.create(callback)
         promise.body, promise.text, promise.flag = body, text, flag
         return promise if self.batcher.add_plain(kind.key, promise, len(body), size, self._owner) else None
 
-    def _kind(self, topic: str, tag: str | None, waits: bool) -> PlainKind | None:
-        if (kind := plain.plain_kind(topic, tag, waits, self._encoder, self._scope)) is not None:
-            if len(self._kinds) >= _MAX_KINDS:
-                self._kinds.clear()
-            self._kinds[topic, tag, waits] = kind
+    def _template(self, topic: str, tag: str | None, waits: bool) -> PlainTemplate | None:
+        if (kind := plain.plain_template(topic, tag, waits, self._encoder, self._scope)) is not None:
+            if len(self._templates) >= _MAX_TEMPLATES:
+                self._templates.clear()
+            self._templates[topic, tag, waits] = kind
         return kind
 
     def add(
@@ -290,36 +293,38 @@ class AccumulatorMember:
     ) -> tuple[Promise, MessageBatch | None]:
         """Return the future and the batch that took the message; no batch if it must be sent directly."""
         message = prepared.message
-        alike = (True, None) if self._mixed else (message.wait_store_ok, message.tags or None)
-        key = Key(message.topic, queue, *alike, waits)
+        alike = (True, None) if self._mixes_tags else (message.wait_store_ok, message.tags or None)
+        key = BatchKey(message.topic, queue, *alike, waits)
         item = encoding.batch_item(prepared, self._encoder, self.batcher.wall_ms())
-        result = self._pending.expect(callback, prepared.msg_id)
+        result = self._futures.create(callback, prepared.msg_id)
         entry = BatchEntry(item, len(message.body), prepared.msg_id, message.keys, result)
         return result, self.batcher.add(key, entry, self._owner)
 
     def result(self, batch: MessageBatch, result: Future[SendResult]) -> SendResult:
         """Wait for the result of a message that ``batch`` took."""
-        if not self.batcher.wait(batch, result, self._send_timeout_s + _SLACK_S):
+        if not self.batcher.wait(batch, result, self._send_timeout_s + _BATCH_ERROR_GRACE_S):
             raise CallTimeout("the batch has no answer in time; it may have been stored", topic=batch.key.topic)
         return result.result()
 
 
-_Both = tuple[Sequence[Promise], Sequence[Outcome]]
+_PromisesAndOutcomes = tuple[Sequence[Promise], Sequence[Outcome]]
 
 
-def _by_pending(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> Mapping[Pending, _Both]:
+def _by_registry(
+    promises: Sequence[Promise], outcomes: Sequence[Outcome]
+) -> Mapping[FutureRegistry, _PromisesAndOutcomes]:
     """Group promises and outcomes by producer."""
-    if len(senders := {promise.pending for promise in promises}) == 1:
+    if len(senders := {promise.registry for promise in promises}) == 1:
         return dict.fromkeys(senders, (promises, outcomes))
-    found: dict[Pending, tuple[list[Promise], list[Outcome]]] = {pending: ([], []) for pending in senders}
+    found: dict[FutureRegistry, tuple[list[Promise], list[Outcome]]] = {pending: ([], []) for pending in senders}
     for promise, outcome in zip(promises, outcomes, strict=True):
-        mine, own = found[promise.pending]
+        mine, own = found[promise.registry]
         mine.append(promise)
         own.append(outcome)
     return found
 
 
-def _one_of_several(outcome: Outcome, batch: MessageBatch) -> bool:
+def _may_split(outcome: Outcome, batch: MessageBatch) -> bool:
     """Whether the batch was rejected because of a message, and nothing is stored, so that others may succeed without it. Not if
     a queue was chosen, because its order would be lost.
     """
@@ -327,13 +332,13 @@ def _one_of_several(outcome: Outcome, batch: MessageBatch) -> bool:
     return refused and len(batch.entries) > 1 and batch.key.queue is None
 
 
-def _shares(outcome: Outcome, entries: Sequence[BatchEntry | PlainEntry]) -> Sequence[Outcome]:
+def _outcomes_by_message(outcome: Outcome, entries: Sequence[BatchEntry | PlainEntry]) -> Sequence[Outcome]:
     """The outcome of each message. Each message that the error does not report as stored gets its own copy of it, so that
     tracebacks do not mix.
     """
     if isinstance(outcome, SendResult):
         try:
-            return split(outcome, len(entries))
+            return split_result(outcome, len(entries))
         except RocketMQError as e:
             outcome = e
     shares: list[Outcome] = []
@@ -355,7 +360,7 @@ def _shares(outcome: Outcome, entries: Sequence[BatchEntry | PlainEntry]) -> Seq
 _ACCUMULATORS = "accumulators"
 
 
-def share(name: str, settings: ProducerSettings, make: Callable[[], Timer]) -> Batcher:
+def join_accumulator(name: str, settings: ProducerSettings, make: Callable[[], Timer]) -> Batcher:
     """The accumulator of ``name`` in this process; the first call creates it."""
     with process.entry_lock(_ACCUMULATORS, name):
         batcher = process.once(_ACCUMULATORS, name, lambda: Batcher(make()))
@@ -363,7 +368,7 @@ def share(name: str, settings: ProducerSettings, make: Callable[[], Timer]) -> B
         return batcher
 
 
-def unshare(name: str, batcher: Batcher) -> None:
+def leave_accumulator(name: str, batcher: Batcher) -> None:
     """A producer leaves; the last one closes the accumulator."""
     try:
         batcher.leave()

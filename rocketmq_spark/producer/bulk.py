@@ -133,8 +133,8 @@ class BulkProducer(RequestProducer):
         from rocketmq_spark.producer.rows.calls import CallTools
         from rocketmq_spark.producer.rows.sender import RowTools
 
-        if self._membership is not None:
-            self._membership.batcher.send_all()
+        if self._batching is not None:
+            self._batching.batcher.send_all()
         delays, places = self._long_delays, self._destinations
         rows = RowTools(self._options, self.settings, self._sender, self._engine, self._row_encoder(), delays)
-        return CallTools(rows, places, delays.timers, places.later, self._closing.locked)
+        return CallTools(rows, places, delays.timers, places.spool_fallback, self._closing.locked)

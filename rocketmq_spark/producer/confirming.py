@@ -28,7 +28,7 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
 from rocketmq_spark.producer.attempts import OutOfTime
-from rocketmq_spark.producer.outgoing import Outcome, Outgoing, at_rest
+from rocketmq_spark.producer.outgoing import Outcome, OutgoingSend, to_storable
 from rocketmq_spark.wire.messages import decode_batch, encode_item
 from rocketmq_spark.wire.properties import decode_properties
 
@@ -41,7 +41,7 @@ class StoredIds(Protocol):
     def end(self, queue: MessageQueue) -> QueueEnd:
         """The end of a queue at some earlier time. Raises ``RocketMQError`` if it is unknown and cannot be fetched."""
 
-    def among(
+    def find_stored(
         self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
     ) -> set[str]:
         """The ``ids`` that are stored after offsets of queues of one broker, once no others can arrive any more.
@@ -53,20 +53,22 @@ class StoredIds(Protocol):
         """Make ``among`` end soon, from another thread."""
 
 
-class EndKind(enum.Enum):
+class SendOutcomeKind(enum.Enum):
     """The possible ends of a request."""
 
     STORED = "stored"
-    REFUSED = "refused before the store"
+    REJECTED = "refused before the store"
     AMBIGUOUS = "may be stored"
 
 
 # Messages with one of these properties are stored in another topic until they are due.
-_DELAYS = frozenset((Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS))
+_DELAY_PROPERTIES = frozenset(
+    (Property.DELAY, Property.TIMER_DELAY_SEC, Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
+)
 # Errors before anything was sent.
-_OURS = (LocalProtocolError, MessageRefused, OptionError, ClosedError, OutOfTime, RouteNotFound, BrokerNotFound)
+_LOCAL_ERRORS = (LocalProtocolError, MessageRefused, OptionError, ClosedError, OutOfTime, RouteNotFound, BrokerNotFound)
 # Codes that a broker returns only before it stores anything, with any text.
-_BEFORE = frozenset(
+_REJECTED_CODES = frozenset(
     {
         Response.REQUEST_CODE_NOT_SUPPORTED,
         Response.MESSAGE_ILLEGAL,
@@ -80,7 +82,7 @@ _BEFORE = frozenset(
 )
 # Codes that are also returned after the store, with the texts of the cases before it. "[PC_SYNCHRONIZED]" and "in-sync replicas
 # not enough" are not among them: a broker with a DLedger log says so, too, when followers did not confirm in time what it stored.
-_WORDS: Mapping[int, tuple[str, ...]] = {
+_REJECTED_TEXTS: Mapping[int, tuple[str, ...]] = {
     Response.SYSTEM_BUSY: (
         "[TIMEOUT_CLEAN_QUEUE]",
         "[PCBUSY_CLEAN_QUEUE]",
@@ -94,110 +96,119 @@ _WORDS: Mapping[int, tuple[str, ...]] = {
 }
 
 
-def end_of(outcome: SendResult | RocketMQError, chosen: bool = True) -> EndKind:
+def classify(outcome: SendResult | RocketMQError, chosen: bool = True) -> SendOutcomeKind:
     """The end of one attempt; ``chosen``: whether it had a queue, without which nothing was sent."""
     if isinstance(outcome, SendResult):
-        return EndKind.STORED
-    if not chosen or outcome.unsent or isinstance(outcome, _OURS):
-        return EndKind.REFUSED
+        return SendOutcomeKind.STORED
+    if not chosen or outcome.unsent or isinstance(outcome, _LOCAL_ERRORS):
+        return SendOutcomeKind.REJECTED
     code = outcome.broker_code
-    if code in _BEFORE or (outcome.remark or "").startswith(_WORDS.get(code or 0, ("\0",))):
-        return EndKind.REFUSED
-    return EndKind.AMBIGUOUS
+    if code in _REJECTED_CODES or (outcome.remark or "").startswith(_REJECTED_TEXTS.get(code or 0, ("\0",))):
+        return SendOutcomeKind.REJECTED
+    return SendOutcomeKind.AMBIGUOUS
 
 
 # The stored ids, or the error of the look-up.
-Found = set[str] | RocketMQError
+LookupResult = set[str] | RocketMQError
 
 
 class Confirmed(NamedTuple):
     """The result of a look-up: the number of stored messages of a request, and a request with the others, if any."""
 
-    stored: int
-    rest: SendRequest | None
+    stored_count: int
+    unconfirmed: SendRequest | None
 
 
-class Doubt(NamedTuple):
+class AmbiguousSend(NamedTuple):
     """A request that may be stored in ``queue``, after the offset ``since``."""
 
     request: SendRequest
     queue: MessageQueue
-    since: QueueEnd
+    lookup_start: QueueEnd
     deadline: Deadline
-    done: Callable[[Found], None]
+    done: Callable[[LookupResult], None]
 
 
-class Confirming:
+class AmbiguousSendResolver:
     """The look-ups of an engine, and the offsets at which they begin."""
 
     def __init__(self, stored: StoredIds, timer: Timer) -> None:
-        self._stored = stored
+        self._stored_ids = stored
         self._timer = timer
         self._threads: dict[str, Timer] = {}
         self._lock = threading.Lock()
         # By queue: an end that was noted, and a later one that an acknowledgement showed.
-        self._ends: dict[tuple[MessageQueue, str], tuple[int, int]] = {}
-        self._waiting: dict[str, deque[Doubt]] = {}
+        self._queue_ends: dict[tuple[MessageQueue, str], tuple[int, int]] = {}
+        self._waiting: dict[str, deque[AmbiguousSend]] = {}
         self._closed = False
 
-    def begin(self, outgoing: Outgoing, queue: MessageQueue) -> None:
+    def record_start(self, outgoing: OutgoingSend, queue: MessageQueue) -> None:
         """Before an attempt: note an offset before all that it stores. Raises ``RocketMQError`` if none is known."""
         try:
-            end = self._stored.end(queue)
+            end = self._stored_ids.end(queue)
         except RocketMQError as e:
             e.unsent = True
             raise
         key = queue, end.master
         with self._lock:
-            noted, seen = self._ends.get(key, (-1, -1))
+            noted, seen = self._queue_ends.get(key, (-1, -1))
             if noted != end.offset:  # fetched again: the later end may be of a topic that was created again
-                self._ends[key] = end.offset, (seen := end.offset)
-        outgoing.since = QueueEnd(max(end.offset, seen), end.master)
+                self._queue_ends[key] = end.offset, (seen := end.offset)
+        outgoing.lookup_start = QueueEnd(max(end.offset, seen), end.master)
 
-    def knows(
+    def resolve_async(
         self,
-        outgoing: Outgoing,
+        outgoing: OutgoingSend,
         queue: MessageQueue | None,
         outcome: Outcome,
         again: Callable[[MessageQueue | None, Outcome], None],
     ) -> bool:
         """Whether the end of an attempt is known. If not, it is looked up, and ``again`` gets it once, on any thread."""
         if isinstance(outcome, SendResult):
-            self._landed(outgoing, outcome)
+            self._record_result(outgoing, outcome)
             return True
-        number = outgoing.attempts.count
-        if queue is None or outgoing.since is None or outgoing.looked == number or _is_definite(outcome):
+        number = outgoing.retry_state.count
+        if (
+            queue is None
+            or outgoing.lookup_start is None
+            or outgoing.checked_attempt == number
+            or _is_definite(outcome)
+        ):
             return True
 
-        def done(found: Found) -> None:
-            outgoing.looked = number
-            again(queue, _settled(outgoing, queue, outcome, found))
+        def done(found: LookupResult) -> None:
+            outgoing.checked_attempt = number
+            again(queue, _outcome_after_lookup(outgoing, queue, outcome, found))
 
-        return not self._later(Doubt(outgoing.remaining, queue, outgoing.since, outgoing.until, done))
+        return not self._queue_lookup(
+            AmbiguousSend(outgoing.next_request, queue, outgoing.lookup_start, outgoing.attempts_deadline, done)
+        )
 
-    def known(self, outgoing: Outgoing, queue: MessageQueue | None, outcome: Outcome) -> Outcome:
+    def resolve(self, outgoing: OutgoingSend, queue: MessageQueue | None, outcome: Outcome) -> Outcome:
         """The end of an attempt. An unknown one is looked up on the calling thread."""
         if isinstance(outcome, SendResult):
-            self._landed(outgoing, outcome)
+            self._record_result(outgoing, outcome)
             return outcome
-        if queue is None or outgoing.since is None or _is_definite(outcome):
+        if queue is None or outgoing.lookup_start is None or _is_definite(outcome):
             return outcome
-        ids = frozenset(each for each, _ in _items(outgoing.remaining))
+        ids = frozenset(each for each, _ in _ids_and_items(outgoing.next_request))
         logger.info("checking on %s which of %d messages are stored", queue.broker_name, len(ids))
-        offset, master = outgoing.since
-        return _settled(outgoing, queue, outcome, self._found({queue: offset}, master, ids, outgoing.until))
+        offset, master = outgoing.lookup_start
+        return _outcome_after_lookup(
+            outgoing, queue, outcome, self._find_stored({queue: offset}, master, ids, outgoing.attempts_deadline)
+        )
 
-    def _landed(self, outgoing: Outgoing, result: SendResult) -> None:
+    def _record_result(self, outgoing: OutgoingSend, result: SendResult) -> None:
         """Later sends are stored after this result. One before its noted offset is in a queue that was created again."""
-        if outgoing.since is None or result.queue is None or result.queue_offset is None:
+        if outgoing.lookup_start is None or result.queue is None or result.queue_offset is None:
             return
-        key = result.queue, outgoing.since.master
+        key = result.queue, outgoing.lookup_start.master
         with self._lock:
-            noted, seen = self._ends.get(key, (-1, -1))
-            if result.queue_offset > seen or result.queue_offset < outgoing.since.offset:
-                self._ends[key] = noted, result.queue_offset
+            noted, seen = self._queue_ends.get(key, (-1, -1))
+            if result.queue_offset > seen or result.queue_offset < outgoing.lookup_start.offset:
+                self._queue_ends[key] = noted, result.queue_offset
 
-    def _later(self, doubt: Doubt) -> bool:
+    def _queue_lookup(self, doubt: AmbiguousSend) -> bool:
         """Start a look-up. Returns False after ``close``, when requests have their outcomes."""
         name = doubt.queue.broker_name
         with self._lock:
@@ -207,14 +218,14 @@ class Confirming:
             thread = self._threads.get(name)
             if thread is None:
                 thread = self._threads[name] = self._timer.beside(f"confirm-{name}")
-        logger.info("checking on %s which of %d messages are stored", name, len(_items(doubt.request)))
+        logger.info("checking on %s which of %d messages are stored", name, len(_ids_and_items(doubt.request)))
         try:
-            thread.later(0, lambda: self._look(name))
+            thread.later(0, lambda: self._look_up_broker(name))
         except RuntimeError as e:  # no more threads
-            self._in_vain(doubt, SendFailed(f"there is no thread for a look: {e}"))
+            self._fail_lookup(doubt, SendFailed(f"there is no thread for a look: {e}"))
         return True
 
-    def _in_vain(self, doubt: Doubt, error: RocketMQError) -> None:
+    def _fail_lookup(self, doubt: AmbiguousSend, error: RocketMQError) -> None:
         """End the request with an error, unless an earlier look-up has included it."""
         with self._lock:
             waiting = self._waiting[doubt.queue.broker_name]
@@ -227,32 +238,34 @@ class Confirming:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        self._stored.stop()
+        self._stored_ids.stop()
         for thread in self._threads.values():
             thread.close(wait_s=0)
 
-    def _look(self, name: str) -> None:
+    def _look_up_broker(self, name: str) -> None:
         with self._lock:
             doubts = list(self._waiting.get(name, ()))
             self._waiting[name] = deque()
         if not doubts:  # an earlier look-up included them
             return
-        for master in {doubt.since.master for doubt in doubts}:
-            self._look_at(master, [doubt for doubt in doubts if doubt.since.master == master])
+        for master in {doubt.lookup_start.master for doubt in doubts}:
+            self._look_up_master(master, [doubt for doubt in doubts if doubt.lookup_start.master == master])
 
-    def _look_at(self, master: str, doubts: Sequence[Doubt]) -> None:
+    def _look_up_master(self, master: str, doubts: Sequence[AmbiguousSend]) -> None:
         since: dict[MessageQueue, int] = {}
         for doubt in doubts:
-            since[doubt.queue] = min(doubt.since.offset, since.get(doubt.queue, doubt.since.offset))
-        ids = frozenset(each for doubt in doubts for each, _ in _items(doubt.request))
-        found = self._found(since, master, ids, Deadline(max(doubt.deadline.at for doubt in doubts)))
+            since[doubt.queue] = min(doubt.lookup_start.offset, since.get(doubt.queue, doubt.lookup_start.offset))
+        ids = frozenset(each for doubt in doubts for each, _ in _ids_and_items(doubt.request))
+        found = self._find_stored(since, master, ids, Deadline(max(doubt.deadline.at for doubt in doubts)))
         for doubt in doubts:
             doubt.done(found)
 
-    def _found(self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline) -> Found:
+    def _find_stored(
+        self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
+    ) -> LookupResult:
         name = next(iter(since)).broker_name
         try:
-            found = self._stored.among(since, master, ids, deadline)
+            found = self._stored_ids.find_stored(since, master, ids, deadline)
         except RocketMQError as e:
             return e
         except Exception as e:
@@ -263,24 +276,26 @@ class Confirming:
 
 
 def _is_definite(outcome: Outcome) -> bool:
-    return end_of(outcome) is not EndKind.AMBIGUOUS
+    return classify(outcome) is not SendOutcomeKind.AMBIGUOUS
 
 
-def _settled(outgoing: Outgoing, queue: MessageQueue, outcome: RocketMQError, found: Found) -> Outcome:
+def _outcome_after_lookup(
+    outgoing: OutgoingSend, queue: MessageQueue, outcome: RocketMQError, found: LookupResult
+) -> Outcome:
     """The outcome of an attempt after a look-up, which also sets the rest of the request."""
     if isinstance(found, RocketMQError):
-        return unproved(outcome, found)
-    request = outgoing.remaining
-    stored, outgoing.rest = without(request, found)
-    outgoing.confirmed += stored
-    if outgoing.rest is None:
+        return unproved_error(outcome, found)
+    request = outgoing.next_request
+    stored, outgoing.unconfirmed = without_stored(request, found)
+    outgoing.confirmed_count += stored
+    if outgoing.unconfirmed is None:
         return SendResult(SendStatus.SEND_OK, "", queue, None)
-    if not request.batch and not decode_properties(request.properties).keys().isdisjoint(_DELAYS):
-        return unproved(outcome, SendFailed("a delayed message is not in its topic before it is due"))
+    if not request.batch and not decode_properties(request.properties).keys().isdisjoint(_DELAY_PROPERTIES):
+        return unproved_error(outcome, SendFailed("a delayed message is not in its topic before it is due"))
     return outcome
 
 
-def unproved(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
+def unproved_error(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
     """The error of a send whose end could not be determined, because of ``cause``."""
     failed = UnprovedError(
         f"the message may be stored, and its broker did not confirm whether it is: {error.message}; {cause.message}",
@@ -295,9 +310,9 @@ def unproved(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
     return failed
 
 
-def without(request: SendRequest, stored: set[str]) -> Confirmed:
+def without_stored(request: SendRequest, stored: set[str]) -> Confirmed:
     """The request without the messages that are stored."""
-    items = _items(request := at_rest(request))
+    items = _ids_and_items(request := to_storable(request))
     rest = [(each, item) for each, item in items if each not in stored]
     count = len(items) - len(rest)
     if not rest:
@@ -307,9 +322,9 @@ def without(request: SendRequest, stored: set[str]) -> Confirmed:
     return Confirmed(count, request._replace(body=b"".join(item for _, item in rest)))
 
 
-def _items(request: SendRequest) -> list[tuple[str, bytes]]:
+def _ids_and_items(request: SendRequest) -> list[tuple[str, bytes]]:
     """The id of each message, and of a batch its item."""
-    request = at_rest(request)
+    request = to_storable(request)
     if not request.batch:
         return [(decode_properties(request.properties)[Property.UNIQ_KEY], b"")]
     return [

@@ -29,7 +29,7 @@ from rocketmq_spark.wire.compression import smaller
 from rocketmq_spark.wire.names import Scope, is_send_forbidden, topic_problem
 from rocketmq_spark.wire.properties import check_message, encode_properties, message_properties
 
-_BODIES = (bytes, bytearray, memoryview)
+_BODY_TYPES = (bytes, bytearray, memoryview)
 
 
 class How(NamedTuple):
@@ -52,7 +52,7 @@ class How(NamedTuple):
         return (self.selector, self.arg) if isinstance(self.selector, str) else None
 
 
-ANYHOW = How()
+DEFAULT_HOW = How()
 
 
 class EnvelopedMessage(NamedTuple):
@@ -63,9 +63,9 @@ class EnvelopedMessage(NamedTuple):
 
 
 # Of a larger one a Proxy would take 32 bits.
-_HIGHEST_PRIORITY = 2**31 - 1
+_MAX_PRIORITY = 2**31 - 1
 # All but the two that stand between properties.
-_CONTROL = re.compile("[\x00\x03-\x1f\x7f-\x9f]")
+_CONTROL_CHARACTER = re.compile("[\x00\x03-\x1f\x7f-\x9f]")
 
 
 class Prepared(NamedTuple):
@@ -76,11 +76,11 @@ class Prepared(NamedTuple):
     msg_id: str
     properties: str
     delayed: bool
-    waiting: EnvelopedMessage | None = None
+    envelope: EnvelopedMessage | None = None
     half: bool = False
 
 
-def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = ANYHOW) -> Prepared:
+def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How = DEFAULT_HOW) -> Prepared:
     """Check ``message`` and encode its properties; ``MessageRefused`` says what no broker would take."""
     check_message(message)
     check_topic(message.topic, settings.scope)
@@ -103,18 +103,18 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     except MessageRefused as e:
         raise MessageRefused(e.message, topic=message.topic) from None
     if settings.features.plain_texts:
-        _check_texts(message, properties)
+        _check_proxy_texts(message, properties)
     return Prepared(message, msg_id, properties, bool(delay))
 
 
 # What a transport adds: the property of the group, whose name is this long at most.
-_GROUP_BYTES = len(Property.PRODUCER_GROUP) + 2 + 255
+_MAX_GROUP_BYTES = len(Property.PRODUCER_GROUP) + 2 + 255
 
 
 def as_half(prepared: Prepared) -> Prepared:
     """The message as one that is delivered when it is committed."""
     properties = prepared.properties + encode_properties({Property.TRANSACTION_PREPARED: "true"})
-    size = len(properties.encode()) + _GROUP_BYTES
+    size = len(properties.encode()) + _MAX_GROUP_BYTES
     if size > codes.SINGLE_MAX_PROPERTIES:
         raise MessageRefused(
             f"Properties of {size} bytes exceed the {codes.SINGLE_MAX_PROPERTIES} bytes that a half message may carry",
@@ -141,9 +141,9 @@ def as_request(prepared: Prepared, correlation_id: str, client_id: str, wait_s: 
     return prepared._replace(properties=properties)
 
 
-def _check_texts(message: Message, properties: str) -> None:
+def _check_proxy_texts(message: Message, properties: str) -> None:
     """What a Proxy refuses, and with it the whole request: the other messages of a batch must not fail with it."""
-    if found := _CONTROL.search(properties):
+    if found := _CONTROL_CHARACTER.search(properties):
         name = properties[: found.start()].rpartition("\x02")[2].partition("\x01")[0]
         raise MessageRefused(
             f"property {name!r} has the control character {found[0]!r}, which a Proxy rejects", topic=message.topic
@@ -158,9 +158,9 @@ def _priority(message: Message, settings: ProducerSettings) -> str:
             "the message has a priority, which only gRPC supports", topic=message.topic, remedy="Set transport=grpc"
         )
     priority: object = message.priority
-    if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= _HIGHEST_PRIORITY:
+    if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= _MAX_PRIORITY:
         raise MessageRefused(
-            f"the message's priority is {priority!r}; expected 0 or more, a whole number up to {_HIGHEST_PRIORITY}",
+            f"the message's priority is {priority!r}; expected 0 or more, a whole number up to {_MAX_PRIORITY}",
             topic=message.topic,
         )
     return str(priority)
@@ -187,7 +187,7 @@ def check_body(message: Message, settings: ProducerSettings) -> None:
     body: object = message.body
     if body is None:
         raise MessageRefused("the message body is null", topic=message.topic)
-    if not isinstance(body, _BODIES):
+    if not isinstance(body, _BODY_TYPES):
         raise MessageRefused(f"the message body is {type(body).__name__}; expected bytes", topic=message.topic)
     if not len(body):
         raise MessageRefused("the message body length is zero", topic=message.topic)
@@ -222,20 +222,20 @@ def _timing_property(how: How) -> dict[str, str]:
     if sum(value is not None for value in (level, delay, moment)) > 1:
         raise MessageRefused("a message can be delayed in one way only: delay_level, delay or deliver_at")
     if level is not None:
-        return _level(level)
+        return _level_property(level)
     if delay is not None:
-        return _delay(delay)
-    return _deliver_at(moment)
+        return _delay_property(delay)
+    return _deliver_at_property(moment)
 
 
-def _level(value: object) -> dict[str, str]:
+def _level_property(value: object) -> dict[str, str]:
     # Brokers may be configured with more levels than the stock ones, so that there is no upper bound to check.
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise MessageRefused(f"delay level {value!r}: expected a whole number of at least 0")
     return {Property.DELAY: str(value)} if value else {}
 
 
-def _delay(value: object) -> dict[str, str]:
+def _delay_property(value: object) -> dict[str, str]:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= LONGEST_DELAY_MS / 1000:
         raise MessageRefused(
@@ -244,7 +244,7 @@ def _delay(value: object) -> dict[str, str]:
     return {Property.TIMER_DELAY_MS: str(round(seconds * 1000))} if seconds else {}
 
 
-def _deliver_at(value: object) -> dict[str, str]:
+def _deliver_at_property(value: object) -> dict[str, str]:
     if isinstance(value, datetime):
         value = round(value.timestamp() * 1000)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LONGEST_DELAY_MS:
@@ -284,8 +284,8 @@ def explicit_batch(
 ) -> SendRequest:
     """A batch that the caller put together; Java's rules for it (``MessageBatch.generateFromList``).
 
-    Topics that store a batch as one message want more: ``for_storage``. Brokers before 5.5 give what a batch says of itself to
-    each of its messages, over what that says: with an id here all would have that one, in other topics.
+    Topics that store a batch as one message also need ``with_storage_properties``. The batch has no id: brokers before 5.5 copy the
+    properties of a batch over those of its messages, so all messages of a topic of another kind would get that id.
     """
     if not prepared:
         raise MessageRefused("the batch has no messages")
@@ -319,12 +319,12 @@ def explicit_batch(
     return batch_request(body, {Property.WAIT: str(first.wait_store_ok).lower(), **own}, settings, now_ms)
 
 
-def no_key(topic: str) -> str:
+def no_key_reason(topic: str) -> str:
     """Describe a message that a compaction topic drops."""
     return f"no key, but {topic!r} is a compaction topic, of which brokers keep messages with a key only"
 
 
-def for_storage(
+def with_storage_properties(
     request: SendRequest, prepared: Sequence[Prepared], batch_id: str, storage: BatchStorage
 ) -> SendRequest:
     """Return the batch as the storage of its topic requires it.
@@ -338,7 +338,7 @@ def for_storage(
     messages = [each.message for each in prepared]
     if storage.by_key and (keyless := [number for number, each in enumerate(messages) if not has_key(each.keys)]):
         topic = messages[0].topic
-        raise MessageRefused(f"Message {keyless[0]} of a batch has {no_key(topic)}", topic=topic)
+        raise MessageRefused(f"Message {keyless[0]} of a batch has {no_key_reason(topic)}", topic=topic)
     if not storage.whole:
         return request
     words = dict.fromkeys(word for message in messages for word in key_words(message.keys))

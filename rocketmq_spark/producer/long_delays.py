@@ -15,56 +15,56 @@ from rocketmq_spark.base.codes import TIMER_MAX_DELAY_S, Property
 from rocketmq_spark.errors import AccessDenied, CallTimeout, MessageRefused, RocketMQError, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer.encoding import ANYHOW, EnvelopedMessage, How, Prepared, single_request
-from rocketmq_spark.producer.outgoing import with_ids
+from rocketmq_spark.producer.encoding import DEFAULT_HOW, EnvelopedMessage, How, Prepared, single_request
+from rocketmq_spark.producer.outgoing import with_message_ids
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.spooling import chooser
+from rocketmq_spark.producer.spooling import selector_function
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, DelayHandle, Envelope, cancelling
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
 # A broker's configuration may change, and who consumes may go.
-TIMERS_S, SILENT_S, CONSUMED_S = 600.0, 30.0, 10.0
+LIMITS_VALID_S, SILENT_RETRY_S, CONSUMER_VALID_S = 600.0, 30.0, 10.0
 _UNKNOWN: tuple[int | None, Deadline] = (None, Deadline(0.0))
-_TIMERS = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
-_NOBODY = "Start what delays them: rocketmq-spark delay serve, or the Spark job of docs/delay.md"
+_TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
+_REMEDY = "Start what delays them: rocketmq-spark delay serve, or the Spark job of docs/delay.md"
 
 
-class Timers:
+class BrokerTimers:
     """What the timers of brokers do, as they said it; ``known`` may be shared by all that use the same cluster.
 
     One that is silent is asked again after ``silent_s`` seconds.
     """
 
     def __init__(
-        self, sender: Sender, known: MutableMapping[str, tuple[int | None, Deadline]], silent_s: float = SILENT_S
+        self, sender: Sender, known: MutableMapping[str, tuple[int | None, Deadline]], silent_s: float = SILENT_RETRY_S
     ) -> None:
         self._sender = sender
-        self._known = known
+        self._cached = known
         self._silent_s = silent_s
 
-    def longest_ms(self, topic: str, brokers: Collection[str], deadline: Deadline) -> dict[str, int]:
+    def max_delays_ms(self, topic: str, brokers: Collection[str], deadline: Deadline) -> dict[str, int]:
         """By broker, 0 for none. One that is silent does what it said before. If it never said it, it is left out."""
-        due = [name for name in brokers if self._known.get(name, _UNKNOWN)[1].expired]
+        due = [name for name in brokers if self._cached.get(name, _UNKNOWN)[1].expired]
         if due:
             timers = self._sender.timers(topic, sorted(due), deadline)
             for name in due:
                 if name not in timers:
                     logger.info("broker %s does not say what its timers do", name)
                 # One without is asked again each time: it is refused, and may have been updated.
-                rest_s = self._silent_s if name not in timers else TIMERS_S if timers[name] else 0.0
-                before, _ = self._known.get(name, _UNKNOWN)
-                self._known[name] = timers.get(name, before), Deadline.after(rest_s)
-        found = {name: self._known[name][0] for name in brokers}
+                rest_s = self._silent_s if name not in timers else LIMITS_VALID_S if timers[name] else 0.0
+                before, _ = self._cached.get(name, _UNKNOWN)
+                self._cached[name] = timers.get(name, before), Deadline.after(rest_s)
+        found = {name: self._cached[name][0] for name in brokers}
         return {name: longest for name, longest in found.items() if longest is not None}
 
-    def missing(self, topic: str, brokers: Collection[str], deadline: Deadline) -> list[str]:
+    def brokers_without_timers(self, topic: str, brokers: Collection[str], deadline: Deadline) -> list[str]:
         """Which brokers have none, and would deliver at once."""
-        return sorted(name for name, ms in self.longest_ms(topic, brokers, deadline).items() if not ms)
+        return sorted(name for name, ms in self.max_delays_ms(topic, brokers, deadline).items() if not ms)
 
 
-class LongDelays:
+class DelayRouter:
     """Decides for each message with a timer, and makes envelopes. ``may_pass`` is of who has a spool: an envelope is made for it
     also while no broker says whether one is consumed.
     """
@@ -72,19 +72,19 @@ class LongDelays:
     def __init__(
         self,
         sender: Sender,
-        timers: Timers,
+        timers: BrokerTimers,
         settings: ProducerSettings,
         wall_ms: Callable[[], int],
         may_pass: Callable[[RocketMQError], bool] | None = None,
     ) -> None:
-        self._may_pass = may_pass
+        self._is_transient = may_pass
         self._sender = sender
         self.timers = timers
         self._settings = settings
         self._wall_ms = wall_ms
-        self._consumed = Deadline(0.0)
+        self._consumed_until = Deadline(0.0)
 
-    def placed(
+    def route(
         self,
         prepared: Prepared,
         place: How,
@@ -98,17 +98,17 @@ class LongDelays:
         """
         known = (place.queue,) if place.queue is not None else queues()
         brokers = {queue.broker_name for queue in known}
-        due_ms = self.needed(prepared.message.topic, prepared.properties, brokers, deadline, insist)
+        due_ms = self.envelope_due_ms(prepared.message.topic, prepared.properties, brokers, deadline, insist)
         if due_ms is None:
             return prepared, place
         chosen = place.queue
         if chosen is None and (place.selection is not None or self._settings.environment is not None):
-            chosen = self._choose(
+            chosen = self._choose_queue(
                 prepared.message.topic, place, known
             )  # the service knows no environments and no selectors
-        return self.enveloped(prepared, due_ms, chosen, deadline), ANYHOW
+        return self.to_envelope(prepared, due_ms, chosen, deadline), DEFAULT_HOW
 
-    def _choose(self, topic: str, place: How, known: Sequence[MessageQueue]) -> MessageQueue:
+    def _choose_queue(self, topic: str, place: How, known: Sequence[MessageQueue]) -> MessageQueue:
         if not known:
             raise MessageRefused(
                 "a message with a delay of this length needs its queue when it is sent, and no name server reports the "
@@ -116,9 +116,9 @@ class LongDelays:
                 topic=topic,
                 remedy="Send it again when a name server answers",
             )
-        return random.choice(known if place.selection is None else chooser(topic, *place.selection)(known))
+        return random.choice(known if place.selection is None else selector_function(topic, *place.selection)(known))
 
-    def needed(
+    def envelope_due_ms(
         self, topic: str, properties: str, brokers: Set[str], deadline: Deadline, insist: bool = False
     ) -> int | None:
         """When a message is due that needs an envelope; None where timers of all ``brokers`` serve, or it has none.
@@ -127,17 +127,17 @@ class LongDelays:
         they refuse themselves. ``insist`` is that of ``placed``.
         """
         found = decode_properties(properties)
-        delay, moment = (found.get(name) for name in _TIMERS)
+        delay, moment = (found.get(name) for name in _TIMER_PROPERTIES)
         if delay is None and moment is None:
             return None
         now_ms = self._wall_ms()
         due_ms = now_ms + int(delay) if delay is not None else int(moment or 0)
         if due_ms <= now_ms:
             return None
-        longest = self.timers.longest_ms(topic, brokers, deadline)
+        longest = self.timers.max_delays_ms(topic, brokers, deadline)
         without = sorted(name for name, ms in longest.items() if not ms)
         if without and self._settings.long_delay == "error":
-            raise no_timers(f"a delay of {(due_ms - now_ms) / 1000:g} s", without, topic)
+            raise no_timers_error(f"a delay of {(due_ms - now_ms) / 1000:g} s", without, topic)
         served = min(longest.values(), default=1000 * TIMER_MAX_DELAY_S)
         if due_ms - now_ms > served and self._settings.long_delay == "dmq":
             return due_ms
@@ -148,9 +148,9 @@ class LongDelays:
             )
         return None
 
-    def enveloped(self, prepared: Prepared, due_ms: int, queue: MessageQueue | None, deadline: Deadline) -> Prepared:
+    def to_envelope(self, prepared: Prepared, due_ms: int, queue: MessageQueue | None, deadline: Deadline) -> Prepared:
         """The message as the body of another one. Raises ``MessageRefused`` if no consumer takes envelopes."""
-        self._check(deadline)
+        self._check_consumer(deadline)
         message = prepared.message
         body = envelope(message, prepared.properties, due_ms, self._wall_ms(), queue)
         if len(body) > self._settings.max_message_size:
@@ -165,13 +165,13 @@ class LongDelays:
             Message(INNER_TOPIC, body), prepared.msg_id, text, True, EnvelopedMessage(message.topic, due_ms)
         )
 
-    def _check(self, deadline: Deadline) -> None:
-        if not self._consumed.expired:
+    def _check_consumer(self, deadline: Deadline) -> None:
+        if not self._consumed_until.expired:
             return
         try:
             consumed = self._sender.consumed(INNER_TOPIC, deadline)
         except RocketMQError as e:
-            consumed = isinstance(e, AccessDenied) or (self._may_pass is not None and self._may_pass(e))
+            consumed = isinstance(e, AccessDenied) or (self._is_transient is not None and self._is_transient(e))
             if not consumed and not isinstance(e, RouteNotFound):
                 raise
             if consumed:
@@ -181,12 +181,12 @@ class LongDelays:
                 f"option 'longDelay' is 'dmq', but no member of a consumer group consumes {INNER_TOPIC}: the message would "
                 "never be delivered",
                 topic=INNER_TOPIC,
-                remedy=_NOBODY,
+                remedy=_REMEDY,
             )
-        self._consumed = Deadline.after(CONSUMED_S)
+        self._consumed_until = Deadline.after(CONSUMER_VALID_S)
 
 
-def to_all(queues: Iterable[MessageQueue], send: Callable[[MessageQueue], object]) -> None:
+def send_to_all(queues: Iterable[MessageQueue], send: Callable[[MessageQueue], object]) -> None:
     """Send to each of them, whatever comes of the others. Raises the first error in the end."""
     failed: list[RocketMQError] = []
     for queue in queues:
@@ -198,14 +198,14 @@ def to_all(queues: Iterable[MessageQueue], send: Callable[[MessageQueue], object
         raise failed[0]
 
 
-def told(result: SendResult, prepared: Prepared) -> SendResult:
+def caller_result(result: SendResult, prepared: Prepared) -> SendResult:
     """The outcome of one message for the caller of its send."""
-    return with_handle(with_ids(result, (prepared.msg_id,)), prepared)
+    return with_recall_handle(with_message_ids(result, (prepared.msg_id,)), prepared)
 
 
-def with_handle(result: SendResult, prepared: Prepared) -> SendResult:
+def with_recall_handle(result: SendResult, prepared: Prepared) -> SendResult:
     """The result with what takes a message in an envelope back; none while the envelope has no place."""
-    waiting, queue = prepared.waiting, result.queue
+    waiting, queue = prepared.envelope, result.queue
     if waiting is None or queue is None or result.queue_offset is None:
         return result
     handle = DelayHandle(waiting.topic, queue.broker_name, queue.queue_id, waiting.due_ms, prepared.msg_id)
@@ -214,7 +214,7 @@ def with_handle(result: SendResult, prepared: Prepared) -> SendResult:
 
 def envelope(message: Message, properties: str, due_ms: int, born_ms: int, queue: MessageQueue | None) -> bytes:
     """``message`` with its encoded ``properties``, to be delivered to ``queue`` if one was chosen."""
-    found = {name: value for name, value in decode_properties(properties).items() if name not in _TIMERS}
+    found = {name: value for name, value in decode_properties(properties).items() if name not in _TIMER_PROPERTIES}
     msg_id = found.get(Property.UNIQ_KEY, "")
     if queue is not None:
         found[QUEUE] = f"{queue.broker_name}:{queue.queue_id}"
@@ -222,7 +222,7 @@ def envelope(message: Message, properties: str, due_ms: int, born_ms: int, queue
     return Envelope(message.topic, due_ms, msg_id, born_ms, message.flag, text, bytes(message.body)).pack()
 
 
-def cancelling_request(
+def cancel_request(
     handle: DelayHandle, topic: str, msg_id: str, settings: ProducerSettings, now_ms: int
 ) -> SendRequest:
     """What takes a message of ``topic`` back, for the queue that its envelope went to."""
@@ -238,7 +238,7 @@ def cancelling_request(
     return single_request(Prepared(Message(INNER_TOPIC, body), msg_id, properties, False), settings, now_ms)
 
 
-def no_timers(what: str, brokers: Collection[str], topic: str) -> MessageRefused:
+def no_timers_error(what: str, brokers: Collection[str], topic: str) -> MessageRefused:
     """What brokers do not delay, and would deliver at once or refuse."""
     return MessageRefused(
         f"{what} cannot be kept: {', '.join(brokers)} is older than RocketMQ 5.0, or has timerWheelEnable=false",

@@ -1,4 +1,4 @@
-"""Requests to the engine (``Outgoing``), their results (``Ended``), and the result of each message of a batch.
+"""Requests to the engine (``OutgoingSend``), their results (``Ended``), and the result of each message of a batch.
 
 These are tuples because there is one for every message that is sent alone: creating a frozen dataclass takes eight times as
 long. ``split`` makes one result per message of a broker's answer to a batch (``ProduceAccumulator.splitSendResults``).
@@ -15,14 +15,14 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import SentMessage
-from rocketmq_spark.producer.attempts import Attempts, RetryPolicy
+from rocketmq_spark.producer.attempts import RetryPolicy, RetryState
 from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 _SEPARATOR = ","
 
 
-def with_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None) -> SendResult:
+def with_message_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None) -> SendResult:
     """``result`` with the client's ids: those of a batch joined, or ``batch_id`` if the batch is stored as one message.
 
     A topic of the kind BatchCQ stores a batch as one message and answers with one offset id.
@@ -34,7 +34,7 @@ def with_ids(result: SendResult, ids: Sequence[str], batch_id: str | None = None
     return result._replace(msg_id=msg_id)
 
 
-def of_batch(batch: SendResult, at: int, msg_id: str, offset_msg_id: str | None) -> SendResult:
+def result_in_batch(batch: SendResult, at: int, msg_id: str, offset_msg_id: str | None) -> SendResult:
     """The result of the message at this place of a batch, from what the messages have in common and its own ids."""
     status, _, queue, first, _, transaction_id, _, region_id = batch
     offset = None if first is None else first + at
@@ -61,10 +61,10 @@ class BatchResults(Sequence[SendResult]):
         if isinstance(at, slice):
             return [self[i] for i in range(len(self))[at]]
         at = range(len(self.ids))[at]
-        return of_batch(self.batch, at, self.ids[at], self.offset_ids[at])
+        return result_in_batch(self.batch, at, self.ids[at], self.offset_ids[at])
 
 
-def split(result: SendResult, count: int) -> Sequence[SendResult]:
+def split_result(result: SendResult, count: int) -> Sequence[SendResult]:
     """The result of each of ``count`` messages; the same one for all of a batch that is stored as one.
 
     A Proxy reports neither offset ids nor queues. Messages that a look-up found stored have no known places.
@@ -94,14 +94,14 @@ Outcome = SendResult | RocketMQError
 Callback = Callable[[Outcome], None]
 
 
-def identified(outcome: Outcome, ids: Sequence[str], batch_id: str | None = None) -> Outcome:
-    return with_ids(outcome, ids, batch_id) if isinstance(outcome, SendResult) else outcome
+def outcome_with_ids(outcome: Outcome, ids: Sequence[str], batch_id: str | None = None) -> Outcome:
+    return with_message_ids(outcome, ids, batch_id) if isinstance(outcome, SendResult) else outcome
 
 
 Queues = Sequence[MessageQueue]
 
 
-class PromptCallback:
+class NonblockingCallback:
     """An internal callback that never blocks: it is called where the outcome is noted, not on the callback thread."""
 
     __slots__ = ("call",)
@@ -113,41 +113,41 @@ class PromptCallback:
         self.call(outcome)
 
 
-class Ended(NamedTuple):
+class SendCompletion(NamedTuple):
     """The end of a request: the result or error, the number of attempts, and the brokers in the order in which they were tried.
 
     An attempt without a queue counts, and has no broker. ``confirmed`` messages were not acknowledged, and found stored.
     """
 
-    outgoing: Outgoing
+    outgoing: OutgoingSend
     outcome: Outcome
     attempts: int = 0
     brokers: Sequence[str] = ()
-    confirmed: int = 0
+    confirmed_count: int = 0
 
 
-def ignore(ended: Ended) -> None:
+def ignore_completion(ended: SendCompletion) -> None:
     """For callers that ignore the outcome."""
 
 
-class _Handed(NamedTuple):
+class _SendSpec(NamedTuple):
     topic: str
     request: SendRequest
     timeout: Deadline | float
     queue: MessageQueue | None = None
     ordered: bool = False
-    candidates: Callable[[Queues], Queues] | None = None
-    done: Callable[[Ended], None] = ignore
+    filter_queues: Callable[[Queues], Queues] | None = None
+    done: Callable[[SendCompletion], None] = ignore_completion
     message: Message | None = None
     msg_ids: Sequence[str] = ()
     selection: tuple[str, Any] | None = None
     spoolable: bool = True
-    once: bool = False
-    line: Hashable = None
-    shut: dict[Hashable, RocketMQError] | None = None
+    at_most_once: bool = False
+    ordering_key: Hashable = None
+    failed_queues: dict[Hashable, RocketMQError] | None = None
 
 
-class Outgoing(_Handed):
+class OutgoingSend(_SendSpec):
     """One request: a message or a batch. The arguments do not change; the engine notes its state in the other fields.
 
     ``queue`` is chosen by the caller or a selector; without it each attempt chooses one, at random among the
@@ -164,32 +164,32 @@ class Outgoing(_Handed):
     attempt stores, and ``looked`` is the number of the last attempt whose end was looked up.
     """
 
-    until: Deadline
-    attempts: Attempts
-    refresh = False
+    attempts_deadline: Deadline
+    retry_state: RetryState
+    refresh_route = False
     finished = False
-    rest: SendRequest | None = None
-    confirmed = 0
-    since: QueueEnd | None = None
-    looked = -1
+    unconfirmed: SendRequest | None = None
+    confirmed_count = 0
+    lookup_start: QueueEnd | None = None
+    checked_attempt = -1
 
     __eq__ = object.__eq__  # compared by identity: equal messages are different requests
     __hash__ = object.__hash__
 
-    def begin(self, policy: RetryPolicy, rng: random.Random | None = None) -> None:
+    def reset_attempts(self, policy: RetryPolicy, rng: random.Random | None = None) -> None:
         """Reset the attempts; the first one follows."""
-        self.until = self.deadline
-        self.attempts = Attempts(policy, self.queue is not None, rng)
+        self.attempts_deadline = self.deadline_from_now
+        self.retry_state = RetryState(policy, self.queue is not None, rng)
 
     @property
-    def deadline(self) -> Deadline:
+    def deadline_from_now(self) -> Deadline:
         """The deadline of all attempts if the first one starts now."""
         return self.timeout if isinstance(self.timeout, Deadline) else Deadline.after(self.timeout)
 
     @property
     def ordered_queue(self) -> Hashable:
         """The queue or line whose order the request keeps."""
-        return (self.line or self.queue) if self.ordered else None
+        return (self.ordering_key or self.queue) if self.ordered else None
 
     @property
     def size(self) -> int:
@@ -197,12 +197,12 @@ class Outgoing(_Handed):
         return len(self.request.body) + len(self.request.properties)
 
     @property
-    def remaining(self) -> SendRequest:
+    def next_request(self) -> SendRequest:
         """The request that the next attempt sends."""
-        return self.rest or self.request
+        return self.unconfirmed or self.request
 
 
-def messages_of(request: SendRequest) -> Sequence[SentMessage]:
+def messages_in_batch(request: SendRequest) -> Sequence[SentMessage]:
     """The messages of a batch, whatever encoded them."""
     if not isinstance(request.body, bytes | memoryview):
         return request.body.messages()
@@ -211,7 +211,7 @@ def messages_of(request: SendRequest) -> Sequence[SentMessage]:
     ]
 
 
-def at_rest(request: SendRequest) -> SendRequest:
+def to_storable(request: SendRequest) -> SendRequest:
     """The send with a body of bytes, as spools keep it."""
     if isinstance(request.body, bytes | memoryview):
         return request
@@ -222,7 +222,7 @@ def at_rest(request: SendRequest) -> SendRequest:
     return request._replace(body=encode_batch(items))
 
 
-def in_turn(outgoing: Outgoing, by_queue: bool) -> Outgoing:
+def with_group_order(outgoing: OutgoingSend, by_queue: bool) -> OutgoingSend:
     """Order a request of a message group behind those of its group in flight; with ``by_queue`` behind all of its queue, because
     others of the group may be in batches for that queue.
     """
@@ -230,4 +230,4 @@ def in_turn(outgoing: Outgoing, by_queue: bool) -> Outgoing:
     if group is None:
         return outgoing
     line = None if by_queue else (outgoing.topic, group)
-    return outgoing._replace(ordered=True, line=line, timeout=outgoing.deadline.remaining())
+    return outgoing._replace(ordered=True, ordering_key=line, timeout=outgoing.deadline_from_now.remaining())

@@ -26,27 +26,27 @@ from rocketmq_spark.ports import Sender, Spool
 from rocketmq_spark.producer import batching, encoding, topics
 from rocketmq_spark.producer.accumulator import MessageBatch
 from rocketmq_spark.producer.attempts import FaultTable
-from rocketmq_spark.producer.batching import AccumulatorMember
-from rocketmq_spark.producer.confirming import Confirming, StoredIds
-from rocketmq_spark.producer.destination import Destinations, Later
+from rocketmq_spark.producer.batching import BatchingClient
+from rocketmq_spark.producer.confirming import AmbiguousSendResolver, StoredIds
+from rocketmq_spark.producer.destination import Destinations, SpoolFallback
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
-from rocketmq_spark.producer.in_flight import Pending
-from rocketmq_spark.producer.long_delays import LongDelays, Timers, cancelling_request, to_all, told
+from rocketmq_spark.producer.in_flight import FutureRegistry
+from rocketmq_spark.producer.long_delays import BrokerTimers, DelayRouter, caller_result, cancel_request, send_to_all
 from rocketmq_spark.producer.outgoing import (
     Callback,
-    Ended,
+    NonblockingCallback,
     Outcome,
-    Outgoing,
-    PromptCallback,
-    identified,
-    ignore,
-    in_turn,
-    with_ids,
+    OutgoingSend,
+    SendCompletion,
+    ignore_completion,
+    outcome_with_ids,
+    with_group_order,
+    with_message_ids,
 )
-from rocketmq_spark.producer.plain import seal
+from rocketmq_spark.producer.plain import encode_batch_messages
 from rocketmq_spark.producer.settings import Hook, ProducerSettings
-from rocketmq_spark.producer.spooling import chooser
+from rocketmq_spark.producer.spooling import selector_function
 from rocketmq_spark.producer.topics import Housekeeping
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.wire.envelope import INNER_TOPIC, DelayHandle
@@ -80,24 +80,24 @@ class BaseProducer(ClosedWhenDropped):
         self._owner, self._closing = Owner("producer"), threading.Lock()
         self._engine = Engine(sender, settings, make_timer(f"{name}-send"), spool=spool)
         if stored is not None:
-            self._engine.confirming = Confirming(stored, self._engine.timer)
-        self._pending = Pending(make_timer(f"{name}-callback"))
+            self._engine.ambiguity_resolver = AmbiguousSendResolver(stored, self._engine.timer)
+        self._futures = FutureRegistry(make_timer(f"{name}-callback"))
         self._housekeeping_timer = make_timer(f"{name}-housekeeping")
-        later = None if spool is None else Later(spool, sender)
+        later = None if spool is None else SpoolFallback(spool, sender)
         self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment, later)
-        may_pass = None if later is None else later.may_pass
-        self._long_delays = LongDelays(sender, Timers(sender, {}), settings, self._engine.timer.wall_ms, may_pass)
-        self._membership: AccumulatorMember | None = None
+        may_pass = None if later is None else later.is_transient
+        self._long_delays = DelayRouter(
+            sender, BrokerTimers(sender, {}), settings, self._engine.timer.wall_ms, may_pass
+        )
+        self._batching: BatchingClient | None = None
         if settings.auto_batch:
             self._engine.timer.begin()  # batches are sent without waiting
-            self._shared_as = shared_as or name
-            batcher = batching.share(self._shared_as, settings, lambda: make_timer(f"{name}-batch"))
-            self._membership = AccumulatorMember(
-                batcher, self, self._pending, self._engine.topics, settings, sender.encoder
-            )
-        topics.watch(self)
+            self._accumulator_name = shared_as or name
+            batcher = batching.join_accumulator(self._accumulator_name, settings, lambda: make_timer(f"{name}-batch"))
+            self._batching = BatchingClient(batcher, self, self._futures, self._engine.topics, settings, sender.encoder)
+        topics.register_at_exit(self)
         Housekeeping(sender, self._engine.topics, self._engine.faults, settings).start(self._housekeeping_timer)
-        self._leave = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)
+        self._unregister = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)
 
     @property
     def _is_open(self) -> bool:
@@ -174,12 +174,12 @@ class BaseProducer(ClosedWhenDropped):
             ClosedError: The producer was closed.
         """
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
-        prepared, place, deadline = self._admitted(message, how)
-        if self._membership is not None and place.selector is None and self._membership.takes(prepared, how):
-            result, batch = self._membership.add(prepared, place.queue, waits=True)
+        prepared, place, deadline = self._check_and_resolve(message, how)
+        if self._batching is not None and place.selector is None and self._batching.is_batchable(prepared, how):
+            result, batch = self._batching.add(prepared, place.queue, waits=True)
             if batch is not None:
-                return self._membership.result(batch, result)
-        return told(self._engine.send(self._outgoing(prepared, place, deadline)), prepared)
+                return self._batching.result(batch, result)
+        return caller_result(self._engine.send(self._outgoing(prepared, place, deadline)), prepared)
 
     def send_async(
         self,
@@ -204,32 +204,34 @@ class BaseProducer(ClosedWhenDropped):
             RocketMQError: Raised if ``queue``, ``selector``, ``delay`` or ``deliver_at`` needs the route, and it is unavailable.
             SendFailed: Raised if too many messages were unacknowledged during the whole timeout.
         """
-        if callback is not None and not isinstance(callback, PromptCallback):  # this package creates those
+        if callback is not None and not isinstance(callback, NonblockingCallback):  # this package creates those
             _check_callback(callback)
         anyhow = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
-        if self._membership is not None and anyhow and timeout_s is None:
+        if self._batching is not None and anyhow and timeout_s is None:
             self._owner.check(self._closing.locked())
-            if (plain := self._membership.quick(message, callback)) is not None:
+            if (plain := self._batching.try_add_plain(message, callback)) is not None:
                 return plain
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
-        prepared, place, deadline = self._admitted(message, how)
-        if self._membership is not None and place.selector is None and self._membership.takes(prepared, how):
-            result, batch = self._membership.add(prepared, place.queue, waits=False, callback=callback)
+        prepared, place, deadline = self._check_and_resolve(message, how)
+        if self._batching is not None and place.selector is None and self._batching.is_batchable(prepared, how):
+            result, batch = self._batching.add(prepared, place.queue, waits=False, callback=callback)
             if batch is not None:
                 return result
-        result = self._pending.expect(callback, prepared.msg_id)
+        result = self._futures.create(callback, prepared.msg_id)
 
-        def done(ended: Ended) -> None:
+        def done(ended: SendCompletion) -> None:
             outcome = ended.outcome
-            self._pending.keep([result], [told(outcome, prepared) if isinstance(outcome, SendResult) else outcome])
+            self._futures.resolve(
+                [result], [caller_result(outcome, prepared) if isinstance(outcome, SendResult) else outcome]
+            )
 
         try:
             outgoing = self._outgoing(prepared, place, deadline, done)
-            if self._membership is not None and outgoing.ordered:
-                self._membership.batcher.send_all()  # what came before it
+            if self._batching is not None and outgoing.ordered:
+                self._batching.batcher.send_all()  # what came before it
             self._engine.submit(outgoing)
         except RocketMQError:  # there was no room in time: nothing is promised
-            self._pending.forget()
+            self._futures.discard()
             raise
         return result
 
@@ -247,7 +249,7 @@ class BaseProducer(ClosedWhenDropped):
     ) -> None:
         """Send without an answer, so it stays unknown whether the message was stored. The arguments are those of ``send``."""
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
-        prepared, place, deadline = self._admitted(message, how)
+        prepared, place, deadline = self._check_and_resolve(message, how)
         if place.queue is None:
             self._destinations.queues(prepared.message.topic, deadline)
         self._engine.oneway(self._outgoing(prepared, place, deadline))
@@ -270,11 +272,11 @@ class BaseProducer(ClosedWhenDropped):
         ]
         request = encoding.explicit_batch(prepared, None, self.settings, now_ms, self._sender.encoder)
         topic = prepared[0].message.topic
-        self._destinations.check(topic, queue, deadline)
-        if (storage := self._engine.topics.ask_storage(topic, deadline)) is not None:
-            request = encoding.for_storage(request, prepared, ids[-1], storage)
-        outgoing = Outgoing(topic, request, deadline, queue, msg_ids=ids[:-1])
-        return with_ids(self._engine.send(outgoing), ids[:-1], ids[-1])
+        self._destinations.check_queue(topic, queue, deadline)
+        if (storage := self._engine.topics.fetch_storage(topic, deadline)) is not None:
+            request = encoding.with_storage_properties(request, prepared, ids[-1], storage)
+        outgoing = OutgoingSend(topic, request, deadline, queue, msg_ids=ids[:-1])
+        return with_message_ids(self._engine.send(outgoing), ids[:-1], ids[-1])
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Send lingering batches, and wait until all sends are answered. Failures are in the futures and are not raised.
@@ -286,9 +288,9 @@ class BaseProducer(ClosedWhenDropped):
         """
         self._owner.check(False)  # what waits is its parent's
         deadline = self._deadline(timeout_s)
-        if self._membership is not None:
-            self._membership.batcher.send_all()
-        return self._pending.none_left(deadline) and self._engine.idle(deadline)
+        if self._batching is not None:
+            self._batching.batcher.send_all()
+        return self._futures.wait_until_empty(deadline) and self._engine.wait_until_idle(deadline)
 
     def recall(self, topic: str, recall_handle: str) -> str:
         """Cancel a delayed message of ``topic`` that is not delivered yet, by the ``recall_handle`` of its result.
@@ -307,21 +309,23 @@ class BaseProducer(ClosedWhenDropped):
         encoding.check_topic(topic, self.settings.scope)
         deadline = self._deadline(None)
         if (waiting := DelayHandle.parse(recall_handle)) is not None:
-            return self._recall_envelope(waiting, topic, deadline)
+            return self._cancel_envelope(waiting, topic, deadline)
         handle = RecallHandle.parse(recall_handle)
         if handle.topic != (scope := self.settings.scope).on_wire(topic):  # brokers write their own name of it
             raise MessageRefused(f"the recall handle belongs to topic {scope.plain(handle.topic)!r}", topic=topic)
         self._destinations.queues(topic, deadline)  # the broker's address comes with the route
         return self._sender.recall(topic, handle.broker_name, recall_handle, self.settings.group, deadline)
 
-    def _recall_envelope(self, handle: DelayHandle, topic: str, deadline: Deadline) -> str:
+    def _cancel_envelope(self, handle: DelayHandle, topic: str, deadline: Deadline) -> str:
         """Behind its envelope, and behind copies of it in other queues, which only their own nodes know."""
         now_ms = self._engine.timer.wall_ms()
-        request = cancelling_request(handle, topic, _ids.next(now_ms), self.settings, now_ms)
+        request = cancel_request(handle, topic, _ids.next(now_ms), self.settings, now_ms)
         first = MessageQueue(INNER_TOPIC, handle.broker_name, handle.queue_id)
         queues = dict.fromkeys((first, *self._destinations.queues(INNER_TOPIC, deadline)))
         # Not spooled: it would come too late, while its caller took it for done.
-        to_all(queues, lambda q: self._engine.send(Outgoing(INNER_TOPIC, request, deadline, q, spoolable=False)))
+        send_to_all(
+            queues, lambda q: self._engine.send(OutgoingSend(INNER_TOPIC, request, deadline, q, spoolable=False))
+        )
         return handle.msg_id
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
@@ -330,23 +334,23 @@ class BaseProducer(ClosedWhenDropped):
             return []
         deadline = self._deadline(timeout_s)
         with contextlib.ExitStack() as rest:  # each of these is done, whatever interrupts what is before it
-            rest.callback(lambda: self._leave(Deadline.after(self.settings.send_timeout_s)))
-            rest.callback(self._pending.close)
+            rest.callback(lambda: self._unregister(Deadline.after(self.settings.send_timeout_s)))
+            rest.callback(self._futures.close)
             rest.callback(self._housekeeping_timer.close)
             if self._spool is not None:
                 spool = self._spool
                 rest.callback(lambda: spool.close(deadline))
             try:
-                if self._membership is not None:
-                    batching.unshare(self._shared_as, self._membership.batcher)
-                self._pending.none_left(deadline)
-                return self._given_up(deadline)
+                if self._batching is not None:
+                    batching.leave_accumulator(self._accumulator_name, self._batching.batcher)
+                self._futures.wait_until_empty(deadline)
+                return self._close_engine(deadline)
             except BaseException:
                 deadline = Deadline.after(0)
-                self._given_up(deadline)
+                self._close_engine(deadline)
                 raise
 
-    def _given_up(self, deadline: Deadline) -> list[Unsent]:
+    def _close_engine(self, deadline: Deadline) -> list[Unsent]:
         """What has no answer by then."""
         unsent = self._engine.close(deadline)
         if unsent:
@@ -360,10 +364,10 @@ class BaseProducer(ClosedWhenDropped):
         """
         if not self._owner.here or self._closing.locked():
             return {}
-        deadline, lost = deadline.within(self.settings.send_timeout_s), self._pending.watch()
-        if self._membership is not None:
-            self._membership.batcher.send_all()
-        self._pending.none_left(deadline)
+        deadline, lost = deadline.within(self.settings.send_timeout_s), self._futures.collect_failures()
+        if self._batching is not None:
+            self._batching.batcher.send_all()
+        self._futures.wait_until_empty(deadline)
         self._engine.close(deadline, wait_s=0.0)
         if self._spool is not None:
             self._spool.close(Deadline.after(0))
@@ -372,55 +376,59 @@ class BaseProducer(ClosedWhenDropped):
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
         """Internal: queue ``batch`` of the accumulator for sending; ``done`` receives its outcome (``BatchOwner``)."""
         batch_id = _ids.next(now_ms := self._engine.timer.wall_ms())
-        seal(batch, lambda count: _ids.take(count, now_ms), self._sender.encoder, now_ms)
+        encode_batch_messages(batch, lambda count: _ids.take(count, now_ms), self._sender.encoder, now_ms)
         ids, whole = [entry.msg_id for entry in batch.entries], self._engine.topics.stored_whole(batch.key.topic)
-        outgoing = Outgoing(
+        outgoing = OutgoingSend(
             batch.key.topic,
             encoding.accumulated_batch(batch, batch_id if whole else None, self.settings, now_ms, self._sender.encoder),
             self._deadline(None),
             batch.key.queue,
             ordered=True,
-            done=lambda ended: done(identified(ended.outcome, ids, batch_id)),
+            done=lambda ended: done(outcome_with_ids(ended.outcome, ids, batch_id)),
             msg_ids=ids,
         )
         return self._engine.enqueue(outgoing)
 
-    def pump(self, soon: bool = False) -> None:
+    def dispatch_ready(self, soon: bool = False) -> None:
         """Internal: send what is enqueued (``batching.BatchOwner``); ``soon``: not on this thread."""
-        self._engine.timer.soon(self._engine.pump) if soon else self._engine.pump()
+        self._engine.timer.soon(self._engine.dispatch_ready) if soon else self._engine.dispatch_ready()
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline.after(self.settings.send_timeout_s if timeout_s is None else seconds("timeout_s", timeout_s))
 
-    def _admitted(self, message: Message, how: How) -> tuple[Prepared, How, Deadline]:
+    def _check_and_resolve(self, message: Message, how: How) -> tuple[Prepared, How, Deadline]:
         """The checks in Java's order: state, message, route; then the queue if one was chosen."""
         self._owner.check(self._closing.locked())
         deadline = self._deadline(how.timeout_s)
         msg_id = _ids.next(self._engine.timer.wall_ms())
         prepared = encoding.prepare(message, msg_id, self.settings, how)
-        place = self._destinations.of(message, how, deadline)
+        place = self._destinations.resolve(message, how, deadline)
         if prepared.delayed and how.delay_level is None:
-            queues = functools.partial(self._destinations.at_hand, message.topic, deadline)
-            prepared, place = self._long_delays.placed(prepared, place, queues, deadline)
+            queues = functools.partial(self._destinations.queues_or_empty, message.topic, deadline)
+            prepared, place = self._long_delays.route(prepared, place, queues, deadline)
         return prepared, place, deadline
 
     def _outgoing(
-        self, prepared: Prepared, place: How, deadline: Deadline, done: Callable[[Ended], None] = ignore
-    ) -> Outgoing:
+        self,
+        prepared: Prepared,
+        place: How,
+        deadline: Deadline,
+        done: Callable[[SendCompletion], None] = ignore_completion,
+    ) -> OutgoingSend:
         message, selection = prepared.message, place.selection
         request = encoding.single_request(prepared, self.settings, self._engine.timer.wall_ms())
-        made = Outgoing(
+        made = OutgoingSend(
             message.topic,
             request,
             deadline,
             place.queue,
-            candidates=None if selection is None else chooser(message.topic, *selection),
+            filter_queues=None if selection is None else selector_function(message.topic, *selection),
             done=done,
             message=message,
             msg_ids=(prepared.msg_id,),
             selection=selection,
         )
-        return in_turn(made, self._membership is not None) if self.settings.features.chooses_queues else made
+        return with_group_order(made, self._batching is not None) if self.settings.features.chooses_queues else made
 
 
 def _check_callback(callback: object) -> None:

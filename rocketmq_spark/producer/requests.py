@@ -24,7 +24,7 @@ from rocketmq_spark.ports import Replies, Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.encoding import How
 from rocketmq_spark.producer.in_flight import closed
-from rocketmq_spark.producer.outgoing import Ended
+from rocketmq_spark.producer.outgoing import SendCompletion
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionCheck, TransactionProducer
 from rocketmq_spark.queues.selection import Select
@@ -32,10 +32,10 @@ from rocketmq_spark.queues.selection import Select
 logger = logging.getLogger(__name__)
 
 # Of a request's time, for telling brokers where its reply goes.
-_ANNOUNCING = 1 / 3
+_ANNOUNCE_SHARE = 1 / 3
 
 
-class _Request:
+class _PendingRequest:
     """One request that waits. Whatever comes first ends it: the reply, an error, or the end of its time.
 
     A send that fails says why itself. So the end of the time counts when the message is stored, whichever comes last.
@@ -44,20 +44,20 @@ class _Request:
     def __init__(self, topic: str, msg_id: str) -> None:
         self.future: Future[Reply] = Future()
         self.future.set_running_or_notify_cancel()  # what is on its way cannot be called back
-        self.forget: Callable[[], None] = lambda: None
+        self.unregister: Callable[[], None] = lambda: None
         self._topic = topic
         self._msg_id = msg_id
         self._lock = threading.Lock()
-        self._ended = self._late = False
-        self._stored: SendResult | None = None
+        self._is_complete = self._is_expired = False
+        self._send_result: SendResult | None = None
 
-    def end(self, outcome: Reply | RocketMQError) -> bool:
+    def complete(self, outcome: Reply | RocketMQError) -> bool:
         """Whether this is the outcome."""
         with self._lock:
-            if self._ended:
+            if self._is_complete:
                 return False
-            self._ended = True
-        self.forget()
+            self._is_complete = True
+        self.unregister()
         tell: Callable[[Any], None] = self.future.set_result
         if isinstance(outcome, RocketMQError):
             tell = self.future.set_exception
@@ -66,24 +66,24 @@ class _Request:
             failed.log(logger, "a callback of a future failed")
         return True
 
-    def landed(self, ended: Ended) -> None:
+    def on_send_done(self, ended: SendCompletion) -> None:
         """The send has its outcome."""
         if isinstance(ended.outcome, RocketMQError):
-            self.end(ended.outcome)
+            self.complete(ended.outcome)
             return
         with self._lock:
-            self._stored, late = ended.outcome, self._late
+            self._send_result, late = ended.outcome, self._is_expired
         if late:
-            self.end(self._timed_out(ended.outcome))
+            self.complete(self._timeout_error(ended.outcome))
 
-    def late(self) -> None:
+    def expire(self) -> None:
         """The time is over."""
         with self._lock:
-            self._late, stored = True, self._stored
+            self._is_expired, stored = True, self._send_result
         if stored is not None:
-            self.end(self._timed_out(stored))
+            self.complete(self._timeout_error(stored))
 
-    def _timed_out(self, stored: SendResult) -> ReplyTimeout:
+    def _timeout_error(self, stored: SendResult) -> ReplyTimeout:
         return ReplyTimeout(
             f"message {self._msg_id} was stored, but no reply arrived in time",
             topic=self._topic,
@@ -105,13 +105,13 @@ class RequestProducer(TransactionProducer):
         **wiring: Any,
     ) -> None:
         self._replies = replies
-        self._deadlines = make_timer(f"rocketmq-{settings.group}-request")
-        self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
-        self._changed = threading.Condition(self._changing)
-        self._announcing = threading.Lock()
-        self._requests: dict[str, _Request] = {}
-        self._announced = self._refusing = self._gone = False
-        self._leave_replies: Callable[[Deadline], None] | None = None
+        self._request_timer = make_timer(f"rocketmq-{settings.group}-request")
+        self._requests_lock = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._requests_changed = threading.Condition(self._requests_lock)
+        self._announce_lock = threading.Lock()
+        self._requests: dict[str, _PendingRequest] = {}
+        self._is_announced = self._is_closing = self._is_closed = False
+        self._unregister_replies: Callable[[Deadline], None] | None = None
         super().__init__(sender, settings, check, make_timer=make_timer, **wiring)
 
     def request(
@@ -156,27 +156,27 @@ class RequestProducer(TransactionProducer):
         The arguments are those of ``request``. The first call, and the first after a ``ReplyTimeout``, waits until brokers know
         where to send this producer's replies. Functions added by ``Future.add_done_callback`` must not block.
         """
-        replies = self._passed_on()
-        prepared, place, deadline = self._admitted(message, How(queue, selector, arg, timeout_s=timeout_s))
+        replies = self._supported_replies()
+        prepared, place, deadline = self._check_and_resolve(message, How(queue, selector, arg, timeout_s=timeout_s))
         correlation_id = str(uuid.uuid4())
         prepared = encoding.as_request(prepared, correlation_id, self.client_id, deadline.remaining())
-        request = _Request(message.topic, prepared.msg_id)
-        with self._changing:
-            if self._refusing:
+        request = _PendingRequest(message.topic, prepared.msg_id)
+        with self._requests_lock:
+            if self._is_closing:
                 raise ClosedError("the producer is closed")
             self._requests[correlation_id] = request
-        request.future.add_done_callback(lambda _: self._over(correlation_id))
+        request.future.add_done_callback(lambda _: self._remove_request(correlation_id))
         try:
-            self._announce(replies, deadline.within(deadline.remaining() * _ANNOUNCING))
-            request.forget = replies.expect(correlation_id, request.end)
+            self._announce(replies, deadline.within(deadline.remaining() * _ANNOUNCE_SHARE))
+            request.unregister = replies.expect(correlation_id, request.complete)
             if (remaining_s := deadline.remaining()) < LONGEST_S / 2:  # an endless one leaves nothing behind
-                self._deadlines.later(remaining_s, functools.partial(self._late, correlation_id))
-            outgoing = self._outgoing(prepared, place, deadline, request.landed)._replace(spoolable=False)
+                self._request_timer.later(remaining_s, functools.partial(self._expire_request, correlation_id))
+            outgoing = self._outgoing(prepared, place, deadline, request.on_send_done)._replace(spoolable=False)
             self._engine.submit(outgoing)
             if request.future.done():  # a close may have ended it before there was something to forget
-                request.forget()
+                request.unregister()
         except BaseException:  # Ctrl-C, too: no one has the future
-            request.end(closed())
+            request.complete(closed())
             raise
         return request.future
 
@@ -201,7 +201,7 @@ class RequestProducer(TransactionProducer):
             RocketMQError: The requester did not get the answer; perhaps it has ended.
             NotSupported: Through a Proxy, which does not forward replies. Nothing was sent.
         """
-        replies = self._passed_on()
+        replies = self._supported_replies()
         self._owner.check(self._closing.locked())
         instance("to", to, ReceivedMessage, "the ReceivedMessage that is a request")
         answer = Message(to.topic, body, properties=properties)
@@ -213,69 +213,69 @@ class RequestProducer(TransactionProducer):
             return []
         deadline = self._deadline(timeout_s)
         try:
-            with self._changing:
-                self._refusing = True
+            with self._requests_lock:
+                self._is_closing = True
                 while self._requests and not deadline.expired:
-                    self._deadlines.hold(self._changed, deadline.remaining())
+                    self._request_timer.hold(self._requests_changed, deadline.remaining())
         except BaseException:
             deadline = Deadline.after(0)
             raise
         finally:
             unsent = super().close(deadline.remaining())
             for request in list(self._requests.values()):
-                request.end(closed())
-            self._deadlines.close()
-            with self._changing:
-                self._gone = True
-                leave, self._leave_replies = self._leave_replies, None
+                request.complete(closed())
+            self._request_timer.close()
+            with self._requests_lock:
+                self._is_closed = True
+                leave, self._unregister_replies = self._unregister_replies, None
             if leave is not None:
                 leave(Deadline.after(self.settings.send_timeout_s))
         return unsent
 
-    def _passed_on(self) -> Replies:
+    def _supported_replies(self) -> Replies:
         if self._replies is None:
             raise NotSupported(NO_REPLIES)
         return self._replies
 
     def _announce(self, replies: Replies, deadline: Deadline) -> None:
         """All brokers must know where replies go. They hear it again after one did not come: there may be a new connection."""
-        with self._changing:
-            if self._announced:
+        with self._requests_lock:
+            if self._is_announced:
                 return
-            if self._gone:  # by now, and no one would leave again
+            if self._is_closed:  # by now, and no one would leave again
                 raise closed()
-            if self._leave_replies is None:
-                self._leave_replies = replies.join(self.settings.group, self.settings.heartbeat_s)
-        if not self._announcing.acquire(timeout=deadline.remaining()):
+            if self._unregister_replies is None:
+                self._unregister_replies = replies.join(self.settings.group, self.settings.heartbeat_s)
+        if not self._announce_lock.acquire(timeout=deadline.remaining()):
             return  # another request tells them, and waits for one that hangs: the others know it by now
         try:
-            if not self._announced:
+            if not self._is_announced:
                 replies.announce(deadline)
-                self._announced = True
+                self._is_announced = True
         finally:
-            self._announcing.release()
+            self._announce_lock.release()
 
-    def _late(self, correlation_id: str) -> None:
+    def _expire_request(self, correlation_id: str) -> None:
         """By the id: what has its reply need not be kept until its time is over."""
         if (request := self._requests.get(correlation_id)) is not None:
-            self._announced = False
-            request.late()
+            self._is_announced = False
+            request.expire()
 
-    def _over(self, correlation_id: str) -> None:
-        with self._changing:
+    def _remove_request(self, correlation_id: str) -> None:
+        with self._requests_lock:
             self._requests.pop(correlation_id, None)
-            self._changed.notify_all()
+            self._requests_changed.notify_all()
 
 
-def at_once(producer: RequestProducer, message: Message) -> bool:
+def sends_without_waiting(producer: RequestProducer, message: Message) -> bool:
     """Whether ``send_async`` of a message without a delay would ask and wait for nothing now."""
     engine = producer._engine
-    asks = producer._spool is not None or engine.confirming is not None
-    return not asks and routed(producer, message.topic, False) and engine.has_room(len(message.body))
+    asks = producer._spool is not None or engine.ambiguity_resolver is not None
+    return not asks and has_cached_route(producer, message.topic, False) and engine.has_room(len(message.body))
 
 
-def routed(producer: RequestProducer, topic: str, batched: bool) -> bool:
+def has_cached_route(producer: RequestProducer, topic: str, batched: bool) -> bool:
     """Whether the route of ``topic`` is known, so that no send asks for it; ``batched``: and what automatic batches ask."""
     topics = producer._engine.topics
-    asks = batched and producer._membership is not None and topic not in topics.storage
+    asks = batched and producer._batching is not None and topic not in topics.storage
     return not asks and bool(topics.brokers_of(topic))

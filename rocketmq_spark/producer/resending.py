@@ -26,12 +26,12 @@ from rocketmq_spark.model import Message, MessageQueue, Resent, SendStatus, Spoo
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, has_key, key_words
 from rocketmq_spark.producer.encoding import How, Prepared, single_request
-from rocketmq_spark.producer.engine import Engine, Together
-from rocketmq_spark.producer.long_delays import LongDelays, Timers
-from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.engine import Engine, WriteBatching
+from rocketmq_spark.producer.long_delays import BrokerTimers, DelayRouter
+from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.spooling import cause_of, chooser, passing
-from rocketmq_spark.producer.topics import owned
+from rocketmq_spark.producer.spooling import cause_of, is_transient, selector_function
+from rocketmq_spark.producer.topics import queues_of_environment
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.compression import decompress
 from rocketmq_spark.wire.identifiers import UniqKeys
@@ -41,20 +41,20 @@ from rocketmq_spark.wire.properties import decode_properties, encode_properties
 logger = logging.getLogger(__name__)
 
 # Java's send timeout: who sends to a producer's is not kept waiting by a long one of a sink.
-TRY_S = 3.0
+RESEND_TIMEOUT_S = 3.0
 # So long a broker that did not say what its timers do is not asked for other messages: they wait one after the other.
-SILENT_S = 1.0
+SILENT_RETRY_S = 1.0
 # So old an answer about how a topic stores batches may be: it may be deleted and created again as one of another kind.
 STORAGE_AGE_S = 30.0
 # So long what is to be written together is gathered.
 GATHER_S = 0.002
 # What of a lane goes as one. All of a batch have one birth: none becomes older or younger than by so much.
-_RUN, _RUN_BYTES, _BORN_MS = 256, 1 << 20, 1000
+_MAX_BATCH_MESSAGES, _MAX_BATCH_BYTES, _MAX_BORN_SPREAD_MS = 256, 1 << 20, 1000
 # What a message in a batch may have of RocketMQ's own: the others say what its broker is to do with it, and a batch has no more.
-_PLAIN = {Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY}
-_TIMERS = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
+_BATCH_PROPERTIES = {Property.TAGS, Property.KEYS, Property.UNIQ_KEY, Property.WAIT, Property.SHARDING_KEY}
+_TIMER_PROPERTIES = (Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS)
 # Topics that are missing, and environments without a queue: while brokers are away, or register, some have none.
-_MISSING = (RouteNotFound, OptionError)
+_MISSING_ERRORS = (RouteNotFound, OptionError)
 # A broker without timers says so with code 1, also of a moment that is over.
 _NO_TIMERS = "accurate timer message is not enabled"
 _ids = UniqKeys()
@@ -71,60 +71,64 @@ class EngineResender:
         sender: Sender,
         settings: ProducerSettings,
         timer: Timer,
-        together: Together | None = None,
+        together: WriteBatching | None = None,
     ) -> None:
         once = dataclasses.replace(
             settings,
-            send_timeout_s=TRY_S,
+            send_timeout_s=RESEND_TIMEOUT_S,
             attempt_timeout_s=None,
             retries=2,
             pinned_retries=0,
             send_latency_fault=True,  # what may go to any broker keeps away from one that hangs
             detector=False,
-            queues_stay_shut=False,
+            failed_queues_stay_closed=False,
             max_in_flight=1024,
             max_in_flight_per_broker=None,
             max_async_messages=None,
         )
         self._sender = sender
-        self._must_be_ok = settings.store_must_be_ok
+        self._store_must_be_ok = settings.store_must_be_ok
         self._max_message_size = settings.max_message_size
         self._engine = Engine(sender, once, timer, together=together or contextlib.nullcontext)
         self._timer = timer
-        self._asking = timer.beside("timers")
+        self._request_executor = timer.beside("timers")
         self._settings = settings
-        self._long_delays = LongDelays(sender, Timers(sender, {}, SILENT_S), settings, timer.wall_ms)
-        self._gathers = together is not None
-        self._ask_at_ms: dict[str, int] = {}  # by topic, when its storage is asked for again
-        self._pumps = threading.Lock()  # held while a pump is to come
+        self._long_delays = DelayRouter(sender, BrokerTimers(sender, {}, SILENT_RETRY_S), settings, timer.wall_ms)
+        self._gathers_sends = together is not None
+        self._storage_due_ms: dict[str, int] = {}  # by topic, when its storage is asked for again
+        self._dispatch_scheduled = threading.Lock()  # held while a pump is to come
 
     def pin(self, queues: Mapping[str, tuple[MessageQueue, ...]]) -> None:
         """Of topics: what was kept goes to these."""
         self._engine.topics.pinned = queues
 
     def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
-        most = self._settings.features.most_one_by_one or _RUN
-        return _Run(first, min(_RUN_BYTES, self._max_message_size), most, self._keeps_keyless(first.topic)).takes
+        most = self._settings.features.most_one_by_one or _MAX_BATCH_MESSAGES
+        return _BatchBuilder(
+            first, min(_MAX_BATCH_BYTES, self._max_message_size), most, self._stores_keyless(first.topic)
+        ).try_add
 
-    def _keeps_keyless(self, topic: str) -> bool:
+    def _stores_keyless(self, topic: str) -> bool:
         """Whether a batch for the topic may contain messages without a key. Brokers drop them if it is a compaction topic, which
         it may be until a broker has answered.
         """
         now_ms = self._timer.now_ms()
-        if now_ms >= self._ask_at_ms.get(topic, now_ms):
-            self._ask_at_ms[topic] = now_ms + round(1000 * STORAGE_AGE_S)  # first: no answer changes it
-            self._asking.soon(functools.partial(self._ask_storage, topic))  # the spool must not wait for an answer
+        if now_ms >= self._storage_due_ms.get(topic, now_ms):
+            self._storage_due_ms[topic] = now_ms + round(1000 * STORAGE_AGE_S)  # first: no answer changes it
+            self._request_executor.soon(
+                functools.partial(self._fetch_storage, topic)
+            )  # the spool must not wait for an answer
         found = self._engine.topics.storage.get(topic)
         return found is not None and not found.by_key
 
-    def _ask_storage(self, topic: str) -> None:
-        if self._engine.topics.ask_storage(topic, Deadline.after(TRY_S)) is None:
-            self._ask_at_ms[topic] = self._timer.now_ms() + round(1000 * SILENT_S)
+    def _fetch_storage(self, topic: str) -> None:
+        if self._engine.topics.fetch_storage(topic, Deadline.after(RESEND_TIMEOUT_S)) is None:
+            self._storage_due_ms[topic] = self._timer.now_ms() + round(1000 * SILENT_RETRY_S)
 
     def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
-        run = _Run(sends[0], len(sends) * self._max_message_size)
+        run = _BatchBuilder(sends[0], len(sends) * self._max_message_size)
         for send in sends[1:]:
-            if not run.takes(send):
+            if not run.try_add(send):
                 raise ValueError(f"{send} does not go with {sends[0]}")
         whole = self._engine.topics.stored_whole(sends[0].topic)
         return run.batch(_ids.next(self._timer.wall_ms()) if whole else None)
@@ -139,42 +143,42 @@ class EngineResender:
         if environment is not None and self._is_foreign(send.queue, environment):  # as 'spool assign' gave it
             done(Resent(None, f"{send.queue} does not belong to environment {environment.name!r}"))
             return
-        if self._settings.features.knows_timers and any(name in send.request.properties for name in _TIMERS):
-            self._asking.soon(functools.partial(self._resend_delayed, send, done))
-        elif send.request.batch and not isinstance(send, _Joined):
-            self._asking.soon(functools.partial(self._resend_batch, send, done))
+        if self._settings.features.knows_timers and any(name in send.request.properties for name in _TIMER_PROPERTIES):
+            self._request_executor.soon(functools.partial(self._resend_delayed, send, done))
+        elif send.request.batch and not isinstance(send, _JoinedSend):
+            self._request_executor.soon(functools.partial(self._resend_batch, send, done))
         else:
             self._resend(send, done)
 
     def _resend_batch(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         """When it was spooled its brokers may have been silent, and those of a compaction topic drop what has no key."""
-        attempt(self._engine.topics.ask_storage, send.topic, Deadline.after(TRY_S))
+        attempt(self._engine.topics.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
         found = self._engine.topics.storage.get(send.topic)  # none: it may be one
-        self._resend_each([send] if found is not None and not found.by_key else _by_key(send), done)
+        self._resend_each([send] if found is not None and not found.by_key else _split_by_key(send), done)
 
     def _is_foreign(self, queue: MessageQueue | None, environment: Environment) -> bool:
         """Whether a queue that was chosen is another environment's, as far as that is known without a question."""
         if queue is None:
             return False
         if environment.by_position:
-            return queue not in owned(self._sender, environment).get(queue.topic, (queue,))
+            return queue not in queues_of_environment(self._sender, environment).get(queue.topic, (queue,))
         return not environment.owned([queue], may_lack=(queue.topic,))
 
     def _resend_delayed(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         """When it was spooled its brokers may have been silent, and one without timers would deliver it at once."""
         try:
-            send = self._served(send, Deadline.after(TRY_S))
+            send = self._enveloped_if_needed(send, Deadline.after(RESEND_TIMEOUT_S))
         except RocketMQError as e:
             refused = isinstance(e, MessageRefused) and self._settings.long_delay == "error"
-            soon = isinstance(e, (*_MISSING, MessageRefused)) and not refused
-            done(Resent(None, str(e), soon or passing(e, self._sender)))
+            soon = isinstance(e, (*_MISSING_ERRORS, MessageRefused)) and not refused
+            done(Resent(None, str(e), soon or is_transient(e, self._sender)))
         except Exception as e:  # whatever it is, it must become an outcome
             logger.exception("cannot determine the timers of the brokers of %s", send.topic)
             done(Resent(None, f"{type(e).__name__}: {e}", passing=True))
         else:
             self._resend(send, done)
 
-    def _served(self, send: SpooledSend, deadline: Deadline) -> SpooledSend:
+    def _enveloped_if_needed(self, send: SpooledSend, deadline: Deadline) -> SpooledSend:
         """Itself, or its envelope if brokers of its topic do not serve its delay."""
         request = send.request
         body = decompress(request.data, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.data
@@ -182,8 +186,8 @@ class EngineResender:
         prepared = Prepared(message, ",".join(send.msg_ids), request.properties, True)
         place = How(send.queue, send.selector, send.arg)
         queues = functools.partial(self._engine.topics.queues, send.topic, deadline)
-        prepared, _ = self._long_delays.placed(prepared, place, queues, deadline, insist=True)
-        if prepared.waiting is None:
+        prepared, _ = self._long_delays.route(prepared, place, queues, deadline, insist=True)
+        if prepared.envelope is None:
             return send
         topic, now_ms = prepared.message.topic, self._timer.wall_ms()
         return SpooledSend(topic, single_request(prepared, self._settings, now_ms), msg_ids=send.msg_ids)
@@ -191,44 +195,48 @@ class EngineResender:
     def _resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         candidates = None
         if send.queue is None and send.selector is not None:
-            candidates = chooser(send.topic, send.selector, send.arg)
+            candidates = selector_function(send.topic, send.selector, send.arg)
 
-        def ended(end: Ended) -> None:
+        def ended(end: SendCompletion) -> None:
             outcome = end.outcome
             if isinstance(outcome, RocketMQError):
-                if isinstance(outcome, MessageIllegal | MessageRefused) and (parts := _parts(send, outcome.stored)):
+                if isinstance(outcome, MessageIllegal | MessageRefused) and (parts := _halves(send, outcome.stored)):
                     logger.warning("a batch that was refused is sent in parts: %s", outcome)
                     self._resend_each(parts, done)
                     return
                 cause = cause_of(outcome)
-                no_timers = (cause.remark or "").startswith(_NO_TIMERS)  # they were switched off since it was asked
-                if no_timers and (at_once := _at_once(send, self._timer.wall_ms())) is not None:
+                no_timers_error = (cause.remark or "").startswith(
+                    _NO_TIMERS
+                )  # they were switched off since it was asked
+                if no_timers_error and (at_once := _without_past_delay(send, self._timer.wall_ms())) is not None:
                     self._resend(at_once, done)
                     return
-                soon = no_timers or isinstance(cause, (*_MISSING, ClosedError))  # what the close gave up has not failed
-                done(Resent(None, str(outcome), soon or passing(outcome, self._sender)))
-            elif self._must_be_ok and outcome.status is not SendStatus.SEND_OK:
+                soon = no_timers_error or isinstance(
+                    cause, (*_MISSING_ERRORS, ClosedError)
+                )  # what the close gave up has not failed
+                done(Resent(None, str(outcome), soon or is_transient(outcome, self._sender)))
+            elif self._store_must_be_ok and outcome.status is not SendStatus.SEND_OK:
                 why = f"it was stored with {outcome.status.value}, and option 'requireStoreOk' is ok"
                 done(Resent(None, why, passing=True))
             else:
                 done(Resent(outcome.queue))
 
-        outgoing = Outgoing(
+        outgoing = OutgoingSend(
             send.topic,
             send.request,
-            Deadline.after(TRY_S),
+            Deadline.after(RESEND_TIMEOUT_S),
             send.queue,
-            candidates=candidates,
+            filter_queues=candidates,
             done=ended,
             msg_ids=send.msg_ids,
         )
-        if not self._gathers or not self._engine.enqueue(outgoing):
+        if not self._gathers_sends or not self._engine.enqueue(outgoing):
             self._engine.submit(outgoing)  # which also says that it is closed
-        elif self._pumps.acquire(blocking=False):
+        elif self._dispatch_scheduled.acquire(blocking=False):
             try:
-                self._timer.later(GATHER_S, self._pump)
+                self._timer.later(GATHER_S, self._dispatch)
             except BaseException:  # there may be no thread for it now
-                self._pumps.release()
+                self._dispatch_scheduled.release()
                 raise
 
     def _resend_each(self, parts: Sequence[SpooledSend], done: Callable[[Resent], None]) -> None:
@@ -250,22 +258,22 @@ class EngineResender:
 
         following()
 
-    def _pump(self) -> None:
-        self._pumps.release()
-        self._engine.pump()
+    def _dispatch(self) -> None:
+        self._dispatch_scheduled.release()
+        self._engine.dispatch_ready()
 
     def close(self, deadline: Deadline) -> None:
-        self._asking.close(deadline.remaining())
+        self._request_executor.close(deadline.remaining())
         self._engine.close(deadline)
 
 
-class _Joined(SpooledSend):
+class _JoinedSend(SpooledSend):
     """Several that a spool keeps one by one: when they are refused it sends each by itself."""
 
 
-def _parts(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
+def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
     """The halves of what is left of a batch that was kept as one: none of one message, for that is what is refused."""
-    if not send.request.batch or isinstance(send, _Joined):
+    if not send.request.batch or isinstance(send, _JoinedSend):
         return []
     try:
         items = decode_batch(send.request.data)
@@ -277,7 +285,7 @@ def _parts(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
     return [_part(send, half) for half in (rest[:middle], rest[middle:])] if middle else []
 
 
-def _by_key(send: SpooledSend) -> list[SpooledSend]:
+def _split_by_key(send: SpooledSend) -> list[SpooledSend]:
     """A batch in parts, in its order: those of its messages that have no key are alone, as a compaction topic needs it."""
     parts: list[list[tuple[BatchItem, str]]] = []
     keyed = False
@@ -305,60 +313,62 @@ def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledS
     return dataclasses.replace(send, request=request, msg_ids=tuple(msg_id for _, msg_id in items))
 
 
-def _at_once(send: SpooledSend, now_ms: int) -> SpooledSend | None:
+def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
     """The send without a delay that is over; None for any other. A Proxy would not take it in a topic of delayed messages."""
     found = decode_properties(send.request.properties)
     due_ms = timer_due_ms(found, send.request.born_timestamp_ms)
     if due_ms is None or due_ms > now_ms:
         return None
-    left = {name: value for name, value in found.items() if name not in (*_TIMERS, Property.TIMER_DELAY_SEC)}
+    left = {name: value for name, value in found.items() if name not in (*_TIMER_PROPERTIES, Property.TIMER_DELAY_SEC)}
     return dataclasses.replace(send, request=send.request._replace(properties=encode_properties(left)))
 
 
-class _Run:
+class _BatchBuilder:
     """Single messages for one queue that become a batch. A topic that keeps batches as one message filters all by its one tag:
     so they have the same.
     """
 
-    def __init__(self, first: SpooledSend, max_bytes: int, most: int = _RUN, keyless: bool = True) -> None:
+    def __init__(
+        self, first: SpooledSend, max_bytes: int, most: int = _MAX_BATCH_MESSAGES, keyless: bool = True
+    ) -> None:
         self._first = first
-        self._most = most
-        self._keyless = keyless
-        self._about = self._about_of(first)
+        self._max_messages = most
+        self._accepts_keyless = keyless
+        self._properties = self._properties_of(first)
         self._sends: list[SpooledSend] = []
         self._items: list[bytes] = []
-        self._words: dict[str, None] = {}
-        self._word_bytes = 0
-        self._room = max_bytes
-        if self._about is not None:
-            self._add(first, self._about)
+        self._keywords: dict[str, None] = {}
+        self._keyword_bytes = 0
+        self._free_bytes = max_bytes
+        if self._properties is not None:
+            self._add(first, self._properties)
 
-    def takes(self, send: SpooledSend) -> bool:
-        about, first = self._about_of(send), self._about
-        if first is None or about is None or len(self._sends) >= self._most:
+    def try_add(self, send: SpooledSend) -> bool:
+        about, first = self._properties_of(send), self._properties
+        if first is None or about is None or len(self._sends) >= self._max_messages:
             return False
         mine, other = self._first.request, send.request
         same = (
-            _place(self._first) == _place(send)
+            _destination(self._first) == _destination(send)
             and (mine.group, mine.default_topic_queues) == (other.group, other.default_topic_queues)
             and all(first.get(name) == about.get(name) for name in (Property.TAGS, Property.WAIT))
-            and abs(mine.born_timestamp_ms - other.born_timestamp_ms) <= _BORN_MS
+            and abs(mine.born_timestamp_ms - other.born_timestamp_ms) <= _MAX_BORN_SPREAD_MS
         )
         return same and self._add(send, about)
 
-    def _about_of(self, send: SpooledSend) -> Mapping[str, str] | None:
-        found = _about(send)
-        return found if found is None or self._keyless or has_key([found.get(Property.KEYS, "")]) else None
+    def _properties_of(self, send: SpooledSend) -> Mapping[str, str] | None:
+        found = _batchable_properties(send)
+        return found if found is None or self._accepts_keyless or has_key([found.get(Property.KEYS, "")]) else None
 
     def _add(self, send: SpooledSend, about: Mapping[str, str]) -> bool:
         item = encode_item(send.request.data, send.request.properties, send.request.flag)
-        words = [word for word in key_words([about.get(Property.KEYS, "")]) if word not in self._words]
+        words = [word for word in key_words([about.get(Property.KEYS, "")]) if word not in self._keywords]
         word_bytes = sum(len(word.encode()) + 1 for word in words)
-        if self._sends and (len(item) > self._room or self._word_bytes + word_bytes > MAX_KEYWORD_BYTES):
+        if self._sends and (len(item) > self._free_bytes or self._keyword_bytes + word_bytes > MAX_KEYWORD_BYTES):
             return False
-        self._room -= len(item)
-        self._word_bytes += word_bytes
-        self._words.update(dict.fromkeys(words))
+        self._free_bytes -= len(item)
+        self._keyword_bytes += word_bytes
+        self._keywords.update(dict.fromkeys(words))
         self._sends.append(send)
         self._items.append(item)
         return True
@@ -367,24 +377,24 @@ class _Run:
         """The batch. It has an id, tag and keys of its own only if it is stored as one message: brokers before 5.5 give them to
         each of its messages (``encoding.explicit_batch``).
         """
-        about = self._about or {}
+        about = self._properties or {}
         properties: dict[str, str | None] = {Property.WAIT: about.get(Property.WAIT, "true")}
         if batch_id is not None:
             properties[Property.UNIQ_KEY] = batch_id
             properties[Property.TAGS] = about.get(Property.TAGS)
-            properties[Property.KEYS] = KEY_SEPARATOR.join(self._words) or None
+            properties[Property.KEYS] = KEY_SEPARATOR.join(self._keywords) or None
         request = self._first.request._replace(
             body=b"".join(self._items), properties=encode_properties(properties), flag=0, batch=True
         )
         ids = tuple(msg_id for send in self._sends for msg_id in send.msg_ids)
-        return _Joined(self._first.topic, request, self._first.queue, ids, self._first.selector, self._first.arg)
+        return _JoinedSend(self._first.topic, request, self._first.queue, ids, self._first.selector, self._first.arg)
 
 
-def _place(send: SpooledSend) -> tuple[object, ...]:
+def _destination(send: SpooledSend) -> tuple[object, ...]:
     return send.topic, send.queue, send.selector, send.arg
 
 
-def _about(send: SpooledSend) -> Mapping[str, str] | None:
+def _batchable_properties(send: SpooledSend) -> Mapping[str, str] | None:
     """The properties of a send that may be a message of a batch, None for any other."""
     request = send.request
     if request.batch or request.sys_flag or request.reconsume_times or request.max_reconsume_times is not None:
@@ -393,5 +403,5 @@ def _about(send: SpooledSend) -> Mapping[str, str] | None:
         found = decode_properties(request.properties)
     except DecodeError:
         return None
-    plain = found.keys() & RESERVED_PROPERTIES <= _PLAIN and not send.topic.startswith(RETRY_PREFIX)
+    plain = found.keys() & RESERVED_PROPERTIES <= _BATCH_PROPERTIES and not send.topic.startswith(RETRY_PREFIX)
     return found if plain else None

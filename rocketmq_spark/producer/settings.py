@@ -17,7 +17,7 @@ from rocketmq_spark.model.send import HalfCheck
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.transport import FEATURES, REMOTING, TransportFeatures, features
 from rocketmq_spark.producer.accumulator import BatchLimits
-from rocketmq_spark.producer.attempts import CURRENT, RETRY_CODES, FaultTables, RetryPolicy, tables
+from rocketmq_spark.producer.attempts import CURRENT, RETRY_CODES, FaultTables, RetryPolicy, fault_tables
 from rocketmq_spark.queues.environment import Environment, environment_of, scope_of
 from rocketmq_spark.wire.names import NO_SCOPE, Scope, group_problem
 
@@ -126,7 +126,7 @@ class ProducerSettings:
     long_delay: str = "error"
     max_in_flight: int | None = 1024
     max_in_flight_per_broker: int | None = None
-    queues_stay_shut: bool = False
+    failed_queues_stay_closed: bool = False
     max_async_messages: int | None = 50_000
     max_async_bytes: int = 100 * 1024 * 1024
     heartbeat_s: float = 30.0
@@ -147,7 +147,7 @@ class ProducerSettings:
             auto_create_topics=transport.creates_topics,
             features=transport,
             send_latency_fault=bool(options.send_latency_fault),
-            fault_tables=tables(
+            fault_tables=fault_tables(
                 options.send_latency_fault or "current", options.latency_max, options.not_available_duration
             ),
             environment=environment_of(options),
@@ -214,5 +214,5 @@ class ProducerSettings:
             shared.max_delay_ms if self.batch_max_delay_ms is None else self.batch_max_delay_ms,
             shared.total_max_bytes if self.total_batch_max_bytes is None else self.total_batch_max_bytes,
             min(shared.max_encoded_bytes, self.max_message_size),
-            max_of_queue=self.features.most_one_by_one,
+            max_messages_per_queue=self.features.most_one_by_one,
         )

@@ -34,35 +34,37 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender, Spool
-from rocketmq_spark.producer.outgoing import Outcome, Outgoing, Queues, at_rest
+from rocketmq_spark.producer.outgoing import Outcome, OutgoingSend, Queues, to_storable
 from rocketmq_spark.queues.selection import Select, is_built_in, select
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 
 logger = logging.getLogger(__name__)
 
-_PASSING = (CallTimeout, ConnectionLost, BrokerBusy, ServiceNotAvailable, GoAway, BrokerNotFound)
+_TRANSIENT = (CallTimeout, ConnectionLost, BrokerBusy, ServiceNotAvailable, GoAway, BrokerNotFound)
 _DRAIN_S = 60.0
-_RELATIVE = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC)
+_RELATIVE_DELAYS = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SEC)
 # Seconds for one request about a topic that seems to be missing.
-ASK_S = 3.0
+TOPIC_REQUEST_S = 3.0
 # A lane is named by topic, selector and argument, in at most 65,535 bytes.
-_MAX_CHOICE = 60_000
+_MAX_ARG_BYTES = 60_000
 
 
-def passing(error: RocketMQError, sender: Sender) -> bool:
+def is_transient(error: RocketMQError, sender: Sender) -> bool:
     """Whether the same send may succeed later: time-out, lost connection, busy, no name server, no master.
 
     A topic without a route is missing if there is a master. This sends a request; without an answer it is unknown.
     """
     error = cause_of(error)
     if not isinstance(error, RouteNotFound):
-        return isinstance(error, _PASSING) and error.retriable
+        return isinstance(error, _TRANSIENT) and error.retriable
     if error.broker_code is None:
         return False
     try:
         if not sender.any_master():
             return True
-        sender.publish_queues(error.topic or "", Deadline.after(ASK_S), refresh=True)  # it may have appeared meanwhile
+        sender.publish_queues(
+            error.topic or "", Deadline.after(TOPIC_REQUEST_S), refresh=True
+        )  # it may have appeared meanwhile
     except RouteNotFound:
         return False
     except RocketMQError:
@@ -77,23 +79,23 @@ def cause_of(error: RocketMQError) -> RocketMQError:
     return error
 
 
-def storable(selector: str | Select | None, arg: object) -> bool:
+def is_storable_selector(selector: str | Select | None, arg: object) -> bool:
     """Whether a spool can store the choice: a built-in selector with an argument that JSON can represent."""
     try:
         text = json.dumps(arg, sort_keys=True)
         known = isinstance(selector, str) and is_built_in(selector) and bool(json.loads(text) == arg)
-        return known and len(text) <= _MAX_CHOICE and bool(json.dumps(arg, ensure_ascii=False).encode())
+        return known and len(text) <= _MAX_ARG_BYTES and bool(json.dumps(arg, ensure_ascii=False).encode())
     except (TypeError, ValueError, RecursionError):
         return False
 
 
-def chooser(topic: str, selector: str, arg: Any) -> Callable[[Queues], Queues]:
+def selector_function(topic: str, selector: str, arg: Any) -> Callable[[Queues], Queues]:
     """Return a function that applies a selector when there are queues."""
     message = Message(topic, b"")
     return lambda queues: (select(selector, queues, message, arg),)
 
 
-class Spooling:
+class SpoolBridge:
     """The spool of an engine."""
 
     def __init__(self, spool: Spool, sender: Sender, timer: Timer) -> None:
@@ -101,44 +103,44 @@ class Spooling:
         self._sender = sender
         self._timer = timer.beside("spool")
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[Outgoing, RocketMQError | None, Callable[[Outcome], None]]] = deque()
+        self._waiting: deque[tuple[OutgoingSend, RocketMQError | None, Callable[[Outcome], None]]] = deque()
 
-    def overtakes(self, outgoing: Outgoing) -> bool:
+    def must_follow_spool(self, outgoing: OutgoingSend) -> bool:
         """Whether the spool holds records of its queue that it must not overtake."""
         if outgoing.queue is None and outgoing.selection is None:
             return False
-        return self._spool.holds(_choice(outgoing))
+        return self._spool.holds(_lane_send(outgoing))
 
-    def settled(self, outgoing: Outgoing, outcome: Outcome) -> Outcome:
+    def final_outcome(self, outgoing: OutgoingSend, outcome: Outcome) -> Outcome:
         """The caller's outcome after the last attempt; waits for the disk."""
         if isinstance(outcome, SendResult):
             if self._spool.listens:
-                self.answered(outcome)
+                self.report_success(outcome)
             return outcome
-        return self.keep([(outgoing, outcome)])[0]
+        return self.spool([(outgoing, outcome)])[0]
 
-    def answered(self, result: SendResult) -> None:
+    def report_success(self, result: SendResult) -> None:
         """Tell the spool that a broker accepted a message."""
         if self._spool.listens and result.queue is not None:
             self._spool.answered(result.queue)
 
-    def keep(self, failed: Sequence[tuple[Outgoing, RocketMQError | None]]) -> list[Outcome]:
+    def spool(self, failed: Sequence[tuple[OutgoingSend, RocketMQError | None]]) -> list[Outcome]:
         """The outcome of each failed or unsent request: spooled if the failure is temporary and the spool accepts it."""
         outcomes: list[Outcome | None] = [
-            error if error is not None and not passing(error, self._sender) else None for _, error in failed
+            error if error is not None and not is_transient(error, self._sender) else None for _, error in failed
         ]
         wanted = [i for i, outcome in enumerate(outcomes) if outcome is None]
-        together = self._kept(failed, wanted)
+        together = self._write(failed, wanted)
         for i in wanted:  # if not all fit, some may
-            why = together if together is None or len(wanted) == 1 else self._kept(failed, [i])
+            why = together if together is None or len(wanted) == 1 else self._write(failed, [i])
             outcomes[i] = _outcome(*failed[i], why)
         return [outcome for outcome in outcomes if outcome is not None]
 
-    def later(self, outgoing: Outgoing, error: RocketMQError | None, done: Callable[[Outcome], None]) -> None:
+    def spool_async(self, outgoing: OutgoingSend, error: RocketMQError | None, done: Callable[[Outcome], None]) -> None:
         """The same, without blocking."""
         with self._lock:
             self._waiting.append((outgoing, error, done))
-        self._timer.soon(self._keep_all)
+        self._timer.soon(self._spool_waiting)
 
     def drain(self) -> None:
         """Wait until all sends passed to ``later`` are written."""
@@ -147,21 +149,21 @@ class Spooling:
     def close(self) -> None:
         self._timer.close()
 
-    def _keep_all(self) -> None:
+    def _spool_waiting(self) -> None:
         with self._lock:
             waiting = list(self._waiting)
             self._waiting.clear()
-        outcomes = self.keep([(outgoing, error) for outgoing, error, _ in waiting])
+        outcomes = self.spool([(outgoing, error) for outgoing, error, _ in waiting])
         for (_, _, done), outcome in zip(waiting, outcomes, strict=True):
             done(outcome)
 
-    def _kept(
-        self, failed: Sequence[tuple[Outgoing, RocketMQError | None]], which: Sequence[int]
+    def _write(
+        self, failed: Sequence[tuple[OutgoingSend, RocketMQError | None]], which: Sequence[int]
     ) -> RocketMQError | None:
         """Write these sends. Returns the error if that fails."""
         try:
             if which:
-                self._spool.keep([_send(failed[i][0]) for i in which])
+                self._spool.keep([_spooled_send(failed[i][0]) for i in which])
         except RocketMQError as e:
             return e
         except Exception as e:  # whatever it is, each send must have an outcome
@@ -170,38 +172,38 @@ class Spooling:
         return None
 
 
-def _send(outgoing: Outgoing) -> SpooledSend:
-    return dataclasses.replace(_choice(outgoing), request=_dated(at_rest(outgoing.request)))
+def _spooled_send(outgoing: OutgoingSend) -> SpooledSend:
+    return dataclasses.replace(_lane_send(outgoing), request=_with_due_time(to_storable(outgoing.request)))
 
 
-def _choice(outgoing: Outgoing) -> SpooledSend:
+def _lane_send(outgoing: OutgoingSend) -> SpooledSend:
     """The parts of the send that determine its lane, without the body, which may not be encoded for a spool."""
     selector, arg = outgoing.selection or (None, None)
     return SpooledSend(outgoing.topic, outgoing.request, outgoing.queue, outgoing.msg_ids, selector, arg)
 
 
-def _dated(request: SendRequest) -> SendRequest:
+def _with_due_time(request: SendRequest) -> SendRequest:
     """Set the due time now, so that the delay does not start only when a broker accepts the message."""
-    if not any(name in request.properties for name in _RELATIVE):
+    if not any(name in request.properties for name in _RELATIVE_DELAYS):
         return request
     found = decode_properties(request.properties)
     due_ms = timer_due_ms(found, request.born_timestamp_ms)
     if due_ms is None:  # a text that the user set
         return request
-    for name in _RELATIVE:
+    for name in _RELATIVE_DELAYS:
         found.pop(name, None)
     with contextlib.suppress(MessageRefused):  # unchanged if the additional bytes do not fit
         return request._replace(properties=encode_properties({**found, Property.TIMER_DELIVER_MS: str(due_ms)}))
     return request
 
 
-def spooled(queue: MessageQueue | None) -> SendResult:
+def spooled_result(queue: MessageQueue | None) -> SendResult:
     return SendResult(SendStatus.SPOOLED, "", queue, None)
 
 
-def _outcome(outgoing: Outgoing, error: RocketMQError | None, why: RocketMQError | None) -> Outcome:
+def _outcome(outgoing: OutgoingSend, error: RocketMQError | None, why: RocketMQError | None) -> Outcome:
     if why is None:
-        return spooled(outgoing.queue)
+        return spooled_result(outgoing.queue)
     if not isinstance(why, ClosedError):
         logger.error("a send to %s could not be spooled: %s", outgoing.topic, why)
     if error is None:

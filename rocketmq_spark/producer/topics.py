@@ -1,7 +1,7 @@
 """The state of a producer besides sends: the queues of each topic, housekeeping of brokers, and closing at exit.
 
-``Topics`` mirrors ``tryToFindTopicPublishInfo``: a topic without a route is published through the route of the template topic,
-and the broker creates it with the first message. Routes come from the sender and are kept until they are refreshed. Several
+``RouteCache`` mirrors ``tryToFindTopicPublishInfo``: a topic without a route is published through the route of the template
+topic, and the broker creates it with the first message. Routes come from the sender and are kept until they are refreshed. Several
 threads share an object without a lock, because each step replaces one whole entry.
 
 ``Housekeeping`` mirrors the scheduled task of ``MQClientInstance`` that refreshes routes, and the detector of
@@ -33,27 +33,29 @@ from rocketmq_spark.wire.envelope import INNER_TOPIC
 
 logger = logging.getLogger(__name__)
 
-REST_S = 0.5
-_MAX_MISSING = 1000  # cached remedies of topics that do not exist
+REFRESH_PAUSE_S = 0.5
+_MAX_REMEDIES = 1000  # cached remedies of topics that do not exist
 # Share of the send timeout for the request for a topic's type.
-_ASKING = 1 / 3
+_STORAGE_TIMEOUT_SHARE = 1 / 3
 
-_OWNED = "queues of environments"
+_ENVIRONMENT_QUEUES = "queues of environments"
 
 
-def owned(sender: Sender, environment: Environment) -> dict[str, tuple[MessageQueue, ...]]:
+def queues_of_environment(sender: Sender, environment: Environment) -> dict[str, tuple[MessageQueue, ...]]:
     """The queues, by topic, of an environment by position. All senders to this cluster in this process share them, even if a
     later route differs: when a broker leaves, other queues take the positions of its queues.
     """
-    found: dict[str, tuple[MessageQueue, ...]] = process.once(_OWNED, (sender, environment), dict)
+    found: dict[str, tuple[MessageQueue, ...]] = process.once(_ENVIRONMENT_QUEUES, (sender, environment), dict)
     return found
 
 
-def note_positions(sender: Sender, environment: Environment, positions: Mapping[str, tuple[MessageQueue, ...]]) -> None:
+def set_environment_queues(
+    sender: Sender, environment: Environment, positions: Mapping[str, tuple[MessageQueue, ...]]
+) -> None:
     """Use the queues that the driver counted. Raises ``SpoolError`` if this process already uses others, from a spool whose
     records are for them.
     """
-    known = owned(sender, environment)
+    known = queues_of_environment(sender, environment)
     for topic, queues in positions.items():
         if known.setdefault(topic, queues) != queues:
             raise SpoolError(
@@ -65,18 +67,18 @@ def note_positions(sender: Sender, environment: Environment, positions: Mapping[
             )
 
 
-class Topics:
+class RouteCache:
     """Publish lists. A list stays the same object until the route changes, so that indexes can be kept by it."""
 
     def __init__(self, sender: Sender, settings: ProducerSettings) -> None:
         self._sender = sender
         self._settings = settings
-        self._known: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
-        self._unmade: set[str] = set()  # topics that so far are published through the template
+        self._cached: dict[str, tuple[Sequence[MessageQueue], Sequence[MessageQueue]]] = {}
+        self._auto_created: set[str] = set()  # topics that so far are published through the template
         self.storage: dict[str, BatchStorage | None] = {}  # how batches are stored, for topics that were asked about
         self.pinned: Mapping[str, tuple[MessageQueue, ...]] = {}  # these override the environment's
-        self._rest = Deadline(0.0)
-        self._missing: dict[str, tuple[Deadline, str | None]] = {}
+        self._refresh_pause = Deadline(0.0)
+        self._missing_remedies: dict[str, tuple[Deadline, str | None]] = {}
 
     def queues(self, topic: str, deadline: Deadline, refresh: bool = False) -> Sequence[MessageQueue]:
         """The queues to publish to, those of the producer's environment if it has one; raises ``RouteNotFound``.
@@ -84,33 +86,33 @@ class Topics:
         With ``refresh`` the route is fetched again. If that fails, the known one is used, and for a moment it is not fetched
         again, because many requests may ask at once.
         """
-        known = self._known.get(topic)
-        if known is not None and (not refresh or not self._rest.expired):
+        known = self._cached.get(topic)
+        if known is not None and (not refresh or not self._refresh_pause.expired):
             return known[1]
         try:
-            return self._keep(topic, self._ask(topic, deadline, refresh), deadline)
+            return self._update(topic, self._fetch_queues(topic, deadline, refresh), deadline)
         except RocketMQError as e:
             if known is None:
-                raise self._explained(topic, e) from e.__cause__
+                raise self._with_remedy(topic, e) from e.__cause__
             logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
             if not isinstance(e, RouteNotFound):
-                self._rest = Deadline.after(REST_S)
+                self._refresh_pause = Deadline.after(REFRESH_PAUSE_S)
             return known[1]
 
-    def _explained(self, topic: str, error: RocketMQError) -> RocketMQError:
+    def _with_remedy(self, topic: str, error: RocketMQError) -> RocketMQError:
         """Return ``error``, with the nearest names as remedy if the topic does not exist. One search serves many sends."""
         if not isinstance(error, RouteNotFound) or error.broker_code != codes.Response.TOPIC_NOT_EXIST:
             return error
-        known = self._missing.get(topic)
+        known = self._missing_remedies.get(topic)
         if known is None or known[0].expired:
-            if len(self._missing) >= _MAX_MISSING:
-                self._missing.clear()
+            if len(self._missing_remedies) >= _MAX_REMEDIES:
+                self._missing_remedies.clear()
             remedy = self._sender.missing_topic(error).remedy
-            known = self._missing[topic] = Deadline.after(REST_S), remedy
+            known = self._missing_remedies[topic] = Deadline.after(REFRESH_PAUSE_S), remedy
         error.remedy = known[1]
         return error
 
-    def awaited(self, topic: str, deadline: Deadline, pause: Callable[[float], None]) -> Sequence[MessageQueue]:
+    def wait_for_queues(self, topic: str, deadline: Deadline, pause: Callable[[float], None]) -> Sequence[MessageQueue]:
         """As ``queues``, but waits for a name server that does not answer or a broker that is away. Raises the first
         error.
         """
@@ -131,26 +133,26 @@ class Topics:
         restarts has no routes at first, and a broker reports a deleted topic itself.
         """
         self._sender.refresh_routes(deadline)
-        for topic in list(self._known):
+        for topic in list(self._cached):
             try:
-                self._keep(topic, self._ask(topic, deadline, False), deadline)
+                self._update(topic, self._fetch_queues(topic, deadline, False), deadline)
             except RocketMQError as e:
                 logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
         for topic in list(self.storage):
-            self.ask_storage(topic, deadline)
+            self.fetch_storage(topic, deadline)
 
     def brokers(self) -> set[str]:
         """All brokers that any known topic is published to."""
-        return {queue.broker_name for queues, _ in list(self._known.values()) for queue in queues}
+        return {queue.broker_name for queues, _ in list(self._cached.values()) for queue in queues}
 
     def brokers_of(self, topic: str) -> set[str]:
         """The known brokers of one topic, without a request."""
-        known = self._known.get(topic)
+        known = self._cached.get(topic)
         return {queue.broker_name for queue in known[1]} if known is not None else set()
 
-    def ask_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
+    def fetch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
         """Return how batches of the topic are stored. None without an answer within a share of the send timeout."""
-        soon = deadline.within(self._settings.send_timeout_s * _ASKING)
+        soon = deadline.within(self._settings.send_timeout_s * _STORAGE_TIMEOUT_SHARE)
         found = self.storage[topic] = self._sender.batch_storage(topic, soon) or self.storage.get(topic)
         return found
 
@@ -163,9 +165,9 @@ class Topics:
         return (found := self.storage.get(topic)) is not None and found.by_key
 
     def any_topic(self) -> str | None:
-        return next(iter(self._known), None)
+        return next(iter(self._cached), None)
 
-    def _ask(self, topic: str, deadline: Deadline, refresh: bool) -> Sequence[MessageQueue]:
+    def _fetch_queues(self, topic: str, deadline: Deadline, refresh: bool) -> Sequence[MessageQueue]:
         try:
             queues = self._sender.publish_queues(topic, deadline, refresh)
         except (RouteNotFound, BrokerNotFound) as e:
@@ -175,25 +177,25 @@ class Topics:
                 if refresh:
                     raise
                 return self._sender.publish_queues(topic, deadline, True)
-            known = self._known.get(topic)
-            if not self._settings.auto_create_topics or (known is not None and topic not in self._unmade):
+            known = self._cached.get(topic)
+            if not self._settings.auto_create_topics or (known is not None and topic not in self._auto_created):
                 raise  # a topic that had a route must not be created again on other brokers
-            if self._counts(topic):
+            if self._has_positions(topic):
                 raise  # the positions would be counted among other queues
-            created = self._template(topic, deadline)
+            created = self._template_queues(topic, deadline)
             if not created:
                 raise
-            self._unmade.add(topic)
+            self._auto_created.add(topic)
             return known[0] if known is not None and known[0] == created else created
-        self._unmade.discard(topic)
+        self._auto_created.discard(topic)
         return queues
 
-    def _counts(self, topic: str) -> bool:
+    def _has_positions(self, topic: str) -> bool:
         """Whether the queues of the environment are those at its position among all."""
         environment = self._settings.environment
         return environment is not None and environment.by_position and topic != INNER_TOPIC
 
-    def _template(self, topic: str, deadline: Deadline) -> tuple[MessageQueue, ...]:
+    def _template_queues(self, topic: str, deadline: Deadline) -> tuple[MessageQueue, ...]:
         try:
             queues = self._sender.publish_queues(codes.AUTO_CREATE_TOPIC, deadline)
         except RouteNotFound:
@@ -201,31 +203,33 @@ class Topics:
         max_queues = self._settings.default_topic_queues
         return tuple(MessageQueue(topic, q.broker_name, q.queue_id) for q in queues if q.queue_id < max_queues)
 
-    def _keep(self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline) -> Sequence[MessageQueue]:
-        known = self._known.get(topic)
+    def _update(self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline) -> Sequence[MessageQueue]:
+        known = self._cached.get(topic)
         if known is not None and known[0] is queues:
             return known[1]
-        mine = self._owned(topic, queues, deadline)
-        self._known[topic] = (queues, mine)
+        mine = self._environment_queues(topic, queues, deadline)
+        self._cached[topic] = (queues, mine)
         return mine
 
-    def _owned(self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline) -> Sequence[MessageQueue]:
+    def _environment_queues(
+        self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline
+    ) -> Sequence[MessageQueue]:
         """The environment's queues. Queues by position are determined once, when the topic exists."""
         environment = self._settings.environment
         if environment is None or topic == INNER_TOPIC:  # the delay service knows no environments
             return queues
         if topic in self.pinned:
             return self.pinned[topic]
-        kept = owned(self._sender, environment) if environment.by_position else {}
+        kept = queues_of_environment(self._sender, environment) if environment.by_position else {}
         if topic in kept:
             return kept[topic]
         # The queues that readers count; a topic that is not created yet will have those of the template.
-        readable = queues if topic in self._unmade else self._sender.all_queues(topic, deadline)
+        readable = queues if topic in self._auto_created else self._sender.all_queues(topic, deadline)
         mine = tuple(environment.publish(readable, queues))
         return kept.setdefault(topic, mine)
 
 
-class Open(Protocol):
+class OpenProducer(Protocol):
     """The method of a producer that is called at exit."""
 
     settings: ProducerSettings
@@ -235,24 +239,24 @@ class Open(Protocol):
 
 
 # Strong references, which keep these producers alive.
-_open: weakref.WeakSet[Open] = weakref.WeakSet()
-_last: weakref.WeakSet[Open] = weakref.WeakSet()
+_open_producers: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
+_closed_last: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
 
 
-def watch(producer: Open, last: bool = False) -> None:
+def register_at_exit(producer: OpenProducer, last: bool = False) -> None:
     """Register a producer for the exit. ``last``: after the others, because it sends messages that their last sends create."""
-    _open.add(producer)
+    _open_producers.add(producer)
     if last:
-        _last.add(producer)
+        _closed_last.add(producer)
 
 
 # For all producers together: a process must end, whatever their time-outs are.
-EXIT_S = 30.0
+MAX_EXIT_S = 30.0
 
 
 @atexit.register
-def _leave() -> None:
-    end, producers = Deadline.after(EXIT_S), sorted(_open, key=_last.__contains__)
+def _close_producers() -> None:
+    end, producers = Deadline.after(MAX_EXIT_S), sorted(_open_producers, key=_closed_last.__contains__)
     for left, producer in zip(range(len(producers), 0, -1), producers, strict=True):
         lost = producer.at_exit(
             end.within(end.remaining() / left)
@@ -265,15 +269,15 @@ def _leave() -> None:
             )
 
 
-FIRST_ROUTES_S = 0.01
-DETECTOR_S = 3.0
-TIMEOUT_S = 3.0
+FIRST_REFRESH_S = 0.01
+DETECTOR_INTERVAL_S = 3.0
+REFRESH_TIMEOUT_S = 3.0
 
 
 class Housekeeping:
     """The periodic work of one producer, on a timer."""
 
-    def __init__(self, sender: Sender, topics: Topics, faults: FaultTable, settings: ProducerSettings) -> None:
+    def __init__(self, sender: Sender, topics: RouteCache, faults: FaultTable, settings: ProducerSettings) -> None:
         self._sender = sender
         self._topics = topics
         self._faults = faults
@@ -283,14 +287,14 @@ class Housekeeping:
         """Refresh routes every 30 s, and run the detector every 3 s while it is on."""
         settings = self._settings
         if settings.route_refresh_s:
-            timer.every(settings.route_refresh_s, self.routes, FIRST_ROUTES_S)
+            timer.every(settings.route_refresh_s, self.refresh_routes, FIRST_REFRESH_S)
         if settings.heartbeat_s:
-            timer.every(DETECTOR_S, lambda: self.detect(timer.now_ms()), DETECTOR_S)
+            timer.every(DETECTOR_INTERVAL_S, lambda: self.detect(timer.now_ms()), DETECTOR_INTERVAL_S)
 
-    def routes(self) -> None:
+    def refresh_routes(self) -> None:
         """Refresh the routes, and forget faults of brokers that left."""
         try:
-            self._topics.refresh(Deadline.after(TIMEOUT_S))
+            self._topics.refresh(Deadline.after(REFRESH_TIMEOUT_S))
         except RocketMQError as e:
             logger.info("routes were not refreshed: %s", e)
             return
@@ -303,4 +307,4 @@ class Housekeeping:
             return
         for broker in self._faults.due_probes(now_ms, self._settings.detect_interval_ms):
             deadline = Deadline.after(self._settings.detect_timeout_ms / 1000)
-            self._faults.probed(broker, self._sender.probe(broker, topic, deadline))
+            self._faults.record_probe(broker, self._sender.probe(broker, topic, deadline))

@@ -23,7 +23,7 @@ from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import topics
 from rocketmq_spark.producer.engine import Unsent
-from rocketmq_spark.producer.outgoing import Outcome, PromptCallback, messages_of
+from rocketmq_spark.producer.outgoing import NonblockingCallback, Outcome, messages_in_batch
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire import traces
@@ -34,18 +34,18 @@ from rocketmq_spark.wire.traces import Acknowledged, MessageKind, TracedMessage,
 logger = logging.getLogger(__name__)
 
 _numbers = itertools.count()
-_GROUP_CHARACTERS = 80  # of the group that is traced, in the name of the group that sends its traces
+_MAX_GROUP_CHARACTERS = 80  # of the group that is traced, in the name of the group that sends its traces
 
 # Records go out when there are that many, or a second after the first. What is not stored yet is bounded, as Java's is.
-AT_ONCE = traces.MOST_RECORDS
+FLUSH_RECORDS = traces.MOST_RECORDS
 FLUSH_S = 1.0
-MOST_HELD = 20_480
+MAX_BUFFERED_RECORDS = 20_480
 # A batch that waits for its records counts at least as one for so many of its bytes.
-BYTES_OF_ONE = 4096
+BYTES_PER_RECORD = 4096
 SEND_TIMEOUT_S = 5.0
-EXIT_S = 2.0
-LOG_S = 60.0
-UNWANTED_S = 3600.0  # how often it is logged that a server wants no traces, which lasts
+MAX_EXIT_S = 2.0
+LOSS_LOG_S = 60.0
+NOT_TRACED_LOG_S = 3600.0  # how often it is logged that a server wants no traces, which lasts
 
 # Names in Java's ``LocalTransactionState``.
 _STATES = {
@@ -62,7 +62,7 @@ class Records(Protocol):
     def __iter__(self) -> Iterator[TraceRecord]: ...
 
 
-class _OfBatch:
+class _BatchRecords:
     """Those of a batch, made where they are sent: thousands take longer than the thread that reads answers has."""
 
     def __init__(self, size: int, make: Callable[[], Iterable[TraceRecord]]) -> None:
@@ -80,7 +80,7 @@ class _OfBatch:
         return iter(made)
 
 
-class _Unjoined:
+class _UnregisteredSender:
     """A sender for a group that no broker has to know: there is nothing that one could ask it."""
 
     def __init__(self, sender: Sender) -> None:
@@ -106,44 +106,46 @@ class TraceProducer(BaseProducer):
     def __init__(
         self, sender: Sender, group: str, kind: str, topic: str, make_timer: Callable[[str], Timer] = Timer
     ) -> None:
-        name = f"_INNER_TRACE_PRODUCER-{group[:_GROUP_CHARACTERS]}-{kind}-{next(_numbers)}"
+        name = f"_INNER_TRACE_PRODUCER-{group[:_MAX_GROUP_CHARACTERS]}-{kind}-{next(_numbers)}"
         self.topic = topic
-        self._flushing = make_timer(f"{name}-flush")
+        self._flush_timer = make_timer(f"{name}-flush")
         self._records: list[Records] = []
-        self._held = self._fresh = self._lost = 0
-        self._scheduled = self._ended = False
-        self._collecting = threading.Lock()
-        self._complaint = NowAndThen(LOG_S)
+        self._buffered_count = self._new_count = self._lost_count = 0
+        self._scheduled = self._is_finished = False
+        self._records_lock = threading.Lock()
+        self._loss_log_limit = NowAndThen(LOSS_LOG_S)
         settings = ProducerSettings(group=name, send_timeout_s=SEND_TIMEOUT_S, auto_create_topics=False, heartbeat_s=0)
-        self._flushing.begin()  # later there may be no thread, and an append must not fail nor wait
+        self._flush_timer.begin()  # later there may be no thread, and an append must not fail nor wait
         try:
-            super().__init__(cast(Sender, _Unjoined(sender)), settings, make_timer=make_timer)
+            super().__init__(cast(Sender, _UnregisteredSender(sender)), settings, make_timer=make_timer)
         except BaseException:
-            self._flushing.close()
+            self._flush_timer.close()
             raise
-        topics.watch(self, last=True)
+        topics.register_at_exit(self, last=True)
 
     def append(self, records: Records) -> None:
         """Take ``records``, or drop them where too many wait. Never waits."""
         if not (count := len(records)):
             return
-        with self._collecting:
-            if self._ended:
+        with self._records_lock:
+            if self._is_finished:
                 return
-            full = self._held + count > MOST_HELD
+            full = self._buffered_count + count > MAX_BUFFERED_RECORDS
             if not full:
                 self._records.append(records)
-                self._held += count
-                self._fresh += count
-            soon = self._fresh >= AT_ONCE
+                self._buffered_count += count
+                self._new_count += count
+            soon = self._new_count >= FLUSH_RECORDS
             schedule = not full and not self._scheduled
             self._scheduled = self._scheduled or schedule
         if full:
-            self._dropped(count, ClosedError(f"more is sent than can be traced, {MOST_HELD} records wait"))
+            self._count_lost(
+                count, ClosedError(f"more is sent than can be traced, {MAX_BUFFERED_RECORDS} records wait")
+            )
         elif soon:
-            self._flushing.soon(self._send_records)
+            self._flush_timer.soon(self._send_records)
         elif schedule:
-            self._flushing.later(FLUSH_S, self._send_records)
+            self._flush_timer.later(FLUSH_S, self._send_records)
 
     def close(self, timeout_s: float | None = None) -> list[Unsent]:
         """Send what was collected, and close: within ``timeout_s`` seconds, and the send timeout, whatever brokers do."""
@@ -156,9 +158,9 @@ class TraceProducer(BaseProducer):
 
     def at_exit(self, deadline: Deadline) -> dict[str, RocketMQError]:
         """Send what was collected. Traces that are lost then are not worth a line on the screen."""
-        deadline = deadline.within(EXIT_S)
+        deadline = deadline.within(MAX_EXIT_S)
         if self._finish(deadline):
-            self._pending.none_left(deadline)
+            self._futures.wait_until_empty(deadline)
             self._engine.close(Deadline.after(0), wait_s=0.0)
         return {}
 
@@ -166,45 +168,45 @@ class TraceProducer(BaseProducer):
         """Take nothing more, and send what was collected; False if that was done before, or is another process's matter."""
         if not self._owner.here:
             return False
-        with self._collecting:
-            ended, self._ended = self._ended, True
+        with self._records_lock:
+            ended, self._is_finished = self._is_finished, True
         if not ended:
-            self._flushing.drain(deadline.remaining())  # what is being sent
+            self._flush_timer.drain(deadline.remaining())  # what is being sent
             self._send_records(deadline)
-            self._flushing.close(0)
+            self._flush_timer.close(0)
         return not ended
 
     def _send_records(self, deadline: Deadline | None = None) -> None:
         """Those that were collected, by ``deadline`` at most: each message may have to wait for a route, or for room."""
-        with self._collecting:
-            records, self._records, self._fresh, self._scheduled = self._records, [], 0, False
-        for body, keys, count in traces.messages(itertools.chain.from_iterable(map(self._made, records))):
-            settle = functools.partial(self._settle, count)
+        with self._records_lock:
+            records, self._records, self._new_count, self._scheduled = self._records, [], 0, False
+        for body, keys, count in traces.messages(itertools.chain.from_iterable(map(self._materialize, records))):
+            settle = functools.partial(self._on_sent, count)
             if deadline is not None and deadline.expired:
                 settle(CallTimeout("there was no time to send them before the end", topic=self.topic))
                 continue
             timeout_s = SEND_TIMEOUT_S if deadline is None else deadline.remaining()
             message = Message(self.topic, body.encode(), keys=keys)
-            sent = attempt(self.send_async, message, PromptCallback(settle), timeout_s=timeout_s)
+            sent = attempt(self.send_async, message, NonblockingCallback(settle), timeout_s=timeout_s)
             if isinstance(sent, Failure):
                 settle(sent.error)
 
-    def _made(self, records: Records) -> Sequence[TraceRecord]:
+    def _materialize(self, records: Records) -> Sequence[TraceRecord]:
         made = tuple(records)
-        with self._collecting:
-            self._held -= len(records) - len(made)
+        with self._records_lock:
+            self._buffered_count -= len(records) - len(made)
         return made
 
-    def _settle(self, count: int, outcome: Outcome | BaseException) -> None:
-        with self._collecting:
-            self._held -= count
+    def _on_sent(self, count: int, outcome: Outcome | BaseException) -> None:
+        with self._records_lock:
+            self._buffered_count -= count
         if isinstance(outcome, BaseException):
-            self._dropped(count, outcome)
+            self._count_lost(count, outcome)
 
-    def _dropped(self, count: int, error: BaseException) -> None:
-        with self._collecting:
-            self._lost += count
-            lost, due = self._lost, self._complaint.due()
+    def _count_lost(self, count: int, error: BaseException) -> None:
+        with self._records_lock:
+            self._lost_count += count
+            lost, due = self._lost_count, self._loss_log_limit.due()
         if due:
             needs = f"Topic {self.topic} needs brokers with traceTopicEnable=true, or must be created: "
             logger.warning(
@@ -231,7 +233,7 @@ class TracedSender:
         self._group = group
         self._trace_topic = trace_topic
         self._wall_ms = wall_ms
-        self._unwanted = NowAndThen(UNWANTED_S)
+        self._not_traced_log_limit = NowAndThen(NOT_TRACED_LOG_S)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sender, name)
@@ -246,7 +248,7 @@ class TracedSender:
         """Traced when it is stored."""
         began_ms = self._wall_ms()
         result = self._sender.send(queue, request, deadline)
-        self._trace(lambda: self._stored(queue, request, result, began_ms))
+        self._trace(lambda: self._records_of_send(queue, request, result, began_ms))
         return result
 
     def send_async(
@@ -261,7 +263,7 @@ class TracedSender:
 
         def answered(outcome: SendResult | RocketMQError) -> None:
             if isinstance(outcome, SendResult):
-                self._trace(lambda: self._stored(queue, request, outcome, began_ms))
+                self._trace(lambda: self._records_of_send(queue, request, outcome, began_ms))
             done(outcome)
 
         self._sender.send_async(queue, request, deadline, answered)
@@ -277,49 +279,55 @@ class TracedSender:
         """Traced when it is decided."""
         proved = self._sender.end_transaction(place, decision, deadline)
         about = TracedMessage(place.topic, place.msg_id, None, None, traces.DEFAULT_REGION)
-        self._trace(lambda: [self._decided(about, place, decision, asked=False)])
+        self._trace(lambda: [self._decision_record(about, place, decision, asked=False)])
         return proved
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
         """What brokers ask about half messages is traced with its answer."""
-        return self._sender.join(group, heartbeat_s, None if check is None else functools.partial(self._checked, check))
+        return self._sender.join(
+            group, heartbeat_s, None if check is None else functools.partial(self._traced_check, check)
+        )
 
-    def _checked(
+    def _traced_check(
         self, check: HalfCheck, message: Any, place: HalfPlace
     ) -> TransactionState | Callable[[], TransactionState]:
         about = TracedMessage.of(place.topic, message.properties)._replace(msg_id=place.msg_id)
         said = check(message, place)
         if isinstance(said, TransactionState):
-            self._trace(lambda: [self._decided(about, place, said, asked=True)])
+            self._trace(lambda: [self._decision_record(about, place, said, asked=True)])
             return said
 
         def later() -> TransactionState:
             state = said()
-            self._trace(lambda: [self._decided(about, place, state, asked=True)])
+            self._trace(lambda: [self._decision_record(about, place, state, asked=True)])
             return state
 
         return later
 
-    def _decided(self, about: TracedMessage, place: HalfPlace, state: TransactionState, asked: bool) -> TraceRecord:
+    def _decision_record(
+        self, about: TracedMessage, place: HalfPlace, state: TransactionState, asked: bool
+    ) -> TraceRecord:
         now_ms = self._wall_ms()
         return traces.transaction_ended(about, self._group, now_ms, place.transaction_id, _STATES[state], asked)
 
-    def _stored(self, queue: MessageQueue, request: SendRequest, result: SendResult, began_ms: int) -> Records:
+    def _records_of_send(self, queue: MessageQueue, request: SendRequest, result: SendResult, began_ms: int) -> Records:
         if queue.topic == self._trace_topic:
             return ()
         if result.region_id is None:
-            if self._unwanted.due():
+            if self._not_traced_log_limit.due():
                 logger.warning(
                     "sends of group %s to %s are not traced, because the server has traceOn=false. Set traceOn to true in "
                     "rmq-proxy.json of a Proxy, whose default is false, or in broker.conf of a broker",
                     self._group, queue,
                 )  # fmt: skip
             return ()
-        make = functools.partial(self._published, queue, request, result, began_ms, self._wall_ms() - began_ms)
+        make = functools.partial(self._publish_records, queue, request, result, began_ms, self._wall_ms() - began_ms)
         count = (result.offset_msg_id or "").count(",") + 1
-        return _OfBatch(max(count, len(request.body) // BYTES_OF_ONE), make) if request.batch else tuple(make())
+        return (
+            _BatchRecords(max(count, len(request.body) // BYTES_PER_RECORD), make) if request.batch else tuple(make())
+        )
 
-    def _published(
+    def _publish_records(
         self, queue: MessageQueue, request: SendRequest, result: SendResult, began_ms: int, cost_ms: int
     ) -> Iterable[TraceRecord]:
         places = (result.offset_msg_id or "").split(",")
@@ -343,6 +351,6 @@ def _messages_of(request: SendRequest) -> Iterable[tuple[Mapping[str, str], int]
     if not request.batch:
         yield decode_properties(request.properties), len(request.body)
         return
-    for message in messages_of(request):
+    for message in messages_in_batch(request):
         if Property.UNIQ_KEY in message.properties:
             yield message.properties, len(message.body)

@@ -43,7 +43,7 @@ from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, co
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.encoding import How
-from rocketmq_spark.producer.fates import DECIDING_S, HalfFate, SendDecision
+from rocketmq_spark.producer.fates import MAX_DECISION_S, HalfFate, SendDecision
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.properties import check_message, decode_properties
@@ -54,14 +54,14 @@ logger = logging.getLogger(__name__)
 TransactionCheck = (
     Callable[[ReceivedMessage], TransactionState | str] | Callable[[PoppedMessage], TransactionState | str]
 )
-_Shown = ReceivedMessage | PoppedMessage
+_CheckedMessage = ReceivedMessage | PoppedMessage
 
 # Brokers ask for seven and a half minutes with the default settings; decisions are remembered for longer. A send without an
 # answer may have met a broker that dies. When it is back it asks, unless the message is older than 72 hours (fileReservedTime).
-REMEMBERED_S, ABANDONED_S, MOST_REMEMBERED = 900.0, 72 * 3600.0, 100_000
+REMEMBERED_S, ABANDONED_S, MAX_REMEMBERED = 900.0, 72 * 3600.0, 100_000
 # A half message may be referenced only by garbage, such as the traceback of a failed attempt. Then the user's function must
 # decide, but an idle process does not collect garbage. So it is collected when brokers ask, at most at this interval.
-SWEPT_S = 20.0
+COLLECTION_INTERVAL_S = 20.0
 
 
 class HalfMessage:
@@ -88,7 +88,7 @@ class HalfMessage:
         self._send: SendDecision | None = send
         self._timeout_s = timeout_s
         self._fate = fate
-        self._fate.held = weakref.ref(self)
+        self._fate.owner_ref = weakref.ref(self)
 
     @property
     def state(self) -> HalfState:
@@ -132,89 +132,91 @@ class HalfMessage:
                 topic=self.message.topic,
                 remedy="Decide each half message once",
             )
-        _halves.add(self.result.msg_id, self._fate, self)  # brokers may ask from now on, however long it took
+        _registry.add(self.result.msg_id, self._fate, self)  # brokers may ask from now on, however long it took
 
-    def _leave(self) -> None:
+    def _abandon(self) -> None:
         """The program can no longer decide: an undecided message is left to ``transaction_check``."""
-        if self._fate.leave():
+        if self._fate.abandon():
             self._send = None
 
 
-_Fates = OrderedDict[str, tuple[Deadline, HalfFate]]
+_States = OrderedDict[str, tuple[Deadline, HalfFate]]
 
 
-class _Halves:
+class _TransactionRegistry:
     """The half messages of this process by id, while the program references them or brokers may ask about them. A forked
     process begins without any: only the parent decides about its messages.
     """
 
     def __init__(self) -> None:
-        self.forget()
+        self.clear()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._lock = threading.RLock()  # reentrant: garbage collection may end a block or a half message here
-        self._known: _Fates = OrderedDict()
-        self._abandoned: _Fates = OrderedDict()  # apart, so that later messages do not displace them
-        self._held: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
+        self._recent: _States = OrderedDict()
+        self._abandoned: _States = OrderedDict()  # apart, so that later messages do not displace them
+        self._referenced: weakref.WeakValueDictionary[str, HalfMessage] = weakref.WeakValueDictionary()
 
     def add(self, msg_id: str, fate: HalfFate, half: HalfMessage | None = None) -> None:
         with self._lock:
             if half is not None:
-                self._held[msg_id] = half
-            self._remember(self._known, msg_id, fate, REMEMBERED_S)
+                self._referenced[msg_id] = half
+            self._remember(self._recent, msg_id, fate, REMEMBERED_S)
 
     def abandon(self, msg_id: str, fate: HalfFate) -> None:
         """Its send failed, and it may be stored."""
         with self._lock:
             self._remember(self._abandoned, msg_id, fate, ABANDONED_S)
 
-    def _remember(self, fates: _Fates, msg_id: str, fate: HalfFate, seconds: float) -> None:
+    def _remember(self, fates: _States, msg_id: str, fate: HalfFate, seconds: float) -> None:
         fates[msg_id] = Deadline.after(seconds), fate
         fates.move_to_end(msg_id)
         with contextlib.suppress(RuntimeError):  # garbage collection may change the dict meanwhile
-            while len(fates) > MOST_REMEMBERED or next(iter(fates.values()))[0].expired:
+            while len(fates) > MAX_REMEMBERED or next(iter(fates.values()))[0].expired:
                 fates.popitem(last=False)
 
     def get(self, msg_id: str) -> HalfFate | None:
         with self._lock:
-            known, half = self._known.get(msg_id) or self._abandoned.get(msg_id), self._held.get(msg_id)
+            known, half = self._recent.get(msg_id) or self._abandoned.get(msg_id), self._referenced.get(msg_id)
         if known is not None:
             return known[1]
         return None if half is None else half._fate
 
 
 # One per process, because a broker may ask any producer of the group. Ids are unique.
-_halves = _Halves()
-os.register_at_fork(after_in_child=_halves.forget)
-_swept = Deadline.after(0)
+_registry = _TransactionRegistry()
+os.register_at_fork(after_in_child=_registry.clear)
+_next_collection = Deadline.after(0)
 
 
-def _sweep() -> None:
-    global _swept
-    if _swept.expired:
-        _swept = Deadline.after(SWEPT_S)
+def _collect_garbage() -> None:
+    global _next_collection
+    if _next_collection.expired:
+        _next_collection = Deadline.after(COLLECTION_INTERVAL_S)
         gc.collect()
 
 
-def answer(
-    check: Callable[[Any], Any], message: _Shown, place: HalfPlace
+def answer_check(
+    check: Callable[[Any], Any], message: _CheckedMessage, place: HalfPlace
 ) -> TransactionState | Callable[[], TransactionState]:
     """The decision about a half message that a broker asks about, or a call that asks the user's function."""
-    fate = _halves.get(message.msg_id)
-    if fate is not None and fate.deciding:
-        return functools.partial(_ask_later, fate, check, message, place)
+    fate = _registry.get(message.msg_id)
+    if fate is not None and fate.is_deciding:
+        return functools.partial(_answer_after_decision, fate, check, message, place)
     if fate is not None and fate.state is HalfState.PREPARED:
-        _sweep()
-    known = None if fate is None else fate.asked(place)
-    return functools.partial(_ask, check, message) if known is None else known
+        _collect_garbage()
+    known = None if fate is None else fate.on_check(place)
+    return functools.partial(_call_check, check, message) if known is None else known
 
 
-def _ask_later(fate: HalfFate, check: Callable[[Any], Any], message: _Shown, place: HalfPlace) -> TransactionState:
-    known = fate.asked(place, DECIDING_S)
-    return _ask(check, message) if known is None else known
+def _answer_after_decision(
+    fate: HalfFate, check: Callable[[Any], Any], message: _CheckedMessage, place: HalfPlace
+) -> TransactionState:
+    known = fate.on_check(place, MAX_DECISION_S)
+    return _call_check(check, message) if known is None else known
 
 
-def _ask(check: Callable[[Any], Any], message: _Shown) -> TransactionState:
+def _call_check(check: Callable[[Any], Any], message: _CheckedMessage) -> TransactionState:
     made: Any = attempt(check, message)
     if isinstance(made, Failure):
         made.log(logger, "transaction_check failed for message %s of %s", message.msg_id, message.topic)
@@ -230,7 +232,7 @@ def _ask(check: Callable[[Any], Any], message: _Shown) -> TransactionState:
         return TransactionState.UNKNOWN
 
 
-def unowned(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def weakly_bound(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that calls ``check``. If ``check`` is a method, the function has only a weak reference to its object.
 
     The object often owns the producer. The client's table of producers has this function, and would otherwise keep the object
@@ -260,8 +262,10 @@ class TransactionProducer(BaseProducer):
             function("transaction_check", check, "message")
             # Environments that share a topic have different groups, so they do not decide about each other's messages.
             group = settings.group if settings.environment is None else settings.environment.group(settings.group)
-            self._transaction_check = check  # the only strong reference: see ``unowned``
-            settings = replace(settings, group=group, transaction_check=functools.partial(answer, unowned(check)))
+            self._transaction_check = check  # the only strong reference: see ``weakly_bound``
+            settings = replace(
+                settings, group=group, transaction_check=functools.partial(answer_check, weakly_bound(check))
+            )
         super().__init__(sender, settings, **wiring)
 
     def send_half(self, message: Message, *, timeout_s: float | None = None) -> HalfMessage:
@@ -287,34 +291,36 @@ class TransactionProducer(BaseProducer):
         check_message(message)
         if message.priority is not None:
             raise MessageRefused("a transactional message has no priority", topic=message.topic)
-        prepared, place, deadline = self._admitted(message, How(timeout_s=timeout_s))
+        prepared, place, deadline = self._check_and_resolve(message, How(timeout_s=timeout_s))
         prepared = encoding.as_half(prepared)
         msg_id = prepared.msg_id
         scope = self.settings.scope
         topic = scope.plain(scope.on_wire(message.topic))  # as a question names it
         content = content_of(topic, prepared.message.body, decode_properties(prepared.properties))
         fate = HalfFate(HalfPlace(message.topic, "", self.settings.group, msg_id, msg_id), content)
-        _halves.add(msg_id, fate)  # its broker may ask before it acknowledges
+        _registry.add(msg_id, fate)  # its broker may ask before it acknowledges
         try:
-            result = self._engine.send(self._outgoing(prepared, place, deadline)._replace(spoolable=False, once=True))
+            result = self._engine.send(
+                self._outgoing(prepared, place, deadline)._replace(spoolable=False, at_most_once=True)
+            )
             assert result.queue is not None
-            fate.stored(HalfPlace.of(result, self.settings.group, message.topic, msg_id))
+            fate.record_place(HalfPlace.of(result, self.settings.group, message.topic, msg_id))
             known = result._replace(msg_id=msg_id, queue_offset=None)
-            half = HalfMessage(prepared.message, known, fate, self._ended, self.settings.send_timeout_s)
-            _halves.add(msg_id, fate, half)
+            half = HalfMessage(prepared.message, known, fate, self._send_decision, self.settings.send_timeout_s)
+            _registry.add(msg_id, fate, half)
             if result.status is not SendStatus.SEND_OK:
-                self._badly_stored(half, result)
+                self._reject_unsafe_store(half, result)
         except BaseException as e:  # another attempt is another message
             if getattr(e, "unsent", False):
                 fate.state = HalfState.UNKNOWN
             else:
                 fate.state = HalfState.ROLLED_BACK
-                _halves.abandon(msg_id, fate)
+                _registry.abandon(msg_id, fate)
             raise
         return half
 
-    def _badly_stored(self, half: HalfMessage, result: SendResult) -> None:
-        self._left(half, TransactionState.ROLLBACK)
+    def _reject_unsafe_store(self, half: HalfMessage, result: SendResult) -> None:
+        self._decide_at_end(half, TransactionState.ROLLBACK)
         gone = half.state is HalfState.ROLLED_BACK
         raise SendFailed(
             f"the half message was stored with {result.status.value}, and "
@@ -338,15 +344,17 @@ class TransactionProducer(BaseProducer):
         try:
             yield half
         except BaseException:
-            self._left(half, TransactionState.ROLLBACK)
+            self._decide_at_end(half, TransactionState.ROLLBACK)
             raise
-        self._left(half, TransactionState.COMMIT)
+        self._decide_at_end(half, TransactionState.COMMIT)
 
-    def _left(self, half: HalfMessage, decision: TransactionState) -> None:
+    def _decide_at_end(self, half: HalfMessage, decision: TransactionState) -> None:
         """Apply the ``decision`` of the end of a block, unless the user has decided in it."""
-        if half.state is not HalfState.PREPARED or left_by_collection(functools.partial(self._left, half, decision)):
+        if half.state is not HalfState.PREPARED or left_by_collection(
+            functools.partial(self._decide_at_end, half, decision)
+        ):
             return
-        said = half._fate.said
+        said = half._fate.last_decision
         try:
             if said is TransactionState.COMMIT is not decision:
                 raise SendFailed("its commit could not be sent, and the block raised behind it")
@@ -357,9 +365,9 @@ class TransactionProducer(BaseProducer):
                 half.result.msg_id, half.message.topic, e,
             )  # fmt: skip
         finally:
-            half._leave()
+            half._abandon()
 
-    def _ended(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
+    def _send_decision(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         try:
             self._owner.check(False)
         except ClosedError as e:

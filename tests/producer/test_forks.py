@@ -45,7 +45,7 @@ CALLS: dict[str, Callable[[BulkProducer], object]] = {
     "flush": lambda producer: producer.flush(),
 }
 # What changes or shows state of this process only, what accumulators call, and ends, which have tests below.
-OTHERS = {"add_hook", "faults", "spool_metrics", "enqueue_batch", "pump", "close", "at_exit"}
+OTHERS = {"add_hook", "faults", "spool_metrics", "enqueue_batch", "dispatch_ready", "close", "at_exit"}
 
 
 @contextmanager
@@ -94,10 +94,10 @@ def test_a_fork_that_ends_leaves_waiting_batches_to_its_parent(
     requests = len(bench.sender.requests)
     assert not waiting[-1].done()
     with fork(monkeypatch):
-        topics._leave()
+        topics._close_producers()
         assert producer.close() == []
     assert (len(bench.sender.requests), waiting[-1].done(), capsys.readouterr().err) == (requests, False, "")
-    topics._leave()
+    topics._close_producers()
     assert all(result.done() for result in waiting)
     assert len(bench.sender.requests) > requests
 

@@ -24,20 +24,20 @@ from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer import encoding
-from rocketmq_spark.producer.destination import Destinations, Later
-from rocketmq_spark.producer.in_flight import InFlight
-from rocketmq_spark.producer.long_delays import Timers, no_timers
-from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.destination import Destinations, SpoolFallback
+from rocketmq_spark.producer.in_flight import SendWindow
+from rocketmq_spark.producer.long_delays import BrokerTimers, no_timers_error
+from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
 from rocketmq_spark.producer.rows.routing import QueueList
-from rocketmq_spark.producer.rows.sender import LAST_RESORT_S, LOOKS, RowSender, RowTools
-from rocketmq_spark.producer.rows.sent import Ends, SentRows
+from rocketmq_spark.producer.rows.sender import LOOKUP_STEPS, LOST_SEND_S, RowSender, RowTools
+from rocketmq_spark.producer.rows.sent import OutcomeCollector, SentRows
 from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
 
-TOTAL_BYTES = 32 << 20
+MAX_IN_FLIGHT_BYTES = 32 << 20
 # What a request takes beside its bytes, roughly: Python's objects.
-REQUEST_BYTES = 1 << 10
+REQUEST_OVERHEAD_BYTES = 1 << 10
 
 
 class RowsOfCall(BadRows):
@@ -76,9 +76,9 @@ class CallTools(NamedTuple):
 
     rows: RowTools
     destinations: Destinations
-    timers: Timers
-    later: Later | None
-    closing: Callable[[], bool]
+    timers: BrokerTimers
+    spool_fallback: SpoolFallback | None
+    is_closing: Callable[[], bool]
 
 
 class RowCall:
@@ -89,147 +89,151 @@ class RowCall:
         self._rows = tools.rows._replace(options=options)
         self._engine = tools.rows.engine
         self._ids = KeptIds(os.urandom(8), self._engine.timer.wall_ms)
-        self._window = InFlight(_bounds(tools.rows.settings, options))
+        self._window = SendWindow(_window_settings(tools.rows.settings, options))
         self._senders: dict[tuple[tuple[str, str], ...], RowSender] = {}
-        self._shut: dict[Hashable, RocketMQError] = {}
+        self._failed_queues: dict[Hashable, RocketMQError] = {}
         self._queues: dict[str, QueueList] = {}
-        self._seen: set[tuple[str, bool]] = set()
-        self._timed: list[str] = []
-        self._changing = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
-        self._changed = threading.Condition(self._changing)
-        self._landed: deque[tuple[Rows, Ended]] = deque()
-        self._out: set[Outgoing] = set()
-        self._ends = Ends()
+        self._checked_topics: set[tuple[str, bool]] = set()
+        self._timer_columns: list[str] = []
+        self._completions_lock = threading.RLock()  # in ``with`` itself, for Ctrl-C (as in consumer.pull.polls)
+        self._completions_changed = threading.Condition(self._completions_lock)
+        self._completions: deque[tuple[Rows, SendCompletion]] = deque()
+        self._in_flight: set[OutgoingSend] = set()
+        self._outcomes = OutcomeCollector()
 
     def run(self, groups: Iterable[Sequence[Portion]]) -> SentRows:
         """Send everything. All portions of a group are checked before any of them is sent."""
         try:
             for group in groups:
-                if self._tools.closing():  # what was read before it ends has an outcome, too
-                    self._give_up(sum(len(portion.batch) for portion in group))
+                if self._tools.is_closing():  # what was read before it ends has an outcome, too
+                    self._fail_rows(sum(len(portion.batch) for portion in group))
                 else:
                     self._send(group)
-            while self._out:
-                self._settle()
+            while self._in_flight:
+                self._process_completion()
         except Exception as e:  # nothing of the call goes on after it
-            while self._out:
-                self._settle()
-            if self._ends.rows:
-                e.add_note(f"Before that: {self._ends.result()!r}")
+            while self._in_flight:
+                self._process_completion()
+            if self._outcomes.rows:
+                e.add_note(f"Before that: {self._outcomes.result()!r}")
             raise
-        sent = self._ends.result()
+        sent = self._outcomes.result()
         if count := len(sent.failed):
             logger.warning("%d of %d rows were not sent, or have no acknowledgement", count, len(sent))
         return sent
 
     def check_topic(self, topic: str) -> None:
         """Once for each topic of the call."""
-        key = topic, bool(self._timed)
-        if key in self._seen:
+        key = topic, bool(self._timer_columns)
+        if key in self._checked_topics:
             return
         encoding.check_topic(topic, self._tools.rows.settings.scope)
         deadline = Deadline.after(self._options.send_timeout)
-        queues = self._tools.destinations.at_hand(topic, deadline)
-        if self._timed and (without := self._tools.timers.missing(topic, {q.broker_name for q in queues}, deadline)):
-            raise no_timers(f"column {' and '.join(map(repr, self._timed))}", without, topic)
-        self._seen.add(key)
+        queues = self._tools.destinations.queues_or_empty(topic, deadline)
+        if self._timer_columns and (
+            without := self._tools.timers.brokers_without_timers(topic, {q.broker_name for q in queues}, deadline)
+        ):
+            raise no_timers_error(f"column {' and '.join(map(repr, self._timer_columns))}", without, topic)
+        self._checked_topics.add(key)
 
-    def may_pass(self, error: RocketMQError) -> bool:
+    def is_transient(self, error: RocketMQError) -> bool:
         """Whether a spool keeps what fails for it."""
-        return self._tools.later is not None and self._tools.later.may_pass(error)
+        return self._tools.spool_fallback is not None and self._tools.spool_fallback.is_transient(error)
 
-    def submit(self, outgoing: Outgoing) -> None:
+    def submit(self, outgoing: OutgoingSend) -> None:
         """Hand over what is noted when it ends; while there is no room for it, wait for ends of this call."""
         size, ordered = outgoing.size, outgoing.ordered_queue is not None
         self._window.brokers = len(self._engine.topics.brokers())
-        while self._landed or (self._out and not self._has_room(size, ordered)):
-            self._settle()
-        self._out.add(outgoing)
+        while self._completions or (self._in_flight and not self._has_room(size, ordered)):
+            self._process_completion()
+        self._in_flight.add(outgoing)
         self._window.add(size)
         try:
             self._engine.submit(outgoing)
         except RocketMQError as e:  # others have filled the room during the whole send timeout
             if ordered:
-                self._shut.setdefault(outgoing.ordered_queue, e)
-            outgoing.done(Ended(outgoing, e))
+                self._failed_queues.setdefault(outgoing.ordered_queue, e)
+            outgoing.done(SendCompletion(outgoing, e))
 
-    def note(self, rows: Rows, ended: Ended) -> None:
+    def on_completion(self, rows: Rows, ended: SendCompletion) -> None:
         """Count it later, on the calling thread."""
-        with self._changing:
-            self._landed.append((rows, ended))
-            self._changed.notify_all()
+        with self._completions_lock:
+            self._completions.append((rows, ended))
+            self._completions_changed.notify_all()
 
     def _send(self, group: Sequence[Portion]) -> None:
-        first, checked = self._ends.rows, []
+        first, checked = self._outcomes.rows, []
         for portion in group:
-            self._timed = [portion.columns[name] for name in TIMERS if name in portion.columns]
+            self._timer_columns = [portion.columns[name] for name in TIMERS if name in portion.columns]
             checked.append(self._sender_of(portion).check(portion.batch, self._bad_rows(first), first))
             first += len(portion.batch)
         for portion, parts in zip(group, checked, strict=True):
-            if self._tools.closing():
-                self._give_up(len(portion.batch))
+            if self._tools.is_closing():
+                self._fail_rows(len(portion.batch))
             else:
-                sender, first = self._sender_of(portion), self._ends.rows
+                sender, first = self._sender_of(portion), self._outcomes.rows
                 encoded = sender.join(portion.batch, *parts)
-                self._ends.begin(self._ids.last)
+                self._outcomes.add_rows(self._ids.last)
                 sender.send(portion.batch, *parts, encoded, first)
 
     def _sender_of(self, portion: Portion) -> RowSender:
         key = tuple(portion.columns.items())
         if key not in self._senders:
-            self._senders[key] = RowSender(self._rows, portion.columns, self._ids, self, self._shut, self._queues)
+            self._senders[key] = RowSender(
+                self._rows, portion.columns, self._ids, self, self._failed_queues, self._queues
+            )
         return self._senders[key]
 
     def _has_room(self, size: int, ordered: bool) -> bool:
         return self._window.has_room(size, ordered) and self._engine.has_room(size, ordered)
 
-    def _settle(self) -> None:
+    def _process_completion(self) -> None:
         """Wait for the end of one request."""
-        rows, ended = self._end()
-        self._out.discard(ended.outgoing)
+        rows, ended = self._next_completion()
+        self._in_flight.discard(ended.outgoing)
         size, outcome = ended.outgoing.size, ended.outcome
         self._window.remove(size)
         if isinstance(outcome, SendResult):
-            self._window.answered(size, ended.attempts == 1 and outcome.status is not SendStatus.SPOOLED)
-        self._ends.add(rows, outcome)
+            self._window.record_acknowledged(size, ended.attempts == 1 and outcome.status is not SendStatus.SPOOLED)
+        self._outcomes.add_outcome(rows, outcome)
 
-    def _end(self) -> tuple[Rows, Ended]:
+    def _next_completion(self) -> tuple[Rows, SendCompletion]:
         """The next one. Of what is out something ends within the send timeout, unless it waits behind what others have sent,
         which may take longer, or was forgotten.
         """
-        looks = 1 if self._engine.confirming is None else LOOKS
-        patience_s = looks * self._options.send_timeout + LAST_RESORT_S
+        looks = 1 if self._engine.ambiguity_resolver is None else LOOKUP_STEPS
+        patience_s = looks * self._options.send_timeout + LOST_SEND_S
         until = Deadline.after(patience_s)
-        with self._changing:
-            while not self._landed:
+        with self._completions_lock:
+            while not self._completions:
                 if until.expired:
-                    if not self._engine.behind_others(self._out):
+                    if not self._engine.waits_for_others(self._in_flight):
                         break
                     until = Deadline.after(patience_s)
-                self._engine.timer.hold(self._changed, until.remaining())
-            if self._landed:
-                return self._landed.popleft()
-        forgotten = len(self._out)
-        self._out.clear()
+                self._engine.timer.hold(self._completions_changed, until.remaining())
+            if self._completions:
+                return self._completions.popleft()
+        forgotten = len(self._in_flight)
+        self._in_flight.clear()
         raise SendFailed(
             f"{forgotten} batches have had no outcome for much longer than 'sendTimeout' allows",
             remedy="This is a bug of rocketmq-spark: please report it with the log",
         )
 
-    def _give_up(self, rows: int) -> None:
+    def _fail_rows(self, rows: int) -> None:
         error = ClosedError("the producer was closed before the row was sent")
         self._ids.fill(np.empty((rows, KeptIds.width), np.uint8))
-        self._ends.add(np.arange(self._ends.rows, self._ends.rows + rows), error)
-        self._ends.begin(self._ids.last)
+        self._outcomes.add_outcome(np.arange(self._outcomes.rows, self._outcomes.rows + rows), error)
+        self._outcomes.add_rows(self._ids.last)
 
 
-def _bounds(settings: ProducerSettings, options: Options) -> ProducerSettings:
+def _window_settings(settings: ProducerSettings, options: Options) -> ProducerSettings:
     """How a call bounds what it has out: as a task of the sink."""
-    total = options.total_batch_max_bytes or TOTAL_BYTES
+    total = options.total_batch_max_bytes or MAX_IN_FLIGHT_BYTES
     return dataclasses.replace(
         settings,
         max_in_flight=None,
         max_in_flight_per_broker=None,
-        max_async_messages=max(1, total // REQUEST_BYTES),
+        max_async_messages=max(1, total // REQUEST_OVERHEAD_BYTES),
         max_async_bytes=total,
     )

@@ -43,11 +43,11 @@ from rocketmq_spark.queues.selection import Select
 BATCH_BYTES = 1 << 20
 # So much is encoded at once: several batches, and few enough to stay in caches.
 PORTION_BYTES, PORTION_ROWS = 8 << 20, 1 << 16
-PORTION_MESSAGES, FEW_MESSAGES = 1 << 14, 256
+PORTION_MESSAGES, CHUNK_MESSAGES = 1 << 14, 256
 # Of messages, which may be large, so many are taken at most before their bytes are looked at.
-_HANDFUL = 32
+_MAX_UNSIZED = 32
 # A table of smaller chunks is copied into larger ones.
-SMALL_ROWS = 4096
+SMALL_CHUNK_ROWS = 4096
 
 
 class MessageTarget(NamedTuple):
@@ -57,8 +57,8 @@ class MessageTarget(NamedTuple):
     key: Key | None = None
 
 
-_PLACED = [RowColumn(name, TEXT, TEXT) for name in ("body", "topic", "shardingKey")]
-_PLACED_IN_A_QUEUE = [*_PLACED, RowColumn("queueId", INT, INT), RowColumn("brokerName", TEXT, TEXT)]
+_MESSAGE_COLUMNS = [RowColumn(name, TEXT, TEXT) for name in ("body", "topic", "shardingKey")]
+_QUEUE_COLUMNS = [*_MESSAGE_COLUMNS, RowColumn("queueId", INT, INT), RowColumn("brokerName", TEXT, TEXT)]
 
 
 class RowTarget(NamedTuple):
@@ -76,15 +76,17 @@ def send_arrow(tools: CallTools, data: Any, how: RowTarget) -> SentRows:
     if isinstance(data, pa.RecordBatch):
         schema, batches = data.schema, [data]
     elif isinstance(data, pa.Table):
-        schema, batches = data.schema, _large(data).to_batches()
+        schema, batches = data.schema, _with_large_chunks(data).to_batches()
     elif hasattr(data, "__arrow_c_stream__"):
         reader = data if isinstance(data, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(data)
         kind, schema, batches = RowsOfReader, reader.schema, reader
     else:
         raise OptionError(f"send_arrow got {type(data).__name__}; expected a Table, RecordBatch or RecordBatchReader")
-    options, columns = options_of(tools.rows.options, how, of_arrow(schema))
+    options, columns = call_options(tools.rows.options, how, of_arrow(schema))
     log_choice(options, columns, once=True)
-    groups: Iterable[Sequence[Portion]] = _read(batches, columns, tools.closing if kind is RowsOfReader else _never)
+    groups: Iterable[Sequence[Portion]] = _portions_of_arrow(
+        batches, columns, tools.is_closing if kind is RowsOfReader else _never
+    )
     if kind is RowsOfCall:
         groups = [[portion for group in groups for portion in group]]
     return RowCall(tools, options, kind).run(groups)
@@ -97,10 +99,10 @@ def send_many(tools: CallTools, messages: Iterable[Message], how: RowTarget, pla
         raise OptionError("send_many got a queue and a key; expected one of them, for a key chooses the queue")
     if place.queue is not None and features.chooses_queues:
         raise MessageRefused(f"the messages name {place.queue}, but {features.chooses_queues}")
-    options, _ = options_of(tools.rows.options, how, _PLACED if place.queue is None else _PLACED_IN_A_QUEUE)
+    options, _ = call_options(tools.rows.options, how, _MESSAGE_COLUMNS if place.queue is None else _QUEUE_COLUMNS)
     kind = MessagesOfCall if isinstance(messages, Sequence) else MessagesOfIterator
-    ends = tools.closing if kind is MessagesOfIterator else _never
-    groups: Iterable[Sequence[Portion]] = _grouped(iter(messages), kind, place, features.priorities, ends)
+    ends = tools.is_closing if kind is MessagesOfIterator else _never
+    groups: Iterable[Sequence[Portion]] = _portions_of_messages(iter(messages), kind, place, features.priorities, ends)
     if kind is MessagesOfCall:
         groups = [[portion for group in groups for portion in group]]
     return RowCall(tools, options, kind).run(groups)
@@ -110,17 +112,17 @@ def _never() -> bool:
     return False
 
 
-def _read(
+def _portions_of_arrow(
     batches: Iterable[pa.RecordBatch], columns: Mapping[str, str], ends: Callable[[], bool]
 ) -> Iterator[Sequence[Portion]]:
     for batch in batches:
         last = ends()  # as of messages
-        yield [Portion(each, columns) for each in _cut(batch, columns)]
+        yield [Portion(each, columns) for each in _split_batch(batch, columns)]
         if last:
             return
 
 
-def _grouped(
+def _portions_of_messages(
     messages: Iterator[Message], kind: type[BadRows], place: MessageTarget, priorities: bool, ends: Callable[[], bool]
 ) -> Iterator[Sequence[Portion]]:
     """Portions of enough messages for some batches, until it ``ends``. They become columns a few at a time: what Python's garbage
@@ -129,7 +131,7 @@ def _grouped(
     first = 0
     parts: list[pa.RecordBatch] = []
     last = False  # what ends is given up, so that the result says why there is no more
-    while few := [] if last or (parts and ends()) else _few(messages):
+    while few := [] if last or (parts and ends()) else _next_messages(messages):
         bad_rows = kind(first)
         batch = batch_of(few, bad_rows, *place)
         if "priority" in batch.schema.names and not priorities:
@@ -155,12 +157,12 @@ def _grouped(
 _body = operator.attrgetter("body")
 
 
-def _few(messages: Iterator[Message]) -> list[Message]:
+def _next_messages(messages: Iterator[Message]) -> list[Message]:
     """The next ones, fewer if they are large: what an iterator would give is not in memory yet."""
     found: list[Message] = []
     size = 0
-    while size < PORTION_BYTES and (left := FEW_MESSAGES - len(found)):
-        found += (more := list(itertools.islice(messages, min(len(found) + 1, _HANDFUL, left))))
+    while size < PORTION_BYTES and (left := CHUNK_MESSAGES - len(found)):
+        found += (more := list(itertools.islice(messages, min(len(found) + 1, _MAX_UNSIZED, left))))
         if not more:
             break
         try:
@@ -175,25 +177,25 @@ def _portion(parts: Sequence[pa.RecordBatch]) -> Portion:
     return Portion(batch, {name: name for name in batch.schema.names})
 
 
-def _large(table: pa.Table) -> pa.Table:
+def _with_large_chunks(table: pa.Table) -> pa.Table:
     """Each chunk is encoded by itself, and small ones would make small batches."""
     chunks = max((column.num_chunks for column in table.columns), default=1)
-    return table.combine_chunks() if chunks > 1 and len(table) < chunks * SMALL_ROWS else table
+    return table.combine_chunks() if chunks > 1 and len(table) < chunks * SMALL_CHUNK_ROWS else table
 
 
-def _cut(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+def _split_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     rows = len(batch)
     step = max(1, min(PORTION_ROWS, rows * PORTION_BYTES // max(1, plain_bytes(batch))))
     for start in range(0, rows, step):
-        yield from _halved(batch.slice(start, step), columns)
+        yield from _halve_large(batch.slice(start, step), columns)
 
 
-def _halved(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+def _halve_large(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     """In smaller parts where the large rows of a batch stand together."""
     if len(batch) > 1 and plain_bytes(batch) > 2 * PORTION_BYTES:
         middle = len(batch) // 2
-        yield from _halved(batch.slice(0, middle), columns)
-        yield from _halved(batch.slice(middle), columns)
+        yield from _halve_large(batch.slice(0, middle), columns)
+        yield from _halve_large(batch.slice(middle), columns)
     else:
         yield plain_batch(batch, columns)
 
@@ -201,7 +203,7 @@ def _halved(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.Re
 _SELECTORS = {name.lower(): name for name in (*transport.SELECTORS, "column", "environment")}
 
 
-def options_of(options: Options, how: RowTarget, columns: Sequence[RowColumn]) -> tuple[Options, dict[str, str]]:
+def call_options(options: Options, how: RowTarget, columns: Sequence[RowColumn]) -> tuple[Options, dict[str, str]]:
     """The options of one call, and its columns by role. One ``OptionError`` lists everything that is wrong."""
     if isinstance(how.selector, str):
         how = how._replace(selector=_SELECTORS.get(how.selector.lower(), how.selector))

@@ -49,15 +49,15 @@ class TopicRows(NamedTuple):
 
     batch: pa.RecordBatch
     topic: str
-    which: npt.NDArray[np.intp] | None
+    row_indices: npt.NDArray[np.intp] | None
     first: int
 
     def row_numbers(self) -> npt.NDArray[np.intp]:
-        return np.arange(len(self.batch)) if self.which is None else self.which
+        return np.arange(len(self.batch)) if self.row_indices is None else self.row_indices
 
     def column(self, name: str) -> pa.Array:
         column = arrow.plain(self.batch.column(name))
-        return column if self.which is None else column.take(pa.array(self.which))
+        return column if self.row_indices is None else column.take(pa.array(self.row_indices))
 
 
 def utf8_texts(column: pa.Array, name: str, numbers: npt.NDArray[np.intp], bad_rows: BadRows) -> pa.Array:
@@ -195,7 +195,7 @@ class ByPartition:
         self._partitions_of = numbered
         self.others = ByHash(columns) if "shardingkey" in columns else None
 
-    def take_numbers(self, topic: str) -> None:
+    def number_queues(self, topic: str) -> None:
         """Number the queues of a topic, which may wait for brokers that name servers do not list yet. A route that is fetched
         afterwards has them.
         """
@@ -332,19 +332,19 @@ def selector_of(options: Options, columns: Mapping[str, str]) -> str | Callable[
     if transport.features(options).chooses_queues and "shardingkey" in columns:
         return "hash"
     if "queue_selector" not in options.given:
-        return next((selector for role, selector in _IMPLIED.items() if role in columns), "roundRobin")
+        return next((selector for role, selector in _IMPLIED_SELECTORS.items() if role in columns), "roundRobin")
     chosen: str | Callable[..., object] = options.queue_selector
     return chosen
 
 
 # The selectors that columns imply. A row that names its queue needs no key, so those columns come first.
-_IMPLIED = {"partition": "partition", "queueid": "column", "shardingkey": "hash"}
+_IMPLIED_SELECTORS = {"partition": "partition", "queueid": "column", "shardingkey": "hash"}
 
 
 def log_choice(options: Options, columns: Mapping[str, str], once: bool = False) -> None:
     """Log which column has chosen the selector, if one has. With ``once``, this process logs it once for the topic."""
     selector = selector_of(options, columns)
-    role = next((role for role, implied in _IMPLIED.items() if implied == selector), None)
+    role = next((role for role, implied in _IMPLIED_SELECTORS.items() if implied == selector), None)
     if role is None or "queue_selector" in options.given or transport.features(options).chooses_queues:
         return
     name, where = columns[role], f"topic {options.topic}" if options.topic is not None else "topics of the rows"
@@ -368,12 +368,12 @@ def log_choice(options: Options, columns: Mapping[str, str], once: bool = False)
         line()
 
 
-def unnumbered(topic: str) -> QueueList:
+def no_partition_numbers(topic: str) -> QueueList:
     raise AssertionError(f"rows of topic {topic!r} name partitions, and their queues have no numbers")
 
 
 def row_selector(
-    options: Options, columns: Mapping[str, str], numbered: PartitionLookup = unnumbered
+    options: Options, columns: Mapping[str, str], numbered: PartitionLookup = no_partition_numbers
 ) -> RowSelector | None:
     """The selector that chooses per row; None if whole batches may go to any queue."""
     match selector_of(options, columns):
@@ -421,7 +421,7 @@ class Router:
         columns: Mapping[str, str],
         queues: Callable[[str, bool], QueueList],
         shared_queues: dict[str, QueueList] | None = None,
-        numbered: PartitionLookup = unnumbered,
+        numbered: PartitionLookup = no_partition_numbers,
         wait_for_brokers: Callable[[str, Collection[str], Deadline], QueueList] | None = None,
     ) -> None:
         self._topic = options.topic
@@ -478,7 +478,7 @@ class Router:
     def plan(self, topics: Sequence[TopicRows], bad_rows: BadRows) -> RoutingPlan:
         """The shares of the rows, in which the rows of a queue keep their order."""
         self._deadline = None
-        if len(topics) == 1 and topics[0].which is None and self._selector is None:
+        if len(topics) == 1 and topics[0].row_indices is None and self._selector is None:
             return RoutingPlan(None, [RowRange(topics[0].topic, None, 0, len(topics[0].batch))])
         orders, shares = [], []
         at = 0
@@ -507,7 +507,7 @@ class Router:
     def _choose(self, rows: TopicRows, bad_rows: BadRows) -> tuple[QueueList, npt.NDArray[np.int64]]:
         assert self._selector is not None
         if isinstance(self._selector, ByPartition):
-            self._selector.take_numbers(rows.topic)
+            self._selector.number_queues(rows.topic)
         first = self._queues.get(rows.topic)
         is_new = first is None
         if first is None:

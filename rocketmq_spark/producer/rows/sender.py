@@ -36,8 +36,8 @@ from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.long_delays import LongDelays
-from rocketmq_spark.producer.outgoing import Ended, Outgoing
+from rocketmq_spark.producer.long_delays import DelayRouter
+from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
 from rocketmq_spark.producer.rows import routing
 from rocketmq_spark.producer.rows.routing import PartitionLookup, QueueList, RoutingPlan, RowRange, TopicRows
 from rocketmq_spark.producer.settings import ProducerSettings
@@ -49,12 +49,12 @@ logger = logging.getLogger(__name__)
 MAX_TAGS = 16
 
 # The storage of a topic is not asked about again for so long if the question took its time and had no answer.
-SILENT_S = 30.0
+SILENT_RETRY_S = 30.0
 
 # When nothing at all ends for so long beyond the send timeout, a batch was forgotten.
-LAST_RESORT_S = 60.0
+LOST_SEND_S = 60.0
 # A batch that may be stored is looked up, in steps that each may take that long.
-LOOKS = 4
+LOOKUP_STEPS = 4
 
 
 class StoragePlan:
@@ -67,8 +67,8 @@ class StoragePlan:
         self._columns = columns
         self._sender = sender
         self._ids = UniqueIds(os.urandom(8), now_ms)
-        self._about: About | None = None
-        self._silent: dict[str, Deadline] = {}
+        self._batch_properties: About | None = None
+        self._silent_until: dict[str, Deadline] = {}
         # Over remoting without batches no check is needed: a broker rejects a single message, and names the reason.
         self._checks = options.auto_batch or bool(transport.features(options).chooses_queues)
 
@@ -79,10 +79,10 @@ class StoragePlan:
             if found is not None and found.by_key:
                 numbers = rows.row_numbers()
                 missing = numbers[without_key(batch, self._columns)[numbers]]
-                bad_rows.rows(missing, encoding.no_key(rows.topic))
+                bad_rows.rows(missing, encoding.no_key_reason(rows.topic))
             if found is not None and found.grouped:
                 key = "key" if self._options.kafka_columns else "shardingKey"
-                bad_rows.rows(rows.row_numbers()[self._without_group(rows)], _no_group(rows.topic, key))
+                bad_rows.rows(rows.row_numbers()[self._without_group(rows)], _no_group_reason(rows.topic, key))
 
     def _without_group(self, rows: TopicRows) -> npt.NDArray[np.bool_]:
         if "shardingkey" not in self._columns:
@@ -90,21 +90,21 @@ class StoragePlan:
         filled = arrow.filled(arrow.as_bytes(rows.column(self._columns["shardingkey"])))
         return np.zeros(len(rows.row_numbers()), np.bool_) if filled is None else ~filled
 
-    def look(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
+    def split_by_tag(self, batch: pa.RecordBatch, plan: RoutingPlan) -> RoutingPlan:
         """The plan of ``batch`` with a share for each tag where that is right; ``properties`` are of its rows from now on."""
-        self._about = None
+        self._batch_properties = None
         if not self._options.auto_batch or not any(
             self._stored_whole(topic) for topic in {s.topic for s in plan.ranges}
         ):
             return plan
-        self._about = About(batch, self._columns, MAX_KEYWORD_BYTES)
-        return together(plan, self._about, self._stored_whole, self._options.batch_by_tag)
+        self._batch_properties = About(batch, self._columns, MAX_KEYWORD_BYTES)
+        return group_by_tag(plan, self._batch_properties, self._stored_whole, self._options.batch_by_tag)
 
     def properties(self, topic: str, rows: Rows) -> dict[str, str]:
         """Those of a batch of these rows; none where its messages are stored one by one."""
-        if self._about is None or not self._stored_whole(topic):
+        if self._batch_properties is None or not self._stored_whole(topic):
             return {}
-        said = self._about.properties(rows)
+        said = self._batch_properties.properties(rows)
         if said is None:
             return {}
         batch_id = np.empty((1, 32), np.uint8)
@@ -115,17 +115,17 @@ class StoragePlan:
         return (found := self._storage(topic)) is not None and found.whole
 
     def _storage(self, topic: str) -> BatchStorage | None:
-        if (silent := self._silent.get(topic)) is not None and not silent.expired:
+        if (silent := self._silent_until.get(topic)) is not None and not silent.expired:
             return None
         deadline = Deadline.after(within_s := self._options.request_timeout)
         found = self._sender.batch_storage(topic, deadline)
         # Otherwise each batch of rows would wait so long, twice.
         if found is None and deadline.remaining() < within_s / 2:
-            self._silent[topic] = Deadline.after(SILENT_S)
+            self._silent_until[topic] = Deadline.after(SILENT_RETRY_S)
         return found
 
 
-def together(plan: RoutingPlan, about: About, stored_whole: Callable[[str], bool], by_tag: str) -> RoutingPlan:
+def group_by_tag(plan: RoutingPlan, about: About, stored_whole: Callable[[str], bool], by_tag: str) -> RoutingPlan:
     """The plan with a share for each tag. ``by_tag`` is the option.
 
     Rows that name their queue keep their order there unless the option is ``true``: then those of one tag do.
@@ -175,13 +175,13 @@ class RowOwner(Protocol):
     def check_topic(self, topic: str) -> None:
         """Called for each topic of a batch before any of its rows is sent; raises if rows cannot be sent there."""
 
-    def may_pass(self, error: RocketMQError) -> bool:
+    def is_transient(self, error: RocketMQError) -> bool:
         """Whether a spool keeps what fails for it."""
 
-    def submit(self, outgoing: Outgoing) -> None:
+    def submit(self, outgoing: OutgoingSend) -> None:
         """Hand over a request when there is room for it."""
 
-    def note(self, rows: Rows, ended: Ended) -> None:
+    def on_completion(self, rows: Rows, ended: SendCompletion) -> None:
         """How the request of ``rows`` ended, on any thread; quick."""
 
 
@@ -193,7 +193,7 @@ class RowTools(NamedTuple):
     sender: Sender
     engine: Engine
     make_encoder: Callable[..., Encoder]
-    long_delays: LongDelays
+    long_delays: DelayRouter
 
 
 def batch_bytes(options: Options) -> int:
@@ -242,24 +242,24 @@ class RowSender:
         owner: RowOwner,
         shut: dict[Hashable, RocketMQError] | None = None,
         queues: dict[str, QueueList] | None = None,
-        numbered: PartitionLookup = routing.unnumbered,
+        numbered: PartitionLookup = routing.no_partition_numbers,
     ) -> None:
         options, settings = tools.options, tools.settings
         self._options, self._settings = options, settings
         self._engine, self._long_delays = tools.engine, tools.long_delays
-        self._columns, self._ids, self._owner, self._shut = columns, ids, owner, shut
+        self._columns, self._ids, self._owner, self._failed_queues = columns, ids, owner, shut
         self._batch_bytes = batch_bytes(options)
         one_by_one = {"shardingkey", "priority"} & columns.keys()
-        self._batch_rows = settings.features.most_one_by_one if one_by_one else None
-        self._grown = Growth(settings.features.adds_bytes, options.max_message_size)
+        self._max_batch_rows = settings.features.most_one_by_one if one_by_one else None
+        self._growth = Growth(settings.features.adds_bytes, options.max_message_size)
         self._encoder = tools.make_encoder(columns, options.max_message_size, ids, self._batch_bytes)
         self._storage = StoragePlan(options, columns, tools.sender, self._engine.timer.wall_ms)
         # The queues of an environment are never more than they are.
         wait_for_brokers = self._wait_for_brokers if settings.environment is None else None
         router = routing.Router(options, columns, self._queues, queues, numbered, wait_for_brokers)
         self.check = RowChecks(self._encoder, router, self._storage, owner.check_topic)
-        self._first = 0
-        self._candidates = routing.candidates(options)
+        self._first_row = 0
+        self._filter_queues = routing.candidates(options)
 
     def join(self, batch: pa.RecordBatch, checked: Checked, plan: RoutingPlan) -> Encoded:
         """The items of the rows; ids of content are left out (``identify``)."""
@@ -274,8 +274,8 @@ class RowSender:
         self, batch: pa.RecordBatch, checked: Checked, plan: RoutingPlan, encoded: Encoded, first: int = 0
     ) -> None:
         """Hand the rows over, request by request; the owner is told of them by their numbers from ``first`` on."""
-        self._first = first
-        plan = self._storage.look(batch, plan)
+        self._first_row = first
+        plan = self._storage.split_by_tag(batch, plan)
         delayed = checked.delayed
         if plan.order is not None:
             encoded = encoded.take(plan.order)
@@ -284,15 +284,15 @@ class RowSender:
             part, numbers = encoded.slice(share.start, share.end), plan.rows(share)
             if delayed is not None and delayed[share.start : share.end].any():
                 waits = delayed[share.start : share.end]
-                self._send(share, part.take(np.flatnonzero(waits)), numbers[waits], delayed=True)
+                self._send_range(share, part.take(np.flatnonzero(waits)), numbers[waits], delayed=True)
                 part, numbers = part.take(np.flatnonzero(~waits)), numbers[~waits]
-            self._send(share, part, numbers)
+            self._send_range(share, part, numbers)
 
-    def _send(self, share: RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
+    def _send_range(self, share: RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
         """Brokers ignore delays inside a batch. There is no order among delayed rows."""
         alone = delayed or share.topic.startswith(codes.RETRY_PREFIX)
         max_bytes, at = 0 if alone else self._batch_bytes, 0
-        for chunk in encoded.chunks(max_bytes, self._batch_rows, self._grown):
+        for chunk in encoded.chunks(max_bytes, self._max_batch_rows, self._growth):
             mine = rows[at : at + chunk.rows]
             at += chunk.rows
             now_ms, place = self._engine.timer.wall_ms(), How(share.queue)
@@ -300,21 +300,21 @@ class RowSender:
                 topic, said = share.topic, self._storage.properties(share.topic, mine)
                 request = encoding.batch_request(chunk.body, said, self._settings, now_ms)
             else:  # a row that does not fit into a batch or must not travel in one
-                prepared = _alone(share.topic, chunk.body)
+                prepared = _single_message(share.topic, chunk.body)
                 if delayed and self._options.long_delay == "dmq":
                     prepared, place = self._long_delay(prepared, place)
                 topic, request = prepared.message.topic, encoding.single_request(prepared, self._settings, now_ms)
             self._owner.submit(
-                Outgoing(
+                OutgoingSend(
                     topic,
                     request,
                     self._options.send_timeout,
                     place.queue,
                     ordered=not delayed,
-                    candidates=self._candidates if topic == share.topic else None,
-                    done=functools.partial(self._owner.note, mine + self._first),
+                    filter_queues=self._filter_queues if topic == share.topic else None,
+                    done=functools.partial(self._owner.on_completion, mine + self._first_row),
                     msg_ids=RowIds(self._ids.last, mine) if isinstance(self._ids, KeptIds) else (),
-                    shut=self._shut,
+                    failed_queues=self._failed_queues,
                 )
             )
 
@@ -325,11 +325,11 @@ class RowSender:
             try:
                 return self._queues(topic, False)
             except RocketMQError as e:
-                if not self._owner.may_pass(e):
+                if not self._owner.is_transient(e):
                     raise
                 return ()
 
-        return self._long_delays.placed(prepared, place, at_hand, deadline)
+        return self._long_delays.route(prepared, place, at_hand, deadline)
 
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
         return self._engine.topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
@@ -353,11 +353,11 @@ class RowSender:
             deadline.pause(next(pauses))
 
 
-def _no_group(topic: str, key: str) -> str:
+def _no_group_reason(topic: str, key: str) -> str:
     return f"there is no {key}, and topic {topic!r} (message.type=FIFO) accepts only messages with a {key}"
 
 
-def _alone(topic: str, body: memoryview) -> Prepared:
+def _single_message(topic: str, body: memoryview) -> Prepared:
     """A row as a message of its own."""
     (item,) = decode_batch(body)
     return Prepared(Message(topic, bytes(item.body), flag=item.flag), "", item.properties, False)

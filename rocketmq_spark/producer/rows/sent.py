@@ -24,7 +24,7 @@ from rocketmq_spark.producer.outgoing import Outcome
 _SEPARATOR = ","
 
 
-class _Part:
+class _SharedOutcome:
     """Rows that ended together."""
 
     def __init__(self, rows: Ints, outcome: Outcome) -> None:
@@ -76,15 +76,15 @@ class SentRows(Sequence[SendResult | RocketMQError]):
     these objects; ``parts`` and ``ids`` are internal.
     """
 
-    def __init__(self, parts: Sequence[_Part], ids: npt.NDArray[np.uint8]) -> None:
-        not_sent = _Part(np.empty(0, np.int64), SendFailed("the row was not sent"))
+    def __init__(self, parts: Sequence[_SharedOutcome], ids: npt.NDArray[np.uint8]) -> None:
+        not_sent = _SharedOutcome(np.empty(0, np.int64), SendFailed("the row was not sent"))
         self._parts = [*parts, not_sent]  # of rows that are in no other part
         self._ids = ids
-        self._which = np.full(len(ids), len(parts), np.int32)
-        self._at = np.zeros(len(ids), np.int64)
+        self._part_of_row = np.full(len(ids), len(parts), np.int32)
+        self._place_in_part = np.zeros(len(ids), np.int64)
         for number, part in enumerate(parts):
-            self._which[part.rows] = number
-            self._at[part.rows] = np.arange(len(part.rows))
+            self._part_of_row[part.rows] = number
+            self._place_in_part[part.rows] = np.arange(len(part.rows))
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -96,8 +96,8 @@ class SentRows(Sequence[SendResult | RocketMQError]):
     def __getitem__(self, row: int | slice) -> SendResult | RocketMQError | list[SendResult | RocketMQError]:
         if isinstance(row, slice):
             return [self[each] for each in range(*row.indices(len(self)))]
-        part, msg_id = self._parts[self._which[row]], str(self._ids[row].tobytes(), "ascii")
-        outcome: Outcome = part.result_of(int(self._at[row]), msg_id)
+        part, msg_id = self._parts[self._part_of_row[row]], str(self._ids[row].tobytes(), "ascii")
+        outcome: Outcome = part.result_of(int(self._place_in_part[row]), msg_id)
         return outcome
 
     def __iter__(self) -> Iterator[SendResult | RocketMQError]:
@@ -127,7 +127,7 @@ class SentRows(Sequence[SendResult | RocketMQError]):
         failed = self.failed
         if not len(failed):
             return
-        error = self._parts[self._which[failed[0]]].outcome
+        error = self._parts[self._part_of_row[failed[0]]].outcome
         assert isinstance(error, RocketMQError)
         note = f"{len(failed)} of {len(self)} rows failed, the first of them row {failed[0]}"
         if note not in getattr(error, "__notes__", ()):
@@ -154,10 +154,10 @@ class SentRows(Sequence[SendResult | RocketMQError]):
         return pa.table(columns)
 
     def _of_parts(self, values: Sequence[Any], kind: Any) -> npt.NDArray[Any]:
-        return np.array(values, kind)[self._which] if len(self._ids) else np.empty(0, kind)
+        return np.array(values, kind)[self._part_of_row] if len(self._ids) else np.empty(0, kind)
 
     def _texts(self, values: Sequence[str | None]) -> pa.Array:
-        return pa.array(values, pa.string()).take(arrow.integers(self._which, pa.int32()))
+        return pa.array(values, pa.string()).take(arrow.integers(self._part_of_row, pa.int32()))
 
     def _numbers(self, values: Sequence[int | None], kind: Any, shown: pa.DataType) -> pa.Array:
         numbers = self._of_parts([each or 0 for each in values], kind)
@@ -165,7 +165,7 @@ class SentRows(Sequence[SendResult | RocketMQError]):
 
     def _offsets(self) -> pa.Array:
         first = [part.offset for part in self._parts]
-        numbers = self._of_parts([each or 0 for each in first], np.int64) + self._at
+        numbers = self._of_parts([each or 0 for each in first], np.int64) + self._place_in_part
         return pa.array(numbers, pa.int64(), mask=self._of_parts([each is None for each in first], np.bool_))
 
 
@@ -173,37 +173,37 @@ def _queue_id(queue: Any) -> int | None:
     return None if queue is None or queue.queue_id < 0 else int(queue.queue_id)
 
 
-class Ends:
+class OutcomeCollector:
     """Collects the ends of requests while rows are sent."""
 
     def __init__(self) -> None:
-        self._parts: list[_Part] = []
+        self._parts: list[_SharedOutcome] = []
         self._ids: list[npt.NDArray[np.uint8]] = []
         self.rows = 0
 
-    def begin(self, ids: npt.NDArray[np.uint8]) -> None:
+    def add_rows(self, ids: npt.NDArray[np.uint8]) -> None:
         """The next rows are sent with these message ids."""
         self._ids.append(ids)
         self.rows += len(ids)
 
-    def add(self, rows: Ints, outcome: Outcome) -> None:
+    def add_outcome(self, rows: Ints, outcome: Outcome) -> None:
         """Rows of the whole call ended so."""
-        self._parts.append(_Part(rows, outcome))
+        self._parts.append(_SharedOutcome(rows, outcome))
 
     def result(self) -> SentRows:
         """What became of all rows. Of an error that says which messages are stored, each row gets its own."""
         ids = np.concatenate(self._ids) if self._ids else np.empty((0, 32), np.uint8)
-        parts: list[_Part] = []
+        parts: list[_SharedOutcome] = []
         for part in self._parts:
             error = part.outcome
             if isinstance(error, RocketMQError) and (error.stored or error.behind):
-                parts += _each(part.rows, error, ids)
+                parts += _outcome_of_each(part.rows, error, ids)
             else:
                 parts.append(part)
         return SentRows(parts, ids)
 
 
-def _each(rows: Ints, error: RocketMQError, ids: npt.NDArray[np.uint8]) -> Iterator[_Part]:
+def _outcome_of_each(rows: Ints, error: RocketMQError, ids: npt.NDArray[np.uint8]) -> Iterator[_SharedOutcome]:
     """Each row by itself."""
     behind = frozenset(error.behind)
     not_sent = SendFailed(
@@ -214,4 +214,4 @@ def _each(rows: Ints, error: RocketMQError, ids: npt.NDArray[np.uint8]) -> Itera
     for row in rows.tolist():
         msg_id = ids[row].tobytes().decode()
         outcome: Outcome = error.stored.get(msg_id, not_sent if msg_id in behind else error)
-        yield _Part(np.array([row]), outcome)
+        yield _SharedOutcome(np.array([row]), outcome)
