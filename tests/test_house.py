@@ -46,8 +46,8 @@ RANKS = """
 
 # Inside a room a module imports from those before it only.
 ORDER = {
-    "producer": "accumulator attempts outgoing settings topics spooling encoding plain destination in_flight"
-    " confirming long_delays batching engine resending producer tracing fates transactions requests rows"
+    "producer": "accumulator retry fault_tolerance outgoing settings at_exit spool_bridge encoding routing housekeeping"
+    " futures send_queue ambiguity delays batching engine resender producer tracing transactions request_reply rows"
     " rows.routing rows.sender rows.sent rows.calls rows.inputs bulk",
     "consumer": "pop pull push process_queue rebalance result push.member_state push.offset_store push.workers settings"
     " troubles tracing push.concurrent pull.assigned pull.contact ahead push.pulling push.orderly push.ownership"
@@ -137,15 +137,16 @@ OUTSIDE = {
     "threading": "base.process base.budget base.threads base.dropped base.exposition spark.monitoring.metrics_listener"
     " remoting.endpoint"
     " remoting.connection remoting.pool client.calls client.instance client.route base.copies"
-    " producer.batching producer.destination producer.attempts"
-    " producer.in_flight producer.confirming producer.producer producer.spooling producer.resending base.process"
-    " producer.fates producer.transactions producer.requests producer.tracing producer.rows.calls client.replies localbroker"
+    " producer.batching producer.routing producer.fault_tolerance producer.futures"
+    " producer.send_queue producer.ambiguity producer.producer producer.spool_bridge producer.resender base.process"
+    " producer.transactions producer.request_reply producer.tracing producer.rows.calls client.replies localbroker"
     " aio.producer consumer.push.member_state consumer.push.workers consumer.settings consumer.push.offset_store"
     " grpc_proxy.channel grpc_proxy.sender grpc_proxy.proxy grpc_proxy.member consumer.pop.simple_consumer"
     " consumer.pop.in_hand consumer.pop.listening consumer.pop.running consumer.push.concurrent"
     " consumer.push.rebalancing consumer.push.consumer consumer.ahead grpc_proxy.transactions"
     " consumer.pull.polls consumer.pull.upkeep stored.look spool.store spool.redelivery notebook",
-    "concurrent": "base.threads producer.batching producer.in_flight producer.producer producer.requests localbroker cli aio.loop"
+    "concurrent": "base.threads producer.batching producer.futures producer.producer producer.request_reply localbroker cli"
+    " aio.loop"
     " session.telemetry",
     "time": "base.clock base.threads base.retry base.tls_files remoting.endpoint remoting.connection remoting.pool client.calls"
     " client.route client.questions delay.node delay.stream grpc_proxy.channel grpc_proxy.proxy grpc_proxy.sender client.instance"

@@ -54,7 +54,7 @@ from tests.consumer import group
 from tests.consumer.pop import FakeProxy
 from tests.consumer.test_simple_consumer import Scripted
 from tests.producer.scripted import ScriptedSender, ok
-from tests.producer.test_spooling import FakeSpool
+from tests.producer.test_spool_bridge import FakeSpool
 from tests.spool.test_spool import FakeResender
 
 QUEUES = [MessageQueue("t", "broker-a", i) for i in range(2)]

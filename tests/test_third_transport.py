@@ -26,7 +26,7 @@ from rocketmq_spark.spark.sink.task import TaskWriter
 from rocketmq_spark.wire.properties import decode_properties
 from tests.live.writes import frame, numbered, sink_options
 from tests.producer.scripted import ScriptedSender, Time
-from tests.producer.test_spooling import FakeSpool
+from tests.producer.test_spool_bridge import FakeSpool
 
 # What a message takes beside its body: nothing else counts on this wire.
 HEAD = 1000

@@ -30,7 +30,7 @@ from rocketmq_spark.model.send import HalfState, TransactionState
 from rocketmq_spark.producer.encoding import DEFAULT_HOW, How
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.outgoing import NonblockingCallback
-from rocketmq_spark.producer.requests import has_cached_route, sends_without_waiting
+from rocketmq_spark.producer.request_reply import has_cached_route, sends_without_waiting
 from rocketmq_spark.producer.transactions import HalfMessage, weakly_bound
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.remoting.connection import together

@@ -9,7 +9,7 @@ from rocketmq_spark.base import extras
 from rocketmq_spark.base.arguments import function, instance, text
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.model import Message, MessageQueue
-from rocketmq_spark.producer.requests import RequestProducer
+from rocketmq_spark.producer.request_reply import RequestProducer
 from rocketmq_spark.queues.selection import Select
 
 if TYPE_CHECKING:

@@ -284,8 +284,8 @@ def explicit_batch(
 ) -> SendRequest:
     """A batch that the caller put together; Java's rules for it (``MessageBatch.generateFromList``).
 
-    Topics that store a batch as one message also need ``with_storage_properties``. The batch has no id: brokers before 5.5 copy the
-    properties of a batch over those of its messages, so all messages of a topic of another kind would get that id.
+    Topics that store a batch as one message also need ``with_storage_properties``. The batch has no id: brokers before 5.5 copy
+    the properties of a batch over those of its messages, so in other topics all messages would get that id.
     """
     if not prepared:
         raise MessageRefused("the batch has no messages")

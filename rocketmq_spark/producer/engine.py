@@ -22,14 +22,14 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendResult
 from rocketmq_spark.ports import Sender, Spool
-from rocketmq_spark.producer.attempts import FaultTable, RetryAttempt, broker_report
-from rocketmq_spark.producer.confirming import AmbiguousSendResolver, SendOutcomeKind, classify, unproved_error
-from rocketmq_spark.producer.destination import QueueChooser
-from rocketmq_spark.producer.in_flight import SendQueue, closed
+from rocketmq_spark.producer.ambiguity import AmbiguousSendResolver, SendOutcomeKind, classify, unproved_error
+from rocketmq_spark.producer.fault_tolerance import FaultTable, broker_report
 from rocketmq_spark.producer.outgoing import Outcome, OutgoingSend, SendCompletion
+from rocketmq_spark.producer.retry import RetryAttempt
+from rocketmq_spark.producer.routing import QueueChooser, RouteCache
+from rocketmq_spark.producer.send_queue import SendQueue, closed
 from rocketmq_spark.producer.settings import Hooks, ProducerSettings, SendContext
-from rocketmq_spark.producer.spooling import SpoolBridge
-from rocketmq_spark.producer.topics import RouteCache
+from rocketmq_spark.producer.spool_bridge import SpoolBridge
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from rocketmq_spark.base.codes import Property
 from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import Message, MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import SentMessage
-from rocketmq_spark.producer.attempts import RetryPolicy, RetryState
+from rocketmq_spark.producer.retry import RetryPolicy, RetryState
 from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 

@@ -23,16 +23,17 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import MessageRefused, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendResult, SpoolMetrics
 from rocketmq_spark.ports import Sender, Spool
-from rocketmq_spark.producer import batching, encoding, topics
+from rocketmq_spark.producer import batching, encoding
 from rocketmq_spark.producer.accumulator import MessageBatch
-from rocketmq_spark.producer.attempts import FaultTable
-from rocketmq_spark.producer.batching import BatchingClient
-from rocketmq_spark.producer.confirming import AmbiguousSendResolver, StoredIds
-from rocketmq_spark.producer.destination import Destinations, SpoolFallback
+from rocketmq_spark.producer.ambiguity import AmbiguousSendResolver, StoredIds
+from rocketmq_spark.producer.at_exit import register_at_exit
+from rocketmq_spark.producer.batching import BatchingClient, encode_batch_messages
+from rocketmq_spark.producer.delays import BrokerTimers, DelayRouter, caller_result, cancel_request, send_to_all
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine, Unsent
-from rocketmq_spark.producer.in_flight import FutureRegistry
-from rocketmq_spark.producer.long_delays import BrokerTimers, DelayRouter, caller_result, cancel_request, send_to_all
+from rocketmq_spark.producer.fault_tolerance import FaultTable
+from rocketmq_spark.producer.futures import FutureRegistry
+from rocketmq_spark.producer.housekeeping import Housekeeping
 from rocketmq_spark.producer.outgoing import (
     Callback,
     NonblockingCallback,
@@ -44,10 +45,9 @@ from rocketmq_spark.producer.outgoing import (
     with_group_order,
     with_message_ids,
 )
-from rocketmq_spark.producer.plain import encode_batch_messages
+from rocketmq_spark.producer.routing import Destinations, SpoolFallback
 from rocketmq_spark.producer.settings import Hook, ProducerSettings
-from rocketmq_spark.producer.spooling import selector_function
-from rocketmq_spark.producer.topics import Housekeeping
+from rocketmq_spark.producer.spool_bridge import selector_function
 from rocketmq_spark.queues.selection import Select
 from rocketmq_spark.wire.envelope import INNER_TOPIC, DelayHandle
 from rocketmq_spark.wire.identifiers import RecallHandle, UniqKeys
@@ -95,7 +95,7 @@ class BaseProducer(ClosedWhenDropped):
             self._accumulator_name = shared_as or name
             batcher = batching.join_accumulator(self._accumulator_name, settings, lambda: make_timer(f"{name}-batch"))
             self._batching = BatchingClient(batcher, self, self._futures, self._engine.topics, settings, sender.encoder)
-        topics.register_at_exit(self)
+        register_at_exit(self)
         Housekeeping(sender, self._engine.topics, self._engine.faults, settings).start(self._housekeeping_timer)
         self._unregister = sender.join(settings.group, settings.heartbeat_s, settings.transaction_check)
 

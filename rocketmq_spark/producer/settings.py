@@ -17,7 +17,8 @@ from rocketmq_spark.model.send import HalfCheck
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.transport import FEATURES, REMOTING, TransportFeatures, features
 from rocketmq_spark.producer.accumulator import BatchLimits
-from rocketmq_spark.producer.attempts import CURRENT, RETRY_CODES, FaultTables, RetryPolicy, fault_tables
+from rocketmq_spark.producer.fault_tolerance import CURRENT, FaultTables, fault_tables
+from rocketmq_spark.producer.retry import RETRY_CODES, RetryPolicy
 from rocketmq_spark.queues.environment import Environment, environment_of, scope_of
 from rocketmq_spark.wire.names import NO_SCOPE, Scope, group_problem
 

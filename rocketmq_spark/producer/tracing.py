@@ -21,7 +21,7 @@ from rocketmq_spark.errors import CallTimeout, ClosedError, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfCheck, HalfPlace, TransactionState
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer import topics
+from rocketmq_spark.producer.at_exit import register_at_exit
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.outgoing import NonblockingCallback, Outcome, messages_in_batch
 from rocketmq_spark.producer.producer import BaseProducer
@@ -121,7 +121,7 @@ class TraceProducer(BaseProducer):
         except BaseException:
             self._flush_timer.close()
             raise
-        topics.register_at_exit(self, last=True)
+        register_at_exit(self, last=True)
 
     def append(self, records: Records) -> None:
         """Take ``records``, or drop them where too many wait. Never waits."""

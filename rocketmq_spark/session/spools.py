@@ -30,8 +30,8 @@ from rocketmq_spark.model import MessageQueue, SpooledSend
 from rocketmq_spark.options import Options, option_name
 from rocketmq_spark.options.paths import confined, expanded
 from rocketmq_spark.ports import Sender, Spool
+from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import queues_of_environment
 from rocketmq_spark.queues.environment import Environment, by_position, environment_of, layout_text
 from rocketmq_spark.remoting.connection import together
 from rocketmq_spark.session import SPOOLS, connection_key, sender
@@ -385,7 +385,7 @@ def resending(
 ) -> SendSpool:
     """Redelivery of a store that this process opened, which is closed if this fails."""
     try:
-        from rocketmq_spark.producer.resending import EngineResender
+        from rocketmq_spark.producer.resender import EngineResender
         from rocketmq_spark.spool.spool import SENDS, SendSpool
 
         name = f"rocketmq-{settings.group}-spool"
@@ -433,7 +433,7 @@ def worker_spool(options: Options, settings: ProducerSettings) -> Spool | None:
 
 
 # Modules that a drainer imports late.
-_LATE = ("encodings.idna", "pyarrow", "rocketmq_spark.producer.resending", "rocketmq_spark.spool.spool")
+_LATE = ("encodings.idna", "pyarrow", "rocketmq_spark.producer.resender", "rocketmq_spark.spool.spool")
 _PREPARE_S = 5.0
 
 

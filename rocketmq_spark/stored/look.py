@@ -230,7 +230,7 @@ _AWAY_S = 5.0
 
 
 class NotedStoredIds:
-    """Implements ``producer.confirming.StoredIds`` for queues whose ends were noted before anything was sent."""
+    """Implements ``producer.ambiguity.StoredIds`` for queues whose ends were noted before anything was sent."""
 
     def __init__(self, make_tools: MakeTools, ends: QueueEnds) -> None:
         self._make_tools = make_tools

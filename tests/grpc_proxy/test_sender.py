@@ -20,7 +20,7 @@ from rocketmq_spark.grpc_proxy.protos import proto
 from rocketmq_spark.grpc_proxy.sender import LANES, UNKNOWN_QUEUE, ProxySender, _Requests
 from rocketmq_spark.model import MessageQueue, SendRequest, SendStatus
 from rocketmq_spark.model.send import SentMessage, TransactionState
-from rocketmq_spark.producer.spooling import is_transient
+from rocketmq_spark.producer.spool_bridge import is_transient
 from tests.grpc_proxy.scripted import THREADS, acknowledge, client, route, serving, serving_bytes, status
 from tests.helpers import raising
 

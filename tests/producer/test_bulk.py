@@ -24,8 +24,8 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.pull import QueueEnd
 from rocketmq_spark.producer import encoding
+from rocketmq_spark.producer.ambiguity import AmbiguousSendResolver
 from rocketmq_spark.producer.bulk import BulkProducer
-from rocketmq_spark.producer.confirming import AmbiguousSendResolver
 from rocketmq_spark.producer.encoding import batch_request
 from rocketmq_spark.producer.outgoing import OutgoingSend
 from rocketmq_spark.producer.rows import inputs
@@ -35,7 +35,7 @@ from rocketmq_spark.queues.selection import select
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 from tests.producer.scripted import Bench, ManualTimer, ScriptedSender, ok, refused
-from tests.producer.test_spooling import FakeSpool
+from tests.producer.test_spool_bridge import FakeSpool
 from tests.queues import qs
 
 LOST = ConnectionLost("gone", "host:1")

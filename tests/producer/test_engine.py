@@ -15,11 +15,12 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.codes import Response
 from rocketmq_spark.errors import BrokerNotFound, ClosedError, ConnectionLost, MessageIllegal, SendFailed
 from rocketmq_spark.model import Message, SendRequest, SendResult
-from rocketmq_spark.producer.attempts import RELEASE_4, FaultTable, RetryState, fault_tables
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.in_flight import INITIAL_PER_BROKER
+from rocketmq_spark.producer.fault_tolerance import RELEASE_4, FaultTable, fault_tables
 from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
 from rocketmq_spark.producer.producer import BaseProducer
+from rocketmq_spark.producer.retry import RetryState
+from rocketmq_spark.producer.send_queue import INITIAL_PER_BROKER
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.mockbroker import eventually
 from tests.producer.scripted import Bench, ManualTimer, refused

@@ -17,14 +17,15 @@ from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult,
 from rocketmq_spark.producer.accumulator import BatchEntry, BatchKey, BatchLimits, MessageBatch
 from rocketmq_spark.producer.batching import Batcher
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.in_flight import FutureRegistry, SendQueue
+from rocketmq_spark.producer.futures import FutureRegistry
 from rocketmq_spark.producer.outgoing import Outcome, OutgoingSend, SendCompletion
 from rocketmq_spark.producer.producer import BaseProducer
+from rocketmq_spark.producer.send_queue import SendQueue
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.helpers import no_more_threads, raising, waits_in
 from tests.producer.scripted import Bench, ManualTimer, Time, refused
-from tests.producer.test_confirming import Broker, batch, run
-from tests.producer.test_spooling import FakeSpool, Sender, down, producer
+from tests.producer.test_ambiguity import Broker, batch, run
+from tests.producer.test_spool_bridge import FakeSpool, Sender, down, producer
 from tests.queues import q
 
 M = Message("T", b"x")

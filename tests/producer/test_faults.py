@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rocketmq_spark.errors import OptionError
-from rocketmq_spark.producer.attempts import CURRENT, RELEASE_4, FaultTable, FaultTables, fault_tables
+from rocketmq_spark.producer.fault_tolerance import CURRENT, RELEASE_4, FaultTable, FaultTables, fault_tables
 from rocketmq_spark.queues.selection import RoundRobin
 from tests.queues import names, q, qs, read
 

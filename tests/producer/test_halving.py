@@ -9,13 +9,13 @@ import pytest
 from rocketmq_spark.base.codes import Property, Response
 from rocketmq_spark.errors import ConnectionLost, RocketMQError
 from rocketmq_spark.model import Message, MessageQueue, Resent, SendRequest, SendResult
-from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.producer.resender import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
 from tests.producer.scripted import Bench, ManualTimer, ok, refused
 from tests.producer.test_batching import batcher_of, bodies, sent
-from tests.producer.test_resending import bodies_of, kept_batch
+from tests.producer.test_resender import bodies_of, kept_batch
 
 
 def refuses_three(queue: MessageQueue, request: SendRequest) -> SendResult:

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 
-from rocketmq_spark.producer.destination import OrderedQueues
+from rocketmq_spark.producer.send_queue import OrderedQueues
 from tests.models import SteppingMachine, model_test, step
 
 

@@ -14,9 +14,9 @@ from rocketmq_spark.base.codes import MAX_PROPERTIES_BYTES, TRANSIENT_PROPERTY_P
 from rocketmq_spark.errors import MessageRefused
 from rocketmq_spark.model import Message
 from rocketmq_spark.options.transport import FEATURES, GRPC
-from rocketmq_spark.producer import batching, encoding, plain
+from rocketmq_spark.producer import batching, encoding
+from rocketmq_spark.producer.batching import encode_plain_properties, plain_template
 from rocketmq_spark.producer.encoding import prepare
-from rocketmq_spark.producer.plain import encode_plain_properties, plain_template
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.properties import decode_properties
@@ -199,7 +199,7 @@ def test_a_plain_message_has_the_properties_and_the_size_of_any(tags, keys, own,
     batch = batching.MessageBatch(
         kind.key, None, 0, 0, [SimpleNamespace(body=b"body", text=found[0], flag=flag)], has_plain=True
     )  # type: ignore[list-item]
-    plain.encode_batch_messages(batch, lambda count: ["I" * 32] * count, ENCODER, 0)
+    batching.encode_batch_messages(batch, lambda count: ["I" * 32] * count, ENCODER, 0)
     (encoded,) = batch.items()
     (item,) = decode_batch(encoded)  # type: ignore[arg-type]
     assert decode_properties(item.properties) == decode_properties(expected)

@@ -18,7 +18,7 @@ from rocketmq_spark.errors import (
     SendFailed,
 )
 from rocketmq_spark.model import Message, MessageQueue, SendStatus
-from rocketmq_spark.producer.confirming import AmbiguousSendResolver
+from rocketmq_spark.producer.ambiguity import AmbiguousSendResolver
 from rocketmq_spark.producer.engine import Unsent
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.queues.environment import Environment
@@ -27,7 +27,7 @@ from rocketmq_spark.wire.messages import decode_batch
 from rocketmq_spark.wire.names import NO_SCOPE, Scope
 from rocketmq_spark.wire.properties import decode_properties
 from tests.producer.scripted import Bench, refused, status
-from tests.producer.test_confirming import Broker
+from tests.producer.test_ambiguity import Broker
 from tests.queues import names, q, qs
 
 M = Message("T", b"x", tags="vip", keys=["k"])

@@ -17,7 +17,7 @@ from rocketmq_spark.errors import CallTimeout, OptionError, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfPlace, TransactionState
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer import topics, tracing
+from rocketmq_spark.producer import at_exit, tracing
 from rocketmq_spark.producer.producer import BaseProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.tracing import TracedSender, TraceProducer
@@ -317,8 +317,8 @@ def test_the_last_sends_of_a_program_are_traced(bench: Bench, monkeypatch: pytes
     traced = Traced(bench, auto_batch=True)
     traced.sender._append = sending.producer.append
     traced.producer.send_async(Message("T", b"lingers"))
-    monkeypatch.setattr(topics, "_open_producers", [sending.producer, traced.producer])
-    topics._close_producers()
+    monkeypatch.setattr(at_exit, "_open_producers", [sending.producer, traced.producer])
+    at_exit._close_producers()
     assert [body[:3] for body in sending.bodies[1:]] == ["Pub"]
 
 

@@ -28,14 +28,14 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Message, MessageQueue, SendRequest, SendResult, SendStatus
 from rocketmq_spark.model.send import HalfPlace, HalfState, TransactionState, content_of_stored
-from rocketmq_spark.producer import fates, transactions
+from rocketmq_spark.producer import transactions
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionProducer
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.properties import decode_properties
 from tests.consumer.messages import message
 from tests.producer.scripted import ManualTimer, ScriptedSender, Time, refused
-from tests.producer.test_spooling import FakeSpool
+from tests.producer.test_spool_bridge import FakeSpool
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 COPY = HalfPlace("T", "a", "g", "copy", "copy", 9, 99)
@@ -284,7 +284,7 @@ def test_a_question_that_crosses_a_commit_is_about_a_copy(shop: Shop, monkeypatc
     half = shop.producer.send_half(Message("T", b"x"))
     half.commit()
     assert shop.question(half.result.msg_id) is ROLLBACK
-    monkeypatch.setattr(fates, "CROSSING_S", 0.0)
+    monkeypatch.setattr(transactions, "CROSSING_S", 0.0)
     late = shop.producer.send_half(Message("T", b"x"))
     late.commit()
     assert shop.question(late.result.msg_id) is COMMIT, "its broker has lost the decision"

@@ -17,9 +17,9 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import ClosedError, SendFailed
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer.attempts import RetryPolicy, RetryState
-from rocketmq_spark.producer.confirming import SendOutcomeKind, classify
+from rocketmq_spark.producer.ambiguity import SendOutcomeKind, classify
 from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
+from rocketmq_spark.producer.retry import RetryPolicy, RetryState
 from rocketmq_spark.spark.sink import checks, worker_socket
 from rocketmq_spark.spark.sink.exactly_once import ExactlyOnceTask, NotedQueuesSender, plan_job
 from rocketmq_spark.spark.sink.report import TaskCounts

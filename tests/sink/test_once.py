@@ -31,9 +31,9 @@ from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import BrokerData, MessageQueue, QueueData, SendRequest, SendResult, TopicRoute
 from rocketmq_spark.options import Options
 from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer.attempts import RetryPolicy, RetryState
-from rocketmq_spark.producer.confirming import SendOutcomeKind, classify
-from rocketmq_spark.producer.topics import queues_of_environment
+from rocketmq_spark.producer.ambiguity import SendOutcomeKind, classify
+from rocketmq_spark.producer.retry import RetryPolicy, RetryState
+from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.spark.checkpoints import batch_notes
 from rocketmq_spark.spark.checkpoints.files import checkpoint_folder
 from rocketmq_spark.spark.sink import checks, exactly_once, exactly_once_checks

@@ -13,8 +13,8 @@ from rocketmq_spark.base.codes import Request, Response
 from rocketmq_spark.errors import MessageIllegal, RocketMQError, SpoolError
 from rocketmq_spark.localbroker import LocalBroker
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
-from rocketmq_spark.producer.in_flight import INITIAL_PER_BROKER
-from rocketmq_spark.producer.topics import queues_of_environment
+from rocketmq_spark.producer.routing import queues_of_environment
+from rocketmq_spark.producer.send_queue import INITIAL_PER_BROKER
 from rocketmq_spark.session.spools import open_store, resending, spools, worker_spool
 from rocketmq_spark.spark.sink import checks
 from rocketmq_spark.spark.sink.report import Written

@@ -18,8 +18,8 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import SpoolError
 from rocketmq_spark.model import MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.options import Options
+from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import queues_of_environment
 from rocketmq_spark.session.spools import adopt, claim, drainer, open_store, owner_of, resending, spools, worker_spool
 from rocketmq_spark.spool import recovery
 from rocketmq_spark.spool import store as store_module

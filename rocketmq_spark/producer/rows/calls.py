@@ -24,13 +24,13 @@ from rocketmq_spark.errors import ClosedError, RocketMQError, SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
 from rocketmq_spark.options import Options
 from rocketmq_spark.producer import encoding
-from rocketmq_spark.producer.destination import Destinations, SpoolFallback
-from rocketmq_spark.producer.in_flight import SendWindow
-from rocketmq_spark.producer.long_delays import BrokerTimers, no_timers_error
+from rocketmq_spark.producer.delays import BrokerTimers, no_timers_error
 from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
+from rocketmq_spark.producer.routing import Destinations, SpoolFallback
 from rocketmq_spark.producer.rows.routing import QueueList
 from rocketmq_spark.producer.rows.sender import LOOKUP_STEPS, LOST_SEND_S, RowSender, RowTools
 from rocketmq_spark.producer.rows.sent import OutcomeCollector, SentRows
+from rocketmq_spark.producer.send_queue import SendWindow
 from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)

@@ -34,9 +34,9 @@ from rocketmq_spark.options import Options, transport
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
+from rocketmq_spark.producer.delays import DelayRouter
 from rocketmq_spark.producer.encoding import How, Prepared
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.long_delays import DelayRouter
 from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
 from rocketmq_spark.producer.rows import routing
 from rocketmq_spark.producer.rows.routing import PartitionLookup, QueueList, RoutingPlan, RowRange, TopicRows

@@ -38,11 +38,11 @@ from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.names import resolve
 from rocketmq_spark.options.topic_names import EXACT, TopicNames, hint
 from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.delays import BrokerTimers, no_timers_error
 from rocketmq_spark.producer.encoding import check_topic as check_topic_name
-from rocketmq_spark.producer.long_delays import BrokerTimers, no_timers_error
+from rocketmq_spark.producer.routing import RouteCache, queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.spooling import is_transient
-from rocketmq_spark.producer.topics import RouteCache, queues_of_environment
+from rocketmq_spark.producer.spool_bridge import is_transient
 from rocketmq_spark.queues.environment import by_position, check_chosen, position_problem, scope_of
 from rocketmq_spark.session.spools import problems as spool_problems
 from rocketmq_spark.spark.sink import exactly_once_checks

@@ -21,9 +21,9 @@ from rocketmq_spark.errors import RocketMQError, RouteNotFound
 from rocketmq_spark.options import Options, transport
 from rocketmq_spark.options.topic_names import TopicNames
 from rocketmq_spark.ports import Sender
+from rocketmq_spark.producer.routing import RouteCache
 from rocketmq_spark.producer.rows.routing import Router, with_rocketmq_topics
 from rocketmq_spark.producer.rows.sender import RowChecks, StoragePlan, batch_bytes
-from rocketmq_spark.producer.topics import RouteCache
 from rocketmq_spark.spark.sink import checks
 
 _REQUEST_TIMEOUT_S = 3.0

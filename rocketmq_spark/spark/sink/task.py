@@ -32,15 +32,15 @@ from rocketmq_spark.errors import RocketMQError, SendFailed
 from rocketmq_spark.model import MessageQueue, SendStatus
 from rocketmq_spark.options import Options
 from rocketmq_spark.options.topic_names import TopicNames
-from rocketmq_spark.producer.attempts import FaultTable
-from rocketmq_spark.producer.confirming import AmbiguousSendResolver
+from rocketmq_spark.producer.ambiguity import AmbiguousSendResolver
+from rocketmq_spark.producer.delays import DelayRouter
 from rocketmq_spark.producer.engine import Engine
-from rocketmq_spark.producer.long_delays import DelayRouter
+from rocketmq_spark.producer.fault_tolerance import FaultTable
 from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
+from rocketmq_spark.producer.routing import set_environment_queues
 from rocketmq_spark.producer.rows.routing import RoutingPlan, with_rocketmq_topics
 from rocketmq_spark.producer.rows.sender import LOOKUP_STEPS, LOST_SEND_S, RowSender, RowTools
-from rocketmq_spark.producer.spooling import is_transient
-from rocketmq_spark.producer.topics import set_environment_queues
+from rocketmq_spark.producer.spool_bridge import is_transient
 from rocketmq_spark.session.spools import worker_spool
 from rocketmq_spark.spark.compat import WriterCommitMessage
 from rocketmq_spark.spark.sink import checks

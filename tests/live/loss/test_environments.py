@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark import Message, Producer, session
 from rocketmq_spark.model import MessageQueue, SendStatus
-from rocketmq_spark.producer.attempts import RetryState
+from rocketmq_spark.producer.retry import RetryState
 from rocketmq_spark.spark.datasource import RocketMQDataSource
 from tests.helpers import killed, stored
 from tests.live.writes import bodies, frame

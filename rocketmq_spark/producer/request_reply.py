@@ -23,8 +23,8 @@ from rocketmq_spark.options.transport import NO_REPLIES
 from rocketmq_spark.ports import Replies, Sender
 from rocketmq_spark.producer import encoding
 from rocketmq_spark.producer.encoding import How
-from rocketmq_spark.producer.in_flight import closed
 from rocketmq_spark.producer.outgoing import SendCompletion
+from rocketmq_spark.producer.send_queue import closed
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.producer.transactions import TransactionCheck, TransactionProducer
 from rocketmq_spark.queues.selection import Select

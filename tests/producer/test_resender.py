@@ -18,10 +18,10 @@ from rocketmq_spark.errors import CallTimeout, ConnectionLost, RocketMQError, Ro
 from rocketmq_spark.model import MessageQueue, Resent, SendRequest, SendResult, SendStatus, SpooledSend
 from rocketmq_spark.options.transport import FEATURES, GRPC
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES
-from rocketmq_spark.producer.long_delays import LIMITS_VALID_S
-from rocketmq_spark.producer.resending import SILENT_RETRY_S, EngineResender
+from rocketmq_spark.producer.delays import LIMITS_VALID_S
+from rocketmq_spark.producer.resender import SILENT_RETRY_S, EngineResender
+from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import queues_of_environment
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.spool.lanes import STEPS_S
@@ -33,7 +33,7 @@ from rocketmq_spark.wire.messages import BatchItem, decode_batch, encode_batch
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 from tests.helpers import no_more_threads, raising
 from tests.producer.scripted import Bench, ManualTimer, refused, told_storage
-from tests.producer.test_spooling import Sender
+from tests.producer.test_spool_bridge import Sender
 from tests.queues import q, qs
 
 REQUEST = SendRequest("g", b"x", "UNIQ_KEY\x01ID\x02")

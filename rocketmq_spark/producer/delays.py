@@ -18,7 +18,7 @@ from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.encoding import DEFAULT_HOW, EnvelopedMessage, How, Prepared, single_request
 from rocketmq_spark.producer.outgoing import with_message_ids
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.spooling import selector_function
+from rocketmq_spark.producer.spool_bridge import selector_function
 from rocketmq_spark.wire.envelope import INNER_TOPIC, QUEUE, DelayHandle, Envelope, cancelling
 from rocketmq_spark.wire.properties import decode_properties, encode_properties
 

@@ -36,9 +36,9 @@ from rocketmq_spark.model import (
     SpoolMetrics,
 )
 from rocketmq_spark.producer.producer import BaseProducer
-from rocketmq_spark.producer.resending import EngineResender
+from rocketmq_spark.producer.resender import EngineResender
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.spooling import is_storable_selector, is_transient, selector_function
+from rocketmq_spark.producer.spool_bridge import is_storable_selector, is_transient, selector_function
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.queues.selection import select
 from rocketmq_spark.spool.spool import lane_of

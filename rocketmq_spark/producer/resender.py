@@ -25,13 +25,13 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model import Message, MessageQueue, Resent, SendStatus, SpooledSend
 from rocketmq_spark.ports import Sender
 from rocketmq_spark.producer.accumulator import MAX_KEYWORD_BYTES, has_key, key_words
+from rocketmq_spark.producer.delays import BrokerTimers, DelayRouter
 from rocketmq_spark.producer.encoding import How, Prepared, single_request
 from rocketmq_spark.producer.engine import Engine, WriteBatching
-from rocketmq_spark.producer.long_delays import BrokerTimers, DelayRouter
 from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion
+from rocketmq_spark.producer.routing import queues_of_environment
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.spooling import cause_of, is_transient, selector_function
-from rocketmq_spark.producer.topics import queues_of_environment
+from rocketmq_spark.producer.spool_bridge import cause_of, is_transient, selector_function
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.compression import decompress
 from rocketmq_spark.wire.identifiers import UniqKeys

@@ -6,8 +6,8 @@ import pytest
 
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, OptionError, RouteNotFound
+from rocketmq_spark.producer.routing import RouteCache
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import RouteCache
 from rocketmq_spark.queues.environment import Environment
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 from tests.producer.scripted import Bench, ScriptedSender, Time
@@ -36,7 +36,7 @@ def test_a_known_list_is_the_same_object_and_costs_no_question(sender: ScriptedS
 def test_refresh_asks_again_and_survives_a_name_server_that_is_down(
     sender: ScriptedSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketmq_spark.producer.topics.REFRESH_PAUSE_S", 0.0)
+    monkeypatch.setattr("rocketmq_spark.producer.routing.REFRESH_PAUSE_S", 0.0)
     known = topics(sender)
     first = known.queues("T", SOON)
     sender.routes["T"] = ConnectionLost("no name server answers")

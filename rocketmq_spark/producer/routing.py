@@ -1,34 +1,47 @@
-"""The state of a producer besides sends: the queues of each topic, housekeeping of brokers, and closing at exit.
+"""The routes of a producer, and the queue that each message goes to.
 
 ``RouteCache`` mirrors ``tryToFindTopicPublishInfo``: a topic without a route is published through the route of the template
-topic, and the broker creates it with the first message. Routes come from the sender and are kept until they are refreshed. Several
-threads share an object without a lock, because each step replaces one whole entry.
+topic, and the broker creates it with the first message. The cache keeps a route until it is refreshed. Several threads share a
+cache without a lock, because each change replaces one whole entry.
 
-``Housekeeping`` mirrors the scheduled task of ``MQClientInstance`` that refreshes routes, and the detector of
-``LatencyFaultToleranceImpl``. A driver, on a timer of its own: these calls may block, and sends must not wait for them.
-
-``watch`` registers a producer to be closed at exit: it sends what is waiting and logs what is lost.
+``Destinations`` resolves the queue that the caller named or that a selector chooses. It requests routes, and waits while no name
+server answers. ``QueueChooser`` chooses the queue of each attempt: the resolved one, or the next one on a good broker. Each
+thread has its own round robin. The selectors are in ``queues/selection``, those for rows in ``rows/routing``.
 """
 
 from __future__ import annotations
 
-import atexit
+import contextlib
+import copy
 import logging
-import sys
-import weakref
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple
 
 from rocketmq_spark.base import codes, process
 from rocketmq_spark.base.clock import Deadline, backoff
 from rocketmq_spark.base.threads import Timer
-from rocketmq_spark.errors import BrokerNotFound, RocketMQError, RouteNotFound, SpoolError
-from rocketmq_spark.model import MessageQueue
+from rocketmq_spark.errors import (
+    BrokerNotFound,
+    CallTimeout,
+    MessageRefused,
+    RocketMQError,
+    RouteNotFound,
+    SelectorError,
+    SpoolError,
+)
+from rocketmq_spark.model import Message, MessageQueue, SendRequest, SpooledSend
 from rocketmq_spark.model.send import BatchStorage
-from rocketmq_spark.ports import Sender
-from rocketmq_spark.producer.attempts import FaultTable
+from rocketmq_spark.ports import Sender, Spool
+from rocketmq_spark.producer import encoding
+from rocketmq_spark.producer.encoding import DEFAULT_HOW, How
+from rocketmq_spark.producer.fault_tolerance import FaultTable
+from rocketmq_spark.producer.outgoing import OutgoingSend, Queues
+from rocketmq_spark.producer.retry import OutOfTime, RetryState
 from rocketmq_spark.producer.settings import ProducerSettings
+from rocketmq_spark.producer.spool_bridge import is_storable_selector, is_transient
 from rocketmq_spark.queues.environment import Environment
+from rocketmq_spark.queues.selection import RoundRobin, Select, check_arg, select
 from rocketmq_spark.wire.envelope import INNER_TOPIC
 
 logger = logging.getLogger(__name__)
@@ -229,82 +242,147 @@ class RouteCache:
         return kept.setdefault(topic, mine)
 
 
-class OpenProducer(Protocol):
-    """The method of a producer that is called at exit."""
+class QueueChooser:
+    """Chooses for every attempt of an engine."""
 
-    settings: ProducerSettings
-
-    def at_exit(self, deadline: Deadline) -> Mapping[str, RocketMQError]:
-        """Send waiting batches until ``deadline``. Returns failures from now on, by message id; empty for a closed producer."""
-
-
-# Strong references, which keep these producers alive.
-_open_producers: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
-_closed_last: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
-
-
-def register_at_exit(producer: OpenProducer, last: bool = False) -> None:
-    """Register a producer for the exit. ``last``: after the others, because it sends messages that their last sends create."""
-    _open_producers.add(producer)
-    if last:
-        _closed_last.add(producer)
-
-
-# For all producers together: a process must end, whatever their time-outs are.
-MAX_EXIT_S = 30.0
-
-
-@atexit.register
-def _close_producers() -> None:
-    end, producers = Deadline.after(MAX_EXIT_S), sorted(_open_producers, key=_closed_last.__contains__)
-    for left, producer in zip(range(len(producers), 0, -1), producers, strict=True):
-        lost = producer.at_exit(
-            end.within(end.remaining() / left)
-        )  # a share, so that one alone does not use all the time
-        if lost:
-            shown, cause = ", ".join(list(lost)[:10]), next(iter(lost.values()))
-            sys.stderr.write(
-                f"rocketmq-spark: the producer of group {producer.settings.group!r} was not closed, and {len(lost)} "
-                f"messages are not acknowledged: {shown}{', …' if len(lost) > 10 else ''}. {cause}\n"
-            )
-
-
-FIRST_REFRESH_S = 0.01
-DETECTOR_INTERVAL_S = 3.0
-REFRESH_TIMEOUT_S = 3.0
-
-
-class Housekeeping:
-    """The periodic work of one producer, on a timer."""
-
-    def __init__(self, sender: Sender, topics: RouteCache, faults: FaultTable, settings: ProducerSettings) -> None:
-        self._sender = sender
+    def __init__(self, topics: RouteCache, faults: FaultTable, timer: Timer) -> None:
         self._topics = topics
         self._faults = faults
-        self._settings = settings
+        self._timer = timer
+        self._round_robins = threading.local()
 
-    def start(self, timer: Timer) -> None:
-        """Refresh routes every 30 s, and run the detector every 3 s while it is on."""
-        settings = self._settings
-        if settings.route_refresh_s:
-            timer.every(settings.route_refresh_s, self.refresh_routes, FIRST_REFRESH_S)
-        if settings.heartbeat_s:
-            timer.every(DETECTOR_INTERVAL_S, lambda: self.detect(timer.now_ms()), DETECTOR_INTERVAL_S)
+    def choose(self, outgoing: OutgoingSend, attempts: RetryState, deadline: Deadline, refresh: bool) -> MessageQueue:
+        """The queue of the next attempt; with ``refresh`` the route is asked for first."""
+        if deadline.expired:
+            raise OutOfTime("the send timeout is over", topic=outgoing.topic)
+        if outgoing.queue is not None:
+            self._ensure_address(outgoing.topic, deadline, refresh)
+            return outgoing.queue
+        queues = self._topics.queues(outgoing.topic, deadline, refresh)
+        if outgoing.filter_queues is not None:
+            queues, index = outgoing.filter_queues(queues), RoundRobin()
+        else:
+            index = self._round_robin(outgoing.topic, queues)
+        if attempts.count and self._faults.enabled:
+            index.reset()
+        return self._pick(queues, index, attempts.last_broker)
 
-    def refresh_routes(self) -> None:
-        """Refresh the routes, and forget faults of brokers that left."""
+    def _ensure_address(self, topic: str, deadline: Deadline, refresh: bool) -> None:
+        """A broker's address comes with a route."""
+        if refresh:
+            self._topics.queues(topic, deadline, refresh=True)
+        elif self._topics.any_topic() is None:  # perhaps there was no question for an address so far
+            with contextlib.suppress(RouteNotFound):
+                self._topics.queues(topic, deadline)
+
+    def _pick(self, queues: Queues, index: RoundRobin, last_broker: str | None) -> MessageQueue:
         try:
-            self._topics.refresh(Deadline.after(REFRESH_TIMEOUT_S))
-        except RocketMQError as e:
-            logger.info("routes were not refreshed: %s", e)
-            return
-        self._faults.retain(self._topics.brokers())
+            return self._faults.pick(queues, index, last_broker, self._timer.now_ms())
+        except Exception:  # the choice of a queue must never be why a message is not sent
+            logger.exception("fault tolerance failed; going round the queues instead")
+            return index.pick(queues, last_broker)
 
-    def detect(self, now_ms: int) -> None:
-        """Probe brokers with reported faults; needs a topic that was published to."""
-        topic = self._topics.any_topic()
-        if topic is None or not self._faults.detecting:
+    def _round_robin(self, topic: str, queues: Queues) -> RoundRobin:
+        """This thread's index into ``queues``; a new list starts a new one, as a new publish info does in Java."""
+        indexes: dict[str, tuple[Queues, RoundRobin]] = self._round_robins.__dict__
+        known = indexes.get(topic)
+        if known is None or known[0] is not queues:
+            known = indexes[topic] = (queues, RoundRobin())
+        return known[1]
+
+
+class SpoolFallback(NamedTuple):
+    """A spool takes what has no route yet; ``sender`` knows whether one may come."""
+
+    spool: Spool
+    sender: Sender
+
+    def holds_earlier(self, topic: str, selector: str, arg: object) -> bool:
+        """Whether something of the same choice waits in the spool, which must not be overtaken."""
+        return self.spool.holds(SpooledSend(topic, _EMPTY_REQUEST, selector=selector, arg=arg))
+
+    def is_transient(self, error: RocketMQError) -> bool:
+        return is_transient(error, self.sender)
+
+
+_EMPTY_REQUEST = SendRequest("", b"")
+
+
+class Destinations:
+    """Finds and checks the place of each message of a producer. With ``later`` it may be found when it is sent."""
+
+    def __init__(
+        self, topics: RouteCache, timer: Timer, environment: Environment | None, later: SpoolFallback | None = None
+    ) -> None:
+        self.spool_fallback = later
+        self._topics = topics
+        self._timer = timer
+        self._environment = environment
+
+    def queues(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        """The queues that messages of ``topic`` can go to."""
+        return self._topics.wait_for_queues(topic, deadline, self._timer.pause)
+
+    def queues_or_empty(self, topic: str, deadline: Deadline) -> Sequence[MessageQueue]:
+        """The same; none where a spool takes what has no route yet."""
+        try:
+            return self.queues(topic, deadline)
+        except RocketMQError as e:
+            if self.spool_fallback is None or not self.spool_fallback.is_transient(e):
+                raise
+            return ()
+
+    def resolve(self, message: Message, how: How, deadline: Deadline) -> How:
+        """The place of ``message``: a queue, any, or what a selector, by its name and argument, chooses when there is a route."""
+        queue, selector = how.queue, how.selector
+        if queue is not None and selector is not None:
+            raise MessageRefused("a message goes to a queue or through a selector, not both", topic=message.topic)
+        if selector is not None:
+            return self._apply_selector(message, selector, how.arg, deadline)
+        if queue is None:
+            return DEFAULT_HOW
+        self.check_queue(message.topic, queue, deadline)
+        return How(queue)
+
+    def check_queue(self, topic: str, queue: MessageQueue | None, deadline: Deadline) -> None:
+        """That ``queue``, if one is named, is of the topic and of the producer's environment."""
+        if queue is None:
             return
-        for broker in self._faults.due_probes(now_ms, self._settings.detect_interval_ms):
-            deadline = Deadline.after(self._settings.detect_timeout_ms / 1000)
-            self._faults.record_probe(broker, self._sender.probe(broker, topic, deadline))
+        encoding.check_queue(topic, queue)
+        if self._topics.any_topic() is None:  # perhaps there was no question for an address so far
+            try:
+                self.queues(topic, deadline)
+            except RouteNotFound:
+                pass
+            except RocketMQError as e:
+                if self.spool_fallback is None or not self.spool_fallback.is_transient(e):
+                    raise
+        environment = self._environment
+        if environment is not None and queue not in self.queues(topic, deadline):
+            raise MessageRefused(f"{queue} does not belong to environment {environment.name!r}", topic=topic)
+
+    def _apply_selector(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> How:
+        name = selector.lower() if isinstance(selector, str) else ""
+        if name == "roundrobin" or (name == "environment" and self._environment is not None and arg is None):
+            return DEFAULT_HOW  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
+        later = self.spool_fallback
+        if later is None or not isinstance(selector, str) or not is_storable_selector(selector, arg):
+            if later is not None and isinstance(selector, str):
+                check_arg(selector, arg)  # as of what is kept: before anybody waits for a route
+            return How(self._select_queue(message, selector, arg, deadline))
+        if later.holds_earlier(message.topic, selector, arg):
+            return How(None, selector, arg)
+        try:
+            return How(self._select_queue(message, selector, arg, deadline))
+        except RocketMQError as e:
+            if isinstance(e, SelectorError) or not later.is_transient(e):
+                raise
+            check_arg(selector, arg)  # what fails whatever queues there are is not kept
+            return How(None, selector, arg)
+
+    def _select_queue(self, message: Message, selector: str | Select, arg: object, deadline: Deadline) -> MessageQueue:
+        queues = self.queues(message.topic, deadline)
+        queue = select(selector, queues, copy.copy(message), arg)
+        if deadline.expired:
+            raise CallTimeout("sendSelectImpl call timeout: selecting a queue took too long", topic=message.topic)
+        return queue

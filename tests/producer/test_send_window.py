@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rocketmq_spark.producer.in_flight import INITIAL_PER_BROKER, MAX_PER_BROKER, TARGET_BYTES, SendWindow
+from rocketmq_spark.producer.send_queue import INITIAL_PER_BROKER, MAX_PER_BROKER, TARGET_BYTES, SendWindow
 from rocketmq_spark.producer.settings import ProducerSettings
 
 

@@ -19,14 +19,14 @@ from rocketmq_spark.errors import (
     RouteNotFound,
 )
 from rocketmq_spark.model import Message, SendStatus
-from rocketmq_spark.producer import long_delays
-from rocketmq_spark.producer.long_delays import BrokerTimers
+from rocketmq_spark.producer import delays
+from rocketmq_spark.producer.delays import BrokerTimers
 from rocketmq_spark.wire.envelope import CANCEL, INNER_TOPIC, QUEUE, DelayHandle, unpack
 from rocketmq_spark.wire.properties import decode_properties
 from tests.helpers import raising
 from tests.producer.scripted import Bench, ManualTimer, ScriptedSender
-from tests.producer.test_spooling import FakeSpool, Sender
-from tests.producer.test_spooling import producer as spooling
+from tests.producer.test_spool_bridge import FakeSpool, Sender
+from tests.producer.test_spool_bridge import producer as spooling
 from tests.queues import q, qs
 
 DAYS_10 = 10 * 24 * 3600
@@ -129,7 +129,7 @@ def test_nobody_to_take_envelopes_is_an_error_and_asked_again(bench: Bench) -> N
         producer.send(M, delay=DAYS_10)
     asked = [what for what, _ in bench.sender.events].count("consumed")
     assert asked == 3, "once a while when somebody does"
-    bench.time.advance(long_delays.CONSUMER_VALID_S)
+    bench.time.advance(delays.CONSUMER_VALID_S)
     bench.sender.consumed_topics.clear()
     with pytest.raises(MessageRefused, match=words):
         producer.send(M, delay=DAYS_10)
@@ -222,9 +222,9 @@ def test_brokers_are_asked_seldom(bench: Bench) -> None:
 
     assert [asked("a"), asked("a"), BrokerTimers(sender, known).max_delays_ms("T", ["a"], soon)] == [1, 0, {"a": 5}]
     assert [asked("silent"), asked("silent"), asked("old"), asked("old")] == [1, 0, 1, 1]
-    bench.time.advance(long_delays.SILENT_RETRY_S)
+    bench.time.advance(delays.SILENT_RETRY_S)
     assert [asked("silent"), asked("a")] == [1, 0]
-    bench.time.advance(long_delays.LIMITS_VALID_S)
+    bench.time.advance(delays.LIMITS_VALID_S)
     assert asked("a") == 1
 
 
@@ -236,14 +236,14 @@ def test_a_broker_that_is_silent_does_what_it_said_before(served: Bench) -> None
     for _ in range(2):
         served.sender.longest_timers = {}
         producer.send(M, delay=7, queue=q("a:0"))
-        served.time.advance(long_delays.LIMITS_VALID_S)
+        served.time.advance(delays.LIMITS_VALID_S)
     assert [queue.topic for _, queue, _ in served.sender.calls] == [INNER_TOPIC] * 3
 
 
 def test_what_is_spooled_has_no_handle_yet(served: Bench) -> None:
     from rocketmq_spark.model import SendResult
+    from rocketmq_spark.producer.delays import with_recall_handle
     from rocketmq_spark.producer.encoding import EnvelopedMessage, Prepared
-    from rocketmq_spark.producer.long_delays import with_recall_handle
 
     prepared = Prepared(M, "ID", "", True, EnvelopedMessage("T", 5))
     spooled = SendResult(SendStatus.SPOOLED, "ID", None, None)

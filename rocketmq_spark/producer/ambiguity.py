@@ -27,8 +27,8 @@ from rocketmq_spark.errors import (
     UnprovedError,
 )
 from rocketmq_spark.model import MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer.attempts import OutOfTime
 from rocketmq_spark.producer.outgoing import Outcome, OutgoingSend, to_storable
+from rocketmq_spark.producer.retry import OutOfTime
 from rocketmq_spark.wire.messages import decode_batch, encode_item
 from rocketmq_spark.wire.properties import decode_properties
 

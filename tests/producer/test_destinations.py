@@ -10,10 +10,9 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, ConnectionLost, MessageRefused, RouteNotFound
 from rocketmq_spark.model import Message, MessageQueue
-from rocketmq_spark.producer.destination import Destinations
 from rocketmq_spark.producer.encoding import How
+from rocketmq_spark.producer.routing import Destinations, RouteCache
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import RouteCache
 from rocketmq_spark.queues.environment import Environment
 from tests.producer.scripted import Bench, ManualTimer
 from tests.queues import q, qs

@@ -11,11 +11,11 @@ import pytest
 from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.errors import CallTimeout, RouteNotFound
 from rocketmq_spark.model import MessageQueue, SendRequest
-from rocketmq_spark.producer.attempts import FaultTable, OutOfTime, RetryPolicy, RetryState
-from rocketmq_spark.producer.destination import QueueChooser
+from rocketmq_spark.producer.fault_tolerance import FaultTable
 from rocketmq_spark.producer.outgoing import OutgoingSend
+from rocketmq_spark.producer.retry import OutOfTime, RetryPolicy, RetryState
+from rocketmq_spark.producer.routing import QueueChooser, RouteCache
 from rocketmq_spark.producer.settings import ProducerSettings
-from rocketmq_spark.producer.topics import RouteCache
 from tests.producer.scripted import Bench, ManualTimer
 from tests.queues import q, qs
 

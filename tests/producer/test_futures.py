@@ -10,7 +10,7 @@ from rocketmq_spark.base.clock import Deadline
 from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ConnectionLost
 from rocketmq_spark.model import SendRequest
-from rocketmq_spark.producer.in_flight import FutureRegistry, Promise
+from rocketmq_spark.producer.futures import FutureRegistry, Promise
 from rocketmq_spark.producer.outgoing import split_result
 from tests.helpers import RAISED, raising
 from tests.mockbroker import eventually

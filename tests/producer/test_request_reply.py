@@ -26,13 +26,13 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model import Message, MessageQueue, ReceivedMessage, Reply, SendRequest, SendResult, SpooledSend
 from rocketmq_spark.ports import Replies
-from rocketmq_spark.producer.requests import RequestProducer
+from rocketmq_spark.producer.request_reply import RequestProducer
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.properties import decode_properties
 from tests.consumer.messages import message
 from tests.helpers import raising
 from tests.producer.scripted import Bench, ScriptedSender, Time, ok, refused
-from tests.producer.test_spooling import FakeSpool, Sender
+from tests.producer.test_spool_bridge import FakeSpool, Sender
 from tests.queues import q
 
 ASK = Message("T", b"how much?")

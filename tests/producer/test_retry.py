@@ -20,14 +20,8 @@ from rocketmq_spark.errors import (
     error_for,
 )
 from rocketmq_spark.model import SendResult, SendStatus
-from rocketmq_spark.producer.attempts import (
-    RETRY_CODES,
-    OutOfTime,
-    RetryAttempt,
-    RetryPolicy,
-    RetryState,
-    broker_report,
-)
+from rocketmq_spark.producer.fault_tolerance import broker_report
+from rocketmq_spark.producer.retry import RETRY_CODES, OutOfTime, RetryAttempt, RetryPolicy, RetryState
 from tests.queues import q
 
 OK = SendResult(SendStatus.SEND_OK, "", q("a:0"), 1)

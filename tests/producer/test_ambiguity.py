@@ -31,10 +31,10 @@ from rocketmq_spark.errors import (
     error_for,
 )
 from rocketmq_spark.model import MessageQueue, QueueEnd, SendRequest, SendResult, SendStatus
-from rocketmq_spark.producer.attempts import RetryPolicy
-from rocketmq_spark.producer.confirming import AmbiguousSendResolver, SendOutcomeKind, classify, without_stored
+from rocketmq_spark.producer.ambiguity import AmbiguousSendResolver, SendOutcomeKind, classify, without_stored
 from rocketmq_spark.producer.engine import Engine
 from rocketmq_spark.producer.outgoing import OutgoingSend, SendCompletion, split_result, with_message_ids
+from rocketmq_spark.producer.retry import RetryPolicy
 from rocketmq_spark.producer.settings import ProducerSettings
 from rocketmq_spark.wire.messages import decode_batch, encode_item
 from rocketmq_spark.wire.properties import decode_properties, encode_properties

@@ -12,9 +12,9 @@ from rocketmq_spark.base.threads import Timer
 from rocketmq_spark.errors import ClosedError, ConnectionLost, MessageIllegal, SendFailed
 from rocketmq_spark.model import SendRequest, SendResult, SendStatus
 from rocketmq_spark.options.transport import TransportFeatures
-from rocketmq_spark.producer.attempts import RetryAttempt, RetryPolicy
-from rocketmq_spark.producer.in_flight import CompletionEffects, SendQueue
 from rocketmq_spark.producer.outgoing import OutgoingSend
+from rocketmq_spark.producer.retry import RetryAttempt, RetryPolicy
+from rocketmq_spark.producer.send_queue import CompletionEffects, SendQueue
 from rocketmq_spark.producer.settings import ProducerSettings
 from tests.helpers import waits_in
 from tests.producer.scripted import Bench, ManualTimer

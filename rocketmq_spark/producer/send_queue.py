@@ -1,38 +1,36 @@
-"""Requests without an outcome: the limits of their number, the order in which they are sent, and their futures.
+"""The sends of an engine that have no outcome: the limits of their number, and the order in which they are sent.
 
-``SendWindow`` bounds requests, their bytes, and the requests at each broker. Pure. The bound per broker adapts unless the user
-set one: every batch that waits in a broker adds to the latency by which slow brokers are recognised. So the bound grows
+``SendWindow`` limits requests, their bytes, and the requests at each broker. It is pure. The limit per broker adapts unless the
+user set one: every batch that waits in a broker adds to the latency by which slow brokers are recognised. So the limit grows
 while few requests are in flight, and halves when a request is retried.
 
-``FutureRegistry`` has the futures and callbacks of asynchronous sends, counted so that a close can wait. It owns a lock and the
-thread that runs callbacks. ``SendQueue`` is a driver with the only lock of an engine: under the lock it decides with
-``OrderedQueues`` and ``SendWindow``, and the engine acts after the lock is released.
+``OrderedQueues`` keeps the order of sends. It is pure. Each ordered queue has one send in flight, and a send that is retried stays
+first: its queue is muted until the next attempt, so nothing overtakes the retry. Sends without a queue have no order. Kafka's
+accumulator mutes partitions in the same way; RocketMQ's Java client does not order pipelined sends.
+
+``SendQueue`` has the only lock of an engine. It decides under the lock with the two classes above, and the engine acts after the
+lock is released.
 """
 
 from __future__ import annotations
 
-import functools
+import heapq
+import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures._base import FINISHED, RUNNING
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Collection, Hashable
+from typing import Generic, NamedTuple, TypeVar
 
 from rocketmq_spark.base.clock import Deadline
-from rocketmq_spark.base.threads import Failure, Timer, attempt, may_wait
+from rocketmq_spark.base.threads import Timer, may_wait
 from rocketmq_spark.errors import ClosedError, MessageIllegal, RocketMQError, SendFailed
 from rocketmq_spark.model import SendResult, SendStatus
-from rocketmq_spark.producer.attempts import RetryAttempt
-from rocketmq_spark.producer.destination import OrderedQueues
 from rocketmq_spark.producer.outgoing import (
-    BatchResults,
-    Callback,
-    NonblockingCallback,
     Outcome,
     OutgoingSend,
-    result_in_batch,
 )
+from rocketmq_spark.producer.retry import RetryAttempt
 from rocketmq_spark.producer.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
@@ -97,184 +95,82 @@ class SendWindow:
             self.per_broker = min(MAX_PER_BROKER, self.per_broker + 1)
 
 
-_CLOSE_CALLBACKS_S = 5.0
-_CONDITION_ATTRIBUTES = frozenset(
-    ("_condition", "_waiters", "_done_callbacks")
-)  # of Python's futures, for waiting only
+T = TypeVar("T", bound=Hashable)
 
 
-class Promise(Future[SendResult]):
-    """The future result of one message.
+class OrderedQueues(Generic[T]):
+    """Waiting things by queue, and those that are out; at most ``max_out`` are out at once."""
 
-    Creating a condition takes several times as long as everything else, and most results exist before they are requested. So
-    the first waiter creates it, under the lock under which outcomes are set. Futures do not share it, because Python
-    locks the futures of one ``wait`` in the order of their addresses, and a shared one would be locked in any order.
-    """
+    def __init__(self, max_out: int) -> None:
+        self.max_concurrent = max_out
+        self._waiting: dict[Hashable, deque[T]] = {}
+        self._in_flight: dict[T, Hashable] = {}
+        self._ready_queues: deque[Hashable] = deque()
+        self._muted_queues: list[tuple[int, int, Hashable]] = []
+        self._sequence = itertools.count()
 
-    _state: str = RUNNING  # a send cannot be cancelled
-    _own_result: SendResult | None = None
-    _batch_result: SendResult | None = None  # of its batch, in which it is ``_at``, and has its own ids
-    _index = 0
-    _offset_msg_id: str | None = None
-    _exception: BaseException | None = None
-    _has_waiters = False
-    _done_callbacks: list[Callable[[Future[SendResult]], object]]
+    def __len__(self) -> int:
+        """Everything that is not done."""
+        return len(self._in_flight) + sum(map(len, self._waiting.values()))
 
-    callback: Callback | None = None
-    msg_id = ""
-    # The fields of ``accumulator.PlainEntry``: the promise of a plain message also carries the message.
-    body, text, flag = b"", "", 0
-    keys: Sequence[str] = ()
+    def put(self, thing: T, queue: Hashable | None = None) -> None:
+        """Add ``thing`` at the end of its queue; None makes a queue of its own."""
+        queue = ("free", next(self._sequence)) if queue is None else ("ordered", queue)
+        known = queue in self._waiting
+        self._waiting.setdefault(queue, deque()).append(thing)
+        if not known:
+            self._ready_queues.append(queue)
 
-    def __init__(self, pending: FutureRegistry, callback: Callback | None, msg_id: str) -> None:
-        self.registry = pending
-        if callback is not None:
-            self.callback = callback
-        if msg_id:
-            self.msg_id = msg_id
+    def take_ready(self, now_ms: int) -> list[T]:
+        """What may go out now, in the order in which queues became free."""
+        while self._muted_queues and self._muted_queues[0][0] <= now_ms:
+            self._ready_queues.append(heapq.heappop(self._muted_queues)[2])
+        taken = []
+        while self._ready_queues and len(self._in_flight) < self.max_concurrent:
+            queue = self._ready_queues.popleft()
+            thing = self._waiting[queue].popleft()
+            self._in_flight[thing] = queue
+            taken.append(thing)
+        return taken
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _CONDITION_ATTRIBUTES:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        with self.registry.lock:
-            self._has_waiters = (
-                True  # first: after a Ctrl-C behind it, whoever sets the outcome creates what is missing
-            )
-            if name not in self.__dict__:
-                self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()
-        return self.__dict__[name]
+    def complete(self, thing: T) -> None:
+        """``thing`` has its answer: the next one of its queue may go."""
+        queue = self._in_flight.pop(thing)
+        if self._waiting[queue]:
+            self._ready_queues.append(queue)
+        else:
+            del self._waiting[queue]
+
+    def fail(self, thing: T) -> list[T]:
+        """``thing`` has failed for good: nothing of its queue may follow it, and what waits there is given up."""
+        return list(self._waiting.pop(self._in_flight.pop(thing)))
+
+    def requeue(self, thing: T, not_before_ms: int) -> None:
+        """``thing`` must be sent once more: it goes back to the front, and its queue is muted until then."""
+        queue = self._in_flight.pop(thing)
+        self._waiting[queue].appendleft(thing)
+        heapq.heappush(self._muted_queues, (not_before_ms, next(self._sequence), queue))
+
+    def waits_for_others(self, mine: Collection[T]) -> bool:
+        """Whether some of ``mine`` wait for things that are not: in a queue, or because no more may be out."""
+        others = {queue for thing, queue in self._in_flight.items() if thing not in mine}
+        if others and self._ready_queues and len(self._in_flight) >= self.max_concurrent:
+            return True
+        return any(thing in mine for queue in others for thing in self._waiting[queue])
 
     @property
-    def promise(self) -> Promise:
-        return self
+    def is_limited(self) -> bool:
+        """Whether something could go out if ``max_out`` were larger."""
+        return bool(self._ready_queues)
 
-    @property
-    def _result(self) -> SendResult | None:
-        return (
-            self._own_result
-            if self._batch_result is None
-            else result_in_batch(self._batch_result, self._index, self.msg_id, self._offset_msg_id)
-        )
-
-    @_result.setter
-    def _result(self, result: SendResult | None) -> None:
-        self._own_result = result
-
-    def done(self) -> bool:
-        return self._state == FINISHED
-
-    def result(self, timeout: float | None = None) -> SendResult:
-        if self._state == FINISHED and (result := self._result) is not None:
-            return result
-        return super().result(timeout)
-
-    def set_outcome(self, outcome: Outcome) -> None:
-        """The same, and notify waiters, without the lock."""
-        if isinstance(outcome, RocketMQError):
-            self.set_exception(outcome)
-        else:
-            self.set_result(outcome)
-
-
-def _set_outcomes(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> list[tuple[Promise, Outcome]]:
-    """Set the outcomes of promises; call with the lock. Returns the promises whose waiters must be notified."""
-    awaited = []
-    many = outcomes if isinstance(outcomes, BatchResults) else None
-    for at, promise in enumerate(promises):
-        if promise._has_waiters:
-            awaited.append((promise, outcomes[at]))
-            continue
-        if many is not None:
-            promise.msg_id, promise._offset_msg_id = many.ids[at], many.offset_ids[at]
-            promise._batch_result, promise._index = many.batch, at
-        elif isinstance(outcome := outcomes[at], SendResult):
-            promise._own_result = outcome
-        else:
-            promise._exception = outcome
-        promise._state = FINISHED
-    return awaited
-
-
-class FutureRegistry:
-    """The promises without an outcome."""
-
-    def __init__(self, callbacks: Timer) -> None:
-        self.lock = threading.RLock()
-        self._callbacks = callbacks
-        self._callbacks_started = False  # whether the callback thread has started
-        self._empty = threading.Condition(self.lock)
-        self._count = 0
-        self._failures: dict[str, RocketMQError] | None = None
-
-    def collect_failures(self) -> dict[str, RocketMQError]:
-        """Return a dict that collects failures from now on, by message id."""
-        lost: dict[str, RocketMQError] = {}
-        self._failures = lost
-        return lost
-
-    def create(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
-        """Return a future that ``keep`` completes once. ``callback`` is then called on the callback thread, which starts now."""
-        if callback is not None and not self._callbacks_started and not isinstance(callback, NonblockingCallback):
-            self._callbacks.begin()
-            self._callbacks_started = True
-        promise = Promise(self, callback, msg_id)
-        with self.lock:
-            self._count += 1
-        return promise
-
-    def resolve(self, promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> None:
-        """Set the outcomes of promises. Those of a batch are set together."""
-        try:
-            if self._failures is not None:
-                both = zip(promises, outcomes, strict=True)
-                self._failures.update({promise.msg_id: o for promise, o in both if isinstance(o, RocketMQError)})
-            with self.lock:
-                awaited = _set_outcomes(promises, outcomes)
-            for promise, outcome in awaited:
-                failed = attempt(promise.set_outcome, outcome)
-                if isinstance(failed, Failure):  # Python's futures do not catch BaseException of callbacks
-                    failed.log(logger, "a callback of a future failed")
-            callbacks = [promise.callback for promise in promises]
-            if callbacks.count(None) < len(callbacks):
-                called = [(call, o) for call, o in zip(callbacks, outcomes, strict=True) if call is not None]
-                if all(isinstance(callback, NonblockingCallback) for callback, _ in called):
-                    _call_each(called)
-                else:
-                    self._callbacks.later(0, functools.partial(_call_each, called))
-        finally:
-            self.discard(len(promises))
-
-    def discard(self, count: int = 1) -> None:
-        """Count promises as done: kept, or withdrawn."""
-        with self.lock:
-            self._count -= count
-            if not self._count:
-                self._empty.notify_all()
-
-    def wait_until_empty(self, deadline: Deadline) -> bool:
-        """Wait for all promises. Returns whether all are kept at the deadline."""
-        with self.lock:
-            while self._count and not deadline.expired:
-                self._callbacks.hold(self._empty, deadline.remaining())
-            return not self._count
-
-    def close(self) -> None:
-        """Run the last callbacks, and end their thread."""
-        self._callbacks.drain(_CLOSE_CALLBACKS_S)
-        self._callbacks.close()
-
-
-def _call_each(called: Sequence[tuple[Callback, Outcome]]) -> None:
-    each = iter(called)
-    while isinstance(
-        failed := attempt(_call_until_error, each), Failure
-    ):  # of user code: the other callbacks are called, too
-        failed.log(logger, "a callback failed")
-
-
-def _call_until_error(called: Iterator[tuple[Callback, Outcome]]) -> None:
-    for callback, outcome in called:
-        callback(outcome)
+    def clear(self) -> list[T]:
+        """Give up everything that is not done and return it, what is out first."""
+        dropped = [*self._in_flight, *(thing for things in self._waiting.values() for thing in things)]
+        self._in_flight.clear()
+        self._waiting.clear()
+        self._ready_queues.clear()
+        self._muted_queues.clear()
+        return dropped
 
 
 class CompletionEffects(NamedTuple):

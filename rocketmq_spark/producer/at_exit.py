@@ -1,0 +1,53 @@
+"""Closes the producers that a program leaves open at its exit: sends what is waiting, and reports what is lost."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import weakref
+from collections.abc import Mapping
+from typing import Protocol
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.producer.settings import ProducerSettings
+
+
+class OpenProducer(Protocol):
+    """The method of a producer that is called at exit."""
+
+    settings: ProducerSettings
+
+    def at_exit(self, deadline: Deadline) -> Mapping[str, RocketMQError]:
+        """Send waiting batches until ``deadline``. Returns failures from now on, by message id; empty for a closed producer."""
+
+
+# Strong references, which keep these producers alive.
+_open_producers: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
+_closed_last: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
+
+
+def register_at_exit(producer: OpenProducer, last: bool = False) -> None:
+    """Register a producer for the exit. ``last``: after the others, because it sends messages that their last sends create."""
+    _open_producers.add(producer)
+    if last:
+        _closed_last.add(producer)
+
+
+# For all producers together: a process must end, whatever their time-outs are.
+MAX_EXIT_S = 30.0
+
+
+@atexit.register
+def _close_producers() -> None:
+    end, producers = Deadline.after(MAX_EXIT_S), sorted(_open_producers, key=_closed_last.__contains__)
+    for left, producer in zip(range(len(producers), 0, -1), producers, strict=True):
+        lost = producer.at_exit(
+            end.within(end.remaining() / left)
+        )  # a share, so that one alone does not use all the time
+        if lost:
+            shown, cause = ", ".join(list(lost)[:10]), next(iter(lost.values()))
+            sys.stderr.write(
+                f"rocketmq-spark: the producer of group {producer.settings.group!r} was not closed, and {len(lost)} "
+                f"messages are not acknowledged: {shown}{', …' if len(lost) > 10 else ''}. {cause}\n"
+            )

@@ -1,0 +1,198 @@
+"""The futures and callbacks of asynchronous sends, counted so that a close can wait for them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures._base import FINISHED, RUNNING
+from typing import Any
+
+from rocketmq_spark.base.clock import Deadline
+from rocketmq_spark.base.threads import Failure, Timer, attempt
+from rocketmq_spark.errors import RocketMQError
+from rocketmq_spark.model import SendResult
+from rocketmq_spark.producer.outgoing import BatchResults, Callback, NonblockingCallback, Outcome, result_in_batch
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_CALLBACKS_S = 5.0
+_CONDITION_ATTRIBUTES = frozenset(
+    ("_condition", "_waiters", "_done_callbacks")
+)  # of Python's futures, for waiting only
+
+
+class Promise(Future[SendResult]):
+    """The future result of one message.
+
+    Creating a condition takes several times as long as everything else, and most results exist before they are requested. So
+    the first waiter creates it, under the lock under which outcomes are set. Futures do not share it, because Python
+    locks the futures of one ``wait`` in the order of their addresses, and a shared one would be locked in any order.
+    """
+
+    _state: str = RUNNING  # a send cannot be cancelled
+    _own_result: SendResult | None = None
+    _batch_result: SendResult | None = None  # of its batch, in which it is ``_at``, and has its own ids
+    _index = 0
+    _offset_msg_id: str | None = None
+    _exception: BaseException | None = None
+    _has_waiters = False
+    _done_callbacks: list[Callable[[Future[SendResult]], object]]
+
+    callback: Callback | None = None
+    msg_id = ""
+    # The fields of ``accumulator.PlainEntry``: the promise of a plain message also carries the message.
+    body, text, flag = b"", "", 0
+    keys: Sequence[str] = ()
+
+    def __init__(self, pending: FutureRegistry, callback: Callback | None, msg_id: str) -> None:
+        self.registry = pending
+        if callback is not None:
+            self.callback = callback
+        if msg_id:
+            self.msg_id = msg_id
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _CONDITION_ATTRIBUTES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with self.registry.lock:
+            self._has_waiters = (
+                True  # first: after a Ctrl-C behind it, whoever sets the outcome creates what is missing
+            )
+            if name not in self.__dict__:
+                self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()
+        return self.__dict__[name]
+
+    @property
+    def promise(self) -> Promise:
+        return self
+
+    @property
+    def _result(self) -> SendResult | None:
+        return (
+            self._own_result
+            if self._batch_result is None
+            else result_in_batch(self._batch_result, self._index, self.msg_id, self._offset_msg_id)
+        )
+
+    @_result.setter
+    def _result(self, result: SendResult | None) -> None:
+        self._own_result = result
+
+    def done(self) -> bool:
+        return self._state == FINISHED
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        if self._state == FINISHED and (result := self._result) is not None:
+            return result
+        return super().result(timeout)
+
+    def set_outcome(self, outcome: Outcome) -> None:
+        """The same, and notify waiters, without the lock."""
+        if isinstance(outcome, RocketMQError):
+            self.set_exception(outcome)
+        else:
+            self.set_result(outcome)
+
+
+def _set_outcomes(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> list[tuple[Promise, Outcome]]:
+    """Set the outcomes of promises; call with the lock. Returns the promises whose waiters must be notified."""
+    awaited = []
+    many = outcomes if isinstance(outcomes, BatchResults) else None
+    for at, promise in enumerate(promises):
+        if promise._has_waiters:
+            awaited.append((promise, outcomes[at]))
+            continue
+        if many is not None:
+            promise.msg_id, promise._offset_msg_id = many.ids[at], many.offset_ids[at]
+            promise._batch_result, promise._index = many.batch, at
+        elif isinstance(outcome := outcomes[at], SendResult):
+            promise._own_result = outcome
+        else:
+            promise._exception = outcome
+        promise._state = FINISHED
+    return awaited
+
+
+class FutureRegistry:
+    """The promises without an outcome."""
+
+    def __init__(self, callbacks: Timer) -> None:
+        self.lock = threading.RLock()
+        self._callbacks = callbacks
+        self._callbacks_started = False  # whether the callback thread has started
+        self._empty = threading.Condition(self.lock)
+        self._count = 0
+        self._failures: dict[str, RocketMQError] | None = None
+
+    def collect_failures(self) -> dict[str, RocketMQError]:
+        """Return a dict that collects failures from now on, by message id."""
+        lost: dict[str, RocketMQError] = {}
+        self._failures = lost
+        return lost
+
+    def create(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
+        """Return a future that ``keep`` completes once. ``callback`` is then called on the callback thread, which starts now."""
+        if callback is not None and not self._callbacks_started and not isinstance(callback, NonblockingCallback):
+            self._callbacks.begin()
+            self._callbacks_started = True
+        promise = Promise(self, callback, msg_id)
+        with self.lock:
+            self._count += 1
+        return promise
+
+    def resolve(self, promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> None:
+        """Set the outcomes of promises. Those of a batch are set together."""
+        try:
+            if self._failures is not None:
+                both = zip(promises, outcomes, strict=True)
+                self._failures.update({promise.msg_id: o for promise, o in both if isinstance(o, RocketMQError)})
+            with self.lock:
+                awaited = _set_outcomes(promises, outcomes)
+            for promise, outcome in awaited:
+                failed = attempt(promise.set_outcome, outcome)
+                if isinstance(failed, Failure):  # Python's futures do not catch BaseException of callbacks
+                    failed.log(logger, "a callback of a future failed")
+            callbacks = [promise.callback for promise in promises]
+            if callbacks.count(None) < len(callbacks):
+                called = [(call, o) for call, o in zip(callbacks, outcomes, strict=True) if call is not None]
+                if all(isinstance(callback, NonblockingCallback) for callback, _ in called):
+                    _call_each(called)
+                else:
+                    self._callbacks.later(0, functools.partial(_call_each, called))
+        finally:
+            self.discard(len(promises))
+
+    def discard(self, count: int = 1) -> None:
+        """Count promises as done: kept, or withdrawn."""
+        with self.lock:
+            self._count -= count
+            if not self._count:
+                self._empty.notify_all()
+
+    def wait_until_empty(self, deadline: Deadline) -> bool:
+        """Wait for all promises. Returns whether all are kept at the deadline."""
+        with self.lock:
+            while self._count and not deadline.expired:
+                self._callbacks.hold(self._empty, deadline.remaining())
+            return not self._count
+
+    def close(self) -> None:
+        """Run the last callbacks, and end their thread."""
+        self._callbacks.drain(_CLOSE_CALLBACKS_S)
+        self._callbacks.close()
+
+
+def _call_each(called: Sequence[tuple[Callback, Outcome]]) -> None:
+    each = iter(called)
+    while isinstance(
+        failed := attempt(_call_until_error, each), Failure
+    ):  # of user code: the other callbacks are called, too
+        failed.log(logger, "a callback failed")
+
+
+def _call_until_error(called: Iterator[tuple[Callback, Outcome]]) -> None:
+    for callback, outcome in called:
+        callback(outcome)
