@@ -123,22 +123,22 @@ class MessageBatch:
         """The encoded messages."""
         return self.encoded_items or [entry.item for entry in self.entries if isinstance(entry, BatchEntry)]
 
-    def part(self, part: slice) -> MessageBatch:
+    def part(self, messages: slice) -> MessageBatch:
         """A closed batch of a part of the messages, which are encoded."""
-        half = MessageBatch(self.key, self.owner, self.created_ms, self.due_ms, self.entries[part], is_open=False)
-        half.encoded_items = self.items()[part]
-        half.encoded_bytes = sum(map(len, half.encoded_items))
-        for entry in half.entries:
-            half._add_keywords(entry.keys)
-        return half
+        part = MessageBatch(self.key, self.owner, self.created_ms, self.due_ms, self.entries[messages], is_open=False)
+        part.encoded_items = self.items()[messages]
+        part.encoded_bytes = sum(map(len, part.encoded_items))
+        for entry in part.entries:
+            part._add_keywords(entry.keys)
+        return part
 
     def _add_keywords(self, keys: Sequence[str]) -> bool:
-        known = self.keywords
-        if new := {word: None for word in key_words(keys) if word not in known}:
-            keyword_bytes = self.keyword_bytes + len(codes.KEY_SEPARATOR.join(new).encode()) + 1
+        keywords = self.keywords
+        if new_keywords := {word: None for word in key_words(keys) if word not in keywords}:
+            keyword_bytes = self.keyword_bytes + len(codes.KEY_SEPARATOR.join(new_keywords).encode()) + 1
             if keyword_bytes > MAX_KEYWORD_BYTES:
                 return False
-            known.update(new)
+            keywords.update(new_keywords)
             self.keyword_bytes = keyword_bytes
         return True
 
@@ -175,8 +175,8 @@ class Accumulator:
                 self._remove_open(batch)
                 return None
         self.buffered_bytes += len(entry.item)
-        full = key.queue is not None and len(batch.entries) == limits.max_messages_per_queue
-        if full or batch.body_bytes > limits.max_bytes:
+        is_full = key.queue is not None and len(batch.entries) == limits.max_messages_per_queue
+        if is_full or batch.body_bytes > limits.max_bytes:
             self._close(batch)
         return batch
 
@@ -220,9 +220,9 @@ class Accumulator:
         """The batches that leave now, oldest first. Each must be given back with ``done`` or ``halve``, once."""
         while (due_ms := self.due_ms) is not None and due_ms <= now_ms:
             self._close(self._by_age[0][2])
-        taken, self.closed = self.closed, []
-        self._being_sent.update(taken)
-        return sorted(taken, key=lambda batch: batch.created_ms)
+        ready, self.closed = self.closed, []
+        self._being_sent.update(ready)
+        return sorted(ready, key=lambda batch: batch.created_ms)
 
     def close_all(self) -> None:
         """Let every batch leave at the next ``take``, whatever its age."""

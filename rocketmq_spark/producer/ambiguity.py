@@ -96,11 +96,11 @@ _REJECTED_TEXTS: Mapping[int, tuple[str, ...]] = {
 }
 
 
-def classify(outcome: SendResult | RocketMQError, chosen: bool = True) -> SendOutcomeKind:
-    """The end of one attempt; ``chosen``: whether it had a queue, without which nothing was sent."""
+def classify(outcome: SendResult | RocketMQError, has_queue: bool = True) -> SendOutcomeKind:
+    """The end of one attempt; ``has_queue``: whether it had a queue, without which nothing was sent."""
     if isinstance(outcome, SendResult):
         return SendOutcomeKind.STORED
-    if not chosen or outcome.unsent or isinstance(outcome, _LOCAL_ERRORS):
+    if not has_queue or outcome.unsent or isinstance(outcome, _LOCAL_ERRORS):
         return SendOutcomeKind.REJECTED
     code = outcome.broker_code
     if code in _REJECTED_CODES or (outcome.remark or "").startswith(_REJECTED_TEXTS.get(code or 0, ("\0",))):
@@ -151,19 +151,19 @@ class AmbiguousSendResolver:
             raise
         key = queue, end.master
         with self._lock:
-            noted, seen = self._queue_ends.get(key, (-1, -1))
+            noted, acknowledged = self._queue_ends.get(key, (-1, -1))
             if noted != end.offset:  # fetched again: the later end may be of a topic that was created again
-                self._queue_ends[key] = end.offset, (seen := end.offset)
-        outgoing.lookup_start = QueueEnd(max(end.offset, seen), end.master)
+                self._queue_ends[key] = end.offset, (acknowledged := end.offset)
+        outgoing.lookup_start = QueueEnd(max(end.offset, acknowledged), end.master)
 
     def resolve_async(
         self,
         outgoing: OutgoingSend,
         queue: MessageQueue | None,
         outcome: Outcome,
-        again: Callable[[MessageQueue | None, Outcome], None],
+        resume: Callable[[MessageQueue | None, Outcome], None],
     ) -> bool:
-        """Whether the end of an attempt is known. If not, it is looked up, and ``again`` gets it once, on any thread."""
+        """Whether the end of an attempt is known. If not, it is looked up, and ``resume`` gets it once, on any thread."""
         if isinstance(outcome, SendResult):
             self._record_result(outgoing, outcome)
             return True
@@ -176,9 +176,9 @@ class AmbiguousSendResolver:
         ):
             return True
 
-        def done(found: LookupResult) -> None:
+        def done(result: LookupResult) -> None:
             outgoing.checked_attempt = number
-            again(queue, _outcome_after_lookup(outgoing, queue, outcome, found))
+            resume(queue, _outcome_after_lookup(outgoing, queue, outcome, result))
 
         return not self._queue_lookup(
             AmbiguousSend(outgoing.next_request, queue, outgoing.lookup_start, outgoing.attempts_deadline, done)
@@ -191,7 +191,7 @@ class AmbiguousSendResolver:
             return outcome
         if queue is None or outgoing.lookup_start is None or _is_definite(outcome):
             return outcome
-        ids = frozenset(each for each, _ in _ids_and_items(outgoing.next_request))
+        ids = frozenset(msg_id for msg_id, _ in _ids_and_items(outgoing.next_request))
         logger.info("checking on %s which of %d messages are stored", queue.broker_name, len(ids))
         offset, master = outgoing.lookup_start
         return _outcome_after_lookup(
@@ -204,36 +204,36 @@ class AmbiguousSendResolver:
             return
         key = result.queue, outgoing.lookup_start.master
         with self._lock:
-            noted, seen = self._queue_ends.get(key, (-1, -1))
-            if result.queue_offset > seen or result.queue_offset < outgoing.lookup_start.offset:
+            noted, acknowledged = self._queue_ends.get(key, (-1, -1))
+            if result.queue_offset > acknowledged or result.queue_offset < outgoing.lookup_start.offset:
                 self._queue_ends[key] = noted, result.queue_offset
 
-    def _queue_lookup(self, doubt: AmbiguousSend) -> bool:
+    def _queue_lookup(self, send: AmbiguousSend) -> bool:
         """Start a look-up. Returns False after ``close``, when requests have their outcomes."""
-        name = doubt.queue.broker_name
+        name = send.queue.broker_name
         with self._lock:
             if self._closed:
                 return False
-            self._waiting.setdefault(name, deque()).append(doubt)
+            self._waiting.setdefault(name, deque()).append(send)
             thread = self._threads.get(name)
             if thread is None:
                 thread = self._threads[name] = self._timer.beside(f"confirm-{name}")
-        logger.info("checking on %s which of %d messages are stored", name, len(_ids_and_items(doubt.request)))
+        logger.info("checking on %s which of %d messages are stored", name, len(_ids_and_items(send.request)))
         try:
             thread.later(0, lambda: self._look_up_broker(name))
         except RuntimeError as e:  # no more threads
-            self._fail_lookup(doubt, SendFailed(f"there is no thread for a look: {e}"))
+            self._fail_lookup(send, SendFailed(f"there is no thread for a look: {e}"))
         return True
 
-    def _fail_lookup(self, doubt: AmbiguousSend, error: RocketMQError) -> None:
+    def _fail_lookup(self, send: AmbiguousSend, error: RocketMQError) -> None:
         """End the request with an error, unless an earlier look-up has included it."""
         with self._lock:
-            waiting = self._waiting[doubt.queue.broker_name]
-            left = [each for each in waiting if each is not doubt]
-            if len(left) == len(waiting):
+            waiting = self._waiting[send.queue.broker_name]
+            others = [other for other in waiting if other is not send]
+            if len(others) == len(waiting):
                 return
-            self._waiting[doubt.queue.broker_name] = deque(left)
-        doubt.done(error)
+            self._waiting[send.queue.broker_name] = deque(others)
+        send.done(error)
 
     def close(self) -> None:
         with self._lock:
@@ -244,35 +244,37 @@ class AmbiguousSendResolver:
 
     def _look_up_broker(self, name: str) -> None:
         with self._lock:
-            doubts = list(self._waiting.get(name, ()))
+            sends = list(self._waiting.get(name, ()))
             self._waiting[name] = deque()
-        if not doubts:  # an earlier look-up included them
+        if not sends:  # an earlier look-up included them
             return
-        for master in {doubt.lookup_start.master for doubt in doubts}:
-            self._look_up_master(master, [doubt for doubt in doubts if doubt.lookup_start.master == master])
+        for master in {send.lookup_start.master for send in sends}:
+            self._look_up_master(master, [send for send in sends if send.lookup_start.master == master])
 
-    def _look_up_master(self, master: str, doubts: Sequence[AmbiguousSend]) -> None:
-        since: dict[MessageQueue, int] = {}
-        for doubt in doubts:
-            since[doubt.queue] = min(doubt.lookup_start.offset, since.get(doubt.queue, doubt.lookup_start.offset))
-        ids = frozenset(each for doubt in doubts for each, _ in _ids_and_items(doubt.request))
-        found = self._find_stored(since, master, ids, Deadline(max(doubt.deadline.at for doubt in doubts)))
-        for doubt in doubts:
-            doubt.done(found)
+    def _look_up_master(self, master: str, sends: Sequence[AmbiguousSend]) -> None:
+        from_offsets: dict[MessageQueue, int] = {}
+        for send in sends:
+            from_offsets[send.queue] = min(
+                send.lookup_start.offset, from_offsets.get(send.queue, send.lookup_start.offset)
+            )
+        ids = frozenset(msg_id for send in sends for msg_id, _ in _ids_and_items(send.request))
+        result = self._find_stored(from_offsets, master, ids, Deadline(max(send.deadline.at for send in sends)))
+        for send in sends:
+            send.done(result)
 
     def _find_stored(
-        self, since: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
+        self, from_offsets: Mapping[MessageQueue, int], master: str, ids: Collection[str], deadline: Deadline
     ) -> LookupResult:
-        name = next(iter(since)).broker_name
+        name = next(iter(from_offsets)).broker_name
         try:
-            found = self._stored_ids.find_stored(since, master, ids, deadline)
+            stored_ids = self._stored_ids.find_stored(from_offsets, master, ids, deadline)
         except RocketMQError as e:
             return e
         except Exception as e:
             logger.exception("could not check which messages %s has stored", name)
             return SendFailed(f"looking up what is stored failed: {type(e).__name__}: {e}")
-        logger.warning("%s has stored %d of %d messages that got no answer", name, len(found), len(ids))
-        return found
+        logger.warning("%s has stored %d of %d messages that got no answer", name, len(stored_ids), len(ids))
+        return stored_ids
 
 
 def _is_definite(outcome: Outcome) -> bool:
@@ -280,13 +282,13 @@ def _is_definite(outcome: Outcome) -> bool:
 
 
 def _outcome_after_lookup(
-    outgoing: OutgoingSend, queue: MessageQueue, outcome: RocketMQError, found: LookupResult
+    outgoing: OutgoingSend, queue: MessageQueue, outcome: RocketMQError, result: LookupResult
 ) -> Outcome:
     """The outcome of an attempt after a look-up, which also sets the rest of the request."""
-    if isinstance(found, RocketMQError):
-        return unproved_error(outcome, found)
+    if isinstance(result, RocketMQError):
+        return unproved_error(outcome, result)
     request = outgoing.next_request
-    stored, outgoing.unconfirmed = without_stored(request, found)
+    stored, outgoing.unconfirmed = without_stored(request, result)
     outgoing.confirmed_count += stored
     if outgoing.unconfirmed is None:
         return SendResult(SendStatus.SEND_OK, "", queue, None)
@@ -310,16 +312,16 @@ def unproved_error(error: RocketMQError, cause: RocketMQError) -> UnprovedError:
     return failed
 
 
-def without_stored(request: SendRequest, stored: set[str]) -> Confirmed:
+def without_stored(request: SendRequest, stored_ids: set[str]) -> Confirmed:
     """The request without the messages that are stored."""
     items = _ids_and_items(request := to_storable(request))
-    rest = [(each, item) for each, item in items if each not in stored]
-    count = len(items) - len(rest)
-    if not rest:
+    unconfirmed = [(msg_id, item) for msg_id, item in items if msg_id not in stored_ids]
+    count = len(items) - len(unconfirmed)
+    if not unconfirmed:
         return Confirmed(count, None)
     if not count:
         return Confirmed(0, request)
-    return Confirmed(count, request._replace(body=b"".join(item for _, item in rest)))
+    return Confirmed(count, request._replace(body=b"".join(item for _, item in unconfirmed)))
 
 
 def _ids_and_items(request: SendRequest) -> list[tuple[str, bytes]]:

@@ -40,14 +40,14 @@ MAX_EXIT_S = 30.0
 
 @atexit.register
 def _close_producers() -> None:
-    end, producers = Deadline.after(MAX_EXIT_S), sorted(_open_producers, key=_closed_last.__contains__)
-    for left, producer in zip(range(len(producers), 0, -1), producers, strict=True):
-        lost = producer.at_exit(
-            end.within(end.remaining() / left)
+    deadline, producers = Deadline.after(MAX_EXIT_S), sorted(_open_producers, key=_closed_last.__contains__)
+    for producers_left, producer in zip(range(len(producers), 0, -1), producers, strict=True):
+        failures = producer.at_exit(
+            deadline.within(deadline.remaining() / producers_left)
         )  # a share, so that one alone does not use all the time
-        if lost:
-            shown, cause = ", ".join(list(lost)[:10]), next(iter(lost.values()))
+        if failures:
+            ids_text, cause = ", ".join(list(failures)[:10]), next(iter(failures.values()))
             sys.stderr.write(
-                f"rocketmq-spark: the producer of group {producer.settings.group!r} was not closed, and {len(lost)} "
-                f"messages are not acknowledged: {shown}{', …' if len(lost) > 10 else ''}. {cause}\n"
+                f"rocketmq-spark: the producer of group {producer.settings.group!r} was not closed, and {len(failures)} "
+                f"messages are not acknowledged: {ids_text}{', …' if len(failures) > 10 else ''}. {cause}\n"
             )

@@ -61,70 +61,74 @@ _RESERVED, _TRANSIENT = codes.RESERVED_PROPERTIES, codes.TRANSIENT_PROPERTY_PREF
 
 
 def plain_template(
-    topic: Any, tag: Any, waits: Any, encoder: MessageEncoder, scope: Scope | None = None
+    topic: Any, tag: Any, waits_for_store: Any, encoder: MessageEncoder, scope: Scope | None = None
 ) -> PlainTemplate | None:
     """None for messages that are sent separately, or that every broker would reject."""
-    if not isinstance(topic, str) or not isinstance(tag, str | None) or not isinstance(waits, bool):
+    if not isinstance(topic, str) or not isinstance(tag, str | None) or not isinstance(waits_for_store, bool):
         return None
     if topic.startswith(codes.RETRY_PREFIX):
         return None
     try:
         check_topic(topic, scope)
-        text = encode_properties({Property.TAGS: tag or None, Property.WAIT: "true" if waits else "false"})
-        whole = encode_properties({Property.UNIQ_KEY: _SAMPLE_ID}) + text
-        size = len(encoder.item(topic, b"", whole, 0, 0))
+        text = encode_properties({Property.TAGS: tag or None, Property.WAIT: "true" if waits_for_store else "false"})
+        all_properties = encode_properties({Property.UNIQ_KEY: _SAMPLE_ID}) + text
+        size = len(encoder.item(topic, b"", all_properties, 0, 0))
     except MessageRefused:
         return None
-    room = codes.SINGLE_MAX_PROPERTIES - len(whole.encode())
-    return None if room < 0 else PlainTemplate(BatchKey(topic, None, waits, tag or None, False), text, size, room)
+    room = codes.SINGLE_MAX_PROPERTIES - len(all_properties.encode())
+    return (
+        None
+        if room < 0
+        else PlainTemplate(BatchKey(topic, None, waits_for_store, tag or None, False), text, size, room)
+    )
 
 
-def encode_plain_properties(message: Message, kind: PlainTemplate) -> tuple[str, int] | None:
+def encode_plain_properties(message: Message, template: PlainTemplate) -> tuple[str, int] | None:
     """The text of all properties but the id, and the bytes that it adds to that of its kind. None if the message is not plain."""
-    flag, keys, own = message.flag, message.keys, message.properties
+    flag, keys, properties = message.flag, message.keys, message.properties
     if message.priority is not None or type(flag) is not int or not -(2**31) <= flag < 2**31:
         return None
-    more = ""
+    text = ""
     try:
         if keys:
             words = _BLANK.join(keys)
             if words.count(_BLANK) >= len(keys):
                 return None
-            more = f"{_KEYS}{words}\x02"
-        if own:
-            values = own.values()
+            text = f"{_KEYS}{words}\x02"
+        if properties:
+            values = properties.values()
             if (
-                not ({*map(type, own), *map(type, values)} <= _STR)
-                or "" in own
+                not ({*map(type, properties), *map(type, values)} <= _STR)
+                or "" in properties
                 or "" in values
-                or not _RESERVED.isdisjoint(own)
+                or not _RESERVED.isdisjoint(properties)
             ):
                 return None
-            more += "".join([f"{name}\x01{value}\x02" for name, value in own.items()])
-        size = len(more) if more.isascii() else len(more.encode())
+            text += "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+        size = len(text) if text.isascii() else len(text.encode())
     except (TypeError, AttributeError, UnicodeEncodeError):
         return None
-    pairs = bool(keys) + (len(own) if own else 0)
-    whole = more.count("\x01") == pairs == more.count("\x02") and _TRANSIENT not in more
-    return (more + kind.text, size) if whole and size <= kind.room else None
+    property_count = bool(keys) + (len(properties) if properties else 0)
+    is_plain = text.count("\x01") == property_count == text.count("\x02") and _TRANSIENT not in text
+    return (text + template.text, size) if is_plain and size <= template.room else None
 
 
 def encode_batch_messages(
-    batch: MessageBatch, take: Callable[[int], Sequence[str]], encoder: MessageEncoder, now_ms: int
+    batch: MessageBatch, create_ids: Callable[[int], Sequence[str]], encoder: MessageEncoder, now_ms: int
 ) -> None:
     """Create the ids of the plain messages of a batch, and encode them, when the batch is sent."""
     if not batch.has_plain:
         return
-    topic, item = batch.key.topic, encoder.item
-    sealed: list[Sized] = []
-    for entry, msg_id in zip(batch.entries, take(len(batch.entries)), strict=True):
+    topic, encode_item = batch.key.topic, encoder.item
+    items: list[Sized] = []
+    for entry, msg_id in zip(batch.entries, create_ids(len(batch.entries)), strict=True):
         if isinstance(entry, BatchEntry):
-            sealed.append(entry.item)
+            items.append(entry.item)
             continue
         entry.msg_id = msg_id
-        sealed.append(item(topic, entry.body, f"{entry.text}{_ID}{msg_id}\x02", entry.flag, now_ms))
+        items.append(encode_item(topic, entry.body, f"{entry.text}{_ID}{msg_id}\x02", entry.flag, now_ms))
         entry.body, entry.text = b"", ""  # a kept future must not keep them
-    batch.encoded_items, batch.has_plain = sealed, False
+    batch.encoded_items, batch.has_plain = items, False
 
 
 class BatchOwner(Protocol):
@@ -209,17 +213,17 @@ class Batcher:
     def _enqueue_due(self) -> Iterable[BatchOwner]:
         """Fix the places of due batches. Returns the producers that must send them."""
         owners: dict[int, BatchOwner] = {}
-        refused = []
+        rejected = []
         now_ms = self._timer.now_ms()
         with self._lock:  # held until each batch has its place in its queue, so that none overtakes another
             for batch in self.accumulator.take_ready(now_ms):
-                answered = self._completion_of(batch)
-                if batch.owner.enqueue_batch(batch, answered):
+                complete = self._completion_of(batch)
+                if batch.owner.enqueue_batch(batch, complete):
                     owners[id(batch.owner)] = batch.owner
                 else:
-                    refused.append(answered)
-        for answered in refused:
-            answered(ClosedError("the producer that shared its batch was closed before it was sent"))
+                    rejected.append(complete)
+        for complete in rejected:
+            complete(ClosedError("the producer that shared its batch was closed before it was sent"))
         return owners.values()
 
     def wait(self, batch: MessageBatch, result: Future[SendResult], seconds: float) -> bool:
@@ -282,10 +286,10 @@ class Batcher:
 
     def _completion_of(self, batch: MessageBatch) -> Callable[[Outcome], None]:
         def done(outcome: Outcome) -> None:
-            again = _may_split(outcome, batch)
+            leaves_again = _may_split(outcome, batch)
             with self._lock:
-                (self.accumulator.split if again else self.accumulator.release)(batch)
-            if again:
+                (self.accumulator.split if leaves_again else self.accumulator.release)(batch)
+            if leaves_again:
                 for owner in self._enqueue_due():
                     owner.dispatch_ready(soon=True)
                 return
@@ -293,10 +297,10 @@ class Batcher:
                 _outcomes_by_message(outcome, batch.entries),
                 [entry.promise for entry in batch.entries],
             )
-            for pending, kept in _by_registry(promises, outcomes).items():
-                handed = attempt(pending.resolve, *kept)
-                if isinstance(handed, Failure):  # an error at one sender must not affect the results of others
-                    handed.log(logger, "results could not be handed over")
+            for pending, resolved in _by_registry(promises, outcomes).items():
+                resolving = attempt(pending.resolve, *resolved)
+                if isinstance(resolving, Failure):  # an error at one sender must not affect the results of others
+                    resolving.log(logger, "results could not be handed over")
 
         return done
 
@@ -330,8 +334,8 @@ class BatchingClient:
         and drop the message.
         """
         message = prepared.message
-        alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
-        if how.timeout_s is not None or alone:
+        must_be_alone = prepared.delayed or message.priority is not None or message.topic.startswith(codes.RETRY_PREFIX)
+        if how.timeout_s is not None or must_be_alone:
             return False
         if message.topic not in self._routes.storage:  # who sends the batch must not wait for an answer
             self._routes.fetch_storage(message.topic, Deadline.after(self._send_timeout_s))
@@ -343,44 +347,44 @@ class BatchingClient:
         """
         if not isinstance(message, Message):
             return None  # type: ignore[unreachable]  # ``encoding.prepare`` reports it
-        body, topic, tag, waits = message.body, message.topic, message.tags, message.wait_store_ok
+        body, topic, tag, waits_for_store = message.body, message.topic, message.tags, message.wait_store_ok
         if self._mixes_tags:
             return None
         try:
             storage = self._routes.storage.get(topic, _UNKNOWN_STORAGE)  # None: unknown, treated as an ordinary topic
             if storage is not None and (storage.whole or storage.by_key):
                 return None
-            kind = self._templates.get((topic, tag, waits)) or self._template(topic, tag, waits)
+            template = self._templates.get((topic, tag, waits_for_store)) or self._template(topic, tag, waits_for_store)
         except TypeError:  # a topic or tag that is not a str
             return None
-        if kind is None or type(body) is not bytes or not 0 < len(body) <= self._max_body_bytes:
+        if template is None or type(body) is not bytes or not 0 < len(body) <= self._max_body_bytes:
             return None
-        text, size = kind.text, kind.size + len(body)
+        text, size = template.text, template.size + len(body)
         flag = message.flag
         if message.keys or message.properties or flag or type(flag) is not int or message.priority is not None:
-            found = encode_plain_properties(message, kind)
-            if found is None:
+            encoded = encode_plain_properties(message, template)
+            if encoded is None:
                 return None
-            text, more = found
-            size += more
+            text, added_bytes = encoded
+            size += added_bytes
         promise = self._futures.create(callback)
         promise.body, promise.text, promise.flag = body, text, flag
-        return promise if self.batcher.add_plain(kind.key, promise, len(body), size, self._owner) else None
+        return promise if self.batcher.add_plain(template.key, promise, len(body), size, self._owner) else None
 
-    def _template(self, topic: str, tag: str | None, waits: bool) -> PlainTemplate | None:
-        if (kind := plain_template(topic, tag, waits, self._encoder, self._scope)) is not None:
+    def _template(self, topic: str, tag: str | None, waits_for_store: bool) -> PlainTemplate | None:
+        if (template := plain_template(topic, tag, waits_for_store, self._encoder, self._scope)) is not None:
             if len(self._templates) >= _MAX_TEMPLATES:
                 self._templates.clear()
-            self._templates[topic, tag, waits] = kind
-        return kind
+            self._templates[topic, tag, waits_for_store] = template
+        return template
 
     def add(
-        self, prepared: Prepared, queue: MessageQueue | None, waits: bool, callback: Callback | None = None
+        self, prepared: Prepared, queue: MessageQueue | None, sender_waits: bool, callback: Callback | None = None
     ) -> tuple[Promise, MessageBatch | None]:
         """Return the future and the batch that took the message; no batch if it must be sent directly."""
         message = prepared.message
-        alike = (True, None) if self._mixes_tags else (message.wait_store_ok, message.tags or None)
-        key = BatchKey(message.topic, queue, *alike, waits)
+        flag_and_tag = (True, None) if self._mixes_tags else (message.wait_store_ok, message.tags or None)
+        key = BatchKey(message.topic, queue, *flag_and_tag, sender_waits)
         item = encoding.batch_item(prepared, self._encoder, self.batcher.wall_ms())
         result = self._futures.create(callback, prepared.msg_id)
         entry = BatchEntry(item, len(message.body), prepared.msg_id, message.keys, result)
@@ -400,22 +404,22 @@ def _by_registry(
     promises: Sequence[Promise], outcomes: Sequence[Outcome]
 ) -> Mapping[FutureRegistry, _PromisesAndOutcomes]:
     """Group promises and outcomes by producer."""
-    if len(senders := {promise.registry for promise in promises}) == 1:
-        return dict.fromkeys(senders, (promises, outcomes))
-    found: dict[FutureRegistry, tuple[list[Promise], list[Outcome]]] = {pending: ([], []) for pending in senders}
+    if len(registries := {promise.registry for promise in promises}) == 1:
+        return dict.fromkeys(registries, (promises, outcomes))
+    grouped: dict[FutureRegistry, tuple[list[Promise], list[Outcome]]] = {pending: ([], []) for pending in registries}
     for promise, outcome in zip(promises, outcomes, strict=True):
-        mine, own = found[promise.registry]
-        mine.append(promise)
-        own.append(outcome)
-    return found
+        own_promises, own_outcomes = grouped[promise.registry]
+        own_promises.append(promise)
+        own_outcomes.append(outcome)
+    return grouped
 
 
 def _may_split(outcome: Outcome, batch: MessageBatch) -> bool:
     """Whether the batch was rejected because of a message, and nothing is stored, so that others may succeed without it. Not if
     a queue was chosen, because its order would be lost.
     """
-    refused = isinstance(outcome, MessageIllegal) and not outcome.stored
-    return refused and len(batch.entries) > 1 and batch.key.queue is None
+    is_rejected = isinstance(outcome, MessageIllegal) and not outcome.stored
+    return is_rejected and len(batch.entries) > 1 and batch.key.queue is None
 
 
 def _outcomes_by_message(outcome: Outcome, entries: Sequence[BatchEntry | PlainEntry]) -> Sequence[Outcome]:
@@ -427,20 +431,20 @@ def _outcomes_by_message(outcome: Outcome, entries: Sequence[BatchEntry | PlainE
             return split_result(outcome, len(entries))
         except RocketMQError as e:
             outcome = e
-    shares: list[Outcome] = []
+    outcomes: list[Outcome] = []
     for entry in entries:
-        share = outcome.stored.get(entry.msg_id)
-        if share is None and entry.msg_id in outcome.behind:
-            share = SendFailed(
+        message_outcome = outcome.stored.get(entry.msg_id)
+        if message_outcome is None and entry.msg_id in outcome.behind:
+            message_outcome = SendFailed(
                 f"not sent, because an earlier message of its group was rejected: {outcome.message}",
                 outcome.addr, outcome.broker_code, outcome.topic, remark=outcome.remark, remedy=outcome.remedy,
             )  # fmt: skip
-            share.__cause__ = outcome
-        elif share is None:
-            share = copy.copy(outcome)
-            share.__cause__, share.stored, share.behind = outcome.__cause__, {}, ()
-        shares.append(share)
-    return shares
+            message_outcome.__cause__ = outcome
+        elif message_outcome is None:
+            message_outcome = copy.copy(outcome)
+            message_outcome.__cause__, message_outcome.stored, message_outcome.behind = outcome.__cause__, {}, ()
+        outcomes.append(message_outcome)
+    return outcomes
 
 
 _ACCUMULATORS = "accumulators"

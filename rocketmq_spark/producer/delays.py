@@ -53,11 +53,11 @@ class BrokerTimers:
                 if name not in timers:
                     logger.info("broker %s does not say what its timers do", name)
                 # One without is asked again each time: it is refused, and may have been updated.
-                rest_s = self._silent_s if name not in timers else LIMITS_VALID_S if timers[name] else 0.0
-                before, _ = self._cached.get(name, _UNKNOWN)
-                self._cached[name] = timers.get(name, before), Deadline.after(rest_s)
-        found = {name: self._cached[name][0] for name in brokers}
-        return {name: longest for name, longest in found.items() if longest is not None}
+                valid_s = self._silent_s if name not in timers else LIMITS_VALID_S if timers[name] else 0.0
+                cached, _ = self._cached.get(name, _UNKNOWN)
+                self._cached[name] = timers.get(name, cached), Deadline.after(valid_s)
+        max_delays = {name: self._cached[name][0] for name in brokers}
+        return {name: max_delay_ms for name, max_delay_ms in max_delays.items() if max_delay_ms is not None}
 
     def brokers_without_timers(self, topic: str, brokers: Collection[str], deadline: Deadline) -> list[str]:
         """Which brokers have none, and would deliver at once."""
@@ -87,63 +87,65 @@ class DelayRouter:
     def route(
         self,
         prepared: Prepared,
-        place: How,
+        destination: How,
         queues: Callable[[], Sequence[MessageQueue]],
         deadline: Deadline,
-        insist: bool = False,
+        require_answers: bool = False,
     ) -> tuple[Prepared, How]:
         """What is sent for a message with a timer, and where to: itself, or its envelope. ``queues`` are those of its topic.
 
-        With ``insist`` all brokers must have said what their timers do: raises ``CallTimeout`` while one has not.
+        With ``require_answers`` all brokers must have said what their timers do: raises ``CallTimeout`` while one has not.
         """
-        known = (place.queue,) if place.queue is not None else queues()
-        brokers = {queue.broker_name for queue in known}
-        due_ms = self.envelope_due_ms(prepared.message.topic, prepared.properties, brokers, deadline, insist)
+        candidates = (destination.queue,) if destination.queue is not None else queues()
+        brokers = {queue.broker_name for queue in candidates}
+        due_ms = self.envelope_due_ms(prepared.message.topic, prepared.properties, brokers, deadline, require_answers)
         if due_ms is None:
-            return prepared, place
-        chosen = place.queue
-        if chosen is None and (place.selection is not None or self._settings.environment is not None):
+            return prepared, destination
+        chosen = destination.queue
+        if chosen is None and (destination.selection is not None or self._settings.environment is not None):
             chosen = self._choose_queue(
-                prepared.message.topic, place, known
+                prepared.message.topic, destination, candidates
             )  # the service knows no environments and no selectors
         return self.to_envelope(prepared, due_ms, chosen, deadline), DEFAULT_HOW
 
-    def _choose_queue(self, topic: str, place: How, known: Sequence[MessageQueue]) -> MessageQueue:
-        if not known:
+    def _choose_queue(self, topic: str, destination: How, queues: Sequence[MessageQueue]) -> MessageQueue:
+        if not queues:
             raise MessageRefused(
                 "a message with a delay of this length needs its queue when it is sent, and no name server reports the "
                 "queues of its topic now",
                 topic=topic,
                 remedy="Send it again when a name server answers",
             )
-        return random.choice(known if place.selection is None else selector_function(topic, *place.selection)(known))
+        return random.choice(
+            queues if destination.selection is None else selector_function(topic, *destination.selection)(queues)
+        )
 
     def envelope_due_ms(
-        self, topic: str, properties: str, brokers: Set[str], deadline: Deadline, insist: bool = False
+        self, topic: str, properties: str, brokers: Set[str], deadline: Deadline, require_answers: bool = False
     ) -> int | None:
         """When a message is due that needs an envelope; None where timers of all ``brokers`` serve, or it has none.
 
         Raises ``MessageRefused`` with ``longDelay=error`` where brokers would deliver at once; a delay that is only too long
-        they refuse themselves. ``insist`` is that of ``placed``.
+        they refuse themselves. ``require_answers`` is that of ``placed``.
         """
-        found = decode_properties(properties)
-        delay, moment = (found.get(name) for name in _TIMER_PROPERTIES)
-        if delay is None and moment is None:
+        timer_properties = decode_properties(properties)
+        delay, deliver_at = (timer_properties.get(name) for name in _TIMER_PROPERTIES)
+        if delay is None and deliver_at is None:
             return None
         now_ms = self._wall_ms()
-        due_ms = now_ms + int(delay) if delay is not None else int(moment or 0)
+        due_ms = now_ms + int(delay) if delay is not None else int(deliver_at or 0)
         if due_ms <= now_ms:
             return None
-        longest = self.timers.max_delays_ms(topic, brokers, deadline)
-        without = sorted(name for name, ms in longest.items() if not ms)
-        if without and self._settings.long_delay == "error":
-            raise no_timers_error(f"a delay of {(due_ms - now_ms) / 1000:g} s", without, topic)
-        served = min(longest.values(), default=1000 * TIMER_MAX_DELAY_S)
-        if due_ms - now_ms > served and self._settings.long_delay == "dmq":
+        max_delays = self.timers.max_delays_ms(topic, brokers, deadline)
+        without_timers = sorted(name for name, ms in max_delays.items() if not ms)
+        if without_timers and self._settings.long_delay == "error":
+            raise no_timers_error(f"a delay of {(due_ms - now_ms) / 1000:g} s", without_timers, topic)
+        served_ms = min(max_delays.values(), default=1000 * TIMER_MAX_DELAY_S)
+        if due_ms - now_ms > served_ms and self._settings.long_delay == "dmq":
             return due_ms
-        if insist and (silent := sorted(brokers - longest.keys())):
+        if require_answers and (silent_brokers := sorted(brokers - max_delays.keys())):
             raise CallTimeout(
-                f"{', '.join(silent)} does not say what its timers do, and might deliver a delayed message at once",
+                f"{', '.join(silent_brokers)} does not say what its timers do, and might deliver a delayed message at once",
                 topic=topic,
             )
         return None
@@ -205,20 +207,22 @@ def caller_result(result: SendResult, prepared: Prepared) -> SendResult:
 
 def with_recall_handle(result: SendResult, prepared: Prepared) -> SendResult:
     """The result with what takes a message in an envelope back; none while the envelope has no place."""
-    waiting, queue = prepared.envelope, result.queue
-    if waiting is None or queue is None or result.queue_offset is None:
+    envelope, queue = prepared.envelope, result.queue
+    if envelope is None or queue is None or result.queue_offset is None:
         return result
-    handle = DelayHandle(waiting.topic, queue.broker_name, queue.queue_id, waiting.due_ms, prepared.msg_id)
+    handle = DelayHandle(envelope.topic, queue.broker_name, queue.queue_id, envelope.due_ms, prepared.msg_id)
     return result._replace(recall_handle=str(handle))
 
 
 def envelope(message: Message, properties: str, due_ms: int, born_ms: int, queue: MessageQueue | None) -> bytes:
     """``message`` with its encoded ``properties``, to be delivered to ``queue`` if one was chosen."""
-    found = {name: value for name, value in decode_properties(properties).items() if name not in _TIMER_PROPERTIES}
-    msg_id = found.get(Property.UNIQ_KEY, "")
+    properties_by_name = {
+        name: value for name, value in decode_properties(properties).items() if name not in _TIMER_PROPERTIES
+    }
+    msg_id = properties_by_name.get(Property.UNIQ_KEY, "")
     if queue is not None:
-        found[QUEUE] = f"{queue.broker_name}:{queue.queue_id}"
-    text = encode_properties(found)
+        properties_by_name[QUEUE] = f"{queue.broker_name}:{queue.queue_id}"
+    text = encode_properties(properties_by_name)
     return Envelope(message.topic, due_ms, msg_id, born_ms, message.flag, text, bytes(message.body)).pack()
 
 
@@ -238,10 +242,10 @@ def cancel_request(
     return single_request(Prepared(Message(INNER_TOPIC, body), msg_id, properties, False), settings, now_ms)
 
 
-def no_timers_error(what: str, brokers: Collection[str], topic: str) -> MessageRefused:
+def no_timers_error(delay_text: str, brokers: Collection[str], topic: str) -> MessageRefused:
     """What brokers do not delay, and would deliver at once or refuse."""
     return MessageRefused(
-        f"{what} cannot be kept: {', '.join(brokers)} is older than RocketMQ 5.0, or has timerWheelEnable=false",
+        f"{delay_text} cannot be kept: {', '.join(brokers)} is older than RocketMQ 5.0, or has timerWheelEnable=false",
         topic=topic,
         remedy="Set option 'longDelay' to 'dmq' with the service of docs/delay.md, use a delay level, or newer brokers",
     )

@@ -84,22 +84,26 @@ def prepare(message: Message, msg_id: str, settings: ProducerSettings, how: How 
     """Check ``message`` and encode its properties; ``MessageRefused`` says what no broker would take."""
     check_message(message)
     check_topic(message.topic, settings.scope)
-    if (chooses := settings.features.chooses_queues) and how.queue is not None:
-        raise MessageRefused(f"the message names {how.queue}, but {chooses}", topic=message.topic)
+    if (proxy_chooses := settings.features.chooses_queues) and how.queue is not None:
+        raise MessageRefused(f"the message names {how.queue}, but {proxy_chooses}", topic=message.topic)
     body: object = message.body
     if isinstance(body, memoryview):  # of items of any size, and perhaps with gaps
         message = dataclasses.replace(message, body=body.tobytes())
     check_body(message, settings)
     delay = _timing_property(how)
-    system = {Property.WAIT: "true" if message.wait_store_ok else "false", Property.UNIQ_KEY: msg_id, **delay}
+    system_properties = {
+        Property.WAIT: "true" if message.wait_store_ok else "false",
+        Property.UNIQ_KEY: msg_id,
+        **delay,
+    }
     if message.priority is not None:
-        system[Property.PRIORITY] = _priority(message, settings)
+        system_properties[Property.PRIORITY] = _priority(message, settings)
     if isinstance(message, KeyedMessage) and message.sharding_key:
-        system[Property.SHARDING_KEY] = message.sharding_key
-    if chooses and how.selector is not None:
-        system |= _message_group(message.topic, how, chooses)
+        system_properties[Property.SHARDING_KEY] = message.sharding_key
+    if proxy_chooses and how.selector is not None:
+        system_properties |= _message_group(message.topic, how, proxy_chooses)
     try:
-        properties = encode_properties(message_properties(message, **system), codes.SINGLE_MAX_PROPERTIES)
+        properties = encode_properties(message_properties(message, **system_properties), codes.SINGLE_MAX_PROPERTIES)
     except MessageRefused as e:
         raise MessageRefused(e.message, topic=message.topic) from None
     if settings.features.plain_texts:
@@ -143,10 +147,10 @@ def as_request(prepared: Prepared, correlation_id: str, client_id: str, wait_s: 
 
 def _check_proxy_texts(message: Message, properties: str) -> None:
     """What a Proxy refuses, and with it the whole request: the other messages of a batch must not fail with it."""
-    if found := _CONTROL_CHARACTER.search(properties):
-        name = properties[: found.start()].rpartition("\x02")[2].partition("\x01")[0]
+    if match := _CONTROL_CHARACTER.search(properties):
+        name = properties[: match.start()].rpartition("\x02")[2].partition("\x01")[0]
         raise MessageRefused(
-            f"property {name!r} has the control character {found[0]!r}, which a Proxy rejects", topic=message.topic
+            f"property {name!r} has the control character {match[0]!r}, which a Proxy rejects", topic=message.topic
         )
     if "|" in (message.tags or ""):
         raise MessageRefused(f"the tag is {message.tags!r}; a Proxy accepts none with '|'", topic=message.topic)
@@ -216,16 +220,16 @@ def _message_group(topic: str, how: How, chooses: str) -> dict[str, str]:
 
 
 def _timing_property(how: How) -> dict[str, str]:
-    level, delay, moment = how.delay_level, how.delay, how.deliver_at
-    if level is None and delay is None and moment is None:
+    level, delay, deliver_at = how.delay_level, how.delay, how.deliver_at
+    if level is None and delay is None and deliver_at is None:
         return {}
-    if sum(value is not None for value in (level, delay, moment)) > 1:
+    if sum(value is not None for value in (level, delay, deliver_at)) > 1:
         raise MessageRefused("a message can be delayed in one way only: delay_level, delay or deliver_at")
     if level is not None:
         return _level_property(level)
     if delay is not None:
         return _delay_property(delay)
-    return _deliver_at_property(moment)
+    return _deliver_at_property(deliver_at)
 
 
 def _level_property(value: object) -> dict[str, str]:
@@ -257,11 +261,11 @@ def _deliver_at_property(value: object) -> dict[str, str]:
 def single_request(prepared: Prepared, settings: ProducerSettings, now_ms: int) -> SendRequest:
     """One message as the transport sends it; a large body that shrinks is compressed, as Java does (zlib, level 5)."""
     body, sys_flag = bytes(prepared.message.body), 0
-    kind = COMPRESSIONS[settings.compression]
-    if kind is not None and len(body) >= settings.compress_above:
-        packed = smaller(body, kind)
-        if packed is not None:
-            body, sys_flag = packed, int(SysFlag.COMPRESSED | kind)
+    compression = COMPRESSIONS[settings.compression]
+    if compression is not None and len(body) >= settings.compress_above:
+        compressed = smaller(body, compression)
+        if compressed is not None:
+            body, sys_flag = compressed, int(SysFlag.COMPRESSED | compression)
     return SendRequest(
         group=settings.group,
         body=body,
@@ -292,19 +296,19 @@ def explicit_batch(
     first = prepared[0].message
     if first.topic.startswith(codes.RETRY_PREFIX):
         raise MessageRefused("Retry Group is not supported for batching", topic=first.topic)
-    for each in prepared:
-        if each.delayed:
+    for item in prepared:
+        if item.delayed:
             raise MessageRefused("TimeDelayLevel is not supported for batching", topic=first.topic)
-        if each.message.topic != first.topic:
-            raise MessageRefused("The topic of the messages in one batch should be the same", topic=each.message.topic)
-        if each.message.wait_store_ok != first.wait_store_ok:
+        if item.message.topic != first.topic:
+            raise MessageRefused("The topic of the messages in one batch should be the same", topic=item.message.topic)
+        if item.message.wait_store_ok != first.wait_store_ok:
             raise MessageRefused(
                 "The waitStoreMsgOK of the messages in one batch should be the same", topic=first.topic
             )
     items: list[Sized] = []
-    for each in prepared:
+    for item in prepared:
         try:
-            items.append(batch_item(each, encoder, now_ms))
+            items.append(batch_item(item, encoder, now_ms))
         except MessageRefused as e:
             raise MessageRefused(
                 f"Message {len(items)} of a batch: {e.message}", topic=e.topic, remedy=e.remedy
@@ -315,8 +319,8 @@ def explicit_batch(
             f"the encoded batch has {len(body)} bytes, more than the {settings.max_message_size} allowed",
             topic=first.topic,
         )
-    own = {} if batch_id is None else {Property.UNIQ_KEY: batch_id}
-    return batch_request(body, {Property.WAIT: str(first.wait_store_ok).lower(), **own}, settings, now_ms)
+    id_property = {} if batch_id is None else {Property.UNIQ_KEY: batch_id}
+    return batch_request(body, {Property.WAIT: str(first.wait_store_ok).lower(), **id_property}, settings, now_ms)
 
 
 def no_key_reason(topic: str) -> str:
@@ -341,15 +345,15 @@ def with_storage_properties(
         raise MessageRefused(f"Message {keyless[0]} of a batch has {no_key_reason(topic)}", topic=topic)
     if not storage.whole:
         return request
-    words = dict.fromkeys(word for message in messages for word in key_words(message.keys))
+    keywords = dict.fromkeys(word for message in messages for word in key_words(message.keys))
     tag = messages[0].tags if len({message.tags or None for message in messages}) == 1 else None
-    size = sum(len(word.encode()) + 1 for word in words) + len((tag or "").encode())
-    more: dict[str, str | None] = {
+    size = sum(len(word.encode()) + 1 for word in keywords) + len((tag or "").encode())
+    added: dict[str, str | None] = {
         Property.UNIQ_KEY: batch_id,
         Property.TAGS: tag or None,
-        Property.KEYS: codes.KEY_SEPARATOR.join(words) if words and size <= MAX_KEYWORD_BYTES else None,
+        Property.KEYS: codes.KEY_SEPARATOR.join(keywords) if keywords and size <= MAX_KEYWORD_BYTES else None,
     }
-    return request._replace(properties=request.properties + encode_properties(more))
+    return request._replace(properties=request.properties + encode_properties(added))
 
 
 def accumulated_batch(

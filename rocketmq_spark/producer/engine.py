@@ -137,16 +137,16 @@ class Engine:
     def dispatch_ready(self) -> None:
         """Send the requests that may be sent now. Fetching the route of a new topic may block, and may be interrupted."""
         with self._batch_writes():
-            taken = deque(self._send_queue.take_ready())
+            ready = deque(self._send_queue.take_ready())
             try:
-                while taken:
-                    outgoing = taken.popleft()
+                while ready:
+                    outgoing = ready.popleft()
                     if outgoing.refresh_route:  # on another thread, because a name server may hang
                         self._route_executor.soon(functools.partial(self._start_attempt, outgoing))
                     else:
                         self._start_attempt(outgoing)
             finally:
-                for outgoing in taken:  # after an interruption, put the others back
+                for outgoing in ready:  # after an interruption, put the others back
                     self._apply_verdict(outgoing, RetryAttempt(0.0, outgoing.refresh_route))
 
     def oneway(self, outgoing: OutgoingSend) -> None:
@@ -171,24 +171,24 @@ class Engine:
         self.wait_until_idle(deadline)
         if self._spool_bridge is not None:
             self._spool_bridge.drain()
-        left, blocking = self._send_queue.close()
+        unfinished, blocking = self._send_queue.close()
         self._route_executor.close(wait_s=0)
         if self.ambiguity_resolver is not None:
             self.ambiguity_resolver.close()
-        outcomes: list[Outcome] = [closed() for _ in left]
+        outcomes: list[Outcome] = [closed() for _ in unfinished]
         if self._spool_bridge is not None:
-            kept = [i for i, outgoing in enumerate(left) if keep and outgoing.spoolable]
-            found = self._spool_bridge.spool([(left[i], None) for i in kept])
-            for i, outcome in zip(kept, found, strict=True):
+            indexes = [i for i, outgoing in enumerate(unfinished) if keep and outgoing.spoolable]
+            spooled = self._spool_bridge.spool([(unfinished[i], None) for i in indexes])
+            for i, outcome in zip(indexes, spooled, strict=True):
                 outcomes[i] = outcome
             self._spool_bridge.close()
-        lost = list(blocking)
-        for outgoing, outcome in zip(left, outcomes, strict=True):
+        unsent = list(blocking)
+        for outgoing, outcome in zip(unfinished, outcomes, strict=True):
             self._complete(outgoing, outcome)
             if isinstance(outcome, RocketMQError):
-                lost.append(outgoing)
+                unsent.append(outgoing)
         self.timer.close(wait_s)
-        return [Unsent(each.topic, each.queue, each.msg_ids) for each in lost]
+        return [Unsent(each.topic, each.queue, each.msg_ids) for each in unsent]
 
     def _start(self, outgoing: OutgoingSend) -> None:
         """Every request begins here."""
@@ -197,8 +197,8 @@ class Engine:
     def _complete(self, outgoing: OutgoingSend, outcome: Outcome) -> None:
         """Every request ends here, once."""
         attempts = outgoing.retry_state
-        ended = SendCompletion(outgoing, outcome, attempts.count, attempts.brokers, outgoing.confirmed_count)
-        outgoing.done(ended)
+        completion = SendCompletion(outgoing, outcome, attempts.count, attempts.brokers, outgoing.confirmed_count)
+        outgoing.done(completion)
 
     def _attempt_all(self, outgoing: OutgoingSend) -> Outcome:
         spooling = _spool_bridge_for(self._spool_bridge, outgoing)
@@ -269,8 +269,8 @@ class Engine:
         if number != outgoing.retry_state.count:  # a second outcome of one attempt
             return
         if self.ambiguity_resolver is not None:
-            again = functools.partial(self._on_attempt_done, outgoing, number)
-            if not self.ambiguity_resolver.resolve_async(outgoing, queue, outcome, again):
+            resume = functools.partial(self._on_attempt_done, outgoing, number)
+            if not self.ambiguity_resolver.resolve_async(outgoing, queue, outcome, resume):
                 return
         try:
             verdict = self._judge(outgoing, queue, outcome)
@@ -287,18 +287,18 @@ class Engine:
 
     def _apply_verdict(self, outgoing: OutgoingSend, verdict: Outcome | RetryAttempt) -> None:
         """An attempt has ended: end its request, or start the next attempt."""
-        landing = self._send_queue.record_verdict(outgoing, verdict)
-        if landing is None:
+        effects = self._send_queue.record_verdict(outgoing, verdict)
+        if effects is None:
             return
-        if landing.can_send_more:  # on another thread: this may be the one that reads answers
+        if effects.can_send_more:  # on another thread: this may be the one that reads answers
             self.timer.later(0, self.dispatch_ready)
         if isinstance(verdict, RetryAttempt):
             self.timer.later(verdict.pause_s, self.dispatch_ready)
             return
         self._complete(outgoing, verdict)
-        for each in landing.followers:
+        for follower in effects.followers:
             assert isinstance(verdict, RocketMQError)
-            self._complete(each, _failed_behind(each, verdict))
+            self._complete(follower, _failed_behind(follower, verdict))
 
     def _choose_queue(self, outgoing: OutgoingSend) -> MessageQueue:
         return self._queue_chooser.choose(
@@ -338,16 +338,18 @@ class Engine:
         if outgoing.confirmed_count and isinstance(
             outcome, SendResult
         ):  # it covers a part; where the rest is, is unknown
-            anywhere = outgoing.queue is None and outgoing.retry_state.count > 0
-            outcome = outcome._replace(queue=None if anywhere else outcome.queue, queue_offset=None, offset_msg_id=None)
+            may_choose_queue = outgoing.queue is None and outgoing.retry_state.count > 0
+            outcome = outcome._replace(
+                queue=None if may_choose_queue else outcome.queue, queue_offset=None, offset_msg_id=None
+            )
         brokers: Collection[str] = ()
         if (
             outgoing.at_most_once and classify(outcome, queue is not None) is not SendOutcomeKind.REJECTED
         ):  # stored, even if badly
             outgoing.retry_state.next_action(queue, outcome, brokers, 0.0)
             return outcome
-        anywhere = outgoing.queue is None and outgoing.filter_queues is None
-        if anywhere and queue is not None and isinstance(outcome, RocketMQError):
+        may_choose_queue = outgoing.queue is None and outgoing.filter_queues is None
+        if may_choose_queue and queue is not None and isinstance(outcome, RocketMQError):
             brokers = self.topics.brokers_of(outgoing.topic)
         verdict = outgoing.retry_state.next_action(queue, outcome, brokers, outgoing.attempts_deadline.remaining())
         if outgoing.confirmed_count and isinstance(

@@ -134,9 +134,9 @@ class FaultTable:
         if not self.enabled:
             return index.pick(queues, last_broker)
 
-        for good in (lambda broker: self.available(broker, now_ms), self.reachable):
-            if found := index.first(queues, _other_than(last_broker, good)):
-                return found
+        for is_good in (lambda broker: self.available(broker, now_ms), self.reachable):
+            if queue := index.first(queues, _other_than(last_broker, is_good)):
+                return queue
         return queues[index.next() % len(queues)]
 
     def due_probes(self, now_ms: int, interval_ms: int) -> list[str]:
@@ -162,8 +162,8 @@ class FaultTable:
                 del self.faults[broker]
 
 
-def _other_than(last_broker: str | None, good: Callable[[str], bool]) -> Callable[[MessageQueue], bool]:
-    return lambda queue: queue.broker_name != last_broker and good(queue.broker_name)
+def _other_than(last_broker: str | None, is_good: Callable[[str], bool]) -> Callable[[MessageQueue], bool]:
+    return lambda queue: queue.broker_name != last_broker and is_good(queue.broker_name)
 
 
 def fault_tables(

@@ -99,21 +99,21 @@ class Promise(Future[SendResult]):
 
 def _set_outcomes(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> list[tuple[Promise, Outcome]]:
     """Set the outcomes of promises; call with the lock. Returns the promises whose waiters must be notified."""
-    awaited = []
-    many = outcomes if isinstance(outcomes, BatchResults) else None
-    for at, promise in enumerate(promises):
+    with_waiters = []
+    batch_results = outcomes if isinstance(outcomes, BatchResults) else None
+    for index, promise in enumerate(promises):
         if promise._has_waiters:
-            awaited.append((promise, outcomes[at]))
+            with_waiters.append((promise, outcomes[index]))
             continue
-        if many is not None:
-            promise.msg_id, promise._offset_msg_id = many.ids[at], many.offset_ids[at]
-            promise._batch_result, promise._index = many.batch, at
-        elif isinstance(outcome := outcomes[at], SendResult):
+        if batch_results is not None:
+            promise.msg_id, promise._offset_msg_id = batch_results.ids[index], batch_results.offset_ids[index]
+            promise._batch_result, promise._index = batch_results.batch, index
+        elif isinstance(outcome := outcomes[index], SendResult):
             promise._own_result = outcome
         else:
             promise._exception = outcome
         promise._state = FINISHED
-    return awaited
+    return with_waiters
 
 
 class FutureRegistry:
@@ -129,9 +129,9 @@ class FutureRegistry:
 
     def collect_failures(self) -> dict[str, RocketMQError]:
         """Return a dict that collects failures from now on, by message id."""
-        lost: dict[str, RocketMQError] = {}
-        self._failures = lost
-        return lost
+        failures: dict[str, RocketMQError] = {}
+        self._failures = failures
+        return failures
 
     def create(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
         """Return a future that ``keep`` completes once. ``callback`` is then called on the callback thread, which starts now."""
@@ -147,21 +147,23 @@ class FutureRegistry:
         """Set the outcomes of promises. Those of a batch are set together."""
         try:
             if self._failures is not None:
-                both = zip(promises, outcomes, strict=True)
-                self._failures.update({promise.msg_id: o for promise, o in both if isinstance(o, RocketMQError)})
+                outcome_by_promise = zip(promises, outcomes, strict=True)
+                self._failures.update(
+                    {promise.msg_id: o for promise, o in outcome_by_promise if isinstance(o, RocketMQError)}
+                )
             with self.lock:
-                awaited = _set_outcomes(promises, outcomes)
-            for promise, outcome in awaited:
-                failed = attempt(promise.set_outcome, outcome)
-                if isinstance(failed, Failure):  # Python's futures do not catch BaseException of callbacks
-                    failed.log(logger, "a callback of a future failed")
+                with_waiters = _set_outcomes(promises, outcomes)
+            for promise, outcome in with_waiters:
+                failure = attempt(promise.set_outcome, outcome)
+                if isinstance(failure, Failure):  # Python's futures do not catch BaseException of callbacks
+                    failure.log(logger, "a callback of a future failed")
             callbacks = [promise.callback for promise in promises]
             if callbacks.count(None) < len(callbacks):
-                called = [(call, o) for call, o in zip(callbacks, outcomes, strict=True) if call is not None]
-                if all(isinstance(callback, NonblockingCallback) for callback, _ in called):
-                    _call_each(called)
+                calls = [(call, o) for call, o in zip(callbacks, outcomes, strict=True) if call is not None]
+                if all(isinstance(callback, NonblockingCallback) for callback, _ in calls):
+                    _call_each(calls)
                 else:
-                    self._callbacks.later(0, functools.partial(_call_each, called))
+                    self._callbacks.later(0, functools.partial(_call_each, calls))
         finally:
             self.discard(len(promises))
 
@@ -185,14 +187,14 @@ class FutureRegistry:
         self._callbacks.close()
 
 
-def _call_each(called: Sequence[tuple[Callback, Outcome]]) -> None:
-    each = iter(called)
+def _call_each(calls: Sequence[tuple[Callback, Outcome]]) -> None:
+    remaining_calls = iter(calls)
     while isinstance(
-        failed := attempt(_call_until_error, each), Failure
+        failure := attempt(_call_until_error, remaining_calls), Failure
     ):  # of user code: the other callbacks are called, too
-        failed.log(logger, "a callback failed")
+        failure.log(logger, "a callback failed")
 
 
-def _call_until_error(called: Iterator[tuple[Callback, Outcome]]) -> None:
-    for callback, outcome in called:
+def _call_until_error(calls: Iterator[tuple[Callback, Outcome]]) -> None:
+    for callback, outcome in calls:
         callback(outcome)

@@ -34,10 +34,10 @@ def with_message_ids(result: SendResult, ids: Sequence[str], batch_id: str | Non
     return result._replace(msg_id=msg_id)
 
 
-def result_in_batch(batch: SendResult, at: int, msg_id: str, offset_msg_id: str | None) -> SendResult:
+def result_in_batch(batch: SendResult, index: int, msg_id: str, offset_msg_id: str | None) -> SendResult:
     """The result of the message at this place of a batch, from what the messages have in common and its own ids."""
-    status, _, queue, first, _, transaction_id, _, region_id = batch
-    offset = None if first is None else first + at
+    status, _, queue, first_offset, _, transaction_id, _, region_id = batch
+    offset = None if first_offset is None else first_offset + index
     return SendResult(status, msg_id, queue, offset, offset_msg_id, transaction_id, None, region_id)
 
 
@@ -57,11 +57,11 @@ class BatchResults(Sequence[SendResult]):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self[i] for i in range(len(self))[at]]
-        at = range(len(self.ids))[at]
-        return result_in_batch(self.batch, at, self.ids[at], self.offset_ids[at])
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        index = range(len(self.ids))[index]
+        return result_in_batch(self.batch, index, self.ids[index], self.offset_ids[index])
 
 
 def split_result(result: SendResult, count: int) -> Sequence[SendResult]:
@@ -76,9 +76,11 @@ def split_result(result: SendResult, count: int) -> Sequence[SendResult]:
     ids = result.msg_id.split(_SEPARATOR)
     if result.status is SendStatus.SPOOLED:
         return [result._replace(msg_id=msg_id) for msg_id in ids]
-    unplaced = result.queue is not None and result.queue.queue_id < 0
+    has_no_places = result.queue is not None and result.queue.queue_id < 0
     offset_ids = (
-        [None] * len(ids) if unplaced or result.queue_offset is None else (result.offset_msg_id or "").split(_SEPARATOR)
+        [None] * len(ids)
+        if has_no_places or result.queue_offset is None
+        else (result.offset_msg_id or "").split(_SEPARATOR)
     )
     if len(ids) != count or len(offset_ids) != count:
         raise SendFailed(
@@ -229,5 +231,5 @@ def with_group_order(outgoing: OutgoingSend, by_queue: bool) -> OutgoingSend:
     group = decode_properties(outgoing.request.properties).get(Property.SHARDING_KEY)
     if group is None:
         return outgoing
-    line = None if by_queue else (outgoing.topic, group)
-    return outgoing._replace(ordered=True, ordering_key=line, timeout=outgoing.deadline_from_now.remaining())
+    ordering_key = None if by_queue else (outgoing.topic, group)
+    return outgoing._replace(ordered=True, ordering_key=ordering_key, timeout=outgoing.deadline_from_now.remaining())

@@ -83,11 +83,11 @@ class BaseProducer(ClosedWhenDropped):
             self._engine.ambiguity_resolver = AmbiguousSendResolver(stored, self._engine.timer)
         self._futures = FutureRegistry(make_timer(f"{name}-callback"))
         self._housekeeping_timer = make_timer(f"{name}-housekeeping")
-        later = None if spool is None else SpoolFallback(spool, sender)
-        self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment, later)
-        may_pass = None if later is None else later.is_transient
+        fallback = None if spool is None else SpoolFallback(spool, sender)
+        self._destinations = Destinations(self._engine.topics, self._engine.timer, settings.environment, fallback)
+        is_transient = None if fallback is None else fallback.is_transient
         self._long_delays = DelayRouter(
-            sender, BrokerTimers(sender, {}), settings, self._engine.timer.wall_ms, may_pass
+            sender, BrokerTimers(sender, {}), settings, self._engine.timer.wall_ms, is_transient
         )
         self._batching: BatchingClient | None = None
         if settings.auto_batch:
@@ -174,12 +174,12 @@ class BaseProducer(ClosedWhenDropped):
             ClosedError: The producer was closed.
         """
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
-        prepared, place, deadline = self._check_and_resolve(message, how)
-        if self._batching is not None and place.selector is None and self._batching.is_batchable(prepared, how):
-            result, batch = self._batching.add(prepared, place.queue, waits=True)
+        prepared, destination, deadline = self._check_and_resolve(message, how)
+        if self._batching is not None and destination.selector is None and self._batching.is_batchable(prepared, how):
+            result, batch = self._batching.add(prepared, destination.queue, sender_waits=True)
             if batch is not None:
                 return self._batching.result(batch, result)
-        return caller_result(self._engine.send(self._outgoing(prepared, place, deadline)), prepared)
+        return caller_result(self._engine.send(self._outgoing(prepared, destination, deadline)), prepared)
 
     def send_async(
         self,
@@ -206,27 +206,27 @@ class BaseProducer(ClosedWhenDropped):
         """
         if callback is not None and not isinstance(callback, NonblockingCallback):  # this package creates those
             _check_callback(callback)
-        anyhow = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
-        if self._batching is not None and anyhow and timeout_s is None:
+        is_plain = queue is None and selector is None and delay_level is None and delay is None and deliver_at is None
+        if self._batching is not None and is_plain and timeout_s is None:
             self._owner.check(self._closing.locked())
             if (plain := self._batching.try_add_plain(message, callback)) is not None:
                 return plain
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
-        prepared, place, deadline = self._check_and_resolve(message, how)
-        if self._batching is not None and place.selector is None and self._batching.is_batchable(prepared, how):
-            result, batch = self._batching.add(prepared, place.queue, waits=False, callback=callback)
+        prepared, destination, deadline = self._check_and_resolve(message, how)
+        if self._batching is not None and destination.selector is None and self._batching.is_batchable(prepared, how):
+            result, batch = self._batching.add(prepared, destination.queue, sender_waits=False, callback=callback)
             if batch is not None:
                 return result
         result = self._futures.create(callback, prepared.msg_id)
 
-        def done(ended: SendCompletion) -> None:
-            outcome = ended.outcome
+        def done(completion: SendCompletion) -> None:
+            outcome = completion.outcome
             self._futures.resolve(
                 [result], [caller_result(outcome, prepared) if isinstance(outcome, SendResult) else outcome]
             )
 
         try:
-            outgoing = self._outgoing(prepared, place, deadline, done)
+            outgoing = self._outgoing(prepared, destination, deadline, done)
             if self._batching is not None and outgoing.ordered:
                 self._batching.batcher.send_all()  # what came before it
             self._engine.submit(outgoing)
@@ -249,10 +249,10 @@ class BaseProducer(ClosedWhenDropped):
     ) -> None:
         """Send without an answer, so it stays unknown whether the message was stored. The arguments are those of ``send``."""
         how = How(queue, selector, arg, delay_level, delay, deliver_at, timeout_s)
-        prepared, place, deadline = self._check_and_resolve(message, how)
-        if place.queue is None:
+        prepared, destination, deadline = self._check_and_resolve(message, how)
+        if destination.queue is None:
             self._destinations.queues(prepared.message.topic, deadline)
-        self._engine.oneway(self._outgoing(prepared, place, deadline))
+        self._engine.oneway(self._outgoing(prepared, destination, deadline))
 
     def send_batch(
         self, messages: Collection[Message], queue: MessageQueue | None = None, timeout_s: float | None = None
@@ -308,8 +308,8 @@ class BaseProducer(ClosedWhenDropped):
         text("recall_handle", recall_handle, "the recall_handle of a result")
         encoding.check_topic(topic, self.settings.scope)
         deadline = self._deadline(None)
-        if (waiting := DelayHandle.parse(recall_handle)) is not None:
-            return self._cancel_envelope(waiting, topic, deadline)
+        if (delay_handle := DelayHandle.parse(recall_handle)) is not None:
+            return self._cancel_envelope(delay_handle, topic, deadline)
         handle = RecallHandle.parse(recall_handle)
         if handle.topic != (scope := self.settings.scope).on_wire(topic):  # brokers write their own name of it
             raise MessageRefused(f"the recall handle belongs to topic {scope.plain(handle.topic)!r}", topic=topic)
@@ -333,13 +333,13 @@ class BaseProducer(ClosedWhenDropped):
         if not self._owner.here or not self._closing.acquire(blocking=False):
             return []
         deadline = self._deadline(timeout_s)
-        with contextlib.ExitStack() as rest:  # each of these is done, whatever interrupts what is before it
-            rest.callback(lambda: self._unregister(Deadline.after(self.settings.send_timeout_s)))
-            rest.callback(self._futures.close)
-            rest.callback(self._housekeeping_timer.close)
+        with contextlib.ExitStack() as cleanup:  # each of these is done, whatever interrupts what is before it
+            cleanup.callback(lambda: self._unregister(Deadline.after(self.settings.send_timeout_s)))
+            cleanup.callback(self._futures.close)
+            cleanup.callback(self._housekeeping_timer.close)
             if self._spool is not None:
                 spool = self._spool
-                rest.callback(lambda: spool.close(deadline))
+                cleanup.callback(lambda: spool.close(deadline))
             try:
                 if self._batching is not None:
                     batching.leave_accumulator(self._accumulator_name, self._batching.batcher)
@@ -354,8 +354,8 @@ class BaseProducer(ClosedWhenDropped):
         """What has no answer by then."""
         unsent = self._engine.close(deadline)
         if unsent:
-            said = self.settings.group, len(unsent), ", ".join(map(str, unsent[:10]))
-            logger.warning("producer of %s closed: %d sends have no answer, among them %s", *said)
+            log_arguments = self.settings.group, len(unsent), ", ".join(map(str, unsent[:10]))
+            logger.warning("producer of %s closed: %d sends have no answer, among them %s", *log_arguments)
         return unsent
 
     def at_exit(self, deadline: Deadline) -> dict[str, RocketMQError]:
@@ -364,23 +364,25 @@ class BaseProducer(ClosedWhenDropped):
         """
         if not self._owner.here or self._closing.locked():
             return {}
-        deadline, lost = deadline.within(self.settings.send_timeout_s), self._futures.collect_failures()
+        deadline, failures = deadline.within(self.settings.send_timeout_s), self._futures.collect_failures()
         if self._batching is not None:
             self._batching.batcher.send_all()
         self._futures.wait_until_empty(deadline)
         self._engine.close(deadline, wait_s=0.0)
         if self._spool is not None:
             self._spool.close(Deadline.after(0))
-        return lost
+        return failures
 
     def enqueue_batch(self, batch: MessageBatch, done: Callable[[Outcome], None]) -> bool:
         """Internal: queue ``batch`` of the accumulator for sending; ``done`` receives its outcome (``BatchOwner``)."""
         batch_id = _ids.next(now_ms := self._engine.timer.wall_ms())
         encode_batch_messages(batch, lambda count: _ids.take(count, now_ms), self._sender.encoder, now_ms)
-        ids, whole = [entry.msg_id for entry in batch.entries], self._engine.topics.stored_whole(batch.key.topic)
+        ids, stored_whole = [entry.msg_id for entry in batch.entries], self._engine.topics.stored_whole(batch.key.topic)
         outgoing = OutgoingSend(
             batch.key.topic,
-            encoding.accumulated_batch(batch, batch_id if whole else None, self.settings, now_ms, self._sender.encoder),
+            encoding.accumulated_batch(
+                batch, batch_id if stored_whole else None, self.settings, now_ms, self._sender.encoder
+            ),
             self._deadline(None),
             batch.key.queue,
             ordered=True,
@@ -402,33 +404,37 @@ class BaseProducer(ClosedWhenDropped):
         deadline = self._deadline(how.timeout_s)
         msg_id = _ids.next(self._engine.timer.wall_ms())
         prepared = encoding.prepare(message, msg_id, self.settings, how)
-        place = self._destinations.resolve(message, how, deadline)
+        destination = self._destinations.resolve(message, how, deadline)
         if prepared.delayed and how.delay_level is None:
             queues = functools.partial(self._destinations.queues_or_empty, message.topic, deadline)
-            prepared, place = self._long_delays.route(prepared, place, queues, deadline)
-        return prepared, place, deadline
+            prepared, destination = self._long_delays.route(prepared, destination, queues, deadline)
+        return prepared, destination, deadline
 
     def _outgoing(
         self,
         prepared: Prepared,
-        place: How,
+        destination: How,
         deadline: Deadline,
         done: Callable[[SendCompletion], None] = ignore_completion,
     ) -> OutgoingSend:
-        message, selection = prepared.message, place.selection
+        message, selection = prepared.message, destination.selection
         request = encoding.single_request(prepared, self.settings, self._engine.timer.wall_ms())
-        made = OutgoingSend(
+        outgoing = OutgoingSend(
             message.topic,
             request,
             deadline,
-            place.queue,
+            destination.queue,
             filter_queues=None if selection is None else selector_function(message.topic, *selection),
             done=done,
             message=message,
             msg_ids=(prepared.msg_id,),
             selection=selection,
         )
-        return with_group_order(made, self._batching is not None) if self.settings.features.chooses_queues else made
+        return (
+            with_group_order(outgoing, self._batching is not None)
+            if self.settings.features.chooses_queues
+            else outgoing
+        )
 
 
 def _check_callback(callback: object) -> None:

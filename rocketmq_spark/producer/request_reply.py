@@ -58,36 +58,36 @@ class _PendingRequest:
                 return False
             self._is_complete = True
         self.unregister()
-        tell: Callable[[Any], None] = self.future.set_result
+        set_outcome: Callable[[Any], None] = self.future.set_result
         if isinstance(outcome, RocketMQError):
-            tell = self.future.set_exception
-        failed = attempt(tell, outcome)
-        if isinstance(failed, Failure):  # Python's futures let through what is no Exception
-            failed.log(logger, "a callback of a future failed")
+            set_outcome = self.future.set_exception
+        failure = attempt(set_outcome, outcome)
+        if isinstance(failure, Failure):  # Python's futures let through what is no Exception
+            failure.log(logger, "a callback of a future failed")
         return True
 
-    def on_send_done(self, ended: SendCompletion) -> None:
+    def on_send_done(self, completion: SendCompletion) -> None:
         """The send has its outcome."""
-        if isinstance(ended.outcome, RocketMQError):
-            self.complete(ended.outcome)
+        if isinstance(completion.outcome, RocketMQError):
+            self.complete(completion.outcome)
             return
         with self._lock:
-            self._send_result, late = ended.outcome, self._is_expired
-        if late:
-            self.complete(self._timeout_error(ended.outcome))
+            self._send_result, is_expired = completion.outcome, self._is_expired
+        if is_expired:
+            self.complete(self._timeout_error(completion.outcome))
 
     def expire(self) -> None:
         """The time is over."""
         with self._lock:
-            self._is_expired, stored = True, self._send_result
-        if stored is not None:
-            self.complete(self._timeout_error(stored))
+            self._is_expired, send_result = True, self._send_result
+        if send_result is not None:
+            self.complete(self._timeout_error(send_result))
 
-    def _timeout_error(self, stored: SendResult) -> ReplyTimeout:
+    def _timeout_error(self, send_result: SendResult) -> ReplyTimeout:
         return ReplyTimeout(
             f"message {self._msg_id} was stored, but no reply arrived in time",
             topic=self._topic,
-            queue=str(stored.queue),
+            queue=str(send_result.queue),
             remedy="Check that its consumers run and reply",
         )
 
@@ -157,7 +157,9 @@ class RequestProducer(TransactionProducer):
         where to send this producer's replies. Functions added by ``Future.add_done_callback`` must not block.
         """
         replies = self._supported_replies()
-        prepared, place, deadline = self._check_and_resolve(message, How(queue, selector, arg, timeout_s=timeout_s))
+        prepared, destination, deadline = self._check_and_resolve(
+            message, How(queue, selector, arg, timeout_s=timeout_s)
+        )
         correlation_id = str(uuid.uuid4())
         prepared = encoding.as_request(prepared, correlation_id, self.client_id, deadline.remaining())
         request = _PendingRequest(message.topic, prepared.msg_id)
@@ -171,7 +173,7 @@ class RequestProducer(TransactionProducer):
             request.unregister = replies.expect(correlation_id, request.complete)
             if (remaining_s := deadline.remaining()) < LONGEST_S / 2:  # an endless one leaves nothing behind
                 self._request_timer.later(remaining_s, functools.partial(self._expire_request, correlation_id))
-            outgoing = self._outgoing(prepared, place, deadline, request.on_send_done)._replace(spoolable=False)
+            outgoing = self._outgoing(prepared, destination, deadline, request.on_send_done)._replace(spoolable=False)
             self._engine.submit(outgoing)
             if request.future.done():  # a close may have ended it before there was something to forget
                 request.unregister()
@@ -270,12 +272,12 @@ class RequestProducer(TransactionProducer):
 def sends_without_waiting(producer: RequestProducer, message: Message) -> bool:
     """Whether ``send_async`` of a message without a delay would ask and wait for nothing now."""
     engine = producer._engine
-    asks = producer._spool is not None or engine.ambiguity_resolver is not None
-    return not asks and has_cached_route(producer, message.topic, False) and engine.has_room(len(message.body))
+    may_wait = producer._spool is not None or engine.ambiguity_resolver is not None
+    return not may_wait and has_cached_route(producer, message.topic, False) and engine.has_room(len(message.body))
 
 
 def has_cached_route(producer: RequestProducer, topic: str, batched: bool) -> bool:
     """Whether the route of ``topic`` is known, so that no send asks for it; ``batched``: and what automatic batches ask."""
     topics = producer._engine.topics
-    asks = batched and producer._batching is not None and topic not in topics.storage
-    return not asks and bool(topics.brokers_of(topic))
+    must_fetch_storage = batched and producer._batching is not None and topic not in topics.storage
+    return not must_fetch_storage and bool(topics.brokers_of(topic))

@@ -73,7 +73,7 @@ class EngineResender:
         timer: Timer,
         together: WriteBatching | None = None,
     ) -> None:
-        once = dataclasses.replace(
+        resend_settings = dataclasses.replace(
             settings,
             send_timeout_s=RESEND_TIMEOUT_S,
             attempt_timeout_s=None,
@@ -89,7 +89,7 @@ class EngineResender:
         self._sender = sender
         self._store_must_be_ok = settings.store_must_be_ok
         self._max_message_size = settings.max_message_size
-        self._engine = Engine(sender, once, timer, together=together or contextlib.nullcontext)
+        self._engine = Engine(sender, resend_settings, timer, together=together or contextlib.nullcontext)
         self._timer = timer
         self._request_executor = timer.beside("timers")
         self._settings = settings
@@ -103,9 +103,9 @@ class EngineResender:
         self._engine.topics.pinned = queues
 
     def joins(self, first: SpooledSend) -> Callable[[SpooledSend], bool]:
-        most = self._settings.features.most_one_by_one or _MAX_BATCH_MESSAGES
+        max_messages = self._settings.features.most_one_by_one or _MAX_BATCH_MESSAGES
         return _BatchBuilder(
-            first, min(_MAX_BATCH_BYTES, self._max_message_size), most, self._stores_keyless(first.topic)
+            first, min(_MAX_BATCH_BYTES, self._max_message_size), max_messages, self._stores_keyless(first.topic)
         ).try_add
 
     def _stores_keyless(self, topic: str) -> bool:
@@ -118,20 +118,20 @@ class EngineResender:
             self._request_executor.soon(
                 functools.partial(self._fetch_storage, topic)
             )  # the spool must not wait for an answer
-        found = self._engine.topics.storage.get(topic)
-        return found is not None and not found.by_key
+        storage = self._engine.topics.storage.get(topic)
+        return storage is not None and not storage.by_key
 
     def _fetch_storage(self, topic: str) -> None:
         if self._engine.topics.fetch_storage(topic, Deadline.after(RESEND_TIMEOUT_S)) is None:
             self._storage_due_ms[topic] = self._timer.now_ms() + round(1000 * SILENT_RETRY_S)
 
     def joined(self, sends: Sequence[SpooledSend]) -> SpooledSend:
-        run = _BatchBuilder(sends[0], len(sends) * self._max_message_size)
+        builder = _BatchBuilder(sends[0], len(sends) * self._max_message_size)
         for send in sends[1:]:
-            if not run.try_add(send):
+            if not builder.try_add(send):
                 raise ValueError(f"{send} does not go with {sends[0]}")
         whole = self._engine.topics.stored_whole(sends[0].topic)
-        return run.batch(_ids.next(self._timer.wall_ms()) if whole else None)
+        return builder.batch(_ids.next(self._timer.wall_ms()) if whole else None)
 
     def resend(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         try:
@@ -153,8 +153,8 @@ class EngineResender:
     def _resend_batch(self, send: SpooledSend, done: Callable[[Resent], None]) -> None:
         """When it was spooled its brokers may have been silent, and those of a compaction topic drop what has no key."""
         attempt(self._engine.topics.fetch_storage, send.topic, Deadline.after(RESEND_TIMEOUT_S))
-        found = self._engine.topics.storage.get(send.topic)  # none: it may be one
-        self._resend_each([send] if found is not None and not found.by_key else _split_by_key(send), done)
+        storage = self._engine.topics.storage.get(send.topic)  # none: it may be one
+        self._resend_each([send] if storage is not None and not storage.by_key else _split_by_key(send), done)
 
     def _is_foreign(self, queue: MessageQueue | None, environment: Environment) -> bool:
         """Whether a queue that was chosen is another environment's, as far as that is known without a question."""
@@ -169,9 +169,9 @@ class EngineResender:
         try:
             send = self._enveloped_if_needed(send, Deadline.after(RESEND_TIMEOUT_S))
         except RocketMQError as e:
-            refused = isinstance(e, MessageRefused) and self._settings.long_delay == "error"
-            soon = isinstance(e, (*_MISSING_ERRORS, MessageRefused)) and not refused
-            done(Resent(None, str(e), soon or is_transient(e, self._sender)))
+            is_rejected = isinstance(e, MessageRefused) and self._settings.long_delay == "error"
+            retry_soon = isinstance(e, (*_MISSING_ERRORS, MessageRefused)) and not is_rejected
+            done(Resent(None, str(e), retry_soon or is_transient(e, self._sender)))
         except Exception as e:  # whatever it is, it must become an outcome
             logger.exception("cannot determine the timers of the brokers of %s", send.topic)
             done(Resent(None, f"{type(e).__name__}: {e}", passing=True))
@@ -184,9 +184,9 @@ class EngineResender:
         body = decompress(request.data, request.sys_flag) if request.sys_flag & SysFlag.COMPRESSED else request.data
         message = Message(send.topic, bytes(body), flag=request.flag)
         prepared = Prepared(message, ",".join(send.msg_ids), request.properties, True)
-        place = How(send.queue, send.selector, send.arg)
+        destination = How(send.queue, send.selector, send.arg)
         queues = functools.partial(self._engine.topics.queues, send.topic, deadline)
-        prepared, _ = self._long_delays.route(prepared, place, queues, deadline, insist=True)
+        prepared, _ = self._long_delays.route(prepared, destination, queues, deadline, require_answers=True)
         if prepared.envelope is None:
             return send
         topic, now_ms = prepared.message.topic, self._timer.wall_ms()
@@ -197,8 +197,8 @@ class EngineResender:
         if send.queue is None and send.selector is not None:
             candidates = selector_function(send.topic, send.selector, send.arg)
 
-        def ended(end: SendCompletion) -> None:
-            outcome = end.outcome
+        def on_completion(completion: SendCompletion) -> None:
+            outcome = completion.outcome
             if isinstance(outcome, RocketMQError):
                 if isinstance(outcome, MessageIllegal | MessageRefused) and (parts := _halves(send, outcome.stored)):
                     logger.warning("a batch that was refused is sent in parts: %s", outcome)
@@ -208,16 +208,16 @@ class EngineResender:
                 no_timers_error = (cause.remark or "").startswith(
                     _NO_TIMERS
                 )  # they were switched off since it was asked
-                if no_timers_error and (at_once := _without_past_delay(send, self._timer.wall_ms())) is not None:
-                    self._resend(at_once, done)
+                if no_timers_error and (without_delay := _without_past_delay(send, self._timer.wall_ms())) is not None:
+                    self._resend(without_delay, done)
                     return
-                soon = no_timers_error or isinstance(
+                retry_soon = no_timers_error or isinstance(
                     cause, (*_MISSING_ERRORS, ClosedError)
                 )  # what the close gave up has not failed
-                done(Resent(None, str(outcome), soon or is_transient(outcome, self._sender)))
+                done(Resent(None, str(outcome), retry_soon or is_transient(outcome, self._sender)))
             elif self._store_must_be_ok and outcome.status is not SendStatus.SEND_OK:
-                why = f"it was stored with {outcome.status.value}, and option 'requireStoreOk' is ok"
-                done(Resent(None, why, passing=True))
+                reason = f"it was stored with {outcome.status.value}, and option 'requireStoreOk' is ok"
+                done(Resent(None, reason, passing=True))
             else:
                 done(Resent(outcome.queue))
 
@@ -227,7 +227,7 @@ class EngineResender:
             Deadline.after(RESEND_TIMEOUT_S),
             send.queue,
             filter_queues=candidates,
-            done=ended,
+            done=on_completion,
             msg_ids=send.msg_ids,
         )
         if not self._gathers_sends or not self._engine.enqueue(outgoing):
@@ -241,22 +241,22 @@ class EngineResender:
 
     def _resend_each(self, parts: Sequence[SpooledSend], done: Callable[[Resent], None]) -> None:
         """The parts of a batch, one after the other; what may pass ends that, and is tried again with all."""
-        left, refused = deque(parts), []
+        remaining, refused = deque(parts), []
 
-        def ended(resent: Resent) -> None:
+        def on_part_done(resent: Resent) -> None:
             if resent.error is not None:
                 refused.append(resent)
-            if left and not resent.passing:
-                following()
+            if remaining and not resent.passing:
+                resend_next()
             else:
                 done(resent if resent.passing or not refused else refused[0])
 
-        def following() -> None:
-            handed = attempt(self._resend, left.popleft(), ended)
-            if isinstance(handed, Failure):  # as where the system gives no thread
-                done(Resent(None, str(handed), passing=True))
+        def resend_next() -> None:
+            started = attempt(self._resend, remaining.popleft(), on_part_done)
+            if isinstance(started, Failure):  # as where the system gives no thread
+                done(Resent(None, str(started), passing=True))
 
-        following()
+        resend_next()
 
     def _dispatch(self) -> None:
         self._dispatch_scheduled.release()
@@ -279,10 +279,10 @@ def _halves(send: SpooledSend, stored: Collection[str]) -> list[SpooledSend]:
         items = decode_batch(send.request.data)
     except DecodeError:
         return []
-    found = [(item, decode_properties(item.properties).get(Property.UNIQ_KEY, "")) for item in items]
-    rest = [each for each in found if each[1] not in stored]
-    middle = len(rest) // 2
-    return [_part(send, half) for half in (rest[:middle], rest[middle:])] if middle else []
+    ids_and_items = [(item, decode_properties(item.properties).get(Property.UNIQ_KEY, "")) for item in items]
+    remaining = [each for each in ids_and_items if each[1] not in stored]
+    middle = len(remaining) // 2
+    return [_part(send, half) for half in (remaining[:middle], remaining[middle:])] if middle else []
 
 
 def _split_by_key(send: SpooledSend) -> list[SpooledSend]:
@@ -291,23 +291,25 @@ def _split_by_key(send: SpooledSend) -> list[SpooledSend]:
     keyed = False
     try:
         for item in decode_batch(send.request.data):
-            found, before = decode_properties(item.properties), keyed
-            keyed = has_key([found.get(Property.KEYS, "")])
-            if not (before and keyed):
+            properties, previous_keyed = decode_properties(item.properties), keyed
+            keyed = has_key([properties.get(Property.KEYS, "")])
+            if not (previous_keyed and keyed):
                 parts.append([])
-            parts[-1].append((item, found.get(Property.UNIQ_KEY, "")))
+            parts[-1].append((item, properties.get(Property.UNIQ_KEY, "")))
     except DecodeError:
         return [send]
     return [_part(send, items) for items in parts] if len(parts) > 1 or not keyed else [send]
 
 
 def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledSend:
-    request, ((first, _), *more) = send.request, items
-    if more:
-        about = decode_properties(request.properties)
-        if Property.UNIQ_KEY in about:  # two batches have two
-            about[Property.UNIQ_KEY] = _ids.next(request.born_timestamp_ms)
-        request = request._replace(body=encode_batch(item for item, _ in items), properties=encode_properties(about))
+    request, ((first, _), *others) = send.request, items
+    if others:
+        properties = decode_properties(request.properties)
+        if Property.UNIQ_KEY in properties:  # two batches have two
+            properties[Property.UNIQ_KEY] = _ids.next(request.born_timestamp_ms)
+        request = request._replace(
+            body=encode_batch(item for item, _ in items), properties=encode_properties(properties)
+        )
     else:
         request = request._replace(body=bytes(first.body), properties=first.properties, flag=first.flag, batch=False)
     return dataclasses.replace(send, request=request, msg_ids=tuple(msg_id for _, msg_id in items))
@@ -315,12 +317,14 @@ def _part(send: SpooledSend, items: Sequence[tuple[BatchItem, str]]) -> SpooledS
 
 def _without_past_delay(send: SpooledSend, now_ms: int) -> SpooledSend | None:
     """The send without a delay that is over; None for any other. A Proxy would not take it in a topic of delayed messages."""
-    found = decode_properties(send.request.properties)
-    due_ms = timer_due_ms(found, send.request.born_timestamp_ms)
+    properties = decode_properties(send.request.properties)
+    due_ms = timer_due_ms(properties, send.request.born_timestamp_ms)
     if due_ms is None or due_ms > now_ms:
         return None
-    left = {name: value for name, value in found.items() if name not in (*_TIMER_PROPERTIES, Property.TIMER_DELAY_SEC)}
-    return dataclasses.replace(send, request=send.request._replace(properties=encode_properties(left)))
+    kept = {
+        name: value for name, value in properties.items() if name not in (*_TIMER_PROPERTIES, Property.TIMER_DELAY_SEC)
+    }
+    return dataclasses.replace(send, request=send.request._replace(properties=encode_properties(kept)))
 
 
 class _BatchBuilder:
@@ -329,11 +333,11 @@ class _BatchBuilder:
     """
 
     def __init__(
-        self, first: SpooledSend, max_bytes: int, most: int = _MAX_BATCH_MESSAGES, keyless: bool = True
+        self, first: SpooledSend, max_bytes: int, max_messages: int = _MAX_BATCH_MESSAGES, accepts_keyless: bool = True
     ) -> None:
         self._first = first
-        self._max_messages = most
-        self._accepts_keyless = keyless
+        self._max_messages = max_messages
+        self._accepts_keyless = accepts_keyless
         self._properties = self._properties_of(first)
         self._sends: list[SpooledSend] = []
         self._items: list[bytes] = []
@@ -344,31 +348,38 @@ class _BatchBuilder:
             self._add(first, self._properties)
 
     def try_add(self, send: SpooledSend) -> bool:
-        about, first = self._properties_of(send), self._properties
-        if first is None or about is None or len(self._sends) >= self._max_messages:
+        properties, first_properties = self._properties_of(send), self._properties
+        if first_properties is None or properties is None or len(self._sends) >= self._max_messages:
             return False
-        mine, other = self._first.request, send.request
-        same = (
+        first_request, request = self._first.request, send.request
+        is_alike = (
             _destination(self._first) == _destination(send)
-            and (mine.group, mine.default_topic_queues) == (other.group, other.default_topic_queues)
-            and all(first.get(name) == about.get(name) for name in (Property.TAGS, Property.WAIT))
-            and abs(mine.born_timestamp_ms - other.born_timestamp_ms) <= _MAX_BORN_SPREAD_MS
+            and (first_request.group, first_request.default_topic_queues)
+            == (request.group, request.default_topic_queues)
+            and all(first_properties.get(name) == properties.get(name) for name in (Property.TAGS, Property.WAIT))
+            and abs(first_request.born_timestamp_ms - request.born_timestamp_ms) <= _MAX_BORN_SPREAD_MS
         )
-        return same and self._add(send, about)
+        return is_alike and self._add(send, properties)
 
     def _properties_of(self, send: SpooledSend) -> Mapping[str, str] | None:
-        found = _batchable_properties(send)
-        return found if found is None or self._accepts_keyless or has_key([found.get(Property.KEYS, "")]) else None
+        properties = _batchable_properties(send)
+        return (
+            properties
+            if properties is None or self._accepts_keyless or has_key([properties.get(Property.KEYS, "")])
+            else None
+        )
 
-    def _add(self, send: SpooledSend, about: Mapping[str, str]) -> bool:
+    def _add(self, send: SpooledSend, properties: Mapping[str, str]) -> bool:
         item = encode_item(send.request.data, send.request.properties, send.request.flag)
-        words = [word for word in key_words([about.get(Property.KEYS, "")]) if word not in self._keywords]
-        word_bytes = sum(len(word.encode()) + 1 for word in words)
-        if self._sends and (len(item) > self._free_bytes or self._keyword_bytes + word_bytes > MAX_KEYWORD_BYTES):
+        new_keywords = [
+            keyword for keyword in key_words([properties.get(Property.KEYS, "")]) if keyword not in self._keywords
+        ]
+        new_bytes = sum(len(keyword.encode()) + 1 for keyword in new_keywords)
+        if self._sends and (len(item) > self._free_bytes or self._keyword_bytes + new_bytes > MAX_KEYWORD_BYTES):
             return False
         self._free_bytes -= len(item)
-        self._keyword_bytes += word_bytes
-        self._keywords.update(dict.fromkeys(words))
+        self._keyword_bytes += new_bytes
+        self._keywords.update(dict.fromkeys(new_keywords))
         self._sends.append(send)
         self._items.append(item)
         return True
@@ -377,11 +388,11 @@ class _BatchBuilder:
         """The batch. It has an id, tag and keys of its own only if it is stored as one message: brokers before 5.5 give them to
         each of its messages (``encoding.explicit_batch``).
         """
-        about = self._properties or {}
-        properties: dict[str, str | None] = {Property.WAIT: about.get(Property.WAIT, "true")}
+        first_properties = self._properties or {}
+        properties: dict[str, str | None] = {Property.WAIT: first_properties.get(Property.WAIT, "true")}
         if batch_id is not None:
             properties[Property.UNIQ_KEY] = batch_id
-            properties[Property.TAGS] = about.get(Property.TAGS)
+            properties[Property.TAGS] = first_properties.get(Property.TAGS)
             properties[Property.KEYS] = KEY_SEPARATOR.join(self._keywords) or None
         request = self._first.request._replace(
             body=b"".join(self._items), properties=encode_properties(properties), flag=0, batch=True
@@ -400,8 +411,10 @@ def _batchable_properties(send: SpooledSend) -> Mapping[str, str] | None:
     if request.batch or request.sys_flag or request.reconsume_times or request.max_reconsume_times is not None:
         return None
     try:
-        found = decode_properties(request.properties)
+        properties = decode_properties(request.properties)
     except DecodeError:
         return None
-    plain = found.keys() & RESERVED_PROPERTIES <= _BATCH_PROPERTIES and not send.topic.startswith(RETRY_PREFIX)
-    return found if plain else None
+    is_batchable = properties.keys() & RESERVED_PROPERTIES <= _BATCH_PROPERTIES and not send.topic.startswith(
+        RETRY_PREFIX
+    )
+    return properties if is_batchable else None

@@ -109,16 +109,16 @@ class RetryState:
         queue: MessageQueue | None,
         outcome: SendResult | RocketMQError,
         brokers: Collection[str],
-        left_s: float,
+        remaining_s: float,
     ) -> SendResult | RocketMQError | RetryAttempt:
         """The final result, the final error, or another attempt. ``queue`` is None when none could be chosen.
 
-        ``brokers`` are those that have queues of the topic, ``left_s`` is what is left of the deadline.
+        ``brokers`` are those that have queues of the topic, ``remaining_s`` is what is left of the deadline.
         """
-        waits = _is_route_failure(queue, outcome)
-        may_repeat = self.more_possible or waits
+        route_failed = _is_route_failure(queue, outcome)
+        may_retry = self.more_possible or route_failed
         self.count += 1
-        self._route_failures += waits
+        self._route_failures += route_failed
         if queue is not None:
             self.last_broker = queue.broker_name
             self.brokers.append(queue.broker_name)
@@ -133,8 +133,8 @@ class RetryState:
             refresh = outcome.refresh_route
             self._first_error = self._first_error or outcome
         pause = self._next_pause(brokers)
-        if not may_repeat or left_s <= pause:
-            return self._give_up(outcome, late=may_repeat)
+        if not may_retry or remaining_s <= pause:
+            return self._give_up(outcome, late=may_retry)
         return RetryAttempt(pause, refresh)
 
     def _is_retriable(self, error: RocketMQError) -> bool:
@@ -145,8 +145,10 @@ class RetryState:
         if isinstance(error, RouteNotFound):  # Java does not look for a missing topic twice
             return (self._policy.pinned_retries if self._pinned else self._policy.retries) is None
         # A queue that its broker does not have (any more) may be chosen anew after a look at the route.
-        moves = isinstance(error, InvalidParameter) and not self._pinned
-        if isinstance(error, BrokerError) and not (error.retriable or moves or error.broker_code in self._policy.codes):
+        may_choose_again = isinstance(error, InvalidParameter) and not self._pinned
+        if isinstance(error, BrokerError) and not (
+            error.retriable or may_choose_again or error.broker_code in self._policy.codes
+        ):
             return False
         if error.retriable:
             return True
@@ -154,8 +156,8 @@ class RetryState:
         return self._uncertain_retries <= MAX_UNCERTAIN_RETRIES
 
     def _next_pause(self, brokers: Collection[str]) -> float:
-        fresh = not self._pinned and bool(set(brokers) - set(self.brokers))
-        if fresh:
+        has_untried_broker = not self._pinned and bool(set(brokers) - set(self.brokers))
+        if has_untried_broker:
             return 0.0
         if self._pauses is None:
             self._pauses = backoff(self._policy.first_pause_s, self._policy.max_pause_s, self._rng)
@@ -168,16 +170,18 @@ class RetryState:
         assert self._first_error is not None
         if self.count == 1 and not late:
             return outcome
-        sent = len(self.brokers)
-        over = "the send timeout expired" if late else "all retries failed"
-        after = f"after {sent} attempt{'' if sent == 1 else 's'}" if sent else "before the first attempt"
-        tried = f"; brokers tried: {', '.join(self.brokers)}" if sent else ""
+        attempts = len(self.brokers)
+        summary = "the send timeout expired" if late else "all retries failed"
+        count_text = (
+            f"after {attempts} attempt{'' if attempts == 1 else 's'}" if attempts else "before the first attempt"
+        )
+        brokers_text = f"; brokers tried: {', '.join(self.brokers)}" if attempts else ""
         if isinstance(outcome, OutOfTime):  # says nothing of the cause
             outcome = self._first_error
         differ = self._first_error.message != outcome.message
         errors = f"the first error: {self._first_error.message}; the last error: " if differ else "the error: "
         failed = SendFailed(
-            f"{over} {after}{tried}; {errors}{outcome.message}",
+            f"{summary} {count_text}{brokers_text}; {errors}{outcome.message}",
             outcome.addr,
             outcome.broker_code,
             outcome.topic,

@@ -58,8 +58,10 @@ def queues_of_environment(sender: Sender, environment: Environment) -> dict[str,
     """The queues, by topic, of an environment by position. All senders to this cluster in this process share them, even if a
     later route differs: when a broker leaves, other queues take the positions of its queues.
     """
-    found: dict[str, tuple[MessageQueue, ...]] = process.once(_ENVIRONMENT_QUEUES, (sender, environment), dict)
-    return found
+    queues_by_topic: dict[str, tuple[MessageQueue, ...]] = process.once(
+        _ENVIRONMENT_QUEUES, (sender, environment), dict
+    )
+    return queues_by_topic
 
 
 def set_environment_queues(
@@ -68,11 +70,11 @@ def set_environment_queues(
     """Use the queues that the driver counted. Raises ``SpoolError`` if this process already uses others, from a spool whose
     records are for them.
     """
-    known = queues_of_environment(sender, environment)
+    queues_by_topic = queues_of_environment(sender, environment)
     for topic, queues in positions.items():
-        if known.setdefault(topic, queues) != queues:
+        if queues_by_topic.setdefault(topic, queues) != queues:
             raise SpoolError(
-                f"a spool that this process sends is for {', '.join(map(str, known[topic]))}, and the driver counted "
+                f"a spool that this process sends is for {', '.join(map(str, queues_by_topic[topic]))}, and the driver counted "
                 f"{', '.join(map(str, queues))} as the queues of the same environment",
                 topic=topic,
                 remedy="Set option 'environments' to the number of environments, or to their queues; or start the driver again "
@@ -99,46 +101,46 @@ class RouteCache:
         With ``refresh`` the route is fetched again. If that fails, the known one is used, and for a moment it is not fetched
         again, because many requests may ask at once.
         """
-        known = self._cached.get(topic)
-        if known is not None and (not refresh or not self._refresh_pause.expired):
-            return known[1]
+        cached = self._cached.get(topic)
+        if cached is not None and (not refresh or not self._refresh_pause.expired):
+            return cached[1]
         try:
             return self._update(topic, self._fetch_queues(topic, deadline, refresh), deadline)
         except RocketMQError as e:
-            if known is None:
+            if cached is None:
                 raise self._with_remedy(topic, e) from e.__cause__
             logger.info("could not refresh the route of %s, using the cached one: %s", topic, e)
             if not isinstance(e, RouteNotFound):
                 self._refresh_pause = Deadline.after(REFRESH_PAUSE_S)
-            return known[1]
+            return cached[1]
 
     def _with_remedy(self, topic: str, error: RocketMQError) -> RocketMQError:
         """Return ``error``, with the nearest names as remedy if the topic does not exist. One search serves many sends."""
         if not isinstance(error, RouteNotFound) or error.broker_code != codes.Response.TOPIC_NOT_EXIST:
             return error
-        known = self._missing_remedies.get(topic)
-        if known is None or known[0].expired:
+        cached = self._missing_remedies.get(topic)
+        if cached is None or cached[0].expired:
             if len(self._missing_remedies) >= _MAX_REMEDIES:
                 self._missing_remedies.clear()
             remedy = self._sender.missing_topic(error).remedy
-            known = self._missing_remedies[topic] = Deadline.after(REFRESH_PAUSE_S), remedy
-        error.remedy = known[1]
+            cached = self._missing_remedies[topic] = Deadline.after(REFRESH_PAUSE_S), remedy
+        error.remedy = cached[1]
         return error
 
     def wait_for_queues(self, topic: str, deadline: Deadline, pause: Callable[[float], None]) -> Sequence[MessageQueue]:
         """As ``queues``, but waits for a name server that does not answer or a broker that is away. Raises the first
         error.
         """
-        pauses, first = backoff(0.05, 1.0), None
+        pauses, first_error = backoff(0.05, 1.0), None
         while True:
             try:
-                return self.queues(topic, deadline, refresh=first is not None)
+                return self.queues(topic, deadline, refresh=first_error is not None)
             except RouteNotFound:
                 raise
             except RocketMQError as e:
-                first = first or e
+                first_error = first_error or e
                 if not e.retriable or deadline.expired:
-                    raise first from None
+                    raise first_error from None
             pause(min(next(pauses), deadline.remaining()))
 
     def refresh(self, deadline: Deadline) -> None:
@@ -160,22 +162,22 @@ class RouteCache:
 
     def brokers_of(self, topic: str) -> set[str]:
         """The known brokers of one topic, without a request."""
-        known = self._cached.get(topic)
-        return {queue.broker_name for queue in known[1]} if known is not None else set()
+        cached = self._cached.get(topic)
+        return {queue.broker_name for queue in cached[1]} if cached is not None else set()
 
     def fetch_storage(self, topic: str, deadline: Deadline) -> BatchStorage | None:
         """Return how batches of the topic are stored. None without an answer within a share of the send timeout."""
-        soon = deadline.within(self._settings.send_timeout_s * _STORAGE_TIMEOUT_SHARE)
-        found = self.storage[topic] = self._sender.batch_storage(topic, soon) or self.storage.get(topic)
-        return found
+        storage_deadline = deadline.within(self._settings.send_timeout_s * _STORAGE_TIMEOUT_SHARE)
+        storage = self.storage[topic] = self._sender.batch_storage(topic, storage_deadline) or self.storage.get(topic)
+        return storage
 
     def stored_whole(self, topic: str) -> bool:
         """Whether batches are stored as one message, according to the last answer; each refresh of routes renews it."""
-        return (found := self.storage.get(topic)) is not None and found.whole
+        return (storage := self.storage.get(topic)) is not None and storage.whole
 
     def stored_by_key(self, topic: str) -> bool:
         """Whether the topic is a compaction topic, according to the last answer."""
-        return (found := self.storage.get(topic)) is not None and found.by_key
+        return (storage := self.storage.get(topic)) is not None and storage.by_key
 
     def any_topic(self) -> str | None:
         return next(iter(self._cached), None)
@@ -190,16 +192,16 @@ class RouteCache:
                 if refresh:
                     raise
                 return self._sender.publish_queues(topic, deadline, True)
-            known = self._cached.get(topic)
-            if not self._settings.auto_create_topics or (known is not None and topic not in self._auto_created):
+            cached = self._cached.get(topic)
+            if not self._settings.auto_create_topics or (cached is not None and topic not in self._auto_created):
                 raise  # a topic that had a route must not be created again on other brokers
             if self._has_positions(topic):
                 raise  # the positions would be counted among other queues
-            created = self._template_queues(topic, deadline)
-            if not created:
+            template_queues = self._template_queues(topic, deadline)
+            if not template_queues:
                 raise
             self._auto_created.add(topic)
-            return known[0] if known is not None and known[0] == created else created
+            return cached[0] if cached is not None and cached[0] == template_queues else template_queues
         self._auto_created.discard(topic)
         return queues
 
@@ -217,12 +219,12 @@ class RouteCache:
         return tuple(MessageQueue(topic, q.broker_name, q.queue_id) for q in queues if q.queue_id < max_queues)
 
     def _update(self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline) -> Sequence[MessageQueue]:
-        known = self._cached.get(topic)
-        if known is not None and known[0] is queues:
-            return known[1]
-        mine = self._environment_queues(topic, queues, deadline)
-        self._cached[topic] = (queues, mine)
-        return mine
+        cached = self._cached.get(topic)
+        if cached is not None and cached[0] is queues:
+            return cached[1]
+        own_queues = self._environment_queues(topic, queues, deadline)
+        self._cached[topic] = (queues, own_queues)
+        return own_queues
 
     def _environment_queues(
         self, topic: str, queues: Sequence[MessageQueue], deadline: Deadline
@@ -233,13 +235,13 @@ class RouteCache:
             return queues
         if topic in self.pinned:
             return self.pinned[topic]
-        kept = queues_of_environment(self._sender, environment) if environment.by_position else {}
-        if topic in kept:
-            return kept[topic]
+        numbered = queues_of_environment(self._sender, environment) if environment.by_position else {}
+        if topic in numbered:
+            return numbered[topic]
         # The queues that readers count; a topic that is not created yet will have those of the template.
         readable = queues if topic in self._auto_created else self._sender.all_queues(topic, deadline)
-        mine = tuple(environment.publish(readable, queues))
-        return kept.setdefault(topic, mine)
+        own_queues = tuple(environment.publish(readable, queues))
+        return numbered.setdefault(topic, own_queues)
 
 
 class QueueChooser:
@@ -260,12 +262,12 @@ class QueueChooser:
             return outgoing.queue
         queues = self._topics.queues(outgoing.topic, deadline, refresh)
         if outgoing.filter_queues is not None:
-            queues, index = outgoing.filter_queues(queues), RoundRobin()
+            queues, round_robin = outgoing.filter_queues(queues), RoundRobin()
         else:
-            index = self._round_robin(outgoing.topic, queues)
+            round_robin = self._round_robin(outgoing.topic, queues)
         if attempts.count and self._faults.enabled:
-            index.reset()
-        return self._pick(queues, index, attempts.last_broker)
+            round_robin.reset()
+        return self._pick(queues, round_robin, attempts.last_broker)
 
     def _ensure_address(self, topic: str, deadline: Deadline, refresh: bool) -> None:
         """A broker's address comes with a route."""
@@ -275,20 +277,20 @@ class QueueChooser:
             with contextlib.suppress(RouteNotFound):
                 self._topics.queues(topic, deadline)
 
-    def _pick(self, queues: Queues, index: RoundRobin, last_broker: str | None) -> MessageQueue:
+    def _pick(self, queues: Queues, round_robin: RoundRobin, last_broker: str | None) -> MessageQueue:
         try:
-            return self._faults.pick(queues, index, last_broker, self._timer.now_ms())
+            return self._faults.pick(queues, round_robin, last_broker, self._timer.now_ms())
         except Exception:  # the choice of a queue must never be why a message is not sent
             logger.exception("fault tolerance failed; going round the queues instead")
-            return index.pick(queues, last_broker)
+            return round_robin.pick(queues, last_broker)
 
     def _round_robin(self, topic: str, queues: Queues) -> RoundRobin:
         """This thread's index into ``queues``; a new list starts a new one, as a new publish info does in Java."""
-        indexes: dict[str, tuple[Queues, RoundRobin]] = self._round_robins.__dict__
-        known = indexes.get(topic)
-        if known is None or known[0] is not queues:
-            known = indexes[topic] = (queues, RoundRobin())
-        return known[1]
+        round_robins: dict[str, tuple[Queues, RoundRobin]] = self._round_robins.__dict__
+        cached = round_robins.get(topic)
+        if cached is None or cached[0] is not queues:
+            cached = round_robins[topic] = (queues, RoundRobin())
+        return cached[1]
 
 
 class SpoolFallback(NamedTuple):
@@ -365,17 +367,17 @@ class Destinations:
         name = selector.lower() if isinstance(selector, str) else ""
         if name == "roundrobin" or (name == "environment" and self._environment is not None and arg is None):
             return DEFAULT_HOW  # the default: avoids bad brokers, may be retried elsewhere, stays in the environment
-        later = self.spool_fallback
-        if later is None or not isinstance(selector, str) or not is_storable_selector(selector, arg):
-            if later is not None and isinstance(selector, str):
+        fallback = self.spool_fallback
+        if fallback is None or not isinstance(selector, str) or not is_storable_selector(selector, arg):
+            if fallback is not None and isinstance(selector, str):
                 check_arg(selector, arg)  # as of what is kept: before anybody waits for a route
             return How(self._select_queue(message, selector, arg, deadline))
-        if later.holds_earlier(message.topic, selector, arg):
+        if fallback.holds_earlier(message.topic, selector, arg):
             return How(None, selector, arg)
         try:
             return How(self._select_queue(message, selector, arg, deadline))
         except RocketMQError as e:
-            if isinstance(e, SelectorError) or not later.is_transient(e):
+            if isinstance(e, SelectorError) or not fallback.is_transient(e):
                 raise
             check_arg(selector, arg)  # what fails whatever queues there are is not kept
             return How(None, selector, arg)

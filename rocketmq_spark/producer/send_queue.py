@@ -4,7 +4,7 @@
 user set one: every batch that waits in a broker adds to the latency by which slow brokers are recognised. So the limit grows
 while few requests are in flight, and halves when a request is retried.
 
-``OrderedQueues`` keeps the order of sends. It is pure. Each ordered queue has one send in flight, and a send that is retried stays
+``OrderedQueues`` keeps the order of sends. It is pure. Each ordered queue has one send in flight, and a retried send stays
 first: its queue is muted until the next attempt, so nothing overtakes the retry. Sends without a queue have no order. Kafka's
 accumulator mutes partitions in the same way; RocketMQ's Java client does not order pipelined sends.
 
@@ -85,11 +85,11 @@ class SendWindow:
     def clear(self) -> None:
         self.requests = self.bytes = 0
 
-    def record_acknowledged(self, size: int, clean: bool) -> None:
-        """A request of ``size`` bytes is acknowledged; ``clean`` if at the first attempt."""
+    def record_acknowledged(self, size: int, first_attempt: bool) -> None:
+        """A request of ``size`` bytes is acknowledged; ``first_attempt`` if at the first attempt."""
         if not self._adapts:
             return
-        if not clean:
+        if not first_attempt:
             self.per_broker = max(1, self.per_broker // 2)
         elif size * (self.per_broker + 1) <= TARGET_BYTES:
             self.per_broker = min(MAX_PER_BROKER, self.per_broker + 1)
@@ -113,50 +113,50 @@ class OrderedQueues(Generic[T]):
         """Everything that is not done."""
         return len(self._in_flight) + sum(map(len, self._waiting.values()))
 
-    def put(self, thing: T, queue: Hashable | None = None) -> None:
-        """Add ``thing`` at the end of its queue; None makes a queue of its own."""
+    def put(self, item: T, queue: Hashable | None = None) -> None:
+        """Add ``item`` at the end of its queue; None makes a queue of its own."""
         queue = ("free", next(self._sequence)) if queue is None else ("ordered", queue)
-        known = queue in self._waiting
-        self._waiting.setdefault(queue, deque()).append(thing)
-        if not known:
+        exists = queue in self._waiting
+        self._waiting.setdefault(queue, deque()).append(item)
+        if not exists:
             self._ready_queues.append(queue)
 
     def take_ready(self, now_ms: int) -> list[T]:
         """What may go out now, in the order in which queues became free."""
         while self._muted_queues and self._muted_queues[0][0] <= now_ms:
             self._ready_queues.append(heapq.heappop(self._muted_queues)[2])
-        taken = []
+        ready = []
         while self._ready_queues and len(self._in_flight) < self.max_concurrent:
             queue = self._ready_queues.popleft()
-            thing = self._waiting[queue].popleft()
-            self._in_flight[thing] = queue
-            taken.append(thing)
-        return taken
+            item = self._waiting[queue].popleft()
+            self._in_flight[item] = queue
+            ready.append(item)
+        return ready
 
-    def complete(self, thing: T) -> None:
-        """``thing`` has its answer: the next one of its queue may go."""
-        queue = self._in_flight.pop(thing)
+    def complete(self, item: T) -> None:
+        """``item`` has its answer: the next one of its queue may go."""
+        queue = self._in_flight.pop(item)
         if self._waiting[queue]:
             self._ready_queues.append(queue)
         else:
             del self._waiting[queue]
 
-    def fail(self, thing: T) -> list[T]:
-        """``thing`` has failed for good: nothing of its queue may follow it, and what waits there is given up."""
-        return list(self._waiting.pop(self._in_flight.pop(thing)))
+    def fail(self, item: T) -> list[T]:
+        """``item`` has failed for good: nothing of its queue may follow it, and what waits there is given up."""
+        return list(self._waiting.pop(self._in_flight.pop(item)))
 
-    def requeue(self, thing: T, not_before_ms: int) -> None:
-        """``thing`` must be sent once more: it goes back to the front, and its queue is muted until then."""
-        queue = self._in_flight.pop(thing)
-        self._waiting[queue].appendleft(thing)
+    def requeue(self, item: T, not_before_ms: int) -> None:
+        """``item`` must be sent once more: it goes back to the front, and its queue is muted until then."""
+        queue = self._in_flight.pop(item)
+        self._waiting[queue].appendleft(item)
         heapq.heappush(self._muted_queues, (not_before_ms, next(self._sequence), queue))
 
     def waits_for_others(self, mine: Collection[T]) -> bool:
         """Whether some of ``mine`` wait for things that are not: in a queue, or because no more may be out."""
-        others = {queue for thing, queue in self._in_flight.items() if thing not in mine}
-        if others and self._ready_queues and len(self._in_flight) >= self.max_concurrent:
+        queues_of_others = {queue for item, queue in self._in_flight.items() if item not in mine}
+        if queues_of_others and self._ready_queues and len(self._in_flight) >= self.max_concurrent:
             return True
-        return any(thing in mine for queue in others for thing in self._waiting[queue])
+        return any(item in mine for queue in queues_of_others for item in self._waiting[queue])
 
     @property
     def is_limited(self) -> bool:
@@ -165,7 +165,7 @@ class OrderedQueues(Generic[T]):
 
     def clear(self) -> list[T]:
         """Give up everything that is not done and return it, what is out first."""
-        dropped = [*self._in_flight, *(thing for things in self._waiting.values() for thing in things)]
+        dropped = [*self._in_flight, *(item for items in self._waiting.values() for item in items)]
         self._in_flight.clear()
         self._waiting.clear()
         self._ready_queues.clear()
@@ -211,8 +211,9 @@ class SendQueue:
             # A caller that may not wait has called ``has_room`` for the body, so only properties may exceed the limit.
             while may_wait() and not self.has_room(outgoing.size, outgoing.ordered_queue is not None):
                 if deadline.expired:
-                    text = f"{self.in_flight.requests} asynchronous sends with {self.in_flight.bytes} bytes are not answered yet"
-                    raise SendFailed(text, remedy="Send more slowly, or wait for results")
+                    window = self.in_flight
+                    problem = f"{window.requests} asynchronous sends with {window.bytes} bytes are not answered yet"
+                    raise SendFailed(problem, remedy="Send more slowly, or wait for results")
                 self._timer.hold(self._changed, deadline.remaining())
 
     def put(self, outgoing: OutgoingSend, brokers: int) -> RocketMQError | None:
@@ -223,8 +224,8 @@ class SendQueue:
                 raise closed()
             self.in_flight.brokers = brokers
             self._queues.max_concurrent = self.in_flight.max_concurrent
-            if queue in (shut := self._failed_queues_of(outgoing)):
-                return shut[queue]
+            if queue in (failed_queues := self._failed_queues_of(outgoing)):
+                return failed_queues[queue]
             self._queues.put(outgoing, queue)
             self.in_flight.add(outgoing.size)
             return None
@@ -243,13 +244,13 @@ class SendQueue:
         with self._lock:
             if outgoing.finished:
                 return None
-            behind: list[OutgoingSend] = []
+            followers: list[OutgoingSend] = []
             if isinstance(verdict, RetryAttempt):
                 outgoing.refresh_route = verdict.refresh
                 self._queues.requeue(outgoing, self._timer.now_ms() + int(verdict.pause_s * 1000))
             else:
-                behind = self._finish(outgoing, verdict)
-            return CompletionEffects(behind, self._queues.is_limited)
+                followers = self._finish(outgoing, verdict)
+            return CompletionEffects(followers, self._queues.is_limited)
 
     def add_blocking(self, outgoing: OutgoingSend) -> None:
         """Note that a caller's thread sends the request itself."""
@@ -273,12 +274,12 @@ class SendQueue:
         """Give up all requests and accept no more. Returns those given up, and those that callers' threads still send."""
         with self._lock:
             self._closed = True
-            left = self._queues.clear()
-            for outgoing in left:
+            unfinished = self._queues.clear()
+            for outgoing in unfinished:
                 outgoing.finished = True
             self.in_flight.clear()
             self._changed.notify_all()
-            return left, list(self._blocking_sends)
+            return unfinished, list(self._blocking_sends)
 
     def _failed_queues_of(self, outgoing: OutgoingSend) -> dict[Hashable, RocketMQError]:
         """Failed queues of its call or task, with the errors. A failure that concerns only waiting requests is not kept."""
@@ -288,25 +289,25 @@ class SendQueue:
 
     def _finish(self, outgoing: OutgoingSend, outcome: Outcome) -> list[OutgoingSend]:
         """The requests that fail with it: those that wait for the same queue, because they must not overtake it."""
-        behind: list[OutgoingSend] = []
+        followers: list[OutgoingSend] = []
         queue = outgoing.ordered_queue
         # A lane has many message groups: if one message is rejected, those behind it belong to others.
-        one = self._uses_lanes and isinstance(outcome, MessageIllegal) and outgoing.ordering_key is None
-        if queue is not None and isinstance(outcome, RocketMQError) and not one:
-            behind = self._queues.fail(outgoing)
-            for each in (outgoing, *behind):
-                self._failed_queues_of(each)[queue] = outcome
+        fails_alone = self._uses_lanes and isinstance(outcome, MessageIllegal) and outgoing.ordering_key is None
+        if queue is not None and isinstance(outcome, RocketMQError) and not fails_alone:
+            followers = self._queues.fail(outgoing)
+            for failed in (outgoing, *followers):
+                self._failed_queues_of(failed)[queue] = outcome
         else:
             self._queues.complete(outgoing)
-        for each in (outgoing, *behind):
-            each.finished = True
-            self.in_flight.remove(each.size)
+        for failed in (outgoing, *followers):
+            failed.finished = True
+            self.in_flight.remove(failed.size)
         if isinstance(outcome, SendResult):
-            clean = outgoing.retry_state.count == 1 and outcome.status is not SendStatus.SPOOLED
-            self.in_flight.record_acknowledged(outgoing.size, clean)
+            first_attempt = outgoing.retry_state.count == 1 and outcome.status is not SendStatus.SPOOLED
+            self.in_flight.record_acknowledged(outgoing.size, first_attempt)
             self._queues.max_concurrent = self.in_flight.max_concurrent
         self._changed.notify_all()
-        return behind
+        return followers
 
 
 def closed() -> ClosedError:

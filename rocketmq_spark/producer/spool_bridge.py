@@ -83,8 +83,8 @@ def is_storable_selector(selector: str | Select | None, arg: object) -> bool:
     """Whether a spool can store the choice: a built-in selector with an argument that JSON can represent."""
     try:
         text = json.dumps(arg, sort_keys=True)
-        known = isinstance(selector, str) and is_built_in(selector) and bool(json.loads(text) == arg)
-        return known and len(text) <= _MAX_ARG_BYTES and bool(json.dumps(arg, ensure_ascii=False).encode())
+        is_built_in_name = isinstance(selector, str) and is_built_in(selector) and bool(json.loads(text) == arg)
+        return is_built_in_name and len(text) <= _MAX_ARG_BYTES and bool(json.dumps(arg, ensure_ascii=False).encode())
     except (TypeError, ValueError, RecursionError):
         return False
 
@@ -129,11 +129,11 @@ class SpoolBridge:
         outcomes: list[Outcome | None] = [
             error if error is not None and not is_transient(error, self._sender) else None for _, error in failed
         ]
-        wanted = [i for i, outcome in enumerate(outcomes) if outcome is None]
-        together = self._write(failed, wanted)
-        for i in wanted:  # if not all fit, some may
-            why = together if together is None or len(wanted) == 1 else self._write(failed, [i])
-            outcomes[i] = _outcome(*failed[i], why)
+        to_spool = [i for i, outcome in enumerate(outcomes) if outcome is None]
+        error_of_all = self._write(failed, to_spool)
+        for i in to_spool:  # if not all fit, some may
+            spool_error = error_of_all if error_of_all is None or len(to_spool) == 1 else self._write(failed, [i])
+            outcomes[i] = _outcome(*failed[i], spool_error)
         return [outcome for outcome in outcomes if outcome is not None]
 
     def spool_async(self, outgoing: OutgoingSend, error: RocketMQError | None, done: Callable[[Outcome], None]) -> None:
@@ -158,12 +158,12 @@ class SpoolBridge:
             done(outcome)
 
     def _write(
-        self, failed: Sequence[tuple[OutgoingSend, RocketMQError | None]], which: Sequence[int]
+        self, failed: Sequence[tuple[OutgoingSend, RocketMQError | None]], indexes: Sequence[int]
     ) -> RocketMQError | None:
         """Write these sends. Returns the error if that fails."""
         try:
-            if which:
-                self._spool.keep([_spooled_send(failed[i][0]) for i in which])
+            if indexes:
+                self._spool.keep([_spooled_send(failed[i][0]) for i in indexes])
         except RocketMQError as e:
             return e
         except Exception as e:  # whatever it is, each send must have an outcome
@@ -186,14 +186,14 @@ def _with_due_time(request: SendRequest) -> SendRequest:
     """Set the due time now, so that the delay does not start only when a broker accepts the message."""
     if not any(name in request.properties for name in _RELATIVE_DELAYS):
         return request
-    found = decode_properties(request.properties)
-    due_ms = timer_due_ms(found, request.born_timestamp_ms)
+    properties = decode_properties(request.properties)
+    due_ms = timer_due_ms(properties, request.born_timestamp_ms)
     if due_ms is None:  # a text that the user set
         return request
     for name in _RELATIVE_DELAYS:
-        found.pop(name, None)
+        properties.pop(name, None)
     with contextlib.suppress(MessageRefused):  # unchanged if the additional bytes do not fit
-        return request._replace(properties=encode_properties({**found, Property.TIMER_DELIVER_MS: str(due_ms)}))
+        return request._replace(properties=encode_properties({**properties, Property.TIMER_DELIVER_MS: str(due_ms)}))
     return request
 
 
@@ -201,12 +201,12 @@ def spooled_result(queue: MessageQueue | None) -> SendResult:
     return SendResult(SendStatus.SPOOLED, "", queue, None)
 
 
-def _outcome(outgoing: OutgoingSend, error: RocketMQError | None, why: RocketMQError | None) -> Outcome:
-    if why is None:
+def _outcome(outgoing: OutgoingSend, error: RocketMQError | None, spool_error: RocketMQError | None) -> Outcome:
+    if spool_error is None:
         return spooled_result(outgoing.queue)
-    if not isinstance(why, ClosedError):
-        logger.error("a send to %s could not be spooled: %s", outgoing.topic, why)
+    if not isinstance(spool_error, ClosedError):
+        logger.error("a send to %s could not be spooled: %s", outgoing.topic, spool_error)
     if error is None:
-        return why
-    error.add_note(f"The spool could not keep it: {why}")
+        return spool_error
+    error.add_note(f"The spool could not keep it: {spool_error}")
     return error

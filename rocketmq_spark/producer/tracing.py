@@ -73,11 +73,11 @@ class _BatchRecords:
         return self._size
 
     def __iter__(self) -> Iterator[TraceRecord]:
-        made = attempt(lambda: list(self._make()))
-        if isinstance(made, Failure):
-            made.log(logger, "trace records could not be made")
+        records = attempt(lambda: list(self._make()))
+        if isinstance(records, Failure):
+            records.log(logger, "trace records could not be made")
             return iter(())
-        return iter(made)
+        return iter(records)
 
 
 class _UnregisteredSender:
@@ -130,15 +130,15 @@ class TraceProducer(BaseProducer):
         with self._records_lock:
             if self._is_finished:
                 return
-            full = self._buffered_count + count > MAX_BUFFERED_RECORDS
-            if not full:
+            is_full = self._buffered_count + count > MAX_BUFFERED_RECORDS
+            if not is_full:
                 self._records.append(records)
                 self._buffered_count += count
                 self._new_count += count
             soon = self._new_count >= FLUSH_RECORDS
-            schedule = not full and not self._scheduled
+            schedule = not is_full and not self._scheduled
             self._scheduled = self._scheduled or schedule
-        if full:
+        if is_full:
             self._count_lost(
                 count, ClosedError(f"more is sent than can be traced, {MAX_BUFFERED_RECORDS} records wait")
             )
@@ -169,12 +169,12 @@ class TraceProducer(BaseProducer):
         if not self._owner.here:
             return False
         with self._records_lock:
-            ended, self._is_finished = self._is_finished, True
-        if not ended:
+            was_finished, self._is_finished = self._is_finished, True
+        if not was_finished:
             self._flush_timer.drain(deadline.remaining())  # what is being sent
             self._send_records(deadline)
             self._flush_timer.close(0)
-        return not ended
+        return not was_finished
 
     def _send_records(self, deadline: Deadline | None = None) -> None:
         """Those that were collected, by ``deadline`` at most: each message may have to wait for a route, or for room."""
@@ -192,10 +192,10 @@ class TraceProducer(BaseProducer):
                 settle(sent.error)
 
     def _materialize(self, records: Records) -> Sequence[TraceRecord]:
-        made = tuple(records)
+        materialized = tuple(records)
         with self._records_lock:
-            self._buffered_count -= len(records) - len(made)
-        return made
+            self._buffered_count -= len(records) - len(materialized)
+        return materialized
 
     def _on_sent(self, count: int, outcome: Outcome | BaseException) -> None:
         with self._records_lock:
@@ -246,9 +246,9 @@ class TracedSender:
 
     def send(self, queue: MessageQueue, request: SendRequest, deadline: Deadline) -> SendResult:
         """Traced when it is stored."""
-        began_ms = self._wall_ms()
+        start_ms = self._wall_ms()
         result = self._sender.send(queue, request, deadline)
-        self._trace(lambda: self._records_of_send(queue, request, result, began_ms))
+        self._trace(lambda: self._records_of_send(queue, request, result, start_ms))
         return result
 
     def send_async(
@@ -259,27 +259,27 @@ class TracedSender:
         done: Callable[[SendResult | RocketMQError], None],
     ) -> None:
         """Traced when it is stored."""
-        began_ms = self._wall_ms()
+        start_ms = self._wall_ms()
 
-        def answered(outcome: SendResult | RocketMQError) -> None:
+        def traced_done(outcome: SendResult | RocketMQError) -> None:
             if isinstance(outcome, SendResult):
-                self._trace(lambda: self._records_of_send(queue, request, outcome, began_ms))
+                self._trace(lambda: self._records_of_send(queue, request, outcome, start_ms))
             done(outcome)
 
-        self._sender.send_async(queue, request, deadline, answered)
+        self._sender.send_async(queue, request, deadline, traced_done)
 
     def recall(self, topic: str, broker_name: str, handle: str, group: str, deadline: Deadline) -> str:
         """Traced when the broker has answered."""
         msg_id = self._sender.recall(topic, broker_name, handle, group, deadline)
-        about = TracedMessage(topic, msg_id, None, None, traces.DEFAULT_REGION)
-        self._trace(lambda: [traces.recalled(about, self._group, self._wall_ms(), True)])
+        traced = TracedMessage(topic, msg_id, None, None, traces.DEFAULT_REGION)
+        self._trace(lambda: [traces.recalled(traced, self._group, self._wall_ms(), True)])
         return msg_id
 
     def end_transaction(self, place: HalfPlace, decision: TransactionState, deadline: Deadline) -> bool:
         """Traced when it is decided."""
         proved = self._sender.end_transaction(place, decision, deadline)
-        about = TracedMessage(place.topic, place.msg_id, None, None, traces.DEFAULT_REGION)
-        self._trace(lambda: [self._decision_record(about, place, decision, asked=False)])
+        traced = TracedMessage(place.topic, place.msg_id, None, None, traces.DEFAULT_REGION)
+        self._trace(lambda: [self._decision_record(traced, place, decision, from_check=False)])
         return proved
 
     def join(self, group: str, heartbeat_s: float, check: HalfCheck | None = None) -> Callable[[Deadline], None]:
@@ -291,26 +291,26 @@ class TracedSender:
     def _traced_check(
         self, check: HalfCheck, message: Any, place: HalfPlace
     ) -> TransactionState | Callable[[], TransactionState]:
-        about = TracedMessage.of(place.topic, message.properties)._replace(msg_id=place.msg_id)
-        said = check(message, place)
-        if isinstance(said, TransactionState):
-            self._trace(lambda: [self._decision_record(about, place, said, asked=True)])
-            return said
+        traced = TracedMessage.of(place.topic, message.properties)._replace(msg_id=place.msg_id)
+        decision = check(message, place)
+        if isinstance(decision, TransactionState):
+            self._trace(lambda: [self._decision_record(traced, place, decision, from_check=True)])
+            return decision
 
-        def later() -> TransactionState:
-            state = said()
-            self._trace(lambda: [self._decision_record(about, place, state, asked=True)])
+        def traced_decision() -> TransactionState:
+            state = decision()
+            self._trace(lambda: [self._decision_record(traced, place, state, from_check=True)])
             return state
 
-        return later
+        return traced_decision
 
     def _decision_record(
-        self, about: TracedMessage, place: HalfPlace, state: TransactionState, asked: bool
+        self, traced: TracedMessage, place: HalfPlace, state: TransactionState, from_check: bool
     ) -> TraceRecord:
         now_ms = self._wall_ms()
-        return traces.transaction_ended(about, self._group, now_ms, place.transaction_id, _STATES[state], asked)
+        return traces.transaction_ended(traced, self._group, now_ms, place.transaction_id, _STATES[state], from_check)
 
-    def _records_of_send(self, queue: MessageQueue, request: SendRequest, result: SendResult, began_ms: int) -> Records:
+    def _records_of_send(self, queue: MessageQueue, request: SendRequest, result: SendResult, start_ms: int) -> Records:
         if queue.topic == self._trace_topic:
             return ()
         if result.region_id is None:
@@ -321,29 +321,29 @@ class TracedSender:
                     self._group, queue,
                 )  # fmt: skip
             return ()
-        make = functools.partial(self._publish_records, queue, request, result, began_ms, self._wall_ms() - began_ms)
+        make = functools.partial(self._publish_records, queue, request, result, start_ms, self._wall_ms() - start_ms)
         count = (result.offset_msg_id or "").count(",") + 1
         return (
             _BatchRecords(max(count, len(request.body) // BYTES_PER_RECORD), make) if request.batch else tuple(make())
         )
 
     def _publish_records(
-        self, queue: MessageQueue, request: SendRequest, result: SendResult, began_ms: int, cost_ms: int
+        self, queue: MessageQueue, request: SendRequest, result: SendResult, start_ms: int, cost_ms: int
     ) -> Iterable[TraceRecord]:
         places = (result.offset_msg_id or "").split(",")
         host = OffsetMessageId.parse(places[0]).host if places[0] else ""
         ok = result.status is SendStatus.SEND_OK
         for i, (properties, size) in enumerate(_messages_of(request)):
-            about = TracedMessage.of(queue.topic, properties, result.region_id)
+            traced = TracedMessage.of(queue.topic, properties, result.region_id)
             place = places[min(i, len(places) - 1)] or None
-            how = Acknowledged(size, MessageKind.of(properties), host, place, ok)
-            yield traces.published(about, self._group, began_ms, cost_ms, how)
+            acknowledged = Acknowledged(size, MessageKind.of(properties), host, place, ok)
+            yield traces.published(traced, self._group, start_ms, cost_ms, acknowledged)
 
     def _trace(self, records: Callable[[], Records]) -> None:
         """What goes wrong here is no matter of the send."""
-        made = attempt(lambda: self._append(records()))
-        if isinstance(made, Failure):
-            made.log(logger, "a trace record could not be made")
+        appended = attempt(lambda: self._append(records()))
+        if isinstance(appended, Failure):
+            appended.log(logger, "a trace record could not be made")
 
 
 def _messages_of(request: SendRequest) -> Iterable[tuple[Mapping[str, str], int]]:

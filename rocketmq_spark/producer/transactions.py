@@ -125,16 +125,18 @@ class HalfFate:
     def record_place(self, place: HalfPlace) -> None:
         """Note its place, unless its broker has already asked about a copy at another place."""
         with self._lock:
-            at = self._place
-            asked = at.broker_name or at.half_offset is not None
-            self._place = at._replace(broker_name=at.broker_name or place.broker_name) if asked else place
+            current = self._place
+            was_checked = current.broker_name or current.half_offset is not None
+            self._place = (
+                current._replace(broker_name=current.broker_name or place.broker_name) if was_checked else place
+            )
 
     def decide(self, decision: TransactionState, timeout_s: float, send: SendDecision) -> bool:
         """Send a decision. Returns whether it was still possible; raises errors of the request."""
         timeout = Deadline.after(timeout_s)
         with self._decision_lock(timeout):
-            after = _TRANSITIONS.get((self.state, decision))
-            if after is None:
+            next_state = _TRANSITIONS.get((self.state, decision))
+            if next_state is None:
                 return False
             self.last_decision = decision
             self.state = HalfState.UNKNOWN  # in case this is interrupted
@@ -144,7 +146,7 @@ class HalfFate:
                 if e.unsent:
                     self.state = HalfState.PREPARED
                 raise
-            self.state = after
+            self.state = next_state
             self._crossing_until = Deadline.after(CROSSING_S) if proved else None
             return True
 
@@ -284,9 +286,9 @@ class _TransactionRegistry:
 
     def get(self, msg_id: str) -> HalfFate | None:
         with self._lock:
-            known, half = self._recent.get(msg_id) or self._abandoned.get(msg_id), self._referenced.get(msg_id)
-        if known is not None:
-            return known[1]
+            entry, half = self._recent.get(msg_id) or self._abandoned.get(msg_id), self._referenced.get(msg_id)
+        if entry is not None:
+            return entry[1]
         return None if half is None else half._fate
 
 
@@ -312,29 +314,29 @@ def answer_check(
         return functools.partial(_answer_after_decision, fate, check, message, place)
     if fate is not None and fate.state is HalfState.PREPARED:
         _collect_garbage()
-    known = None if fate is None else fate.on_check(place)
-    return functools.partial(_call_check, check, message) if known is None else known
+    decision = None if fate is None else fate.on_check(place)
+    return functools.partial(_call_check, check, message) if decision is None else decision
 
 
 def _answer_after_decision(
     fate: HalfFate, check: Callable[[Any], Any], message: _CheckedMessage, place: HalfPlace
 ) -> TransactionState:
-    known = fate.on_check(place, MAX_DECISION_S)
-    return _call_check(check, message) if known is None else known
+    decision = fate.on_check(place, MAX_DECISION_S)
+    return _call_check(check, message) if decision is None else decision
 
 
 def _call_check(check: Callable[[Any], Any], message: _CheckedMessage) -> TransactionState:
-    made: Any = attempt(check, message)
-    if isinstance(made, Failure):
-        made.log(logger, "transaction_check failed for message %s of %s", message.msg_id, message.topic)
+    decision: Any = attempt(check, message)
+    if isinstance(decision, Failure):
+        decision.log(logger, "transaction_check failed for message %s of %s", message.msg_id, message.topic)
         return TransactionState.UNKNOWN
     try:
-        return made if isinstance(made, TransactionState) else TransactionState(made)
+        return decision if isinstance(decision, TransactionState) else TransactionState(decision)
     except ValueError:
         names = ", ".join(state.value for state in TransactionState)
         logger.error(
             "transaction_check returned %r for message %s of %s; expected %s. The broker will ask again",
-            made, message.msg_id, message.topic, names,
+            decision, message.msg_id, message.topic, names,
         )  # fmt: skip
         return TransactionState.UNKNOWN
 
@@ -353,8 +355,8 @@ def weakly_bound(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return check
 
     def call(message: Any) -> Any:
-        alive = method()
-        return TransactionState.UNKNOWN if alive is None else alive(message)
+        bound = method()
+        return TransactionState.UNKNOWN if bound is None else bound(message)
 
     return call
 
@@ -398,7 +400,7 @@ class TransactionProducer(BaseProducer):
         check_message(message)
         if message.priority is not None:
             raise MessageRefused("a transactional message has no priority", topic=message.topic)
-        prepared, place, deadline = self._check_and_resolve(message, How(timeout_s=timeout_s))
+        prepared, destination, deadline = self._check_and_resolve(message, How(timeout_s=timeout_s))
         prepared = encoding.as_half(prepared)
         msg_id = prepared.msg_id
         scope = self.settings.scope
@@ -408,12 +410,12 @@ class TransactionProducer(BaseProducer):
         _registry.add(msg_id, fate)  # its broker may ask before it acknowledges
         try:
             result = self._engine.send(
-                self._outgoing(prepared, place, deadline)._replace(spoolable=False, at_most_once=True)
+                self._outgoing(prepared, destination, deadline)._replace(spoolable=False, at_most_once=True)
             )
             assert result.queue is not None
             fate.record_place(HalfPlace.of(result, self.settings.group, message.topic, msg_id))
-            known = result._replace(msg_id=msg_id, queue_offset=None)
-            half = HalfMessage(prepared.message, known, fate, self._send_decision, self.settings.send_timeout_s)
+            half_result = result._replace(msg_id=msg_id, queue_offset=None)
+            half = HalfMessage(prepared.message, half_result, fate, self._send_decision, self.settings.send_timeout_s)
             _registry.add(msg_id, fate, half)
             if result.status is not SendStatus.SEND_OK:
                 self._reject_unsafe_store(half, result)
@@ -428,10 +430,10 @@ class TransactionProducer(BaseProducer):
 
     def _reject_unsafe_store(self, half: HalfMessage, result: SendResult) -> None:
         self._decide_at_end(half, TransactionState.ROLLBACK)
-        gone = half.state is HalfState.ROLLED_BACK
+        is_rolled_back = half.state is HalfState.ROLLED_BACK
         raise SendFailed(
             f"the half message was stored with {result.status.value}, and "
-            + ("was rolled back" if gone else "its rollback may not have arrived"),
+            + ("was rolled back" if is_rolled_back else "its rollback may not have arrived"),
             topic=half.message.topic,
             queue=str(result.queue),
             remedy="Check whether the broker's disk and slaves keep up",
@@ -461,11 +463,11 @@ class TransactionProducer(BaseProducer):
             functools.partial(self._decide_at_end, half, decision)
         ):
             return
-        said = half._fate.last_decision
+        own_decision = half._fate.last_decision
         try:
-            if said is TransactionState.COMMIT is not decision:
+            if own_decision is TransactionState.COMMIT is not decision:
                 raise SendFailed("its commit could not be sent, and the block raised behind it")
-            half._decide(said or decision, None)
+            half._decide(own_decision or decision, None)
         except RocketMQError as e:
             logger.warning(
                 "the decision on half message %s of %s may not have arrived, its broker will ask for it: %s",

@@ -92,7 +92,7 @@ def test_every_end_is_definite_or_ambiguous(outcome: Outcome, end: SendOutcomeKi
 
 
 def test_without_a_queue_nothing_was_sent() -> None:
-    assert classify(CallTimeout("the name server says nothing"), chosen=False) is REFUSED
+    assert classify(CallTimeout("the name server says nothing"), has_queue=False) is REFUSED
 
 
 def batch(*ids: str) -> SendRequest:

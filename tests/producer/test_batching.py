@@ -424,13 +424,13 @@ def test_a_message_that_slips_in_while_the_last_producer_closes_is_refused(bench
     batcher.members += 1  # as if another producer still shared it
     producer.close()
     assert producer._batching is not None
-    result, batch = producer._batching.add(prepared(), None, waits=False)
+    result, batch = producer._batching.add(prepared(), None, sender_waits=False)
     assert batch is not None
     batcher.members -= 1
     batcher.close()
     assert isinstance(result.exception(0), ClosedError)
     process.kept(batching._ACCUMULATORS).clear()
-    again, none = producer._batching.add(prepared(), None, waits=False)
+    again, none = producer._batching.add(prepared(), None, sender_waits=False)
     assert none is None
     assert not again.done()
 

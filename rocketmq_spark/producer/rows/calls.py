@@ -117,10 +117,10 @@ class RowCall:
             if self._outcomes.rows:
                 e.add_note(f"Before that: {self._outcomes.result()!r}")
             raise
-        sent = self._outcomes.result()
-        if count := len(sent.failed):
-            logger.warning("%d of %d rows were not sent, or have no acknowledgement", count, len(sent))
-        return sent
+        result = self._outcomes.result()
+        if count := len(result.failed):
+            logger.warning("%d of %d rows were not sent, or have no acknowledgement", count, len(result))
+        return result
 
     def check_topic(self, topic: str) -> None:
         """Once for each topic of the call."""
@@ -131,9 +131,11 @@ class RowCall:
         deadline = Deadline.after(self._options.send_timeout)
         queues = self._tools.destinations.queues_or_empty(topic, deadline)
         if self._timer_columns and (
-            without := self._tools.timers.brokers_without_timers(topic, {q.broker_name for q in queues}, deadline)
+            without_timers := self._tools.timers.brokers_without_timers(
+                topic, {q.broker_name for q in queues}, deadline
+            )
         ):
-            raise no_timers_error(f"column {' and '.join(map(repr, self._timer_columns))}", without, topic)
+            raise no_timers_error(f"column {' and '.join(map(repr, self._timer_columns))}", without_timers, topic)
         self._checked_topics.add(key)
 
     def is_transient(self, error: RocketMQError) -> bool:
@@ -155,10 +157,10 @@ class RowCall:
                 self._failed_queues.setdefault(outgoing.ordered_queue, e)
             outgoing.done(SendCompletion(outgoing, e))
 
-    def on_completion(self, rows: Rows, ended: SendCompletion) -> None:
+    def on_completion(self, rows: Rows, completion: SendCompletion) -> None:
         """Count it later, on the calling thread."""
         with self._completions_lock:
-            self._completions.append((rows, ended))
+            self._completions.append((rows, completion))
             self._completions_changed.notify_all()
 
     def _send(self, group: Sequence[Portion]) -> None:
@@ -189,34 +191,36 @@ class RowCall:
 
     def _process_completion(self) -> None:
         """Wait for the end of one request."""
-        rows, ended = self._next_completion()
-        self._in_flight.discard(ended.outgoing)
-        size, outcome = ended.outgoing.size, ended.outcome
+        rows, completion = self._next_completion()
+        self._in_flight.discard(completion.outgoing)
+        size, outcome = completion.outgoing.size, completion.outcome
         self._window.remove(size)
         if isinstance(outcome, SendResult):
-            self._window.record_acknowledged(size, ended.attempts == 1 and outcome.status is not SendStatus.SPOOLED)
+            self._window.record_acknowledged(
+                size, completion.attempts == 1 and outcome.status is not SendStatus.SPOOLED
+            )
         self._outcomes.add_outcome(rows, outcome)
 
     def _next_completion(self) -> tuple[Rows, SendCompletion]:
         """The next one. Of what is out something ends within the send timeout, unless it waits behind what others have sent,
         which may take longer, or was forgotten.
         """
-        looks = 1 if self._engine.ambiguity_resolver is None else LOOKUP_STEPS
-        patience_s = looks * self._options.send_timeout + LOST_SEND_S
-        until = Deadline.after(patience_s)
+        lookups = 1 if self._engine.ambiguity_resolver is None else LOOKUP_STEPS
+        patience_s = lookups * self._options.send_timeout + LOST_SEND_S
+        deadline = Deadline.after(patience_s)
         with self._completions_lock:
             while not self._completions:
-                if until.expired:
+                if deadline.expired:
                     if not self._engine.waits_for_others(self._in_flight):
                         break
-                    until = Deadline.after(patience_s)
-                self._engine.timer.hold(self._completions_changed, until.remaining())
+                    deadline = Deadline.after(patience_s)
+                self._engine.timer.hold(self._completions_changed, deadline.remaining())
             if self._completions:
                 return self._completions.popleft()
-        forgotten = len(self._in_flight)
+        lost = len(self._in_flight)
         self._in_flight.clear()
         raise SendFailed(
-            f"{forgotten} batches have had no outcome for much longer than 'sendTimeout' allows",
+            f"{lost} batches have had no outcome for much longer than 'sendTimeout' allows",
             remedy="This is a bug of rocketmq-spark: please report it with the log",
         )
 

@@ -69,9 +69,9 @@ class RowTarget(NamedTuple):
     timeout_s: float | None = None
 
 
-def send_arrow(tools: CallTools, data: Any, how: RowTarget) -> SentRows:
+def send_arrow(tools: CallTools, data: Any, target: RowTarget) -> SentRows:
     """``BulkProducer.send_arrow``. Anything that exports an Arrow stream is read as a reader."""
-    kind: type[BadRows] = RowsOfCall
+    bad_rows_type: type[BadRows] = RowsOfCall
     batches: Iterable[pa.RecordBatch]
     if isinstance(data, pa.RecordBatch):
         schema, batches = data.schema, [data]
@@ -79,33 +79,39 @@ def send_arrow(tools: CallTools, data: Any, how: RowTarget) -> SentRows:
         schema, batches = data.schema, _with_large_chunks(data).to_batches()
     elif hasattr(data, "__arrow_c_stream__"):
         reader = data if isinstance(data, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(data)
-        kind, schema, batches = RowsOfReader, reader.schema, reader
+        bad_rows_type, schema, batches = RowsOfReader, reader.schema, reader
     else:
         raise OptionError(f"send_arrow got {type(data).__name__}; expected a Table, RecordBatch or RecordBatchReader")
-    options, columns = call_options(tools.rows.options, how, of_arrow(schema))
+    options, columns = call_options(tools.rows.options, target, of_arrow(schema))
     log_choice(options, columns, once=True)
     groups: Iterable[Sequence[Portion]] = _portions_of_arrow(
-        batches, columns, tools.is_closing if kind is RowsOfReader else _never
+        batches, columns, tools.is_closing if bad_rows_type is RowsOfReader else _never
     )
-    if kind is RowsOfCall:
+    if bad_rows_type is RowsOfCall:
         groups = [[portion for group in groups for portion in group]]
-    return RowCall(tools, options, kind).run(groups)
+    return RowCall(tools, options, bad_rows_type).run(groups)
 
 
-def send_many(tools: CallTools, messages: Iterable[Message], how: RowTarget, place: MessageTarget) -> SentRows:
+def send_many(
+    tools: CallTools, messages: Iterable[Message], target: RowTarget, message_target: MessageTarget
+) -> SentRows:
     """``BulkProducer.send_many``."""
     features = tools.rows.settings.features
-    if place.queue is not None and place.key is not None:
+    if message_target.queue is not None and message_target.key is not None:
         raise OptionError("send_many got a queue and a key; expected one of them, for a key chooses the queue")
-    if place.queue is not None and features.chooses_queues:
-        raise MessageRefused(f"the messages name {place.queue}, but {features.chooses_queues}")
-    options, _ = call_options(tools.rows.options, how, _MESSAGE_COLUMNS if place.queue is None else _QUEUE_COLUMNS)
-    kind = MessagesOfCall if isinstance(messages, Sequence) else MessagesOfIterator
-    ends = tools.is_closing if kind is MessagesOfIterator else _never
-    groups: Iterable[Sequence[Portion]] = _portions_of_messages(iter(messages), kind, place, features.priorities, ends)
-    if kind is MessagesOfCall:
+    if message_target.queue is not None and features.chooses_queues:
+        raise MessageRefused(f"the messages name {message_target.queue}, but {features.chooses_queues}")
+    options, _ = call_options(
+        tools.rows.options, target, _MESSAGE_COLUMNS if message_target.queue is None else _QUEUE_COLUMNS
+    )
+    bad_rows_type = MessagesOfCall if isinstance(messages, Sequence) else MessagesOfIterator
+    is_closing = tools.is_closing if bad_rows_type is MessagesOfIterator else _never
+    groups: Iterable[Sequence[Portion]] = _portions_of_messages(
+        iter(messages), bad_rows_type, message_target, features.priorities, is_closing
+    )
+    if bad_rows_type is MessagesOfCall:
         groups = [[portion for group in groups for portion in group]]
-    return RowCall(tools, options, kind).run(groups)
+    return RowCall(tools, options, bad_rows_type).run(groups)
 
 
 def _never() -> bool:
@@ -113,41 +119,47 @@ def _never() -> bool:
 
 
 def _portions_of_arrow(
-    batches: Iterable[pa.RecordBatch], columns: Mapping[str, str], ends: Callable[[], bool]
+    batches: Iterable[pa.RecordBatch], columns: Mapping[str, str], is_closing: Callable[[], bool]
 ) -> Iterator[Sequence[Portion]]:
     for batch in batches:
-        last = ends()  # as of messages
-        yield [Portion(each, columns) for each in _split_batch(batch, columns)]
-        if last:
+        is_last = is_closing()  # as of messages
+        yield [Portion(part, columns) for part in _split_batch(batch, columns)]
+        if is_last:
             return
 
 
 def _portions_of_messages(
-    messages: Iterator[Message], kind: type[BadRows], place: MessageTarget, priorities: bool, ends: Callable[[], bool]
+    messages: Iterator[Message],
+    bad_rows_type: type[BadRows],
+    target: MessageTarget,
+    priorities: bool,
+    is_closing: Callable[[], bool],
 ) -> Iterator[Sequence[Portion]]:
-    """Portions of enough messages for some batches, until it ``ends``. They become columns a few at a time: what Python's garbage
-    collector finds alive it looks at again and again, and messages that go soon it does not.
+    """Portions of messages as columns, each large enough for several batches. Stops after a portion at which ``is_closing``.
+
+    A few messages at a time become columns, so that they are freed soon: Python's garbage collector visits objects that stay alive
+    again and again.
     """
     first = 0
     parts: list[pa.RecordBatch] = []
-    last = False  # what ends is given up, so that the result says why there is no more
-    while few := [] if last or (parts and ends()) else _next_messages(messages):
-        bad_rows = kind(first)
-        batch = batch_of(few, bad_rows, *place)
+    is_last = False  # what ends is given up, so that the result says why there is no more
+    while chunk := [] if is_last or (parts and is_closing()) else _next_messages(messages):
+        bad_rows = bad_rows_type(first)
+        batch = batch_of(chunk, bad_rows, *target)
         if "priority" in batch.schema.names and not priorities:
-            bad_rows.rows(np.arange(len(few)), "it or another has a priority, which only gRPC supports")
-        if place.queue is not None:
-            elsewhere = [each.topic != place.queue.topic for each in few]
-            bad_rows.add(np.array(elsewhere), f"its topic is not that of {place.queue}")
+            bad_rows.rows(np.arange(len(chunk)), "it or another has a priority, which only gRPC supports")
+        if target.queue is not None:
+            is_of_other_topic = [message.topic != target.queue.topic for message in chunk]
+            bad_rows.add(np.array(is_of_other_topic), f"its topic is not that of {target.queue}")
         bad_rows.raise_if_any()
-        first += len(few)
+        first += len(chunk)
         if parts and batch.schema != parts[0].schema:
-            last = ends()
+            is_last = is_closing()
             yield [_portion(parts)]
             parts = []
         parts.append(batch)
         if sum(map(len, parts)) >= PORTION_MESSAGES or sum([part.nbytes for part in parts]) >= PORTION_BYTES:
-            last = ends()
+            is_last = is_closing()
             yield [_portion(parts)]
             parts = []
     if parts:
@@ -159,17 +171,17 @@ _body = operator.attrgetter("body")
 
 def _next_messages(messages: Iterator[Message]) -> list[Message]:
     """The next ones, fewer if they are large: what an iterator would give is not in memory yet."""
-    found: list[Message] = []
+    chunk: list[Message] = []
     size = 0
-    while size < PORTION_BYTES and (left := CHUNK_MESSAGES - len(found)):
-        found += (more := list(itertools.islice(messages, min(len(found) + 1, _MAX_UNSIZED, left))))
-        if not more:
+    while size < PORTION_BYTES and (max_count := CHUNK_MESSAGES - len(chunk)):
+        chunk += (next_messages := list(itertools.islice(messages, min(len(chunk) + 1, _MAX_UNSIZED, max_count))))
+        if not next_messages:
             break
         try:
-            size += sum(map(len, map(_body, more)))
+            size += sum(map(len, map(_body, next_messages)))
         except (AttributeError, TypeError):  # what is no message is refused with its number
             break
-    return found
+    return chunk
 
 
 def _portion(parts: Sequence[pa.RecordBatch]) -> Portion:
@@ -203,39 +215,41 @@ def _halve_large(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[
 _SELECTORS = {name.lower(): name for name in (*transport.SELECTORS, "column", "environment")}
 
 
-def call_options(options: Options, how: RowTarget, columns: Sequence[RowColumn]) -> tuple[Options, dict[str, str]]:
+def call_options(options: Options, target: RowTarget, columns: Sequence[RowColumn]) -> tuple[Options, dict[str, str]]:
     """The options of one call, and its columns by role. One ``OptionError`` lists everything that is wrong."""
-    if isinstance(how.selector, str):
-        how = how._replace(selector=_SELECTORS.get(how.selector.lower(), how.selector))
-    by_role, problems = check_columns(columns, how.topic, how.selector)
+    if isinstance(target.selector, str):
+        target = target._replace(selector=_SELECTORS.get(target.selector.lower(), target.selector))
+    by_role, problems = check_columns(columns, target.topic, target.selector)
     features = transport.features(options)
-    problems += check_features(by_role, features) + _selector_problems(options, how, by_role)
-    if timed := [by_role[name] for name in TIMERS if name in by_role and options.long_delay == "dmq"]:
-        problems.append(f"column {timed[0]!r} cannot be sent with option 'longDelay' dmq: send such rows with send")
+    problems += check_features(by_role, features) + _selector_problems(options, target, by_role)
+    if timer_columns := [by_role[name] for name in TIMERS if name in by_role and options.long_delay == "dmq"]:
+        problems.append(
+            f"column {timer_columns[0]!r} cannot be sent with option 'longDelay' dmq: send such rows with send"
+        )
     if problems:
         raise OptionError.of(problems)
-    most = options.max_message_size
+    max_bytes = options.max_message_size
     return dataclasses.replace(
         options,
-        topic=how.topic,
-        queue_selector=how.selector or "roundRobin",
-        given=options.given | {"queue_selector"} if how.selector is not None else options.given - {"queue_selector"},
+        topic=target.topic,
+        queue_selector=target.selector or "roundRobin",
+        given=options.given | {"queue_selector"} if target.selector is not None else options.given - {"queue_selector"},
         auto_batch=True,
-        batch_max_bytes=min(options.batch_max_bytes or BATCH_BYTES, most),
-        send_timeout=options.send_timeout if how.timeout_s is None else how.timeout_s,
+        batch_max_bytes=min(options.batch_max_bytes or BATCH_BYTES, max_bytes),
+        send_timeout=options.send_timeout if target.timeout_s is None else target.timeout_s,
     ), by_role
 
 
-def _selector_problems(options: Options, how: RowTarget, by_role: Mapping[str, str]) -> list[str]:
-    selector, chooses = how.selector, transport.features(options).chooses_queues
-    if chooses and "queueid" in by_role:
-        return [f"column {by_role['queueid']!r} names a queue, but {chooses}"]
-    if selector is None or (callable(selector) and not chooses):
+def _selector_problems(options: Options, target: RowTarget, by_role: Mapping[str, str]) -> list[str]:
+    selector, proxy_chooses = target.selector, transport.features(options).chooses_queues
+    if proxy_chooses and "queueid" in by_role:
+        return [f"column {by_role['queueid']!r} names a queue, but {proxy_chooses}"]
+    if selector is None or (callable(selector) and not proxy_chooses):
         return []
-    taken = transport.SELECTORS if chooses else tuple(_SELECTORS.values())
-    if selector not in taken and (chooses or ":" not in str(selector)):
-        why = f", for {chooses}" if chooses else ", or a function"
-        return [f"selector is {selector!r}; expected one of {', '.join(taken)}{why}"]
+    allowed = transport.SELECTORS if proxy_chooses else tuple(_SELECTORS.values())
+    if selector not in allowed and (proxy_chooses or ":" not in str(selector)):
+        why = f", for {proxy_chooses}" if proxy_chooses else ", or a function"
+        return [f"selector is {selector!r}; expected one of {', '.join(allowed)}{why}"]
     if selector == "environment" and options.environment is None:
         return ["selector 'environment' needs option 'environment'"]
     return []

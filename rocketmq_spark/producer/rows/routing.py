@@ -309,18 +309,22 @@ class RoutingPlan(NamedTuple):
     order: npt.NDArray[np.intp] | None
     ranges: list[RowRange]
 
-    def rows(self, share: RowRange) -> npt.NDArray[np.intp]:
-        """Row numbers of ``share`` in the Arrow batch."""
-        return np.arange(share.start, share.end) if self.order is None else self.order[share.start : share.end]
+    def rows(self, row_range: RowRange) -> npt.NDArray[np.intp]:
+        """Row numbers of ``row_range`` in the Arrow batch."""
+        return (
+            np.arange(row_range.start, row_range.end)
+            if self.order is None
+            else self.order[row_range.start : row_range.end]
+        )
 
     def topics(self, count: int) -> RowTopics:
         """The topic of each of the ``count`` rows of the Arrow batch."""
-        names = list(dict.fromkeys(share.topic for share in self.ranges))
+        names = list(dict.fromkeys(row_range.topic for row_range in self.ranges))
         if len(names) == 1:
             return RowTopics(names)
         codes = np.empty(count, np.int64)
-        for share in self.ranges:
-            codes[self.rows(share)] = names.index(share.topic)
+        for row_range in self.ranges:
+            codes[self.rows(row_range)] = names.index(row_range.topic)
         return RowTopics(names, codes)
 
 
@@ -480,14 +484,14 @@ class Router:
         self._deadline = None
         if len(topics) == 1 and topics[0].row_indices is None and self._selector is None:
             return RoutingPlan(None, [RowRange(topics[0].topic, None, 0, len(topics[0].batch))])
-        orders, shares = [], []
+        orders, ranges = [], []
         at = 0
         for rows in topics:
             order, parts = self._of_topic(rows, bad_rows)
             orders.append(order)
-            shares += [RowRange(rows.topic, queue, at + start, at + end) for queue, start, end in parts]
+            ranges += [RowRange(rows.topic, queue, at + start, at + end) for queue, start, end in parts]
             at += len(order)
-        return RoutingPlan(np.concatenate(orders) if orders else None, shares)
+        return RoutingPlan(np.concatenate(orders) if orders else None, ranges)
 
     def _of_topic(
         self, rows: TopicRows, bad_rows: BadRows

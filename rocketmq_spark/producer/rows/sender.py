@@ -75,12 +75,12 @@ class StoragePlan:
     def check(self, batch: pa.RecordBatch, topics: Sequence[TopicRows], bad_rows: BadRows) -> None:
         """Add to ``bad_rows`` the rows that a broker would acknowledge but not store, and those that a Proxy would reject."""
         for rows in topics if self._checks else ():
-            found = self._storage(rows.topic)
-            if found is not None and found.by_key:
+            storage = self._storage(rows.topic)
+            if storage is not None and storage.by_key:
                 numbers = rows.row_numbers()
                 missing = numbers[without_key(batch, self._columns)[numbers]]
                 bad_rows.rows(missing, encoding.no_key_reason(rows.topic))
-            if found is not None and found.grouped:
+            if storage is not None and storage.grouped:
                 key = "key" if self._options.kafka_columns else "shardingKey"
                 bad_rows.rows(rows.row_numbers()[self._without_group(rows)], _no_group_reason(rows.topic, key))
 
@@ -104,25 +104,25 @@ class StoragePlan:
         """Those of a batch of these rows; none where its messages are stored one by one."""
         if self._batch_properties is None or not self._stored_whole(topic):
             return {}
-        said = self._batch_properties.properties(rows)
-        if said is None:
+        shared_properties = self._batch_properties.properties(rows)
+        if shared_properties is None:
             return {}
         batch_id = np.empty((1, 32), np.uint8)
         self._ids.fill(batch_id)
-        return {Property.UNIQ_KEY: batch_id.tobytes().decode(), **said}
+        return {Property.UNIQ_KEY: batch_id.tobytes().decode(), **shared_properties}
 
     def _stored_whole(self, topic: str) -> bool:
-        return (found := self._storage(topic)) is not None and found.whole
+        return (storage := self._storage(topic)) is not None and storage.whole
 
     def _storage(self, topic: str) -> BatchStorage | None:
-        if (silent := self._silent_until.get(topic)) is not None and not silent.expired:
+        if (silent_until := self._silent_until.get(topic)) is not None and not silent_until.expired:
             return None
         deadline = Deadline.after(within_s := self._options.request_timeout)
-        found = self._sender.batch_storage(topic, deadline)
+        storage = self._sender.batch_storage(topic, deadline)
         # Otherwise each batch of rows would wait so long, twice.
-        if found is None and deadline.remaining() < within_s / 2:
+        if storage is None and deadline.remaining() < within_s / 2:
             self._silent_until[topic] = Deadline.after(SILENT_RETRY_S)
-        return found
+        return storage
 
 
 def group_by_tag(plan: RoutingPlan, about: About, stored_whole: Callable[[str], bool], by_tag: str) -> RoutingPlan:
@@ -132,15 +132,15 @@ def group_by_tag(plan: RoutingPlan, about: About, stored_whole: Callable[[str], 
     """
     if by_tag == "false" or not about.tags or (by_tag == "auto" and about.tags > MAX_TAGS):
         return plan
-    orders, shares, at = [], [], 0
-    for share in plan.ranges:
-        rows = plan.rows(share)
-        mixed = stored_whole(share.topic) and (share.queue is None or by_tag == "true")
-        for part in about.by_tag(rows) if mixed else [rows]:
+    orders, ranges, start = [], [], 0
+    for row_range in plan.ranges:
+        rows = plan.rows(row_range)
+        may_group = stored_whole(row_range.topic) and (row_range.queue is None or by_tag == "true")
+        for part in about.by_tag(rows) if may_group else [rows]:
             orders.append(part)
-            shares.append(RowRange(share.topic, share.queue, at, at + len(part)))
-            at += len(part)
-    return plan if len(shares) == len(plan.ranges) else RoutingPlan(np.concatenate(orders), shares)
+            ranges.append(RowRange(row_range.topic, row_range.queue, start, start + len(part)))
+            start += len(part)
+    return plan if len(ranges) == len(plan.ranges) else RoutingPlan(np.concatenate(orders), ranges)
 
 
 class RowIds(Sequence[str]):
@@ -249,8 +249,8 @@ class RowSender:
         self._engine, self._long_delays = tools.engine, tools.long_delays
         self._columns, self._ids, self._owner, self._failed_queues = columns, ids, owner, shut
         self._batch_bytes = batch_bytes(options)
-        one_by_one = {"shardingkey", "priority"} & columns.keys()
-        self._max_batch_rows = settings.features.most_one_by_one if one_by_one else None
+        single_row_columns = {"shardingkey", "priority"} & columns.keys()
+        self._max_batch_rows = settings.features.most_one_by_one if single_row_columns else None
         self._growth = Growth(settings.features.adds_bytes, options.max_message_size)
         self._encoder = tools.make_encoder(columns, options.max_message_size, ids, self._batch_bytes)
         self._storage = StoragePlan(options, columns, tools.sender, self._engine.timer.wall_ms)
@@ -280,48 +280,48 @@ class RowSender:
         if plan.order is not None:
             encoded = encoded.take(plan.order)
             delayed = delayed[plan.order] if delayed is not None else None
-        for share in plan.ranges:
-            part, numbers = encoded.slice(share.start, share.end), plan.rows(share)
-            if delayed is not None and delayed[share.start : share.end].any():
-                waits = delayed[share.start : share.end]
-                self._send_range(share, part.take(np.flatnonzero(waits)), numbers[waits], delayed=True)
-                part, numbers = part.take(np.flatnonzero(~waits)), numbers[~waits]
-            self._send_range(share, part, numbers)
+        for row_range in plan.ranges:
+            part, numbers = encoded.slice(row_range.start, row_range.end), plan.rows(row_range)
+            if delayed is not None and delayed[row_range.start : row_range.end].any():
+                is_delayed = delayed[row_range.start : row_range.end]
+                self._send_range(row_range, part.take(np.flatnonzero(is_delayed)), numbers[is_delayed], delayed=True)
+                part, numbers = part.take(np.flatnonzero(~is_delayed)), numbers[~is_delayed]
+            self._send_range(row_range, part, numbers)
 
-    def _send_range(self, share: RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
+    def _send_range(self, row_range: RowRange, encoded: Encoded, rows: Rows, delayed: bool = False) -> None:
         """Brokers ignore delays inside a batch. There is no order among delayed rows."""
-        alone = delayed or share.topic.startswith(codes.RETRY_PREFIX)
-        max_bytes, at = 0 if alone else self._batch_bytes, 0
+        is_single = delayed or row_range.topic.startswith(codes.RETRY_PREFIX)
+        max_bytes, start = 0 if is_single else self._batch_bytes, 0
         for chunk in encoded.chunks(max_bytes, self._max_batch_rows, self._growth):
-            mine = rows[at : at + chunk.rows]
-            at += chunk.rows
-            now_ms, place = self._engine.timer.wall_ms(), How(share.queue)
+            chunk_rows = rows[start : start + chunk.rows]
+            start += chunk.rows
+            now_ms, destination = self._engine.timer.wall_ms(), How(row_range.queue)
             if len(chunk.body) <= max_bytes or not isinstance(chunk.body, memoryview):
-                topic, said = share.topic, self._storage.properties(share.topic, mine)
-                request = encoding.batch_request(chunk.body, said, self._settings, now_ms)
+                topic, properties = row_range.topic, self._storage.properties(row_range.topic, chunk_rows)
+                request = encoding.batch_request(chunk.body, properties, self._settings, now_ms)
             else:  # a row that does not fit into a batch or must not travel in one
-                prepared = _single_message(share.topic, chunk.body)
+                prepared = _single_message(row_range.topic, chunk.body)
                 if delayed and self._options.long_delay == "dmq":
-                    prepared, place = self._long_delay(prepared, place)
+                    prepared, destination = self._long_delay(prepared, destination)
                 topic, request = prepared.message.topic, encoding.single_request(prepared, self._settings, now_ms)
             self._owner.submit(
                 OutgoingSend(
                     topic,
                     request,
                     self._options.send_timeout,
-                    place.queue,
+                    destination.queue,
                     ordered=not delayed,
-                    filter_queues=self._filter_queues if topic == share.topic else None,
-                    done=functools.partial(self._owner.on_completion, mine + self._first_row),
-                    msg_ids=RowIds(self._ids.last, mine) if isinstance(self._ids, KeptIds) else (),
+                    filter_queues=self._filter_queues if topic == row_range.topic else None,
+                    done=functools.partial(self._owner.on_completion, chunk_rows + self._first_row),
+                    msg_ids=RowIds(self._ids.last, chunk_rows) if isinstance(self._ids, KeptIds) else (),
                     failed_queues=self._failed_queues,
                 )
             )
 
-    def _long_delay(self, prepared: Prepared, place: How) -> tuple[Prepared, How]:
+    def _long_delay(self, prepared: Prepared, destination: How) -> tuple[Prepared, How]:
         topic, deadline = prepared.message.topic, Deadline.after(self._options.send_timeout)
 
-        def at_hand() -> Sequence[MessageQueue]:
+        def queues_or_empty() -> Sequence[MessageQueue]:
             try:
                 return self._queues(topic, False)
             except RocketMQError as e:
@@ -329,7 +329,7 @@ class RowSender:
                     raise
                 return ()
 
-        return self._long_delays.route(prepared, place, at_hand, deadline)
+        return self._long_delays.route(prepared, destination, queues_or_empty, deadline)
 
     def _queues(self, topic: str, refresh: bool) -> Sequence[MessageQueue]:
         return self._engine.topics.queues(topic, Deadline.after(self._options.send_timeout), refresh)
@@ -346,8 +346,8 @@ class RowSender:
         pauses = backoff(0.1, 2.0)
         while True:
             # Another topic may have used up the time.
-            soon = Deadline.after(self._options.request_timeout) if deadline.expired else deadline
-            queues = self._engine.topics.queues(topic, soon, refresh=True)
+            fetch_deadline = Deadline.after(self._options.request_timeout) if deadline.expired else deadline
+            queues = self._engine.topics.queues(topic, fetch_deadline, refresh=True)
             if set(brokers) <= {queue.broker_name for queue in queues} or deadline.expired:
                 return queues
             deadline.pause(next(pauses))

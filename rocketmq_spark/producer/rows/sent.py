@@ -39,8 +39,8 @@ class _SharedOutcome:
     def offset_ids(self) -> Sequence[str | None]:
         """What the broker calls each row; the same for all rows of a batch that is stored as one."""
         joined = None if self.result is None else self.result.offset_msg_id
-        each = (joined or "").split(_SEPARATOR)
-        return each if len(each) == len(self.rows) and joined else [joined] * len(self.rows)
+        ids = (joined or "").split(_SEPARATOR)
+        return ids if len(ids) == len(self.rows) and joined else [joined] * len(self.rows)
 
     @property
     def offset(self) -> int | None:
@@ -60,13 +60,15 @@ class _SharedOutcome:
             zip(same(status), msg_ids, same(queue), offsets, self.offset_ids, *map(same, more), strict=False),
         )
 
-    def result_of(self, at: int, msg_id: str) -> Outcome:
+    def result_of(self, index: int, msg_id: str) -> Outcome:
         """Of the row at this place in the part."""
         result = self.result
         if result is None:
             return self.outcome
         status, _, queue, first, _, *more = result
-        return SendResult(status, msg_id, queue, None if first is None else first + at, self.offset_ids[at], *more)
+        return SendResult(
+            status, msg_id, queue, None if first is None else first + index, self.offset_ids[index], *more
+        )
 
 
 class SentRows(Sequence[SendResult | RocketMQError]):
@@ -103,13 +105,13 @@ class SentRows(Sequence[SendResult | RocketMQError]):
     def __iter__(self) -> Iterator[SendResult | RocketMQError]:
         width = self._ids.shape[1]
         ids = self._ids.tobytes().decode()
-        found: list[SendResult | RocketMQError] = [self._parts[-1].outcome] * len(self)
+        outcomes: list[SendResult | RocketMQError] = [self._parts[-1].outcome] * len(self)
         for part in self._parts:
             rows = part.rows.tolist()
-            mine = part.results([ids[row * width : (row + 1) * width] for row in rows])
-            for row, outcome in zip(rows, mine, strict=True):
-                found[row] = outcome
-        return iter(found)
+            part_outcomes = part.results([ids[row * width : (row + 1) * width] for row in rows])
+            for row, outcome in zip(rows, part_outcomes, strict=True):
+                outcomes[row] = outcome
+        return iter(outcomes)
 
     def __repr__(self) -> str:
         return f"SentRows({len(self)} rows, {len(self.failed)} of them failed)"
@@ -142,9 +144,9 @@ class SentRows(Sequence[SendResult | RocketMQError]):
         the queue and the offset are null if ``queue`` or ``queue_offset`` of the ``SendResult`` is None.
         """
         results = [part.result for part in self._parts]
-        queues = [None if each is None or each.queue is None else each.queue for each in results]
+        queues = [None if result is None or result.queue is None else result.queue for result in results]
         columns = {
-            "status": self._texts([None if each is None else each.status.value for each in results]),
+            "status": self._texts([None if result is None else result.status.value for result in results]),
             "brokerName": self._texts([None if queue is None else queue.broker_name for queue in queues]),
             "queueId": self._numbers([_queue_id(queue) for queue in queues], np.int32, pa.int32()),
             "queueOffset": self._offsets(),
