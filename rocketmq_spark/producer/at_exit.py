@@ -14,7 +14,7 @@ from rocketmq_spark.producer.settings import ProducerSettings
 
 
 class OpenProducer(Protocol):
-    """The method of a producer that is called at exit."""
+    """The attributes of a producer that are used at exit."""
 
     settings: ProducerSettings
 
@@ -22,7 +22,7 @@ class OpenProducer(Protocol):
         """Send waiting batches until ``deadline``. Returns failures from now on, by message id; empty for a closed producer."""
 
 
-# Strong references, which keep these producers alive.
+# Weak references, so that a producer that the program drops can be collected.
 _open_producers: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
 _closed_last: weakref.WeakSet[OpenProducer] = weakref.WeakSet()
 
@@ -34,7 +34,7 @@ def register_at_exit(producer: OpenProducer, last: bool = False) -> None:
         _closed_last.add(producer)
 
 
-# For all producers together: a process must end, whatever their time-outs are.
+# The time for all producers together: a process must end even if their send timeouts are long.
 MAX_EXIT_S = 30.0
 
 

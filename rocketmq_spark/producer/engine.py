@@ -1,10 +1,10 @@
-"""The one way to send: every request of a producer, of its batches and of a sink's task goes through an engine.
+"""The engine of all sends: each request of a producer, of its batches and of a sink's task goes through one.
 
-Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMessageAsync``. The engine owns what sending
-needs (topics, faults, hooks, the timer) and limits the requests in flight. A driver: decisions are in ``attempts``,
-``destination`` and ``in_flight``, which has the lock; the engine sends and waits. Every request begins in ``_start``,
-every attempt with an answer ends in ``_judge``, and every request that has an outcome ends in ``_end``, whatever the mode:
-attach transactions or metrics there. A spool takes requests that ``_judge`` gave up, before ``_end``.
+Mirrors ``DefaultMQProducerImpl.sendDefaultImpl`` and ``MQClientAPIImpl.sendMessageAsync``. The engine owns the route cache, the
+fault table, the hooks and the timer, and limits the requests in flight. It sends and waits; ``retry``, ``routing`` and
+``send_queue`` decide, and ``send_queue`` has the lock. In all modes a request begins in ``_start``, an attempt with an answer
+ends in ``_judge``, and a request with an outcome ends in ``_complete``. If there is a spool, it gets the requests for which
+``_judge`` returned an error, before ``_complete``.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Engine:
     """Sends requests, and tracks those without an outcome. ``close`` also ends its timer.
 
     Without ``faults`` it has its own fault table. ``in_flight`` counts submitted requests without an outcome;
-    ``behind_others`` says whether some of them wait for requests of other callers.
-    Requests that fail for temporary reasons, and those left at the close, go to the ``spool`` if there is one, and count as sent.
-    Each ``pump`` sends inside the context ``together``. The owner of the engine may set ``confirming``: a submitted request that
-    may be stored is then looked up before it is sent again.
+    ``waits_for_others`` returns whether some of the given requests wait for requests of other callers.
+    With a ``spool``, requests that fail for temporary reasons, and those without an outcome at the close, go to the spool and
+    count as sent. ``dispatch_ready`` sends inside the context that ``batch_writes`` returns. The owner of the engine may set
+    ``ambiguity_resolver``: then a request that may be stored is looked up before it is sent again.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Engine:
         self.in_flight, self.waits_for_others = self._send_queue.in_flight, self._send_queue.waits_for_others
 
     def send(self, outgoing: OutgoingSend) -> SendResult:
-        """All attempts on the calling thread; returns the result or raises the error."""
+        """Make all attempts on the calling thread. Returns the result or raises the error."""
         self._start(outgoing)
         self._send_queue.add_blocking(outgoing)
         try:
@@ -98,9 +98,9 @@ class Engine:
         return outcome
 
     def submit(self, outgoing: OutgoingSend) -> None:
-        """Send without waiting for the answer, which ``done`` receives; a closed engine is an error.
+        """Send without waiting for the answer. ``done`` of the request receives the outcome; if the engine is closed, an error.
 
-        Waits while the limits are reached. Raises ``SendFailed`` if they still are at the deadline, or if the thread for
+        Waits while the limits are reached. Raises ``SendFailed`` if they are still reached at the deadline, or if the thread for
         retries cannot start. An interruption (Ctrl-C) is raised after ``done`` was called.
         """
         try:
@@ -116,13 +116,13 @@ class Engine:
             outgoing.done(SendCompletion(outgoing, closed()))
 
     def has_room(self, size: int, ordered: bool = False) -> bool:
-        """Whether ``submit`` of a request of ``size`` bytes would not wait; for callers with other work."""
+        """Whether ``submit`` would accept a request of ``size`` bytes without waiting."""
         return self._send_queue.has_room(size, ordered)
 
     def enqueue(self, outgoing: OutgoingSend) -> bool:
-        """Fix the place of ``outgoing`` in the order of its queue, regardless of the limits; False when closed.
+        """Add ``outgoing`` at the end of its ordered queue, regardless of the limits. Returns False if the engine is closed.
 
-        ``pump`` then sends it.
+        The caller then calls ``dispatch_ready``, which sends the request.
         """
         self._start(outgoing)
         brokers = len(self.topics.brokers()) if self.in_flight.counts_brokers else 1
@@ -135,7 +135,7 @@ class Engine:
         return True
 
     def dispatch_ready(self) -> None:
-        """Send the requests that may be sent now. Fetching the route of a new topic may block, and may be interrupted."""
+        """Send the requests that may be sent now. May block to fetch the route of a new topic, and may be interrupted then."""
         with self._batch_writes():
             ready = deque(self._send_queue.take_ready())
             try:
@@ -146,11 +146,11 @@ class Engine:
                     else:
                         self._start_attempt(outgoing)
             finally:
-                for outgoing in ready:  # after an interruption, put the others back
+                for outgoing in ready:  # after an interruption, the requests that were not started go back to the queue
                     self._apply_verdict(outgoing, RetryAttempt(0.0, outgoing.refresh_route))
 
     def oneway(self, outgoing: OutgoingSend) -> None:
-        """One attempt without an answer. Raises only errors that occur before the bytes reach the socket."""
+        """Make one attempt without an answer. Raises only errors that occur before the bytes reach the socket."""
         self._start(outgoing)
         queue = self._choose_queue(outgoing)
         context = self._call_before_hooks(outgoing, queue, "oneway")
@@ -159,14 +159,14 @@ class Engine:
             self.hooks.after(context, None, 0)
 
     def wait_until_idle(self, deadline: Deadline) -> bool:
-        """Wait for all answers. Returns whether all are there at the deadline."""
+        """Wait for all answers. Returns whether all have arrived at the deadline."""
         return self._send_queue.wait_until_idle(deadline)
 
     def close(self, deadline: Deadline, wait_s: float = 5.0, keep: bool = True) -> list[Unsent]:
         """Wait for all answers until the deadline. Requests without an answer then fail and are returned.
 
-        With a spool and ``keep`` they go to the spool instead; without ``keep``, because the caller sends them again anyway,
-        they fail. A running call of the timer is waited for up to ``wait_s`` seconds.
+        With a spool and ``keep`` they go to the spool instead. Callers that send them again anyway pass ``keep=False``. Waits
+        up to ``wait_s`` seconds for a running call of the timer.
         """
         self.wait_until_idle(deadline)
         if self._spool_bridge is not None:
@@ -191,18 +191,18 @@ class Engine:
         return [Unsent(each.topic, each.queue, each.msg_ids) for each in unsent]
 
     def _start(self, outgoing: OutgoingSend) -> None:
-        """Every request begins here."""
+        """Begin a request."""
         outgoing.reset_attempts(self._policy, self._rng)
 
     def _complete(self, outgoing: OutgoingSend, outcome: Outcome) -> None:
-        """Every request ends here, once."""
+        """End a request. Called once for each request."""
         attempts = outgoing.retry_state
         completion = SendCompletion(outgoing, outcome, attempts.count, attempts.brokers, outgoing.confirmed_count)
         outgoing.done(completion)
 
     def _attempt_all(self, outgoing: OutgoingSend) -> Outcome:
         spooling = _spool_bridge_for(self._spool_bridge, outgoing)
-        # Requests that are sent ``once`` are not looked up either: a half message is not stored in its topic.
+        # Half messages (``at_most_once``) are not looked up, because they are not stored in their topic.
         confirming = None if outgoing.at_most_once else self.ambiguity_resolver
         if spooling is not None and spooling.must_follow_spool(outgoing):
             return spooling.spool([(outgoing, None)])[0]
@@ -243,7 +243,7 @@ class Engine:
             def done(outcome: Outcome) -> None:
                 try:
                     self._report_attempt(chosen, context, outcome, start_ms)
-                except Exception:  # a failing callback must not leave the request without an end
+                except Exception:  # a failing hook must not leave the request without an outcome
                     logger.exception("the outcome of an attempt could not be reported")
                 self._on_attempt_done(outgoing, number, chosen, outcome)
 
@@ -256,7 +256,7 @@ class Engine:
             self._sender.send_async(chosen, outgoing.next_request, self._attempt_deadline(outgoing), done)
         except RocketMQError as e:
             self._on_attempt_done(outgoing, number, None, e)
-        except Exception as e:  # whatever it is, it must become an outcome
+        except Exception as e:  # the request must get an outcome
             logger.exception("sending to %s failed", outgoing.topic)
             self._on_attempt_done(outgoing, number, queue, _unexpected(e, outgoing))
         except BaseException:  # Ctrl-C is raised to the user, but the request still gets an outcome
@@ -286,11 +286,11 @@ class Engine:
         self._apply_verdict(outgoing, verdict)
 
     def _apply_verdict(self, outgoing: OutgoingSend, verdict: Outcome | RetryAttempt) -> None:
-        """An attempt has ended: end its request, or start the next attempt."""
+        """Apply the verdict on an attempt: complete its request, or schedule the next attempt."""
         effects = self._send_queue.record_verdict(outgoing, verdict)
         if effects is None:
             return
-        if effects.can_send_more:  # on another thread: this may be the one that reads answers
+        if effects.can_send_more:  # on another thread, because this may be the thread that reads answers
             self.timer.later(0, self.dispatch_ready)
         if isinstance(verdict, RetryAttempt):
             self.timer.later(verdict.pause_s, self.dispatch_ready)
@@ -306,7 +306,7 @@ class Engine:
         )
 
     def _attempt_deadline(self, outgoing: OutgoingSend) -> Deadline:
-        """The deadline of one attempt. The last one may use all of the time, unless a look-up follows."""
+        """The deadline of the next attempt. The last attempt may use all of the remaining time, unless a look-up may follow."""
         max_s = self._settings.attempt_timeout_s
         if max_s is not None and (outgoing.retry_state.more_possible or self.ambiguity_resolver is not None):
             return outgoing.attempts_deadline.within(max_s)
@@ -334,10 +334,10 @@ class Engine:
             self.hooks.after(context, outcome, latency_ms)
 
     def _judge(self, outgoing: OutgoingSend, queue: MessageQueue | None, outcome: Outcome) -> Outcome | RetryAttempt:
-        """Every attempt ends here: the final outcome, or another attempt."""
+        """Return the final outcome of a request after an attempt, or that another attempt follows."""
         if outgoing.confirmed_count and isinstance(
             outcome, SendResult
-        ):  # it covers a part; where the rest is, is unknown
+        ):  # the result is of the last attempt; earlier attempts may have stored messages in other queues
             may_choose_queue = outgoing.queue is None and outgoing.retry_state.count > 0
             outcome = outcome._replace(
                 queue=None if may_choose_queue else outcome.queue, queue_offset=None, offset_msg_id=None
@@ -345,7 +345,7 @@ class Engine:
         brokers: Collection[str] = ()
         if (
             outgoing.at_most_once and classify(outcome, queue is not None) is not SendOutcomeKind.REJECTED
-        ):  # stored, even if badly
+        ):  # stored, perhaps less safely than required
             outgoing.retry_state.next_action(queue, outcome, brokers, 0.0)
             return outcome
         may_choose_queue = outgoing.queue is None and outgoing.filter_queues is None
@@ -354,13 +354,13 @@ class Engine:
         verdict = outgoing.retry_state.next_action(queue, outcome, brokers, outgoing.attempts_deadline.remaining())
         if outgoing.confirmed_count and isinstance(
             verdict, RocketMQError
-        ):  # sending all of it again would store that part twice
+        ):  # sending the whole request again would store the confirmed messages twice
             return unproved_error(verdict, SendFailed(f"{outgoing.confirmed_count} of its messages are stored"))
         return verdict
 
 
 def _spool_bridge_for(spooling: SpoolBridge | None, outgoing: OutgoingSend) -> SpoolBridge | None:
-    """The spool for a request that fails; None if it may not be spooled."""
+    """The spool for a request that fails; None if the request must not be spooled."""
     return spooling if outgoing.spoolable else None
 
 
@@ -371,7 +371,7 @@ def _send_once(
     queue: MessageQueue,
     deadline: Deadline,
 ) -> Outcome:
-    """One attempt on the calling thread."""
+    """Make one attempt on the calling thread."""
     try:
         if confirming is not None:
             confirming.record_start(outgoing, queue)

@@ -28,14 +28,16 @@ from rocketmq_spark.queues.selection import RoundRobin
 
 
 class BrokerReport(NamedTuple):
-    """What an outcome says of its broker to the fault table."""
+    """The state of a broker that follows from the outcome of an attempt."""
 
     isolated: bool
     reachable: bool
 
 
 def broker_report(outcome: SendResult | RocketMQError) -> BrokerReport | None:
-    """An error answer and a broken connection isolate the broker; an error of our own says nothing about it."""
+    """The report for the fault table. A broker's error answer and a broken connection isolate the broker; None after a local
+    error.
+    """
     if isinstance(outcome, SendResult | BrokerNotFound):
         return BrokerReport(isolated=False, reachable=True)
     return None if isinstance(outcome, LOCAL_ERRORS) else BrokerReport(isolated=True, reachable=False)
@@ -47,8 +49,8 @@ DURATIONS_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
 
 @dataclass(frozen=True, slots=True)
 class FaultTables:
-    """For how long a broker is avoided after a send: ``not_available_ms[i]`` for the last ``i`` whose ``latency_max_ms[i]`` the
-    latency reaches. A failed send counts as one that took ``isolated_ms``.
+    """How long a broker is avoided after an attempt: ``not_available_ms[i]`` for the last ``i`` whose ``latency_max_ms[i]`` the
+    latency reaches. A failed attempt counts as one that took ``isolated_ms``.
     """
 
     latency_max_ms: tuple[int, ...] = LATENCIES_MS
@@ -82,7 +84,7 @@ PRESETS: Mapping[str, FaultTables] = {"current": CURRENT, "4.x": RELEASE_4}
 
 @dataclass(slots=True)
 class BrokerHealth:
-    """What is known of one broker; ``available_at_ms`` is when it may be used again."""
+    """The last latency and state of one broker, which is avoided until ``available_at_ms``."""
 
     latency_ms: int = 0
     available_at_ms: int = 0
@@ -105,7 +107,7 @@ class FaultTable:
         self._lock = threading.Lock()
 
     def report(self, broker: str, latency_ms: int, now_ms: int, isolated: bool = False, reachable: bool = True) -> None:
-        """Record the end of a send to ``broker``. A better report does not shorten the time for which the broker is avoided."""
+        """Record an attempt at ``broker``. A better report does not shorten the time for which the broker is avoided."""
         if not self.enabled:
             return
         duration = self.tables.duration_ms(self.tables.isolated_ms if isolated else latency_ms)
@@ -129,7 +131,8 @@ class FaultTable:
     ) -> MessageQueue:
         """The next queue on a broker other than ``last_broker`` that is not avoided; else on another reachable one; else any.
 
-        With ``enabled`` False it is the plain round robin. One index is used throughout, as in Java, and moves on every probe.
+        If not ``enabled``, this is the plain round robin. As in Java, all steps share one index, and each examined queue
+        advances it.
         """
         if not self.enabled:
             return index.pick(queues, last_broker)
@@ -140,7 +143,7 @@ class FaultTable:
         return queues[index.next() % len(queues)]
 
     def due_probes(self, now_ms: int, interval_ms: int) -> list[str]:
-        """Brokers whose reachability the detector should test now; each comes again after ``interval_ms``."""
+        """The brokers that the detector should probe now. Each is due again after ``interval_ms``."""
         with self._lock:
             due = [broker for broker, fault in self.faults.items() if now_ms >= fault.probe_at_ms]
             for broker in due:
@@ -156,7 +159,7 @@ class FaultTable:
                 self.faults[broker].reachable = True
 
     def retain(self, brokers: Collection[str]) -> None:
-        """Forget brokers that no route names any more."""
+        """Remove all brokers except ``brokers``, which are in a route."""
         with self._lock:
             for broker in [broker for broker in self.faults if broker not in brokers]:
                 del self.faults[broker]

@@ -21,20 +21,20 @@ logger = logging.getLogger(__name__)
 _CLOSE_CALLBACKS_S = 5.0
 _CONDITION_ATTRIBUTES = frozenset(
     ("_condition", "_waiters", "_done_callbacks")
-)  # of Python's futures, for waiting only
+)  # attributes of Python's futures that only waiters need
 
 
 class Promise(Future[SendResult]):
     """The future result of one message.
 
-    Creating a condition takes several times as long as everything else, and most results exist before they are requested. So
+    Creating a condition takes several times as long as the rest, and most results exist before a caller waits for them. So
     the first waiter creates it, under the lock under which outcomes are set. Futures do not share it, because Python
     locks the futures of one ``wait`` in the order of their addresses, and a shared one would be locked in any order.
     """
 
     _state: str = RUNNING  # a send cannot be cancelled
     _own_result: SendResult | None = None
-    _batch_result: SendResult | None = None  # of its batch, in which it is ``_at``, and has its own ids
+    _batch_result: SendResult | None = None  # the result of its batch, in which the message is number ``_index``
     _index = 0
     _offset_msg_id: str | None = None
     _exception: BaseException | None = None
@@ -59,7 +59,7 @@ class Promise(Future[SendResult]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with self.registry.lock:
             self._has_waiters = (
-                True  # first: after a Ctrl-C behind it, whoever sets the outcome creates what is missing
+                True  # set first: if Ctrl-C interrupts the rest, the thread that sets the outcome creates the condition
             )
             if name not in self.__dict__:
                 self._waiters, self._done_callbacks, self._condition = [], [], threading.Condition()
@@ -90,7 +90,7 @@ class Promise(Future[SendResult]):
         return super().result(timeout)
 
     def set_outcome(self, outcome: Outcome) -> None:
-        """The same, and notify waiters, without the lock."""
+        """Set the outcome and notify waiters. Call without the lock."""
         if isinstance(outcome, RocketMQError):
             self.set_exception(outcome)
         else:
@@ -117,7 +117,7 @@ def _set_outcomes(promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> l
 
 
 class FutureRegistry:
-    """The promises without an outcome."""
+    """Counts the promises without an outcome, and calls callbacks. Owns a lock and the callback thread."""
 
     def __init__(self, callbacks: Timer) -> None:
         self.lock = threading.RLock()
@@ -128,13 +128,13 @@ class FutureRegistry:
         self._failures: dict[str, RocketMQError] | None = None
 
     def collect_failures(self) -> dict[str, RocketMQError]:
-        """Return a dict that collects failures from now on, by message id."""
+        """Return a dict to which failures are added from now on, by message id."""
         failures: dict[str, RocketMQError] = {}
         self._failures = failures
         return failures
 
     def create(self, callback: Callback | None = None, msg_id: str = "") -> Promise:
-        """Return a future that ``keep`` completes once. ``callback`` is then called on the callback thread, which starts now."""
+        """Return a future that ``resolve`` completes. Starts the callback thread if ``callback`` needs it."""
         if callback is not None and not self._callbacks_started and not isinstance(callback, NonblockingCallback):
             self._callbacks.begin()
             self._callbacks_started = True
@@ -144,7 +144,7 @@ class FutureRegistry:
         return promise
 
     def resolve(self, promises: Sequence[Promise], outcomes: Sequence[Outcome]) -> None:
-        """Set the outcomes of promises. Those of a batch are set together."""
+        """Set the outcomes of promises, under one lock for all messages of a batch, and call their callbacks."""
         try:
             if self._failures is not None:
                 outcome_by_promise = zip(promises, outcomes, strict=True)
@@ -168,14 +168,14 @@ class FutureRegistry:
             self.discard(len(promises))
 
     def discard(self, count: int = 1) -> None:
-        """Count promises as done: kept, or withdrawn."""
+        """Stop counting promises, because they are resolved or withdrawn."""
         with self.lock:
             self._count -= count
             if not self._count:
                 self._empty.notify_all()
 
     def wait_until_empty(self, deadline: Deadline) -> bool:
-        """Wait for all promises. Returns whether all are kept at the deadline."""
+        """Wait for all promises. Returns whether all are resolved at the deadline."""
         with self.lock:
             while self._count and not deadline.expired:
                 self._callbacks.hold(self._empty, deadline.remaining())
@@ -191,7 +191,7 @@ def _call_each(calls: Sequence[tuple[Callback, Outcome]]) -> None:
     remaining_calls = iter(calls)
     while isinstance(
         failure := attempt(_call_until_error, remaining_calls), Failure
-    ):  # of user code: the other callbacks are called, too
+    ):  # after an error of user code the other callbacks are still called
         failure.log(logger, "a callback failed")
 
 

@@ -50,7 +50,7 @@ class Housekeeping:
         self._faults.retain(self._topics.brokers())
 
     def detect(self, now_ms: int) -> None:
-        """Probe brokers with reported faults; needs a topic that was published to."""
+        """Probe brokers with reported faults. Brokers are probed through a topic, so nothing happens before the first send."""
         topic = self._topics.any_topic()
         if topic is None or not self._faults.detecting:
             return

@@ -1,7 +1,7 @@
-"""Requests to the engine (``OutgoingSend``), their results (``Ended``), and the result of each message of a batch.
+"""Requests to the engine (``OutgoingSend``), their results (``SendCompletion``), and the result of each message of a batch.
 
-These are tuples because there is one for every message that is sent alone: creating a frozen dataclass takes eight times as
-long. ``split`` makes one result per message of a broker's answer to a batch (``ProduceAccumulator.splitSendResults``).
+These are tuples because each message that is sent alone needs one, and creating a frozen dataclass takes eight times as
+long. ``split_result`` makes one result per message of a broker's answer to a batch (``ProduceAccumulator.splitSendResults``).
 """
 
 from __future__ import annotations
@@ -35,17 +35,15 @@ def with_message_ids(result: SendResult, ids: Sequence[str], batch_id: str | Non
 
 
 def result_in_batch(batch: SendResult, index: int, msg_id: str, offset_msg_id: str | None) -> SendResult:
-    """The result of the message at this place of a batch, from what the messages have in common and its own ids."""
+    """The result of message ``index`` of a batch, from the result of the batch and the ids of the message."""
     status, _, queue, first_offset, _, transaction_id, _, region_id = batch
     offset = None if first_offset is None else first_offset + index
     return SendResult(status, msg_id, queue, offset, offset_msg_id, transaction_id, None, region_id)
 
 
 class BatchResults(Sequence[SendResult]):
-    """The results of the messages of a batch. Each is created when it is read: most are never read, and the garbage collector
-    looks again and again at those that exist.
-
-    Who keeps one of them keeps ``batch`` and its ids, not those of the others, of which a batch may have thousands.
+    """The results of the messages of a batch. A result is created when it is read: most results are never read, and the garbage
+    collector visits existing objects again and again. A result does not reference the ids of the other messages.
     """
 
     __slots__ = ("batch", "ids", "offset_ids")
@@ -65,9 +63,9 @@ class BatchResults(Sequence[SendResult]):
 
 
 def split_result(result: SendResult, count: int) -> Sequence[SendResult]:
-    """The result of each of ``count`` messages; the same one for all of a batch that is stored as one.
+    """The result of each of ``count`` messages of a batch. If the batch is stored as one message, all have the same result.
 
-    A Proxy reports neither offset ids nor queues. Messages that a look-up found stored have no known places.
+    A Proxy reports neither offset ids nor queues. The places of messages that were confirmed by a look-up are unknown.
 
     Raises ``SendFailed`` if the number of ids differs: the batch is stored, but the places of its messages are unknown.
     """
@@ -104,7 +102,7 @@ Queues = Sequence[MessageQueue]
 
 
 class NonblockingCallback:
-    """An internal callback that never blocks: it is called where the outcome is noted, not on the callback thread."""
+    """An internal callback that never blocks. It is called on the thread that sets the outcome, not on the callback thread."""
 
     __slots__ = ("call",)
 
@@ -116,9 +114,10 @@ class NonblockingCallback:
 
 
 class SendCompletion(NamedTuple):
-    """The end of a request: the result or error, the number of attempts, and the brokers in the order in which they were tried.
+    """A completed request: the outcome, the number of attempts, and the brokers in the order in which they were tried.
 
-    An attempt without a queue counts, and has no broker. ``confirmed`` messages were not acknowledged, and found stored.
+    An attempt that failed before a queue was chosen counts, but has no broker. ``confirmed_count`` messages were not
+    acknowledged, and a look-up found them stored.
     """
 
     outgoing: OutgoingSend
@@ -129,7 +128,7 @@ class SendCompletion(NamedTuple):
 
 
 def ignore_completion(ended: SendCompletion) -> None:
-    """For callers that ignore the outcome."""
+    """The ``done`` of callers that do not need the outcome."""
 
 
 class _SendSpec(NamedTuple):
@@ -150,62 +149,58 @@ class _SendSpec(NamedTuple):
 
 
 class OutgoingSend(_SendSpec):
-    """One request: a message or a batch. The arguments do not change; the engine notes its state in the other fields.
+    """One request to the engine: a message or a batch. The arguments do not change; the engine keeps its state in the attributes.
 
-    ``queue`` is chosen by the caller or a selector; without it each attempt chooses one, at random among the
-    ``candidates`` of the topic's queues if given. ``ordered`` requests to one queue, or of one ``line``, are sent one after the
-    other. ``selection``, a selector's name and argument, is for a spool, if no queue could be chosen yet. A request that is not
-    ``spoolable`` is useless later. A request with ``once`` is not sent again while it may
-    be stored. The requests of one call share ``shut``: the ordered queues to which one of them failed, with its error; the others
-    are not sent there. ``timeout`` is a deadline, or seconds from the first attempt, so that waiting for
-    earlier requests of the queue does not count. ``done`` is called once, on any thread, and must not block. Hooks get
-    ``message`` and ``msg_ids``.
-
-    ``attempts`` end at ``until``. With ``refresh`` the route is fetched before the next attempt. ``rest`` is the request without
-    the ``confirmed`` messages, which were found stored. If its end may be looked up, ``since`` is an offset before all that an
-    attempt stores, and ``looked`` is the number of the last attempt whose end was looked up.
+    ``queue`` is the queue that the caller or a selector chose. Without it, each attempt chooses a queue; if ``filter_queues``
+    is given, a random one of those that it returns. ``ordered`` requests with the same queue or ``ordering_key`` are sent one
+    after the other. ``selection`` is the name and argument of a selector that a spool applies later, because there was no route
+    yet. A request that is not ``spoolable`` would be useless later. An ``at_most_once`` request is not sent again while it may
+    be stored. The requests of one call share ``failed_queues``: ordered queues to which one of them failed, with the error;
+    later requests of the call are not sent there. ``timeout`` is a deadline, or the seconds after the first attempt, so that
+    the time behind earlier requests of the queue does not count. ``done`` is called once, on any thread, and must not block.
+    Hooks get ``message`` and ``msg_ids``.
     """
 
     attempts_deadline: Deadline
     retry_state: RetryState
-    refresh_route = False
+    refresh_route = False  # whether the route is fetched before the next attempt
     finished = False
-    unconfirmed: SendRequest | None = None
-    confirmed_count = 0
-    lookup_start: QueueEnd | None = None
-    checked_attempt = -1
+    unconfirmed: SendRequest | None = None  # after a look-up, the request without the messages that are stored
+    confirmed_count = 0  # messages that were not acknowledged, and that a look-up found stored
+    lookup_start: QueueEnd | None = None  # an offset before all that the attempt stores, if it may be looked up
+    checked_attempt = -1  # the number of the last attempt that was looked up
 
     __eq__ = object.__eq__  # compared by identity: equal messages are different requests
     __hash__ = object.__hash__
 
     def reset_attempts(self, policy: RetryPolicy, rng: random.Random | None = None) -> None:
-        """Reset the attempts; the first one follows."""
+        """Forget earlier attempts; the first attempt follows."""
         self.attempts_deadline = self.deadline_from_now
         self.retry_state = RetryState(policy, self.queue is not None, rng)
 
     @property
     def deadline_from_now(self) -> Deadline:
-        """The deadline of all attempts if the first one starts now."""
+        """The deadline of all attempts if the first attempt starts now."""
         return self.timeout if isinstance(self.timeout, Deadline) else Deadline.after(self.timeout)
 
     @property
     def ordered_queue(self) -> Hashable:
-        """The queue or line whose order the request keeps."""
+        """The queue or ordering key within which requests keep their order; None if the request has no order."""
         return (self.ordering_key or self.queue) if self.ordered else None
 
     @property
     def size(self) -> int:
-        """Its bytes on the wire, without the header."""
+        """The bytes of body and properties."""
         return len(self.request.body) + len(self.request.properties)
 
     @property
     def next_request(self) -> SendRequest:
-        """The request that the next attempt sends."""
+        """The request to send at the next attempt."""
         return self.unconfirmed or self.request
 
 
 def messages_in_batch(request: SendRequest) -> Sequence[SentMessage]:
-    """The messages of a batch, whatever encoded them."""
+    """The messages of an encoded batch, over remoting or gRPC."""
     if not isinstance(request.body, bytes | memoryview):
         return request.body.messages()
     return [
@@ -214,7 +209,7 @@ def messages_in_batch(request: SendRequest) -> Sequence[SentMessage]:
 
 
 def to_storable(request: SendRequest) -> SendRequest:
-    """The send with a body of bytes, as spools keep it."""
+    """The request with a body of bytes, in which form a spool can store it."""
     if isinstance(request.body, bytes | memoryview):
         return request
     items = [BatchItem(each.body, encode_properties(each.properties), each.flag) for each in request.body.messages()]
@@ -225,8 +220,8 @@ def to_storable(request: SendRequest) -> SendRequest:
 
 
 def with_group_order(outgoing: OutgoingSend, by_queue: bool) -> OutgoingSend:
-    """Order a request of a message group behind those of its group in flight; with ``by_queue`` behind all of its queue, because
-    others of the group may be in batches for that queue.
+    """The request, ordered behind earlier requests of its message group. With ``by_queue`` it is ordered behind all requests of
+    its queue, because automatic batches for the queue may contain messages of the group.
     """
     group = decode_properties(outgoing.request.properties).get(Property.SHARDING_KEY)
     if group is None:

@@ -52,7 +52,7 @@ MAX_UNCERTAIN_RETRIES = 2
 
 # Nothing was sent, and a retry would fail in the same way.
 LOCAL_ERRORS = (LocalProtocolError, MessageRefused, OptionError, ClosedError)
-# Errors that are not retried; after UnprovedError, the message may be stored.
+# Errors that are not retried. After an UnprovedError the message may be stored.
 _NOT_RETRIED = (*LOCAL_ERRORS, UnprovedError)
 
 
@@ -76,27 +76,27 @@ class RetryPolicy:
 
 
 class RetryAttempt(NamedTuple):
-    """Make another attempt after a pause; ``refresh`` asks for the route first."""
+    """Make another attempt after a pause. With ``refresh`` the route is fetched first."""
 
     pause_s: float
     refresh: bool
 
 
 class RetryState:
-    """The attempts of one send so far."""
+    """The attempts of one send so far, from which the next step follows."""
 
     def __init__(self, policy: RetryPolicy, pinned: bool, rng: random.Random | None = None) -> None:
         self._policy = policy
         self._pinned = pinned
         self._rng = rng
         self._pauses: Iterator[float] | None = None
-        self.count = 0
+        self.count = 0  # attempts, also those that failed before a queue was chosen
         self.last_broker: str | None = None
         self.brokers: list[str] = []
-        self._uncertain_retries = 0
-        self._route_failures = 0
+        self._uncertain_retries = 0  # retries after errors that are often permanent
+        self._route_failures = 0  # attempts that ended without a route; they do not count as retries
         self._first_error: RocketMQError | None = None
-        self._degraded_result: SendResult | None = None
+        self._degraded_result: SendResult | None = None  # the message is stored, less safely than required
 
     @property
     def more_possible(self) -> bool:
@@ -111,9 +111,10 @@ class RetryState:
         brokers: Collection[str],
         remaining_s: float,
     ) -> SendResult | RocketMQError | RetryAttempt:
-        """The final result, the final error, or another attempt. ``queue`` is None when none could be chosen.
+        """The final result, the final error, or another attempt. ``queue`` is None if the attempt failed before a queue was
+        chosen.
 
-        ``brokers`` are those that have queues of the topic, ``remaining_s`` is what is left of the deadline.
+        ``brokers`` are the brokers with queues of the topic, ``remaining_s`` the seconds until the deadline.
         """
         route_failed = _is_route_failure(queue, outcome)
         may_retry = self.more_possible or route_failed
@@ -142,9 +143,9 @@ class RetryState:
             return False
         if isinstance(error, AccessDenied) and self._pinned:
             return False
-        if isinstance(error, RouteNotFound):  # Java does not look for a missing topic twice
+        if isinstance(error, RouteNotFound):  # Java does not retry a missing topic either
             return (self._policy.pinned_retries if self._pinned else self._policy.retries) is None
-        # A queue that its broker does not have (any more) may be chosen anew after a look at the route.
+        # If a broker does not have the queue any more, another queue may be chosen from the refreshed route.
         may_choose_again = isinstance(error, InvalidParameter) and not self._pinned
         if isinstance(error, BrokerError) and not (
             error.retriable or may_choose_again or error.broker_code in self._policy.codes
@@ -176,7 +177,7 @@ class RetryState:
             f"after {attempts} attempt{'' if attempts == 1 else 's'}" if attempts else "before the first attempt"
         )
         brokers_text = f"; brokers tried: {', '.join(self.brokers)}" if attempts else ""
-        if isinstance(outcome, OutOfTime):  # says nothing of the cause
+        if isinstance(outcome, OutOfTime):  # the first error has the cause
             outcome = self._first_error
         differ = self._first_error.message != outcome.message
         errors = f"the first error: {self._first_error.message}; the last error: " if differ else "the error: "

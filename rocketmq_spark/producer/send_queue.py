@@ -39,7 +39,7 @@ INITIAL_PER_BROKER, MAX_PER_BROKER, TARGET_BYTES = 4, 64, 8 << 20
 
 
 class SendWindow:
-    """Counts requests without an outcome, and limits them. ``brokers`` is the number of brokers that are published to."""
+    """Counts requests without an outcome, and limits them. ``brokers`` is the number of brokers that the producer sends to."""
 
     def __init__(self, settings: ProducerSettings) -> None:
         self.requests = self.bytes = 0
@@ -57,11 +57,11 @@ class SendWindow:
 
     @property
     def max_concurrent(self) -> int:
-        """How many requests may be at brokers at once."""
+        """The maximum number of requests at brokers at once."""
         return self._max_in_flight if self._max_in_flight is not None else self.per_broker * max(1, self.brokers)
 
     def has_room(self, size: int, ordered: bool) -> bool:
-        """Whether a request of ``size`` bytes is within the bounds; a single one always is.
+        """Whether a request of ``size`` bytes is within the limits; a single request always is.
 
         With a limit per broker, requests that may go to any queue wait in the caller, where they cost nothing. Ordered
         requests wait inside for their queue, so that a slow or muted queue does not delay the others.
@@ -86,7 +86,7 @@ class SendWindow:
         self.requests = self.bytes = 0
 
     def record_acknowledged(self, size: int, first_attempt: bool) -> None:
-        """A request of ``size`` bytes is acknowledged; ``first_attempt`` if at the first attempt."""
+        """Record the acknowledgement of a request of ``size`` bytes, at its ``first_attempt`` or a later one."""
         if not self._adapts:
             return
         if not first_attempt:
@@ -99,7 +99,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class OrderedQueues(Generic[T]):
-    """Waiting things by queue, and those that are out; at most ``max_out`` are out at once."""
+    """The items that wait, by queue, and the items in flight, of which there are at most ``max_concurrent``."""
 
     def __init__(self, max_out: int) -> None:
         self.max_concurrent = max_out
@@ -110,11 +110,11 @@ class OrderedQueues(Generic[T]):
         self._sequence = itertools.count()
 
     def __len__(self) -> int:
-        """Everything that is not done."""
+        """The number of items that are not complete."""
         return len(self._in_flight) + sum(map(len, self._waiting.values()))
 
     def put(self, item: T, queue: Hashable | None = None) -> None:
-        """Add ``item`` at the end of its queue; None makes a queue of its own."""
+        """Add ``item`` at the end of ``queue``. Without a queue, the item waits for no other."""
         queue = ("free", next(self._sequence)) if queue is None else ("ordered", queue)
         exists = queue in self._waiting
         self._waiting.setdefault(queue, deque()).append(item)
@@ -122,7 +122,7 @@ class OrderedQueues(Generic[T]):
             self._ready_queues.append(queue)
 
     def take_ready(self, now_ms: int) -> list[T]:
-        """What may go out now, in the order in which queues became free."""
+        """The items to send now, in the order in which their queues became ready. They are in flight from now on."""
         while self._muted_queues and self._muted_queues[0][0] <= now_ms:
             self._ready_queues.append(heapq.heappop(self._muted_queues)[2])
         ready = []
@@ -134,7 +134,7 @@ class OrderedQueues(Generic[T]):
         return ready
 
     def complete(self, item: T) -> None:
-        """``item`` has its answer: the next one of its queue may go."""
+        """Remove ``item``, which has its answer. The next item of its queue becomes ready."""
         queue = self._in_flight.pop(item)
         if self._waiting[queue]:
             self._ready_queues.append(queue)
@@ -142,17 +142,17 @@ class OrderedQueues(Generic[T]):
             del self._waiting[queue]
 
     def fail(self, item: T) -> list[T]:
-        """``item`` has failed for good: nothing of its queue may follow it, and what waits there is given up."""
+        """Remove ``item``, which has failed, and its queue. Returns the items that waited in the queue and must not be sent."""
         return list(self._waiting.pop(self._in_flight.pop(item)))
 
     def requeue(self, item: T, not_before_ms: int) -> None:
-        """``item`` must be sent once more: it goes back to the front, and its queue is muted until then."""
+        """Put ``item`` back at the front of its queue for a retry, and mute the queue until ``not_before_ms``."""
         queue = self._in_flight.pop(item)
         self._waiting[queue].appendleft(item)
         heapq.heappush(self._muted_queues, (not_before_ms, next(self._sequence), queue))
 
     def waits_for_others(self, mine: Collection[T]) -> bool:
-        """Whether some of ``mine`` wait for things that are not: in a queue, or because no more may be out."""
+        """Whether some of ``mine`` wait for items of other callers: in a queue, or because ``max_concurrent`` is reached."""
         queues_of_others = {queue for item, queue in self._in_flight.items() if item not in mine}
         if queues_of_others and self._ready_queues and len(self._in_flight) >= self.max_concurrent:
             return True
@@ -160,11 +160,11 @@ class OrderedQueues(Generic[T]):
 
     @property
     def is_limited(self) -> bool:
-        """Whether something could go out if ``max_out`` were larger."""
+        """Whether more items could be sent if ``max_concurrent`` were larger."""
         return bool(self._ready_queues)
 
     def clear(self) -> list[T]:
-        """Give up everything that is not done and return it, what is out first."""
+        """Remove all items and return them, those in flight first."""
         dropped = [*self._in_flight, *(item for items in self._waiting.values() for item in items)]
         self._in_flight.clear()
         self._waiting.clear()
@@ -174,12 +174,14 @@ class OrderedQueues(Generic[T]):
 
 
 class CompletionEffects(NamedTuple):
-    followers: list[OutgoingSend]  # requests that fail with it
+    """The effects of a verdict on other requests."""
+
+    followers: list[OutgoingSend]  # requests of the same ordered queue, which fail with it
     can_send_more: bool  # whether more requests can be sent now
 
 
 class SendQueue:
-    """The requests of an engine without an outcome, and those that may be sent next."""
+    """The requests of an engine without an outcome. Guarded by its one lock."""
 
     def __init__(self, settings: ProducerSettings, timer: Timer) -> None:
         self.in_flight = SendWindow(settings)
@@ -188,7 +190,7 @@ class SendQueue:
         self._timer = timer
         self._queues: OrderedQueues[OutgoingSend] = OrderedQueues(self.in_flight.max_concurrent)
         self._failed_queues: dict[Hashable, RocketMQError] = {}
-        self._lock = threading.RLock()  # entering it costs less than entering its condition
+        self._lock = threading.RLock()  # apart from the condition, because entering a plain lock costs less
         self._changed = threading.Condition(self._lock)
         self._blocking_sends: set[OutgoingSend] = set()
         self._closed = False
@@ -199,7 +201,7 @@ class SendQueue:
             return self._closed or self.in_flight.has_room(size, ordered)
 
     def wait_for_room(self, outgoing: OutgoingSend) -> None:
-        """Wait until the request is within the limits. Raises ``SendFailed`` at its deadline, and if the thread for retries
+        """Wait until the request is within the limits. Raises ``SendFailed`` at its deadline, or if the thread for retries
         cannot start: later, the thread that reads the answer could not handle this.
         """
         try:
@@ -217,7 +219,9 @@ class SendQueue:
                 self._timer.hold(self._changed, deadline.remaining())
 
     def put(self, outgoing: OutgoingSend, brokers: int) -> RocketMQError | None:
-        """Add it at the end of its ordered queue, or return the error of a failed request before it. Raises ``ClosedError``."""
+        """Add the request at the end of its ordered queue. If the queue has failed, returns the error instead. Raises
+        ``ClosedError``.
+        """
         queue = outgoing.ordered_queue
         with self._lock:
             if self._closed:
@@ -240,7 +244,7 @@ class SendQueue:
             return self._queues.take_ready(self._timer.now_ms())
 
     def record_verdict(self, outgoing: OutgoingSend, verdict: Outcome | RetryAttempt) -> CompletionEffects | None:
-        """Record an outcome or a retry. Returns None if the request was given up before."""
+        """Record an outcome or a retry. Returns None if the request has an outcome already."""
         with self._lock:
             if outgoing.finished:
                 return None
@@ -253,25 +257,25 @@ class SendQueue:
             return CompletionEffects(followers, self._queues.is_limited)
 
     def add_blocking(self, outgoing: OutgoingSend) -> None:
-        """Note that a caller's thread sends the request itself."""
+        """Count a request that a caller's thread sends, so that ``wait_until_idle`` and ``close`` know it."""
         with self._lock:
             self._blocking_sends.add(outgoing)
 
     def remove_blocking(self, outgoing: OutgoingSend) -> None:
-        """Note that the caller's thread has the outcome."""
+        """Remove a request whose outcome the caller's thread has."""
         with self._lock:
             self._blocking_sends.discard(outgoing)
             self._changed.notify_all()
 
     def wait_until_idle(self, deadline: Deadline) -> bool:
-        """Wait for all outcomes. Returns whether all are there at the deadline."""
+        """Wait for all outcomes. Returns whether all requests have one at the deadline."""
         with self._lock:
             while (self.in_flight.requests or self._blocking_sends) and not deadline.expired:
                 self._timer.hold(self._changed, deadline.remaining())
             return not self.in_flight.requests and not self._blocking_sends
 
     def close(self) -> tuple[list[OutgoingSend], list[OutgoingSend]]:
-        """Give up all requests and accept no more. Returns those given up, and those that callers' threads still send."""
+        """Drop all requests and accept no more. Returns the dropped requests, and those that callers' threads still send."""
         with self._lock:
             self._closed = True
             unfinished = self._queues.clear()
@@ -282,16 +286,17 @@ class SendQueue:
             return unfinished, list(self._blocking_sends)
 
     def _failed_queues_of(self, outgoing: OutgoingSend) -> dict[Hashable, RocketMQError]:
-        """Failed queues of its call or task, with the errors. A failure that concerns only waiting requests is not kept."""
+        """The failed queues of the request's call or task, with the errors; an empty dict if failures are not remembered."""
         if outgoing.failed_queues is not None:
             return outgoing.failed_queues
         return self._failed_queues if self._failed_queues_stay_closed else {}
 
     def _finish(self, outgoing: OutgoingSend, outcome: Outcome) -> list[OutgoingSend]:
-        """The requests that fail with it: those that wait for the same queue, because they must not overtake it."""
+        """Remove a request with its outcome. Returns the requests that fail with it, because they would overtake it."""
         followers: list[OutgoingSend] = []
         queue = outgoing.ordered_queue
-        # A lane has many message groups: if one message is rejected, those behind it belong to others.
+        # Over gRPC an ordered queue is a lane of many message groups: if one message is rejected, those behind it may belong to
+        # others.
         fails_alone = self._uses_lanes and isinstance(outcome, MessageIllegal) and outgoing.ordering_key is None
         if queue is not None and isinstance(outcome, RocketMQError) and not fails_alone:
             followers = self._queues.fail(outgoing)

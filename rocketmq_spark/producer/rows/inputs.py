@@ -1,4 +1,4 @@
-"""What ``send_arrow`` and ``send_many`` are given: checked as a whole, and cut into portions for a ``RowCall``."""
+"""The arguments of ``send_arrow`` and ``send_many``: checked, and split into portions for a ``RowCall``."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from rocketmq_spark.producer.rows.sent import SentRows
 from rocketmq_spark.queues.selection import Select
 
 BATCH_BYTES = 1 << 20
-# So much is encoded at once: several batches, and few enough to stay in caches.
+# A portion is encoded at once. It has several batches, and is small enough for the caches of the processor.
 PORTION_BYTES, PORTION_ROWS = 8 << 20, 1 << 16
 PORTION_MESSAGES, CHUNK_MESSAGES = 1 << 14, 256
-# Of messages, which may be large, so many are taken at most before their bytes are looked at.
+# Messages may be large, so at most this many are taken from an iterator before their bytes are counted.
 _MAX_UNSIZED = 32
-# A table of smaller chunks is copied into larger ones.
+# If the chunks of a table have fewer rows on average, they are combined, because small chunks make small batches.
 SMALL_CHUNK_ROWS = 4096
 
 
 class MessageTarget(NamedTuple):
-    """Where the messages of ``send_many`` go."""
+    """The queue of the messages of ``send_many``, or the function that returns a message's key."""
 
     queue: MessageQueue | None = None
     key: Key | None = None
@@ -62,7 +62,7 @@ _QUEUE_COLUMNS = [*_MESSAGE_COLUMNS, RowColumn("queueId", INT, INT), RowColumn("
 
 
 class RowTarget(NamedTuple):
-    """What the caller of ``send_arrow`` says beside the rows."""
+    """The arguments of ``send_arrow`` besides the rows."""
 
     topic: str | None = None
     selector: str | Select | None = None
@@ -70,7 +70,7 @@ class RowTarget(NamedTuple):
 
 
 def send_arrow(tools: CallTools, data: Any, target: RowTarget) -> SentRows:
-    """``BulkProducer.send_arrow``. Anything that exports an Arrow stream is read as a reader."""
+    """Implements ``BulkProducer.send_arrow``. An object that exports an Arrow stream is read as a reader."""
     bad_rows_type: type[BadRows] = RowsOfCall
     batches: Iterable[pa.RecordBatch]
     if isinstance(data, pa.RecordBatch):
@@ -95,7 +95,7 @@ def send_arrow(tools: CallTools, data: Any, target: RowTarget) -> SentRows:
 def send_many(
     tools: CallTools, messages: Iterable[Message], target: RowTarget, message_target: MessageTarget
 ) -> SentRows:
-    """``BulkProducer.send_many``."""
+    """Implements ``BulkProducer.send_many``."""
     features = tools.rows.settings.features
     if message_target.queue is not None and message_target.key is not None:
         raise OptionError("send_many got a queue and a key; expected one of them, for a key chooses the queue")
@@ -122,7 +122,7 @@ def _portions_of_arrow(
     batches: Iterable[pa.RecordBatch], columns: Mapping[str, str], is_closing: Callable[[], bool]
 ) -> Iterator[Sequence[Portion]]:
     for batch in batches:
-        is_last = is_closing()  # as of messages
+        is_last = is_closing()  # as in ``_portions_of_messages``
         yield [Portion(part, columns) for part in _split_batch(batch, columns)]
         if is_last:
             return
@@ -137,12 +137,12 @@ def _portions_of_messages(
 ) -> Iterator[Sequence[Portion]]:
     """Portions of messages as columns, each large enough for several batches. Stops after a portion at which ``is_closing``.
 
-    A few messages at a time become columns, so that they are freed soon: Python's garbage collector visits objects that stay alive
-    again and again.
+    A few messages at a time become columns, so that they are freed soon: Python's garbage collector visits objects that stay
+    alive again and again.
     """
     first = 0
     parts: list[pa.RecordBatch] = []
-    is_last = False  # what ends is given up, so that the result says why there is no more
+    is_last = False  # then the caller fails this portion, so that the result has the reason for its end
     while chunk := [] if is_last or (parts and is_closing()) else _next_messages(messages):
         bad_rows = bad_rows_type(first)
         batch = batch_of(chunk, bad_rows, *target)
@@ -170,7 +170,7 @@ _body = operator.attrgetter("body")
 
 
 def _next_messages(messages: Iterator[Message]) -> list[Message]:
-    """The next ones, fewer if they are large: what an iterator would give is not in memory yet."""
+    """The next messages of an iterator; fewer if they are large, so that they need little memory."""
     chunk: list[Message] = []
     size = 0
     while size < PORTION_BYTES and (max_count := CHUNK_MESSAGES - len(chunk)):
@@ -179,7 +179,7 @@ def _next_messages(messages: Iterator[Message]) -> list[Message]:
             break
         try:
             size += sum(map(len, map(_body, next_messages)))
-        except (AttributeError, TypeError):  # what is no message is refused with its number
+        except (AttributeError, TypeError):  # an object that is not a message is rejected later, with its number
             break
     return chunk
 
@@ -190,7 +190,7 @@ def _portion(parts: Sequence[pa.RecordBatch]) -> Portion:
 
 
 def _with_large_chunks(table: pa.Table) -> pa.Table:
-    """Each chunk is encoded by itself, and small ones would make small batches."""
+    """Combine small chunks: each chunk is encoded separately, and small chunks would make small batches."""
     chunks = max((column.num_chunks for column in table.columns), default=1)
     return table.combine_chunks() if chunks > 1 and len(table) < chunks * SMALL_CHUNK_ROWS else table
 
@@ -203,7 +203,7 @@ def _split_batch(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[
 
 
 def _halve_large(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-    """In smaller parts where the large rows of a batch stand together."""
+    """Split a batch further if its large rows are adjacent."""
     if len(batch) > 1 and plain_bytes(batch) > 2 * PORTION_BYTES:
         middle = len(batch) // 2
         yield from _halve_large(batch.slice(0, middle), columns)
